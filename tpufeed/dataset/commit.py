@@ -1,0 +1,144 @@
+"""Putting results in place so that a build killed anywhere ends, when run again, with the same bytes.
+
+The plan is put first and create-only, each task's shards before its report, the manifest last.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tpufeed.dataset.naming import PLAN, report_name
+from tpufeed.dataset.plan import Plan, TaskRef, check_same_plan, read_plan
+from tpufeed.dataset.writer import WrittenShard
+from tpufeed.errors import DuplicateWriterError, ObjectExistsError, ObjectNotFoundError
+from tpufeed.storage.store import Store
+from tpufeed.tfrecord.crc32c import crc32c
+
+_logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 8 << 20
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """An input not taken."""
+
+    path: str
+    reason: str
+    message: str
+
+
+class ShardReport(msgspec.Struct, frozen=True):
+    """A shard that stands at the destination; `lengths` are its records' sizes, framing included."""
+
+    name: str
+    bytes: int
+    crc32c: int
+    lengths: tuple[int, ...]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of a task: a shard a variant, and what was not taken. `images` counts how images were stored."""
+
+    task: int
+    shards: tuple[ShardReport, ...]
+    class_counts: tuple[int, ...]
+    images: dict[str, int]
+    rejects: tuple[Reject, ...]
+
+
+def join_or_begin(
+    store: Store, kind: str, source: str, options: dict[str, Any], make_plan: Callable[[], bytes]
+) -> tuple[Plan, bool]:
+    """The plan of this build at `store`, and whether an earlier run had stored it already.
+
+    `make_plan` is called only where there is none yet.
+
+    Raises:
+        DuplicateWriterError: the destination belongs to a build with another source or other options.
+    """
+    try:
+        plan, joined = read_plan(store), True
+    except ObjectNotFoundError:
+        present = {info.name for info in store.iter_objects()}
+        data = make_plan()
+        try:
+            store.put(PLAN, data)
+            joined = False
+        except ObjectExistsError:  # the same command was started twice
+            joined = True
+        plan = read_plan(store)
+        taken = sorted(present & plan.header.output_names)
+        if taken and not joined:
+            store.delete(PLAN)
+            raise DuplicateWriterError(
+                f"{store.url} holds {taken[0]} ({len(taken)} such files) of no build that is known here; take another "
+                "destination or remove them"
+            ) from None
+    check_same_plan(store, plan.header, kind, source, options)
+    return plan, joined
+
+
+def put_shard(store: Store, name: str, path: Path, written: WrittenShard) -> None:
+    """Put a task's shard from a local file. One that is there already with the same bytes is the same shard.
+
+    Other bytes under the name are an orphan: a task of this plan that was cut off before its report, under another
+    version of a decoder perhaps. It is replaced.
+    """
+    try:
+        store.put_file(name, path)
+    except ObjectExistsError:
+        if not is_stored(store, name, written.bytes, written.crc32c):
+            _logger.warning("replacing %s/%s, which no report vouches for", store.url, name)
+            store.delete(name)
+            store.put_file(name, path)
+
+
+def put_data(store: Store, name: str, data: bytes) -> None:
+    """Put a small object; what is there under its name is the same, or replaced."""
+    try:
+        store.put(name, data)
+    except ObjectExistsError:
+        if not is_stored(store, name, len(data), crc32c(data)):
+            store.delete(name)
+            store.put(name, data)
+
+
+def put_report(store: Store, report: Report) -> None:
+    """Put a task's report: from here on the task is done."""
+    put_data(store, report_name(report.task), msgspec.json.encode(report))
+
+
+def read_report(store: Store, task: TaskRef) -> Report | None:
+    """The report of a task, or None where there is none that can be read."""
+    try:
+        report = msgspec.json.decode(store.read(report_name(task.number)), type=Report)
+    except ObjectNotFoundError:
+        return None
+    except msgspec.DecodeError:
+        _logger.warning("%s/%s is damaged; its task runs again", store.url, report_name(task.number))
+        store.delete(report_name(task.number))
+        return None
+    return report
+
+
+def is_intact(store: Store, report: Report) -> bool:
+    """Whether all shards of a report are there with the size and CRC that it says; reads them whole."""
+    return all(is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards)
+
+
+def is_stored(store: Store, name: str, size_bytes: int, crc: int) -> bool:
+    """Whether the object `name` has this size and CRC-32C."""
+    found = store.stat(name)
+    return found is not None and found.size_bytes == size_bytes and stored_crc32c(store, name, size_bytes) == crc
+
+
+def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
+    """CRC-32C of an object's first `size_bytes` bytes, read in blocks."""
+    crc = 0
+    for start in range(0, size_bytes, _BLOCK_BYTES):
+        crc = crc32c(store.read_range(name, start, min(start + _BLOCK_BYTES, size_bytes)), crc)
+    return crc
+

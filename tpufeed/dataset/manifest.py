@@ -1,0 +1,160 @@
+"""The manifest: what a dataset is. It is put last, and a dataset exists if and only if it does."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from tpufeed.dataset.schema import FeatureSpec
+from tpufeed.errors import ManifestError, ManifestVersionError
+
+FORMAT = "tpufeed-dataset"
+FORMAT_VERSION = 1
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One TFRecord file; `generation` is the object's where the store has such a thing."""
+
+    name: str
+    bytes: int
+    crc32c: int
+    records: int
+    generation: str | None = None
+
+
+class IndexFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of record offsets, see `index`."""
+
+    name: str
+    bytes: int
+    crc32c: int
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One set of shards; sample i is record i in every variant of a split."""
+
+    shards: tuple[Shard, ...]
+    index: IndexFile
+
+
+class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the dataset: one variant, or K in a cache. `class_counts[c]` records are of class c."""
+
+    records: int
+    class_counts: tuple[int, ...]
+    variants: tuple[Variant, ...]
+
+
+class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a cache is derived from and how; `final` are the ops that loaders apply live."""
+
+    source_digest: str
+    ops: tuple[dict[str, Any], ...]
+    final: tuple[dict[str, Any], ...]
+    encode: str
+    shape: tuple[int, int, int]
+    dtype: str
+    variants: int
+    seed: int
+    fingerprint: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All of it. `options` are those of the build that change bytes; `rejects` counts inputs not taken by reason."""
+
+    format: str = FORMAT
+    format_version: int = FORMAT_VERSION
+    run_id: str
+    tool_version: str
+    splits: dict[str, Split]
+    class_names: tuple[str, ...]
+    features: tuple[FeatureSpec, ...]
+    options: dict[str, Any]
+    input_digest: str
+    rejects: dict[str, int]
+    images: dict[str, int]
+    cache: CacheInfo | None = None
+
+    @property
+    def content_digest(self) -> str:
+        """What the dataset holds, whoever built it, when and with which version: shards, counts, schema and classes."""
+        content = [
+            [
+                (name, [[(s.crc32c, s.bytes, s.records) for s in v.shards] for v in split.variants], split.class_counts)
+                for name, split in self.splits.items()
+            ],
+            self.features,
+            self.class_names,
+        ]
+        return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
+
+    @property
+    def tensor_shape(self) -> tuple[int, int, int] | None:
+        """(height, width, channels) of a raw cache's images; None where they are encoded."""
+        image = self.features[0]
+        return (
+            None if image.dtype != "uint8" or image.shape is None else (image.shape[0], image.shape[1], image.shape[2])
+        )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether samples have a label."""
+        return any(feature.name == "image/class/label" for feature in self.features)
+
+
+class _Version(msgspec.Struct):
+    format: str = ""
+    format_version: int = 0
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest:
+    """The manifest that `data` holds, validated.
+
+    Raises:
+        ManifestVersionError: it is of a format version that this tpufeed does not read.
+        ManifestError: it is no manifest, or contradicts itself; `where` names it.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Version)
+        if version.format != FORMAT:
+            raise ManifestError(f"{where}: not a tpufeed manifest (format is {version.format!r}, not {FORMAT!r})")
+        if version.format_version != FORMAT_VERSION:
+            raise ManifestVersionError(
+                f"{where}: format version {version.format_version}; this tpufeed reads version {FORMAT_VERSION}. "
+                "Install the tpufeed that wrote it (tool_version in the file), or build the dataset again"
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{where}: not a readable manifest: {error}. Build the dataset again") from error
+    for problem in _iter_problems(manifest):
+        raise ManifestError(f"{where}: {problem}. The file was edited or damaged; build the dataset again")
+    return manifest
+
+
+def _iter_problems(manifest: Manifest) -> Iterator[str]:
+    if not manifest.features:
+        yield "no features"
+    image = manifest.features[0]
+    if image.dtype == "uint8" and (image.shape is None or len(image.shape) != 3 or min(image.shape) < 1):
+        yield f"{image.name} of shape {image.shape} is no image"
+    for name, split in manifest.splits.items():
+        if not split.variants:
+            yield f"split {name!r} has no shards"
+        boundaries = [shard.records for shard in split.variants[0].shards]
+        for variant in split.variants:
+            if sum(shard.records for shard in variant.shards) != split.records:
+                yield f"the shards of split {name!r} do not hold {split.records} records"
+            if [shard.records for shard in variant.shards] != boundaries:
+                yield f"the variants of split {name!r} differ in their shards' records"
+            for file in (*variant.shards, variant.index):
+                if not _PLAIN_NAME.fullmatch(file.name) or file.bytes < 0:
+                    yield f"{file.name!r} with {file.bytes} bytes is no file of a dataset"

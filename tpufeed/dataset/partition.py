@@ -1,0 +1,71 @@
+"""Who reads what: a rank's share of an epoch, in batches of which every rank has the same number."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.dataset.order import Ints
+from tpufeed.errors import OptionError
+
+Remainder = Literal["drop", "pad", "repeat"]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Rank `rank` of `size` processes that share an epoch."""
+
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise OptionError(f"a rank is in [0, {self.size}) for a world of {self.size}, not {self.rank}")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's batches of an epoch of `records` samples that starts at global position `start`.
+
+    Batch t of the world covers the positions `[start + t*W*B, start + (t+1)*W*B)`; a rank has those of them that are
+    its own modulo W. What does not fill a last batch on every rank is dropped, padded or repeated.
+    """
+
+    records: int
+    batch_size: int
+    world: World
+    remainder: Remainder = "drop"
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise OptionError(f"a batch has at least one sample, not {self.batch_size}")
+        if self.remainder not in ("drop", "pad", "repeat"):
+            raise OptionError(f"remainder is 'drop', 'pad' or 'repeat', not {self.remainder!r}")
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a batch of the whole world."""
+        return self.batch_size * self.world.size
+
+    def __len__(self) -> int:
+        """Batches of each rank: the same number for all, without asking anyone."""
+        left = max(0, self.records - self.start)
+        return left // self.global_batch if self.remainder == "drop" else -(-left // self.global_batch)
+
+    def positions(self, batch: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """`(global positions, mask)` of batch number `batch`; the mask is False where a slot is padding.
+
+        A slot past the end holds a sample from the start of the epoch: real under "repeat", padding under "pad".
+        """
+        first = self.start + batch * self.global_batch + (self.world.rank - self.start) % self.world.size
+        positions = first + self.world.size * np.arange(self.batch_size, dtype=np.int64)
+        inside = positions < self.records
+        mask = inside if self.remainder == "pad" else np.ones_like(inside)
+        return np.where(inside, positions, positions % self.records), mask
+
+
+def default_lanes(world: World, hosts: int = 1) -> int:
+    """16 lanes a host and at least 2 a rank, rounded up to what the world divides."""
+    return world.size * max(2, -(-16 * hosts // world.size))

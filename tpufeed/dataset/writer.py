@@ -1,0 +1,85 @@
+"""Writing one shard: framing, CRCs and offsets in a single pass over each record's parts."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from tpufeed.dataset.index import Offsets
+from tpufeed.errors import StoreError
+from tpufeed.tfrecord.buffer import BytesLike
+from tpufeed.tfrecord.crc32c import crc32c, mask_crc32c
+from tpufeed.tfrecord.example import Feature
+from tpufeed.tfrecord.framing import encode_footer, encode_header
+from tpufeed.tfrecord.layout import FixedLayout
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """A shard as it was written: its size, CRC and offsets of records (records + 1 of them, the last is the size)."""
+
+    bytes: int
+    crc32c: int
+    offsets: Offsets
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Bytes of each record, framing included."""
+        return tuple(np.diff(self.offsets).tolist())
+
+
+class ShardWriter:
+    """Writes records to a new local file; a context manager that closes it."""
+
+    def __init__(self, path: Path, layout: FixedLayout) -> None:
+        self._path = path
+        self._layout = layout
+        self._crc = 0
+        self._offsets = [0]
+        with _errors(path):
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+
+    def add(self, image: BytesLike, ints: Sequence[int], rest: Mapping[str, Feature]) -> None:
+        """Append a record: the image's bytes, the layout's integers, then the other features."""
+        prefix, suffix = self._layout.encode(len(image), ints, rest)
+        header = encode_header(len(prefix) + len(image) + len(suffix))
+        footer = encode_footer(mask_crc32c(crc32c(suffix, crc32c(image, crc32c(prefix)))))
+        parts = (header, prefix, image, suffix, footer)
+        for part in parts:
+            self._crc = crc32c(part, self._crc)
+        size = sum(map(len, parts))
+        self._write(parts, size)
+        self._offsets.append(self._offsets[-1] + size)
+
+    def finish(self) -> WrittenShard:
+        """What has been written."""
+        return WrittenShard(self._offsets[-1], self._crc, np.array(self._offsets, np.uint64))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def _write(self, parts: Sequence[BytesLike], size: int) -> None:
+        with _errors(self._path):
+            written = os.writev(self._file, parts)
+            if written < size:  # a signal, or a disk that is nearly full
+                rest = memoryview(b"".join(parts))[written:]
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}") from error

@@ -1,0 +1,65 @@
+"""What an engine is."""
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+
+class Progress(NamedTuple):
+    """What was done since the last one."""
+
+    images: int
+    bytes: int
+    rejects: int
+
+
+class Done(NamedTuple):
+    """Task number `index` of the sequence has ended well."""
+
+    index: int
+
+
+Event: TypeAlias = Progress | Done
+Report: TypeAlias = Callable[[Progress], None]
+TaskFunction: TypeAlias = Callable[[Any, Any, Report], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all tasks share: `entry` is "module:function", called as `function(context, task, report_progress)`.
+
+    Context and tasks are small and picklable. The function may run more than once for a task, also at the same time;
+    it puts its result in place itself and returns nothing.
+    """
+
+    entry: str
+    context: Any
+
+    def load(self) -> TaskFunction:
+        """The function, imported by name, so that a worker needs nothing of the launcher's memory."""
+        module, _, name = self.entry.partition(":")
+        function: TaskFunction = getattr(importlib.import_module(module), name)
+        return function
+
+
+class Engine(Protocol):
+    """Runs each task until it has ended well once."""
+
+    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+        """Events as they come; each task is `Done` exactly once. Leaving the iteration early stops the work.
+
+        Raises:
+            TaskError: a task failed for good; it names the task (its `name`, where it has one).
+        """
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def task_name(task: Any) -> str:
+    """How messages call a task."""
+    return str(getattr(task, "name", task))

@@ -1,0 +1,22 @@
+"""Tasks one after the other in this process: for small builds, debugging, and stores that no other process sees."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tpufeed.engines.engine import Done, Event, Job, Progress, task_name
+from tpufeed.errors import TaskError, TpufeedError
+
+
+class SerialEngine:
+    """An `Engine` without parallelism."""
+
+    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+        function = job.load()
+        for index, task in enumerate(tasks):
+            progress: list[Progress] = []
+            try:
+                function(job.context, task, progress.append)
+            except TpufeedError as error:
+                raise TaskError(f"{task_name(task)}: {error}") from error
+            yield from progress
+            yield Done(index)

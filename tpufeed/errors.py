@@ -1,0 +1,137 @@
+"""The error tree. Each leaf also inherits the builtin that callers may already catch.
+
+TpufeedError                        exit code 1: the work failed
++-- UsageError                      exit code 2: the request cannot be met as it stands
+|   +-- OptionError (ValueError)            an option's value, or two that do not fit together
+|   +-- UnknownSchemeError (ValueError)     a URL that no store can open
+|   +-- NoInputsError (ValueError)          a source without images
+|   +-- SourceError (OSError)               a source that cannot be listed
+|   +-- DatasetNotFoundError (FileNotFoundError)
+|   +-- DatasetExistsError (FileExistsError)
+|   +-- DuplicateWriterError (FileExistsError)   another build owns the destination
+|   +-- MissingExtraError (ImportError)
++-- StoreError (OSError)            bytes that cannot be read or written
+|   +-- ObjectNotFoundError (FileNotFoundError)
+|   +-- ObjectExistsError (FileExistsError)      a create-only put met an object
++-- DamageError (ValueError)        stored bytes that are not what was written
+|   +-- RecordError                         framing, a CRC, or a tf.train.Example
+|   +-- ShardError                          size or CRC of a shard against the manifest
+|   +-- ManifestError
+|       +-- ManifestVersionError
++-- ImageError (ValueError)         one image that cannot be taken; carries a reason code
++-- BuildError (RuntimeError)       a build that could not finish
+|   +-- TaskError                           one task failed for good
+|   +-- TooManyRejectsError
++-- LoaderError (RuntimeError)      a loader used after its end
+"""
+
+
+class TpufeedError(Exception):
+    """Base of all errors raised on purpose; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UsageError(TpufeedError):
+    """The request cannot be met as it stands; nothing was changed."""
+
+    exit_code = 2
+
+
+class OptionError(UsageError, ValueError):
+    """An option's value is not usable, or two options do not fit together."""
+
+
+class UnknownSchemeError(UsageError, ValueError):
+    """No store opens URLs of this scheme."""
+
+
+class NoInputsError(UsageError, ValueError):
+    """The source holds no image."""
+
+
+class SourceError(UsageError, OSError):
+    """The source cannot be listed."""
+
+
+class DatasetNotFoundError(UsageError, FileNotFoundError):
+    """There is no manifest at this URL, so there is no dataset."""
+
+
+class DatasetExistsError(UsageError, FileExistsError):
+    """The destination already holds a finished dataset."""
+
+
+class DuplicateWriterError(UsageError, FileExistsError):
+    """The destination belongs to a build with another plan."""
+
+
+class MissingExtraError(UsageError, ImportError):
+    """A package of an optional extra is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed: pip install 'tpufeed[{extra}]'")
+        self.extra = extra
+
+
+class StoreError(TpufeedError, OSError):
+    """Bytes at a URL could not be read or written."""
+
+
+class ObjectNotFoundError(StoreError, FileNotFoundError):
+    """There is no object of this name."""
+
+
+class ObjectExistsError(StoreError, FileExistsError):
+    """A create-only put met an object of the same name."""
+
+
+class DamageError(TpufeedError, ValueError):
+    """Stored bytes are not what was written."""
+
+
+class RecordError(DamageError):
+    """A record's framing, CRC or tf.train.Example is damaged."""
+
+
+class ShardError(DamageError):
+    """A shard's size or CRC is not the manifest's."""
+
+
+class ManifestError(DamageError):
+    """A manifest that cannot be understood."""
+
+
+class ManifestVersionError(ManifestError):
+    """A manifest of a format version that this tpufeed does not read."""
+
+
+class ImageError(TpufeedError, ValueError):
+    """One image that cannot be taken.
+
+    `reason` is one of unreadable, truncated, not_an_image, zero_bytes, unsupported, changed_during_build.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["ImageError"], tuple[str, str]]:
+        """Survive pickling: Exception alone would hand back the message only."""
+        return type(self), (self.reason, str(self))
+
+
+class BuildError(TpufeedError, RuntimeError):
+    """A build could not finish; what it finished stays and the same command goes on from there."""
+
+
+class TaskError(BuildError):
+    """One task failed for good."""
+
+
+class TooManyRejectsError(BuildError):
+    """More inputs were rejected than the build allows."""
+
+
+class LoaderError(TpufeedError, RuntimeError):
+    """A loader was used after its end."""

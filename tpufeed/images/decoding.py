@@ -1,0 +1,112 @@
+"""From encoded bytes to uint8 RGB: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow.
+
+Both release the GIL while they decode. Decoding is strict: a file that ends early or has a bad scan is an error, never
+an image with a grey lower half.
+"""
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from tpufeed.errors import ImageError
+from tpufeed.images.header import sniff
+
+Pixels = npt.NDArray[np.uint8]
+Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
+
+
+def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = None) -> Pixels:
+    """The stored pixels as uint8 RGB of shape (height, width, 3). Does not look at EXIF: `decode_upright` does.
+
+    Args:
+        data: an encoded image.
+        reduce: 1, 2, 4 or 8: a JPEG comes out at 1/reduce of its size (each side rounded up), averaged in the DCT
+            domain, which is both faster and free of aliasing. Other formats come out at full size.
+        buffer: gives memory to decode into, to spare page faults; the pixels are then a view of it.
+
+    Raises:
+        ImageError: unreadable, truncated or unsupported.
+    """
+    if sniff(data) != "jpeg":
+        return _decode_by_pillow(data)
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        if colorspace in ("CMYK", "YCCK"):
+            return _decode_by_pillow(data)
+        height, width = -(-height // reduce), -(-width // reduce)
+        memory = None if buffer is None else buffer(height * width * 3)
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            data, "RGB", min_height=height, min_width=width, min_factor=reduce, buffer=memory
+        )
+    except ValueError as error:
+        raise ImageError(_jpeg_reason(error), f"the JPEG does not decode: {error}") from error
+    return pixels
+
+
+def decode_upright(data: bytes) -> Pixels:
+    """The pixels as a person should see them: EXIF orientation applied, alpha over white, 16 bit scaled to 8, frame 0.
+
+    Shape (height, width, 1) for grey, (height, width, 3) for everything else.
+
+    Raises:
+        ImageError: unreadable, truncated or unsupported.
+    """
+    image = _open_by_pillow(data, _upright)
+    image = image.convert("L" if image.mode in ("1", "L") else "RGB")
+    return np.asarray(image).reshape(image.height, image.width, -1)
+
+
+def image_size(data: bytes | memoryview) -> tuple[int, int]:
+    """`(height, width)` of the stored pixels, from the header. Raises ImageError."""
+    try:
+        if sniff(data) == "jpeg":
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            return int(height), int(width)
+    except ValueError as error:
+        raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
+    return _open_by_pillow(data, lambda image: image).size[::-1]
+
+
+def _decode_by_pillow(data: bytes | memoryview) -> Pixels:
+    return np.asarray(_open_by_pillow(data, _flatten).convert("RGB"))
+
+
+def _open_by_pillow(data: bytes | memoryview, step: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    try:
+        return step(Image.open(io.BytesIO(data)))
+    except UnidentifiedImageError as error:
+        raise ImageError("not_an_image", "Pillow does not recognise the file") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError("unsupported", f"too many pixels: {error}") from error
+    except (OSError, SyntaxError, ValueError, EOFError, OverflowError) as error:
+        reason = "truncated" if "truncated" in str(error) or isinstance(error, EOFError) else "unreadable"
+        raise ImageError(reason, f"Pillow does not decode the file: {error}") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    image.load()
+    try:
+        image = ImageOps.exif_transpose(image)
+    except Exception:  # noqa: BLE001  # EXIF that cannot be parsed (any error at all) never costs the image
+        pass
+    return _flatten(image)
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """8 bits a channel and no alpha."""
+    image.load()
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image).astype(np.float64)
+        return Image.fromarray((np.clip(values, 0, 65535) / 257).round().astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image
+
+
+def _jpeg_reason(error: ValueError) -> str:
+    return "truncated" if "premature end" in str(error).lower() else "unreadable"

@@ -1,0 +1,36 @@
+"""Random numbers as a pure function of who asks: no state, so thread count and order never change a pixel."""
+
+import numpy as np
+import numpy.typing as npt
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def uniforms(seed: int, round_: int, samples: npt.NDArray[np.int64], op: int, count: int) -> npt.NDArray[np.float64]:
+    """Uniform numbers in [0, 1) of shape (len(samples), count), for a whole batch at once.
+
+    Args:
+        seed: of the run.
+        round_: the epoch for live ops, the variant in a cache.
+        samples: ids within the split.
+        op: the op's position among the ops.
+        count: numbers a sample.
+
+    The hash is splitmix64 (Steele, Lea, Flood 2014, figure 15), keyed by all four.
+    """
+    key = _mix_int(_mix_int(_mix_int(seed & _MASK) ^ (round_ & _MASK)) ^ op)
+    rows = _mix(samples.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(key))
+    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    bits = _mix(rows[:, None] + steps)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _mix_int(z: int) -> int:
+    return int(_mix(np.array([(z + _GOLDEN) & _MASK], dtype=np.uint64))[0])

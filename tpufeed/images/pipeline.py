@@ -1,0 +1,103 @@
+"""Ops in a row, from encoded bytes or pixels into a batch's memory."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.errors import OptionError
+from tpufeed.images.decoding import Buffer, Pixels, decode, image_size
+from tpufeed.images.draws import uniforms
+from tpufeed.images.ops import Draws, Op, PixelOp, Window, WindowOp, is_op
+from tpufeed.images.resizing import reduction, resize
+
+DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
+
+
+class Pipeline:
+    """Runs ops over images. Immutable and safe to share between threads."""
+
+    def __init__(self, ops: Sequence[Op], seed: int) -> None:
+        for op in ops:
+            if not is_op(op):
+                raise OptionError(f"ops are tpufeed.images.RandomResizedCrop(size=224) and its like, not {op!r}")
+        self.ops = tuple(ops)
+        self.seed = seed
+
+    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """`(height, width)` of what comes out for images of `size`; None where it differs from image to image."""
+        for op in self.ops:
+            size = op.output_size(size)
+        return size
+
+    def draw(self, round_: int, samples: npt.NDArray[np.int64]) -> DrawnBatch:
+        """The random numbers of a whole batch: `round_` is the epoch, or the variant in a cache."""
+        return [
+            uniforms(self.seed, round_, samples, position, op.draws).tolist() if op.draws else [()] * len(samples)
+            for position, op in enumerate(self.ops)
+        ]
+
+    def run_encoded(
+        self, data: memoryview, draws: Sequence[Draws], out: Pixels | None = None, buffer: Buffer | None = None
+    ) -> Pixels:
+        """Decodes `data` and applies the ops.
+
+        Args:
+            data: a JPEG or another encoded image.
+            draws: one entry an op.
+            out: uint8 C-contiguous memory of the result's shape; it is what is returned.
+            buffer: memory to decode into, see `decode`.
+
+        Raises:
+            ImageError: `data` does not decode.
+        """
+        if not self.ops or not isinstance(self.ops[0], WindowOp):
+            return self.run(decode(data, buffer=buffer), draws, out)
+        height, width = image_size(data)
+        window = self.ops[0].window(height, width, draws[0])
+        reduce = reduction(window.height, window.width, window.out_height, window.out_width)
+        pixels = decode(data, reduce, buffer)
+        return self._run(pixels, _scaled(window, (height, width), pixels.shape), draws, out)
+
+    def run(self, pixels: Pixels, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
+        """Applies the ops to uint8 RGB `pixels`, which stay as they are."""
+        if self.ops and isinstance(self.ops[0], WindowOp):
+            return self._run(pixels, self.ops[0].window(*pixels.shape[:2], draws[0]), draws, out)
+        return self._run(pixels, None, draws, out)
+
+    def _run(self, pixels: Pixels, window: Window | None, draws: Sequence[Draws], out: Pixels | None) -> Pixels:
+        """`window` is the first op's, where that is a window op. The last op that changes anything writes to `out`."""
+        start = 0 if window is None else 1
+        live = [
+            (op, drawn)
+            for op, drawn in zip(self.ops[start:], draws[start:], strict=True)
+            if not (isinstance(op, PixelOp) and op.skips(drawn))
+        ]
+        if window is not None:
+            pixels = _cut(pixels, window, None if live else out)
+        elif not live:
+            return _cut(pixels, Window(0, 0, *pixels.shape[:2], *pixels.shape[:2]), out)
+        for number, (op, drawn) in enumerate(live):
+            memory = out if number == len(live) - 1 else None
+            if isinstance(op, WindowOp):
+                pixels = _cut(pixels, op.window(*pixels.shape[:2], drawn), memory)
+            elif isinstance(op, PixelOp):
+                pixels = op.apply(pixels, drawn, memory)
+        return pixels
+
+
+def _cut(pixels: Pixels, window: Window, out: Pixels | None) -> Pixels:
+    view = pixels[window.top : window.top + window.height, window.left : window.left + window.width]
+    return resize(view, window.out_height, window.out_width, out)
+
+
+def _scaled(window: Window, size: tuple[int, int], decoded: tuple[int, ...]) -> Window:
+    """The window of the image at full `size` in pixels of the image as it was decoded, rounded to whole pixels."""
+    if decoded[:2] == size:
+        return window
+    down, across = decoded[0] / size[0], decoded[1] / size[1]
+    height = min(decoded[0], max(1, round(window.height * down)))
+    width = min(decoded[1], max(1, round(window.width * across)))
+    top, left = min(round(window.top * down), decoded[0] - height), min(round(window.left * across), decoded[1] - width)
+    return Window(top, left, height, width, window.out_height, window.out_width)

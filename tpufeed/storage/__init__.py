@@ -1,0 +1,1 @@
+"""Bytes at URLs: one Protocol, a backend a scheme."""

@@ -1,0 +1,102 @@
+"""Objects through fsspec: any URL that it knows. It has no preconditions, so one writer at a time is the user's duty."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from tpufeed.errors import MissingExtraError, ObjectExistsError, ObjectNotFoundError, StoreError, TpufeedError
+from tpufeed.storage.memory import system_temporary_folder
+from tpufeed.storage.naming import check_name
+from tpufeed.storage.store import ObjectInfo
+
+_VERSION_KEYS = ("generation", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
+_EXTRA_OF_PROTOCOL = {"gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs")}
+
+
+class FsspecStore:
+    """A `Store` over an fsspec file system."""
+
+    shared = True
+    conditional = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        protocol = url.split("://", 1)[0]
+        try:
+            # Listings never expire by default: a stale one would hide what another process has just written.
+            self._fs, self._root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
+        except ImportError as error:
+            if protocol in _EXTRA_OF_PROTOCOL:
+                raise MissingExtraError(*_EXTRA_OF_PROTOCOL[protocol]) from error
+            raise StoreError(f"{url}: {error}") from error
+
+    def read(self, name: str) -> bytes:
+        with self._errors(name):
+            return bytes(self._fs.cat_file(self._path(name)))
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        with self._errors(name):
+            return bytes(self._fs.cat_file(self._path(name), start=start, end=stop))
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        with self._errors(name):
+            try:
+                return _to_info(name, self._fs.info(self._path(name)))
+            except FileNotFoundError:
+                return None
+
+    def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        with self._errors(prefix):
+            start = f"{self._root}/{check_name(prefix.rstrip('/'))}" if prefix else self._root
+            found = self._fs.find(start, detail=True)
+        for path, info in sorted(found.items()):
+            yield _to_info(path[len(self._root) :].lstrip("/"), info)
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._errors(name):
+            self._refuse_existing(name)
+            self._fs.pipe_file(self._path(name), data)
+
+    def put_file(self, name: str, path: Path) -> None:
+        with self._errors(name):
+            self._refuse_existing(name)
+            self._fs.put_file(str(path), self._path(name))
+
+    def delete(self, name: str) -> None:
+        with self._errors(name):
+            if self._fs.exists(self._path(name)):
+                self._fs.rm_file(self._path(name))
+
+    def local_path(self, name: str) -> None:
+        return None
+
+    def temporary_folder(self) -> AbstractContextManager[Path]:
+        return system_temporary_folder()
+
+    def _refuse_existing(self, name: str) -> None:
+        path = self._path(name)
+        if self._fs.exists(path):
+            raise ObjectExistsError(f"{self.url}/{name} exists already")
+        self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{check_name(name)}"
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except TpufeedError:
+            raise
+        except FileNotFoundError as error:
+            raise ObjectNotFoundError(f"{self.url}/{name}: no such object") from error
+        except Exception as error:  # every backend has its own: aiohttp, botocore, google.api_core, ...
+            raise StoreError(f"{self.url}/{name}: {type(error).__name__}: {error}") from error
+
+
+def _to_info(name: str, info: dict[str, Any]) -> ObjectInfo:
+    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
+    return ObjectInfo(name, int(info.get("size") or 0), version)

@@ -1,0 +1,80 @@
+"""Objects in this process's memory (memory://): for tests and for trying things out."""
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from tpufeed.errors import ObjectExistsError, ObjectNotFoundError
+from tpufeed.storage.naming import check_name
+from tpufeed.storage.store import ObjectInfo
+
+_lock = threading.Lock()
+_objects: dict[str, tuple[bytes, int]] = {}
+_generation = iter(range(1, 1 << 62))
+
+
+class MemoryStore:
+    """A `Store` whose objects live as long as the process and are seen by it alone."""
+
+    shared = False
+    conditional = True
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/") if url != "memory://" else url
+        self._root = self.url.removeprefix("memory://").strip("/") + "/"
+
+    def read(self, name: str) -> bytes:
+        with _lock:
+            found = _objects.get(self._key(name))
+        if found is None:
+            raise ObjectNotFoundError(f"{self.url}/{name}: no such object")
+        return found[0]
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        return self.read(name)[start:stop]
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        with _lock:
+            found = _objects.get(self._key(name))
+        return None if found is None else ObjectInfo(name, len(found[0]), str(found[1]))
+
+    def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        start = self._root + (prefix.rstrip("/") + "/" if prefix else "")
+        with _lock:
+            found = sorted(
+                (key, len(data), version) for key, (data, version) in _objects.items() if key.startswith(start)
+            )
+        for key, size, version in found:
+            yield ObjectInfo(key[len(self._root) :], size, str(version))
+
+    def put(self, name: str, data: bytes) -> None:
+        with _lock:
+            key = self._key(name)
+            if key in _objects:
+                raise ObjectExistsError(f"{self.url}/{name} exists already")
+            _objects[key] = bytes(data), next(_generation)
+
+    def put_file(self, name: str, path: Path) -> None:
+        self.put(name, path.read_bytes())
+
+    def delete(self, name: str) -> None:
+        with _lock:
+            _objects.pop(self._key(name), None)
+
+    def local_path(self, name: str) -> None:
+        return None
+
+    def temporary_folder(self) -> AbstractContextManager[Path]:
+        return system_temporary_folder()
+
+    def _key(self, name: str) -> str:
+        return self._root + check_name(name)
+
+
+@contextmanager
+def system_temporary_folder() -> Iterator[Path]:
+    """A folder where the system keeps temporary files, for stores that have none of their own."""
+    with tempfile.TemporaryDirectory(prefix="tpufeed-") as folder:
+        yield Path(folder)

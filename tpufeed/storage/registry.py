@@ -1,0 +1,42 @@
+"""From a URL to its store; backends are imported on first use."""
+
+import re
+from pathlib import Path
+
+from tpufeed.errors import UnknownSchemeError
+from tpufeed.storage.store import Store
+
+
+def open_store(url: str | Path) -> Store:
+    """The store at `url`: a path, `file://`, `memory://`, or any scheme that fsspec knows. Touches nothing yet.
+
+    Raises:
+        UnknownSchemeError: nothing opens this scheme.
+        MissingExtraError: its backend is not installed.
+    """
+    text = str(url)
+    scheme = url_scheme(text)
+    if scheme == "file":
+        from tpufeed.storage.local import LocalStore
+
+        return LocalStore(text)
+    if scheme == "memory":
+        from tpufeed.storage.memory import MemoryStore
+
+        return MemoryStore(text)
+    from fsspec.registry import known_implementations, registry
+
+    if scheme not in known_implementations and scheme not in registry:
+        raise UnknownSchemeError(
+            f"{text}: nothing opens {scheme}:// URLs; give a local path, gs://, s3://, memory:// or another scheme "
+            "that fsspec knows"
+        )
+    from tpufeed.storage.filesystem import FsspecStore
+
+    return FsspecStore(text)
+
+
+def url_scheme(url: str) -> str:
+    """`gs` for gs://bucket/x, `file` for a path."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
+    return match.group(1).lower() if match else "file"

@@ -1,0 +1,20 @@
+"""CRC-32C (Castagnoli) as TFRecord and Google Cloud Storage use it."""
+
+import crc32c as _crc32c
+
+from tpufeed.tfrecord.buffer import BytesLike
+
+
+def crc32c(data: BytesLike, crc: int = 0) -> int:
+    """CRC-32C of `data`, continuing from `crc`. Reads any contiguous buffer without a copy and releases the GIL."""
+    return int(_crc32c.crc32c(data, crc))
+
+
+def mask_crc32c(crc: int) -> int:
+    """A CRC as TFRecord stores it: rotated right by 15 bits plus a constant (tensorflow/core/lib/hash/crc32c.h)."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def masked_crc32c(data: BytesLike) -> int:
+    """The masked CRC of `data`."""
+    return mask_crc32c(crc32c(data))

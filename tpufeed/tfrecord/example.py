@@ -1,0 +1,177 @@
+"""tf.train.Example without TensorFlow: `Example{features{feature: map<string, Feature>}}`.
+
+Field numbers are those of tensorflow/core/example/{example,feature}.proto. Packed and unpacked lists are read; lists
+are written packed, map entries in the order given, so the same features give the same bytes.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from tpufeed.errors import RecordError
+from tpufeed.tfrecord.buffer import BytesLike
+
+Kind = Literal["bytes", "float", "int64"]
+_FIELD_OF_KIND: dict[Kind, int] = {"bytes": 1, "float": 2, "int64": 3}
+_KIND_OF_FIELD: dict[int, Kind] = {1: "bytes", 2: "float", 3: "int64"}
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class Feature(NamedTuple):
+    """One feature: a list of `bytes`, of float32 or of int64. `kind` is None where the proto names none."""
+
+    kind: Kind | None
+    values: Sequence[bytes] | Sequence[memoryview] | Sequence[float] | Sequence[int]
+
+
+def encode_example(features: Mapping[str, Feature]) -> bytes:
+    """A serialised tf.train.Example.
+
+    Raises:
+        RecordError: a value that its kind cannot hold, naming the feature.
+    """
+    return _field(1, b"".join(encode_entry(name, feature) for name, feature in features.items()))
+
+
+def encode_entry(name: str, feature: Feature) -> bytes:
+    """One entry of the map in `Features`, tag and length included."""
+    try:
+        value = b"" if feature.kind is None else _field(_FIELD_OF_KIND[feature.kind], _encode_list(feature))
+    except (TypeError, struct.error, OverflowError) as error:
+        raise RecordError(f"feature {name!r}: {error} in a list of kind {feature.kind}") from error
+    return _field(1, _field(1, name.encode()) + _field(2, value))
+
+
+def decode_example(payload: BytesLike, where: str = "record") -> dict[str, Feature]:
+    """The features of a serialised tf.train.Example; bytes values are views into `payload`.
+
+    Raises:
+        RecordError: `payload` is not a tf.train.Example.
+    """
+    try:
+        return dict(_iter_features(memoryview(payload)))
+    except (IndexError, ValueError, struct.error) as error:
+        raise RecordError(f"{where}: not a tf.train.Example: {error}") from error
+
+
+def encode_varint(value: int, width: int = 0) -> bytes:
+    """A protobuf varint of the 64-bit two's complement of `value`.
+
+    Args:
+        value: in `[-2**63, 2**64)`.
+        width: pad to this many bytes. Parsers accept up to 10, for lengths up to 5; so a field that is written later or
+            read in place can stand at a constant offset.
+    """
+    if not -(1 << 63) <= value < 1 << 64:
+        raise OverflowError(f"{value} does not fit into 64 bits")
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 0x7F or len(out) < width - 1:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_varint(buffer: BytesLike, offset: int) -> tuple[int, int]:
+    """`(value, offset behind it)` of the unsigned varint at `offset`. Raises IndexError or ValueError."""
+    value = shift = 0
+    while True:
+        byte = buffer[offset]
+        offset += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, offset
+        shift += 7
+        if shift > 63:
+            raise ValueError(f"a varint of more than 10 bytes before byte {offset}")
+
+
+def to_signed(value: int) -> int:
+    """The int64 whose two's complement `value` is."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return encode_varint(number << 3 | _BYTES) + encode_varint(len(data)) + data
+
+
+def _encode_list(feature: Feature) -> bytes:
+    if feature.kind == "bytes":
+        return b"".join(_field(1, bytes(value)) for value in feature.values)  # type: ignore[arg-type]  # kind says so
+    if feature.kind == "float":
+        packed = struct.pack(f"<{len(feature.values)}f", *feature.values)
+    else:
+        packed = b"".join(encode_varint(value) for value in feature.values)  # type: ignore[arg-type]  # kind says so
+    return _field(1, packed) if packed else b""
+
+
+def _iter_fields(buffer: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
+    """`(field number, wire type, value)`; fixed-width values come as views."""
+    offset = 0
+    while offset < len(buffer):
+        tag, offset = read_varint(buffer, offset)
+        number, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            value, offset = read_varint(buffer, offset)
+            yield number, wire, value
+            continue
+        if wire == _BYTES:
+            length, offset = read_varint(buffer, offset)
+        elif wire in (_FIXED64, _FIXED32):
+            length = 8 if wire == _FIXED64 else 4
+        else:
+            raise ValueError(f"wire type {wire} at byte {offset}")
+        if length > len(buffer) - offset:
+            raise ValueError(f"field {number} wants {length} bytes, {len(buffer) - offset} are left")
+        yield number, wire, buffer[offset : offset + length]
+        offset += length
+
+
+def _iter_messages(buffer: memoryview, number: int) -> Iterator[memoryview]:
+    for found, _, value in _iter_fields(buffer):
+        if found == number and isinstance(value, memoryview):
+            yield value
+
+
+def _iter_features(example: memoryview) -> Iterator[tuple[str, Feature]]:
+    for features in _iter_messages(example, 1):
+        for entry in _iter_messages(features, 1):
+            name, feature = "", Feature(None, ())
+            for number, _, value in _iter_fields(entry):
+                if number == 1 and isinstance(value, memoryview):
+                    name = str(value, "utf-8")
+                elif number == 2 and isinstance(value, memoryview):
+                    feature = _decode_feature(value)
+            yield name, feature
+
+
+def _decode_feature(buffer: memoryview) -> Feature:
+    feature = Feature(None, ())
+    for number, _, value in _iter_fields(buffer):
+        kind = _KIND_OF_FIELD.get(number)
+        if kind is not None and isinstance(value, memoryview):
+            feature = Feature(kind, _decode_list(kind, value))
+    return feature
+
+
+def _decode_list(kind: Kind, buffer: memoryview) -> list[memoryview] | list[float] | list[int]:
+    if kind == "bytes":
+        return list(_iter_messages(buffer, 1))
+    if kind == "float":
+        floats: list[float] = []
+        for number, wire, value in _iter_fields(buffer):
+            if number == 1 and wire in (_BYTES, _FIXED32) and isinstance(value, memoryview):
+                floats.extend(struct.unpack(f"<{len(value) // 4}f", value))
+        return floats
+    ints: list[int] = []
+    for number, _, value in _iter_fields(buffer):
+        if number == 1 and isinstance(value, int):
+            ints.append(to_signed(value))
+        elif number == 1 and isinstance(value, memoryview):
+            offset = 0
+            while offset < len(value):
+                unsigned, offset = read_varint(value, offset)
+                ints.append(to_signed(unsigned))
+    return ints

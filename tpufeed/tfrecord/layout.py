@@ -1,0 +1,101 @@
+"""The fixed layout of tpufeed's records: a tf.train.Example whose image and integers stand at known places.
+
+Any protobuf parser reads these bytes; a loader need not parse them. The image comes first and every length before it
+is a varint padded to 5 bytes, so it starts `32 + len(image_key)` bytes into the payload, whatever its size. Behind it
+follow the integer features in a stated order, each value a varint padded to 10 bytes. All other features come last.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from tpufeed.errors import RecordError
+from tpufeed.tfrecord.example import Feature, decode_example, encode_entry, encode_varint, read_varint, to_signed
+
+_LENGTH_BYTES = 5
+_INT_BYTES = 10
+
+
+class FixedLayout:
+    """Encodes and decodes payloads with the image `image_key` and the integers `int_keys` in front.
+
+    Immutable and safe to share between threads.
+    """
+
+    def __init__(self, image_key: str, int_keys: Sequence[str]) -> None:
+        key = image_key.encode()
+        self.image_key = image_key
+        self.int_keys = tuple(int_keys)
+        self.image_offset = 32 + len(key)
+        self._key_field = b"\x0a" + encode_varint(len(key)) + key
+        self._key_at = slice(12, 12 + len(self._key_field))
+        self._heads = tuple(_int_head(name) for name in self.int_keys)
+        self._ints = struct.Struct("".join(f"{len(head)}s{_INT_BYTES}s" for head in self._heads))
+
+    def encode(self, image_bytes: int, ints: Sequence[int], rest: Mapping[str, Feature]) -> tuple[bytes, bytes]:
+        """`(prefix, suffix)` such that prefix + image + suffix is the payload, for an image of `image_bytes` bytes."""
+        suffix = b"".join(
+            head + encode_varint(value, _INT_BYTES) for head, value in zip(self._heads, ints, strict=True)
+        ) + b"".join(encode_entry(name, feature) for name, feature in rest.items())
+        value = _length_field(1, image_bytes)
+        bytes_list = _length_field(1, len(value) + image_bytes)
+        feature = self._key_field + _length_field(2, len(bytes_list) + len(value) + image_bytes)
+        entry = _length_field(1, len(feature) + len(bytes_list) + len(value) + image_bytes)
+        features = _length_field(
+            1, len(entry) + len(feature) + len(bytes_list) + len(value) + image_bytes + len(suffix)
+        )
+        return features + entry + feature + bytes_list + value, suffix
+
+    def decode(self, payload: memoryview, where: str = "record") -> tuple[memoryview, tuple[int, ...]]:
+        """`(image, integers)` of a payload, the image as a view into it.
+
+        Payloads that another tool has written, with the same features in another order, are parsed in full.
+
+        Raises:
+            RecordError: not a tf.train.Example, or one of the features is missing.
+        """
+        start = self.image_offset
+        if payload[self._key_at] == self._key_field and len(payload) >= start:
+            length, end = read_varint(payload, start - _LENGTH_BYTES)
+            stop = start + length
+            if end == start and stop + self._ints.size <= len(payload):
+                parts = self._ints.unpack_from(payload, stop)
+                if parts[::2] == self._heads:
+                    return payload[start:stop], tuple(map(_decode_int, parts[1::2]))
+        return self._parse(payload, where)
+
+    def _parse(self, payload: memoryview, where: str) -> tuple[memoryview, tuple[int, ...]]:
+        features = decode_example(payload, where)
+        values = []
+        for name in (self.image_key, *self.int_keys):
+            feature = features.get(name)
+            if feature is None or len(feature.values) != 1:
+                found = "is missing" if feature is None else f"has {len(feature.values)} values instead of one"
+                raise RecordError(f"{where}: feature {name!r} {found}; the record has {sorted(features)}")
+            values.append(feature.values[0])
+        image, *ints = values
+        if not isinstance(image, memoryview) or not all(isinstance(value, int) for value in ints):
+            raise RecordError(f"{where}: features {(self.image_key, *self.int_keys)} should be bytes, then int64")
+        return image, tuple(ints)
+
+
+def _length_field(number: int, length: int) -> bytes:
+    return bytes([number << 3 | 2]) + encode_varint(length, _LENGTH_BYTES)
+
+
+def _int_head(name: str) -> bytes:
+    """The bytes before the padded varint of an int64 feature: an entry whose lengths are all known."""
+    key = b"\x0a" + encode_varint(len(name.encode())) + name.encode()
+    packed = b"\x0a" + encode_varint(_INT_BYTES)
+    int64_list = b"\x1a" + encode_varint(len(packed) + _INT_BYTES)
+    value = b"\x12" + encode_varint(len(int64_list) + len(packed) + _INT_BYTES)
+    return (
+        b"\x0a"
+        + encode_varint(len(key) + len(value) + len(int64_list) + len(packed) + _INT_BYTES)
+        + (key + value + int64_list + packed)
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _decode_int(padded: bytes) -> int:
+    return to_signed(read_varint(padded, 0)[0])
