@@ -14,6 +14,7 @@ from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, report_name
 from tpufeed.dataset.plan import Plan, PlanHeader
+from tpufeed.dataset.reader import Dataset
 from tpufeed.engines.engine import Engine, Job, Progress, available_cores
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.serial import SerialEngine
@@ -55,7 +56,12 @@ class BuildResult:
 
 
 def run_build(
-    store: Store, plan: Plan, job: Job, engine: Engine, listener: ProgressListener | None, cache: CacheInfo | None = None
+    store: Store,
+    plan: Plan,
+    job: Job,
+    engine: Engine,
+    listener: ProgressListener | None,
+    cache: CacheInfo | None = None,
 ) -> BuildResult:
     """Run the tasks of `plan` that are not done, then put index, rejects and, last of all, the manifest.
 
@@ -109,6 +115,13 @@ def local_engine(workers: int | None, *stores: Store) -> Engine:
     return ProcessEngine(count) if count > 1 and all(store.shared for store in stores) else SerialEngine()
 
 
+def finished_result(dataset: Dataset) -> BuildResult:
+    """The result of a build that an earlier run had finished: nothing was done."""
+    shards = [s for split in dataset.manifest.splits.values() for variant in split.variants for s in variant.shards]
+    images = sum(shard.records for shard in shards)
+    return BuildResult(dataset.url, dataset.manifest, 0.0, images, sum(shard.bytes for shard in shards), images, 0)
+
+
 def _trusted_report(store: Store, plan: Plan, number: int) -> Report | None:
     report = read_report(store, plan.tasks[number])
     if report is not None and not is_intact(store, report):
@@ -158,5 +171,5 @@ def _finish_split(store: Store, header: PlanHeader, split: str, reports: Sequenc
         put_data(store, name, index)
         entries = tuple(Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths)) for shard in shards)
         variants.append(Variant(entries, IndexFile(name, len(index), crc32c(index))))
-    counts = np.sum([report.class_counts for report in reports], axis=0, dtype=np.int64) if reports else ()
-    return Split(sum(shard.records for shard in variants[0].shards), tuple(map(int, counts)), tuple(variants))
+    counts = (sum(column) for column in zip(*(report.class_counts for report in reports), strict=True))
+    return Split(sum(shard.records for shard in variants[0].shards), tuple(counts), tuple(variants))

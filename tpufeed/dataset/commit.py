@@ -141,4 +141,3 @@ def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
     for start in range(0, size_bytes, _BLOCK_BYTES):
         crc = crc32c(store.read_range(name, start, min(start + _BLOCK_BYTES, size_bytes)), crc)
     return crc
-

@@ -40,6 +40,11 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: tuple[Shard, ...]
     index: IndexFile
 
+    @property
+    def files(self) -> tuple[Shard | IndexFile, ...]:
+        """All objects of the variant."""
+        return (*self.shards, self.index)
+
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the dataset: one variant, or K in a cache. `class_counts[c]` records are of class c."""
@@ -155,6 +160,6 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
                 yield f"the shards of split {name!r} do not hold {split.records} records"
             if [shard.records for shard in variant.shards] != boundaries:
                 yield f"the variants of split {name!r} differ in their shards' records"
-            for file in (*variant.shards, variant.index):
+            for file in variant.files:
                 if not _PLAIN_NAME.fullmatch(file.name) or file.bytes < 0:
                     yield f"{file.name!r} with {file.bytes} bytes is no file of a dataset"

@@ -28,13 +28,18 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """The work that makes one shard, or one shard of each variant: shard number `shard` of `shards` of a split."""
+    """The work that makes one shard, or one shard of each variant: shard number `shard` of `shards` of a split.
+
+    It is made of files (`inputs`), or of the samples `[first, stop)` of the same split of another dataset.
+    """
 
     number: int
     split: str
     shard: int
     shards: int
     inputs: tuple[Input, ...] = ()
+    first: int = 0
+    stop: int = 0
 
 
 class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,8 +117,8 @@ def read_plan(store: Store) -> Plan:
         version = msgspec.json.decode(data[:stop], type=dict[str, Any]).get("plan_version")
         if version != PLAN_VERSION:
             raise ManifestVersionError(
-                f"{where}: plan version {version}; this tpufeed goes on with version {PLAN_VERSION} only. Finish the build "
-                "with the tpufeed that began it, or take another destination"
+                f"{where}: plan version {version}; this tpufeed goes on with version {PLAN_VERSION} only. Finish "
+                "the build with the tpufeed that began it, or take another destination"
             )
         header = msgspec.json.decode(data[:stop], type=PlanHeader)
         refs = []
@@ -134,8 +139,8 @@ def read_task(store: Store, ref: TaskRef) -> Task:
 
 
 def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, options: dict[str, Any]) -> None:
-    """Raises DuplicateWriterError, naming what differs, where the destination belongs to a build of another identity."""
-    wanted = {"command": kind, "source": source, **options}
+    """Raises DuplicateWriterError, naming what differs, where the destination belongs to another build."""
+    wanted = msgspec.json.decode(msgspec.json.encode({"command": kind, "source": source, **options}))
     stored = {"command": found.kind, "source": found.source, **found.options}
     differing = [
         f"{name} is {_say(stored.get(name))} there and {_say(wanted.get(name))} here"
@@ -144,11 +149,10 @@ def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, opt
     ]
     if differing:
         raise DuplicateWriterError(
-            f"{store.url} belongs to another build: {'; '.join(differing)}. Give the options of that build to go on with "
-            "it, take another destination, or remove this one"
+            f"{store.url} belongs to another build: {'; '.join(differing)}. Give the options of that build to go on "
+            "with it, take another destination, or remove this one"
         )
 
 
 def _say(value: object) -> str:
     return "not set" if value is None else msgspec.json.encode(value).decode()
-

@@ -12,7 +12,14 @@ from tpufeed.dataset.index import Index
 from tpufeed.dataset.manifest import Manifest, Shard, Split, decode_manifest
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.schema import record_layout
-from tpufeed.errors import DatasetExistsError, DatasetNotFoundError, ObjectNotFoundError, OptionError, RecordError, ShardError
+from tpufeed.errors import (
+    DatasetExistsError,
+    DatasetNotFoundError,
+    ObjectNotFoundError,
+    OptionError,
+    RecordError,
+    ShardError,
+)
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import Feature, decode_example
@@ -67,13 +74,21 @@ def open_dataset(url: str | Path) -> Dataset:
         StoreError: the store cannot be read.
     """
     store = open_store(url)
+    found = find_dataset(store)
+    if found is None:
+        raise DatasetNotFoundError(
+            f"{store.url} holds no dataset: there is no {MANIFEST}. Make one with: tpufeed shard PHOTOS {store.url} "
+            "(a build that was interrupted has none yet; run its command again)"
+        )
+    return found
+
+
+def find_dataset(store: Store) -> Dataset | None:
+    """The dataset that `store` holds, or None. Raises as `open_dataset` does."""
     try:
         data = store.read(MANIFEST)
-    except ObjectNotFoundError as error:
-        raise DatasetNotFoundError(
-            f"{store.url} holds no dataset: there is no {MANIFEST}. Make one with: tpufeed shard PHOTOS {url} "
-            "(a build that was interrupted has none yet; run its command again)"
-        ) from error
+    except ObjectNotFoundError:
+        return None
     return Dataset(store, decode_manifest(data, f"{store.url}/{MANIFEST}"))
 
 

@@ -28,9 +28,9 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...] | None = ()
 
 
-def record_schema(labelled: bool, tensor_shape: tuple[int, int, int] | None = None) -> tuple[FeatureSpec, ...]:
-    """The features of our records in the order in which they stand; uint8 of `tensor_shape` in place of encoded images."""
-    image = FeatureSpec(ENCODED, "bytes") if tensor_shape is None else FeatureSpec(TENSOR, "uint8", tensor_shape)
+def record_schema(labelled: bool) -> tuple[FeatureSpec, ...]:
+    """The features of the records that `shard` writes, in the order in which they stand."""
+    image = FeatureSpec(ENCODED, "bytes")
     label = (FeatureSpec(LABEL, "int64"),) if labelled else ()
     sizes = tuple(FeatureSpec(name, "int64") for name in (HEIGHT, WIDTH, CHANNELS))
     text = (FeatureSpec(TEXT, "string"),) if labelled else ()

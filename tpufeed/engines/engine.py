@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -16,14 +17,17 @@ class Progress(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Task number `index` of the sequence has ended well."""
+    """Task number `number` of the sequence has ended well."""
 
-    index: int
+    number: int
 
 
 Event: TypeAlias = Progress | Done
-Report: TypeAlias = Callable[[Progress], None]
-TaskFunction: TypeAlias = Callable[[Any, Any, Report], None]
+ReportProgress: TypeAlias = Callable[[Progress], None]
+TaskFunction: TypeAlias = Callable[[Any, Any, ReportProgress], None]
+
+
+_PROGRESS_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,29 @@ class Job:
         module, _, name = self.entry.partition(":")
         function: TaskFunction = getattr(importlib.import_module(module), name)
         return function
+
+
+class ProgressMeter:
+    """Adds up progress and passes it on a few times a second."""
+
+    def __init__(self, report: ReportProgress) -> None:
+        self._report = report
+        self._due = time.monotonic() + _PROGRESS_SECONDS
+        self._images = self._bytes = self._rejects = 0
+
+    def add(self, images: int = 0, size: int = 0, rejects: int = 0) -> None:
+        """Count what was done."""
+        self._images += images
+        self._bytes += size
+        self._rejects += rejects
+        if time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Pass on what has come together."""
+        self._report(Progress(self._images, self._bytes, self._rejects))
+        self._images = self._bytes = self._rejects = 0
+        self._due = time.monotonic() + _PROGRESS_SECONDS
 
 
 class Engine(Protocol):

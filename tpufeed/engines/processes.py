@@ -15,10 +15,11 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from tpufeed.engines.engine import Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import Done, Event, Job, task_name
 from tpufeed.errors import TaskError
 
 _DEATHS_ALLOWED = 2  # of workers at one task: a killed worker says little of the task, three in a row do
+_IDLE = -1
 
 
 class ProcessEngine:
@@ -28,53 +29,73 @@ class ProcessEngine:
         self.workers = workers
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
-        waiting = deque(enumerate(tasks))
-        deaths = [0] * len(tasks)
-        workers: list[_Worker] = []
+        pool = _Pool(job, tasks)
         try:
-            while waiting or any(worker.task is not None for worker in workers):
-                while waiting and len(workers) < self.workers:
-                    workers.append(_Worker(job))
-                for worker in workers:
-                    if worker.task is None and waiting:
-                        worker.give(*waiting.popleft())
-                for connection in wait([worker.connection for worker in workers]):
-                    worker = next(worker for worker in workers if worker.connection is connection)
-                    message = worker.receive()
-                    if isinstance(message, Progress):
-                        yield message
-                        continue
-                    index = worker.task
+            while pool.start_waiting(self.workers):
+                for worker, message in pool.receive():
+                    if isinstance(message, str):
+                        raise TaskError(f"{task_name(tasks[worker.task_number])}: {message}")
                     if message is None:
-                        workers.remove(worker)
-                        death = worker.stop()
-                        if index is None:
-                            raise TaskError(f"a worker process did not start: {death}")
-                        deaths[index] += 1
-                        if deaths[index] > _DEATHS_ALLOWED:
-                            raise TaskError(
-                                f"{task_name(tasks[index])}: {deaths[index]} worker processes died at it, the last one "
-                                f"{death}. Out of memory? Try fewer --workers"
-                            )
-                        waiting.appendleft((index, tasks[index]))
-                    elif isinstance(message, str):
-                        assert index is not None
-                        raise TaskError(f"{task_name(tasks[index])}: {message}")
-                    else:
-                        worker.task = None
-                        yield message
+                        pool.bury(worker)
+                        continue
+                    if isinstance(message, Done):
+                        worker.task_number = _IDLE
+                    yield message
         finally:
-            for worker in workers:
+            for worker in pool.workers:
                 worker.stop()
 
 
+class _Pool:
+    """Worker processes and the tasks that wait for one."""
+
+    def __init__(self, job: Job, tasks: Sequence[Any]) -> None:
+        self.workers: list[_Worker] = []
+        self._job = job
+        self._tasks = tasks
+        self._waiting = deque(range(len(tasks)))
+        self._deaths = [0] * len(tasks)
+
+    def start_waiting(self, most: int) -> bool:
+        """Hand waiting tasks to idle workers, `most` workers at the most; False when nothing is left to wait for."""
+        idle = [worker for worker in self.workers if worker.task_number == _IDLE]
+        while self._waiting and (idle or len(self.workers) < most):
+            if not idle:
+                idle.append(_Worker(self._job))
+                self.workers += idle
+            number = self._waiting.popleft()
+            idle.pop().give(number, self._tasks[number])
+        return any(worker.task_number != _IDLE for worker in self.workers)
+
+    def receive(self) -> Iterator[tuple["_Worker", Event | str | None]]:
+        """What workers have sent: events, the message of a failure, or None from one that is dead."""
+        by_connection = {worker.connection: worker for worker in self.workers}
+        for connection in wait(list(by_connection)):
+            worker = by_connection[connection]  # type: ignore[index]  # wait returns what it was given
+            yield worker, worker.receive()
+
+    def bury(self, worker: "_Worker") -> None:
+        """Give the task of a dead worker to another one. Raises TaskError where that has been tried often enough."""
+        self.workers.remove(worker)
+        death, number = worker.stop(), worker.task_number
+        if number == _IDLE:
+            return
+        self._deaths[number] += 1
+        if self._deaths[number] > _DEATHS_ALLOWED:
+            raise TaskError(
+                f"{task_name(self._tasks[number])}: {self._deaths[number]} worker processes died at it, the last one "
+                f"{death}. Out of memory? Try fewer --workers"
+            )
+        self._waiting.appendleft(number)
+
+
 class _Worker:
-    """A worker process; `task` is the index of the task that it has, if any."""
+    """A worker process and the number of the task that it has."""
 
     def __init__(self, job: Job) -> None:
         ours, theirs = socket.socketpair()
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-        self.task: int | None = None
+        self.task_number = _IDLE
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tpufeed.engines.worker", str(theirs.fileno())],
@@ -86,11 +107,11 @@ class _Worker:
         with suppress(OSError):  # a worker that is dead already shows as such when it is asked for a message
             self.connection.send(job)
 
-    def give(self, index: int, task: Any) -> None:
+    def give(self, number: int, task: Any) -> None:
         """Hand over a task."""
-        self.task = index
+        self.task_number = number
         with suppress(OSError):
-            self.connection.send((index, task))
+            self.connection.send((number, task))
 
     def receive(self) -> Event | str | None:
         """An event, the message of a failure, or None from a worker that is dead."""

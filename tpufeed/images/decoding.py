@@ -6,6 +6,7 @@ an image with a grey lower half.
 
 import io
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -89,10 +90,8 @@ def _open_by_pillow(data: bytes | memoryview, step: Callable[[Image.Image], Imag
 
 def _upright(image: Image.Image) -> Image.Image:
     image.load()
-    try:
+    with suppress(Exception):  # EXIF that cannot be parsed, whatever the error, never costs the image
         image = ImageOps.exif_transpose(image)
-    except Exception:  # noqa: BLE001  # EXIF that cannot be parsed (any error at all) never costs the image
-        pass
     return _flatten(image)
 
 

@@ -20,7 +20,7 @@ Draws = Sequence[float]
 
 
 class Window(NamedTuple):
-    """The rows `[top, top + height)` and columns `[left, left + width)`, to be resized to `out_height` x `out_width`."""
+    """Rows `[top, top + height)` and columns `[left, left + width)`, to be resized to `out_height` x `out_width`."""
 
     top: int
     left: int

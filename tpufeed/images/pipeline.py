@@ -52,18 +52,31 @@ class Pipeline:
         Raises:
             ImageError: `data` does not decode.
         """
+        return self.run_variants(data, [draws], [out], buffer)[0]
+
+    def run_variants(
+        self,
+        data: memoryview,
+        draws: Sequence[Sequence[Draws]],
+        outs: Sequence[Pixels | None],
+        buffer: Buffer | None = None,
+    ) -> list[Pixels]:
+        """As `run_encoded`, once for each of `draws`; all share one decoding, as small as they allow."""
         if not self.ops or not isinstance(self.ops[0], WindowOp):
-            return self.run(decode(data, buffer=buffer), draws, out)
-        height, width = image_size(data)
-        window = self.ops[0].window(height, width, draws[0])
-        reduce = reduction(window.height, window.width, window.out_height, window.out_width)
-        pixels = decode(data, reduce, buffer)
-        return self._run(pixels, _scaled(window, (height, width), pixels.shape), draws, out)
+            pixels = decode(data, buffer=buffer)
+            return [self._run(pixels, None, drawn, out) for drawn, out in zip(draws, outs, strict=True)]
+        first, size = self.ops[0], image_size(data)
+        windows = [first.window(size[0], size[1], drawn[0]) for drawn in draws]
+        pixels = decode(data, min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows), buffer)
+        return [
+            self._run(pixels, _scaled(window, size, pixels.shape), drawn, out)
+            for window, drawn, out in zip(windows, draws, outs, strict=True)
+        ]
 
     def run(self, pixels: Pixels, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
         """Applies the ops to uint8 RGB `pixels`, which stay as they are."""
         if self.ops and isinstance(self.ops[0], WindowOp):
-            return self._run(pixels, self.ops[0].window(*pixels.shape[:2], draws[0]), draws, out)
+            return self._run(pixels, self.ops[0].window(pixels.shape[0], pixels.shape[1], draws[0]), draws, out)
         return self._run(pixels, None, draws, out)
 
     def _run(self, pixels: Pixels, window: Window | None, draws: Sequence[Draws], out: Pixels | None) -> Pixels:
@@ -81,7 +94,7 @@ class Pipeline:
         for number, (op, drawn) in enumerate(live):
             memory = out if number == len(live) - 1 else None
             if isinstance(op, WindowOp):
-                pixels = _cut(pixels, op.window(*pixels.shape[:2], drawn), memory)
+                pixels = _cut(pixels, op.window(pixels.shape[0], pixels.shape[1], drawn), memory)
             elif isinstance(op, PixelOp):
                 pixels = op.apply(pixels, drawn, memory)
         return pixels

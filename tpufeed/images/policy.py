@@ -75,6 +75,6 @@ def _decode(data: bytes, header: ImageHeader | None, policy: ImagePolicy) -> Pix
         return resize(decode(data, reduction(header.height, header.width, height, width)), height, width)
     pixels = decode_upright(data)
     if policy.presize_px is not None and min(pixels.shape[:2]) > policy.presize_px:
-        height, width = short_side_size(*pixels.shape[:2], policy.presize_px)
+        height, width = short_side_size(pixels.shape[0], pixels.shape[1], policy.presize_px)
         pixels = resize(pixels, height, width).reshape(height, width, -1)
     return pixels

@@ -82,5 +82,3 @@ def _record_size(source: Store, listing: Listing, policy: ImagePolicy) -> SizeEs
             continue
     mean = sum(sizes) // max(1, len(sizes))
     return lambda item: mean + _FEATURES_BYTES + len(item.path)
-
-

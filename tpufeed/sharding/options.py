@@ -24,7 +24,7 @@ class ShardOptions:
     shard_bytes: int = 64 * 10**6
     splits: dict[str, float] = field(default_factory=lambda: {"train": 1.0})
     seed: int = 0
-    images: ImagePolicy = ImagePolicy()
+    images: ImagePolicy = field(default_factory=ImagePolicy)
 
     def __post_init__(self) -> None:
         if self.shard_bytes < 1:

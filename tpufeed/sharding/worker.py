@@ -1,6 +1,5 @@
 """One task of a sharding: read its inputs, store their images, put the shard and its report."""
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -16,7 +15,6 @@ from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import Feature
 
 ENTRY = "tpufeed.sharding.worker:run"
-_PROGRESS_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class ShardContext:
     policy: ImagePolicy
 
 
-def run(context: ShardContext, ref: TaskRef, report_progress: engine.Report) -> None:
+def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
     """Make the shard that `ref` refers to."""
     source, destination = open_store(context.header.source), open_store(context.destination)
     task = read_task(destination, ref)
@@ -36,7 +34,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.Report) -> 
     labelled = LABEL in layout.int_keys
     class_names = context.header.class_names
     counts, images, rejects = [0] * len(class_names), Counter[str](), list[Reject]()
-    meter = ProgressMeter(report_progress)
+    meter = engine.ProgressMeter(report_progress)
     with destination.temporary_folder() as folder:
         path = folder / "shard"
         with ShardWriter(path, layout) as writer:
@@ -75,7 +73,9 @@ def take_image(source: Store, item: Input, policy: ImagePolicy) -> StoredImage:
         if source.local_path(item.path) is not None:  # elsewhere it would cost a request an image
             now = source.stat(item.path)
             if now is not None and (now.size_bytes, now.version) != (item.bytes, item.version):
-                raise ImageError("changed_during_build", "the file is not the one that was listed: size or mtime differ")
+                raise ImageError(
+                    "changed_during_build", "the file is not the one that was listed: size or mtime differ"
+                )
         data = source.read(item.path)
     except ObjectNotFoundError as error:
         raise ImageError("changed_during_build", f"the file is gone, or a link to nothing: {error}") from error
@@ -84,29 +84,6 @@ def take_image(source: Store, item: Input, policy: ImagePolicy) -> StoredImage:
     if len(data) != item.bytes:
         raise ImageError("changed_during_build", f"the file has {len(data)} bytes; {item.bytes} were listed")
     return store_image(data, policy)
-
-
-class ProgressMeter:
-    """Adds up progress and passes it on a few times a second."""
-
-    def __init__(self, report: engine.Report) -> None:
-        self._report = report
-        self._due = time.monotonic() + _PROGRESS_SECONDS
-        self._images = self._bytes = self._rejects = 0
-
-    def add(self, images: int = 0, size: int = 0, rejects: int = 0) -> None:
-        """Count what was done."""
-        self._images += images
-        self._bytes += size
-        self._rejects += rejects
-        if time.monotonic() >= self._due:
-            self.flush()
-
-    def flush(self) -> None:
-        """Pass on what has come together."""
-        self._report(engine.Progress(self._images, self._bytes, self._rejects))
-        self._images = self._bytes = self._rejects = 0
-        self._due = time.monotonic() + _PROGRESS_SECONDS
 
 
 def _features(image: StoredImage, path: str, class_name: str | None) -> dict[str, Feature]:

@@ -1,4 +1,4 @@
-"""Objects through fsspec: any URL that it knows. It has no preconditions, so one writer at a time is the user's duty."""
+"""Objects through fsspec: any URL that it knows. It has no preconditions, so one writer at a time."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object. `version` is the backend's generation, or for files the mtime in nanoseconds: equal means unchanged."""
+    """One object. `version` is its generation, or for files the mtime in nanoseconds: equal means unchanged."""
 
     name: str
     size_bytes: int
@@ -24,7 +24,7 @@ class Store(Protocol):
     Attributes:
         url: where it stands, as the user may type it.
         shared: other processes that open `url` see the same objects.
-        conditional: `put` and `put_file` are atomically create-only; where False, one writer at a time is the user's duty.
+        conditional: `put` and `put_file` are atomically create-only; where False, let one writer write at a time.
     """
 
     url: str
@@ -47,7 +47,7 @@ class Store(Protocol):
         """Create the object, whole or not at all. Raises ObjectExistsError."""
 
     def put_file(self, name: str, path: Path) -> None:
-        """Create the object from a closed local file of `temporary_folder()`, which it may move. Raises ObjectExistsError."""
+        """Create the object from a closed file of `temporary_folder()`, which it may move. Raises ObjectExistsError."""
 
     def delete(self, name: str) -> None:
         """Remove the object; a missing one is no error."""

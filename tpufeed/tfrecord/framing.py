@@ -1,4 +1,4 @@
-"""TFRecord framing: `u64 length | u32 masked crc of the length | payload | u32 masked crc of the payload`, little-endian."""
+"""TFRecord framing, little-endian: u64 length, u32 masked CRC of it, the payload, u32 masked CRC of the payload."""
 
 import struct
 from collections.abc import Iterator

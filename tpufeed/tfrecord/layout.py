@@ -73,10 +73,10 @@ class FixedLayout:
                 found = "is missing" if feature is None else f"has {len(feature.values)} values instead of one"
                 raise RecordError(f"{where}: feature {name!r} {found}; the record has {sorted(features)}")
             values.append(feature.values[0])
-        image, *ints = values
-        if not isinstance(image, memoryview) or not all(isinstance(value, int) for value in ints):
+        image, ints = values[0], tuple(value for value in values[1:] if isinstance(value, int))
+        if not isinstance(image, memoryview) or len(ints) < len(self.int_keys):
             raise RecordError(f"{where}: features {(self.image_key, *self.int_keys)} should be bytes, then int64")
-        return image, tuple(ints)
+        return image, ints
 
 
 def _length_field(number: int, length: int) -> bytes:
