@@ -1,3 +1,66 @@
-"""tpufeed: raw images in, a fed TPU training step out."""
+"""tpufeed: raw images in, a fed TPU training step out.
+
+A lazy facade: `import tpufeed` loads neither numpy nor a framework; each name is imported when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tpufeed import cache, errors, images
+    from tpufeed.dataset.partition import World
+    from tpufeed.dataset.reader import open_dataset
+    from tpufeed.dataset.verify import verify
+    from tpufeed.loaders.stream import numpy_loader
+    from tpufeed.loaders.tfdata import tf_dataset
+    from tpufeed.loaders.torchhost import TFRecordImages
+    from tpufeed.loaders.torchxla import to_device_float, xla_loader
+    from tpufeed.profiling.clock import StepClock
+    from tpufeed.sharding.build import shard
+
+__all__ = [
+    "StepClock",
+    "TFRecordImages",
+    "World",
+    "__version__",
+    "cache",
+    "errors",
+    "images",
+    "numpy_loader",
+    "open_dataset",
+    "shard",
+    "tf_dataset",
+    "to_device_float",
+    "verify",
+    "xla_loader",
+]
+
+_ROOMS = ("cache", "errors", "images")
+_ROOM_OF_NAME = {
+    "StepClock": "profiling.clock",
+    "TFRecordImages": "loaders.torchhost",
+    "World": "dataset.partition",
+    "numpy_loader": "loaders.stream",
+    "open_dataset": "dataset.reader",
+    "shard": "sharding.build",
+    "tf_dataset": "loaders.tfdata",
+    "to_device_float": "loaders.torchxla",
+    "verify": "dataset.verify",
+    "xla_loader": "loaders.torchxla",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"tpufeed.{name}")
+    if name in _ROOM_OF_NAME:
+        value = getattr(importlib.import_module(f"tpufeed.{_ROOM_OF_NAME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'tpufeed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

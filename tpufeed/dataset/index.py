@@ -8,6 +8,7 @@ import io
 import itertools
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from tpufeed.storage.store import Store
 
 Offsets = npt.NDArray[np.uint64]
 
+_ITEM = "<u8"
 _ITEM_BYTES = 8
 
 
@@ -60,15 +62,12 @@ class Index:
         path = self._store.local_path(self._variant.index.name)
         if path is not None:
             if self._mapped is None:
-                try:
-                    self._mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-                except (OSError, ValueError) as error:
-                    raise ShardError(f"{self._where}: {error}. Run: tpufeed verify {self._store.url}") from error
+                self._mapped = self._map(path)
             part = self._mapped[start:stop]
         else:
             at = self._header_bytes
             data = self._store.read_range(self._variant.index.name, at + start * _ITEM_BYTES, at + stop * _ITEM_BYTES)
-            part = np.frombuffer(data, np.uint64, len(data) // _ITEM_BYTES)
+            part = np.frombuffer(data, _ITEM, len(data) // _ITEM_BYTES)
         size = self._variant.shards[shard].bytes
         if len(part) != stop - start or part[0] != 0 or part[-1] != size or bool((part[1:] < part[:-1]).any()):
             raise ShardError(
@@ -76,3 +75,15 @@ class Index:
                 f"Run: tpufeed verify {self._store.url}"
             )
         return part
+
+    def _map(self, path: Path) -> Offsets:
+        try:
+            mapped = np.memmap(path, _ITEM, "r", self._header_bytes)
+        except (OSError, ValueError) as error:
+            raise ShardError(f"{self._where}: {error}. Run: tpufeed verify {self._store.url}") from error
+        if len(mapped) != self._starts[-1]:
+            raise ShardError(
+                f"{self._where} has {len(mapped)} offsets; the manifest's records want {self._starts[-1]}. "
+                f"Run: tpufeed verify {self._store.url}"
+            )
+        return np.asarray(mapped)  # every access of a np.memmap runs Python code

@@ -138,7 +138,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
                 "Install the tpufeed that wrote it (tool_version in the file), or build the dataset again"
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{where}: not a readable manifest: {error}. Build the dataset again") from error
     for problem in _iter_problems(manifest):
         raise ManifestError(f"{where}: {problem}. The file was edited or damaged; build the dataset again")
@@ -155,6 +155,8 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
         if not split.variants:
             yield f"split {name!r} has no shards"
         boundaries = [shard.records for shard in split.variants[0].shards]
+        if min((*boundaries, *split.class_counts), default=0) < 0 or sum(split.class_counts) > split.records:
+            yield f"the counts of split {name!r} contradict each other"
         for variant in split.variants:
             if sum(shard.records for shard in variant.shards) != split.records:
                 yield f"the shards of split {name!r} do not hold {split.records} records"
@@ -163,3 +165,6 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
             for file in variant.files:
                 if not _PLAIN_NAME.fullmatch(file.name) or file.bytes < 0:
                     yield f"{file.name!r} with {file.bytes} bytes is no file of a dataset"
+    names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
+    if len(set(names)) != len(names):
+        yield "a file stands for two"

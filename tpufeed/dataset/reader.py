@@ -2,13 +2,13 @@
 
 import mmap
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
-from tpufeed.dataset.index import Index
+from tpufeed.dataset.index import Index, Offsets
 from tpufeed.dataset.manifest import Manifest, Shard, Split, decode_manifest
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.schema import record_layout
@@ -26,7 +26,7 @@ from tpufeed.tfrecord.example import Feature, decode_example
 from tpufeed.tfrecord.framing import decode_record
 from tpufeed.tfrecord.layout import FixedLayout
 
-_MAPPED_SHARDS = 128
+_OPEN_SHARDS = 128  # each holds a descriptor
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Reader:
         self._store = dataset.store
         self._shards = variants[variant].shards
         self._index = Index(dataset.store, variants[variant])
-        self._mapped: OrderedDict[int, memoryview] = OrderedDict()
+        self._opened: dict[int, _OpenShard] = {}
         self._lock = threading.Lock()
 
     def read(self, shard: int, record: int) -> memoryview:
@@ -128,37 +128,38 @@ class Reader:
             RecordError: damage, naming shard, record and byte.
             ShardError: the shard or the index is not the manifest's.
         """
-        offsets = self._index.offsets(shard)
-        start, stop = int(offsets[record]), int(offsets[record + 1])
-        mapped = self._map(shard)
-        if mapped is not None:
-            data = mapped[start:stop]
+        view, offsets = self._opened.get(shard) or self._open(shard)
+        start, stop = offsets.item(record), offsets.item(record + 1)
+        if view is not None:
+            data = view[start:stop]
         else:
             data = memoryview(self._store.read_range(self._shards[shard].name, start, stop))
         try:
             return decode_record(data)
         except RecordError as error:
-            raise RecordError(f"{self.place(shard, record, start)}: {error}") from error
+            raise RecordError(f"{self.place(shard, record)}, byte {start}: {error}") from error
 
-    def place(self, shard: int, record: int, byte: int | None = None) -> str:
+    def place(self, shard: int, record: int) -> str:
         """How errors name a record."""
-        at = "" if byte is None else f", byte {byte}"
-        return f"{self._store.url}/{self._shards[shard].name}, record {record}{at}"
+        return f"{self._store.url}/{self._shards[shard].name}, record {record}"
 
-    def _map(self, shard: int) -> memoryview | None:
+    def _open(self, shard: int) -> "_OpenShard":
         with self._lock:
-            view = self._mapped.get(shard)
-            if view is not None:
-                self._mapped.move_to_end(shard)
-                return view
-            entry = self._shards[shard]
-            path = self._store.local_path(entry.name)
-            if path is None:
-                return None
-            view = self._mapped[shard] = memoryview(_map_file(path, entry))
-            if len(self._mapped) > _MAPPED_SHARDS:
-                self._mapped.popitem(last=False)
-            return view
+            if shard not in self._opened:
+                entry = self._shards[shard]
+                path = self._store.local_path(entry.name)
+                view = None if path is None else memoryview(_map_file(path, entry))
+                while len(self._opened) >= _OPEN_SHARDS:
+                    del self._opened[next(iter(self._opened))]
+                self._opened[shard] = _OpenShard(view, self._index.offsets(shard))
+            return self._opened[shard]
+
+
+class _OpenShard(NamedTuple):
+    """A shard's bytes, where they are mapped, and its records' offsets."""
+
+    view: memoryview | None
+    offsets: Offsets
 
 
 def _map_file(path: Path, shard: Shard) -> mmap.mmap | bytes:

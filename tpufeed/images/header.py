@@ -1,6 +1,7 @@
 """What an image file says of itself, read from its first bytes without decoding."""
 
 import struct
+import zlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,8 +110,10 @@ def _exif_orientation(segment: bytes) -> int:
         (start,) = struct.unpack_from(order + "I", tiff, 4)
         (entries,) = struct.unpack_from(order + "H", tiff, start)
         for entry in range(entries):
-            tag, kind, _, value = struct.unpack_from(order + "HHIH", tiff, start + 2 + 12 * entry)
-            if tag == 0x0112 and kind == 3:
+            at = start + 2 + 12 * entry
+            tag, kind = struct.unpack_from(order + "HH", tiff, at)
+            if tag == 0x0112 and kind in (3, 4):  # it should be a SHORT; some write a LONG
+                (value,) = struct.unpack_from(order + ("H" if kind == 3 else "I"), tiff, at + 8)
                 return int(value) if 1 <= value <= 8 else 1
     except struct.error:
         pass
@@ -121,12 +124,13 @@ def _read_png(data: bytes) -> ImageHeader:
     width, height, depth, colour = struct.unpack_from(">IIBB", data, 16)
     if data[12:16] != b"IHDR" or not width or not height:
         raise ImageError("unreadable", "the PNG has no usable IHDR")
-    if b"IEND" not in data[-64:]:
-        raise ImageError("truncated", "the PNG has no end chunk; the file was cut short")
-    offset, plain = 8, depth == 8 and colour in (0, 2, 3)
-    while data[offset + 4 : offset + 8] not in (b"IDAT", b"IEND"):
-        (length,) = struct.unpack_from(">I", data, offset)
-        if data[offset + 4 : offset + 8] in (b"tRNS", b"acTL", b"eXIf"):
-            plain = False
+    offset, kind, plain = 8, b"", depth == 8 and colour in (0, 2, 3)
+    view = memoryview(data)
+    while kind != b"IEND":  # Pillow leaves out the CRCs of the pixels, libpng (TensorFlow) stops at them
+        length, kind = struct.unpack_from(">I4s", data, offset)
+        (crc,) = struct.unpack_from(">I", data, offset + 8 + length)
+        if zlib.crc32(view[offset + 4 : offset + 8 + length]) != crc:
+            raise ImageError("unreadable", f"the CRC of the PNG's chunk {kind!r} at byte {offset} does not match")
+        plain = plain and kind not in (b"tRNS", b"acTL", b"eXIf")
         offset += 12 + length
     return ImageHeader("png", width, height, 1 if colour in (0, 4) else 3, plain)

@@ -68,8 +68,7 @@ class Resize:
     draws: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        for side in _pair(self.size):
-            _check_side("Resize", side)
+        _check_size("Resize", self.size)
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         if not isinstance(self.size, int):
@@ -90,8 +89,7 @@ class CenterCrop:
     draws: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        for side in _pair(self.size):
-            _check_side("CenterCrop", side)
+        _check_size("CenterCrop", self.size)
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
         return _pair(self.size)
@@ -99,7 +97,7 @@ class CenterCrop:
     def window(self, height: int, width: int, draws: Draws) -> Window:
         out_height, out_width = _pair(self.size)
         scale = min(1.0, height / out_height, width / out_width)
-        cut_height, cut_width = round(out_height * scale), round(out_width * scale)
+        cut_height, cut_width = max(1, round(out_height * scale)), max(1, round(out_width * scale))
         return Window(
             (height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width, out_height, out_width
         )
@@ -119,11 +117,9 @@ class RandomResizedCrop:
     draws: ClassVar[int] = 22
 
     def __post_init__(self) -> None:
-        for side in _pair(self.size):
-            _check_side("RandomResizedCrop", side)
-        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
-            if not 0 < low <= high or (name == "scale" and high > 1):
-                raise OptionError(f"RandomResizedCrop: {name} is (low, high) with 0 < low <= high, not {(low, high)}")
+        _check_size("RandomResizedCrop", self.size)
+        _check_range("scale", self.scale, 1.0)
+        _check_range("ratio", self.ratio, 1000.0)
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
         return _pair(self.size)
@@ -139,8 +135,8 @@ class RandomResizedCrop:
                 top = int(draws[20] * (height - cut_height + 1))
                 left = int(draws[21] * (width - cut_width + 1))
                 return Window(top, left, cut_height, cut_width, *_pair(self.size))
-        cut_height = min(height, round(width / self.ratio[0]))
-        cut_width = min(width, round(height * self.ratio[1]))
+        cut_height = max(1, min(height, round(width / self.ratio[0])))
+        cut_width = max(1, min(width, round(height * self.ratio[1])))
         return Window((height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width, *_pair(self.size))
 
 
@@ -153,8 +149,8 @@ class HorizontalFlip:
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise OptionError(f"HorizontalFlip: p is a probability, not {self.p}")
+        if not isinstance(self.p, int | float) or not 0 <= self.p <= 1:
+            raise OptionError(f"HorizontalFlip: p is a probability, not {self.p!r}")
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         return size
@@ -172,7 +168,7 @@ _OPS: dict[str, type] = {op.__name__: op for op in (CenterCrop, HorizontalFlip, 
 
 def is_op(value: object) -> TypeGuard[Op]:
     """Whether `value` is an op that tpufeed can run."""
-    return isinstance(value, WindowOp | PixelOp)
+    return isinstance(value, WindowOp | PixelOp) and not isinstance(value, type)
 
 
 def to_dict(op: Op) -> dict[str, Any]:
@@ -193,7 +189,10 @@ def from_dict(data: dict[str, Any]) -> Op:
     names = {field.name for field in fields(found)}
     if set(data) - names:
         raise OptionError(f"{name} has no parameters {sorted(set(data) - names)}")
-    op: Op = found(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+    try:
+        op: Op = found(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+    except TypeError as error:
+        raise OptionError(f"{name}: {error}") from error
     return op
 
 
@@ -201,6 +200,14 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def _check_side(op: str, side: object) -> None:
-    if not isinstance(side, int) or not 1 <= side <= 16384:
-        raise OptionError(f"{op}: a size is a number of pixels between 1 and 16384, not {side!r}")
+def _check_size(op: str, size: object) -> None:
+    sides = size if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and 1 <= side <= 16384 for side in sides):
+        raise OptionError(f"{op}: a size is one or two numbers of pixels between 1 and 16384, not {size!r}")
+
+
+def _check_range(name: str, value: object, limit: float) -> None:
+    match value:
+        case (int() | float() as low, int() | float() as high) if 0 < low <= high <= limit:
+            return
+    raise OptionError(f"RandomResizedCrop: {name} is (low, high) with 0 < low <= high <= {limit:g}, not {value!r}")

@@ -30,6 +30,8 @@ class ImagePolicy:
             raise OptionError(f"check is 'full' or 'header', not {self.check!r}")
         if self.presize_px is not None and not 8 <= self.presize_px <= 16384:
             raise OptionError(f"presize is a side in pixels between 8 and 16384, not {self.presize_px}")
+        if not 1 <= self.quality <= 100:
+            raise OptionError(f"quality is a JPEG's between 1 and 100, not {self.quality}")
 
 
 @dataclass(frozen=True, slots=True)

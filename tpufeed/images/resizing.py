@@ -12,6 +12,7 @@ def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) ->
         image: uint8 of shape (h, w, channels); any strides.
         out: C-contiguous uint8 memory of the result's shape to write into; it is what is returned.
     """
+    assert out is None or out.shape[:2] == (height, width), f"{out.shape} is no memory for {height} x {width} pixels"
     if out is not None and image.shape == out.shape:
         out[...] = image
         return out

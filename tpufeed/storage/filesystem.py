@@ -8,9 +8,9 @@ from typing import Any
 import fsspec
 
 from tpufeed.errors import MissingExtraError, ObjectExistsError, ObjectNotFoundError, StoreError, TpufeedError
-from tpufeed.storage.memory import system_temporary_folder
 from tpufeed.storage.naming import check_name
 from tpufeed.storage.store import ObjectInfo
+from tpufeed.storage.temporary import temporary_folder
 
 _VERSION_KEYS = ("generation", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
 _EXTRA_OF_PROTOCOL = {"gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs")}
@@ -23,8 +23,8 @@ class FsspecStore:
     conditional = False
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        protocol = url.split("://", 1)[0]
+        protocol, _, path = url.partition("://")
+        self.url = f"{protocol}://{path.rstrip('/')}"
         try:
             # Listings never expire by default: a stale one would hide what another process has just written.
             self._fs, self._root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
@@ -32,6 +32,8 @@ class FsspecStore:
             if protocol in _EXTRA_OF_PROTOCOL:
                 raise MissingExtraError(*_EXTRA_OF_PROTOCOL[protocol]) from error
             raise StoreError(f"{url}: {error}") from error
+        except Exception as error:  # some connect already here, some want what a URL cannot say
+            raise StoreError(f"{url}: {type(error).__name__}: {error}") from error
 
     def read(self, name: str) -> bytes:
         with self._errors(name):
@@ -44,16 +46,18 @@ class FsspecStore:
     def stat(self, name: str) -> ObjectInfo | None:
         with self._errors(name):
             try:
-                return _to_info(name, self._fs.info(self._path(name)))
-            except FileNotFoundError:
+                found = self._fs.info(self._path(name))
+            except (FileNotFoundError, NotADirectoryError):
                 return None
+        return None if found.get("type") == "directory" else _to_info(name, found)
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         with self._errors(prefix):
-            start = f"{self._root}/{check_name(prefix.rstrip('/'))}" if prefix else self._root
+            start = self._path(prefix.rstrip("/")) if prefix else self._root
             found = self._fs.find(start, detail=True)
         for path, info in sorted(found.items()):
-            yield _to_info(path[len(self._root) :].lstrip("/"), info)
+            if path.startswith(f"{start}/"):  # an object of the prefix's own name is found as well
+                yield _to_info(path[len(self._root) + 1 :], info)
 
     def put(self, name: str, data: bytes) -> None:
         with self._errors(name):
@@ -67,14 +71,14 @@ class FsspecStore:
 
     def delete(self, name: str) -> None:
         with self._errors(name):
-            if self._fs.exists(self._path(name)):
+            if self.stat(name) is not None:
                 self._fs.rm_file(self._path(name))
 
     def local_path(self, name: str) -> None:
         return None
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
-        return system_temporary_folder()
+        return temporary_folder()
 
     def _refuse_existing(self, name: str) -> None:
         path = self._path(name)
@@ -91,7 +95,7 @@ class FsspecStore:
             yield
         except TpufeedError:
             raise
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.url}/{name}: no such object") from error
         except Exception as error:  # every backend has its own: aiohttp, botocore, google.api_core, ...
             raise StoreError(f"{self.url}/{name}: {type(error).__name__}: {error}") from error

@@ -1,14 +1,14 @@
 """Objects in this process's memory (memory://): for tests and for trying things out."""
 
-import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tpufeed.errors import ObjectExistsError, ObjectNotFoundError
 from tpufeed.storage.naming import check_name
 from tpufeed.storage.store import ObjectInfo
+from tpufeed.storage.temporary import temporary_folder
 
 _lock = threading.Lock()
 _objects: dict[str, tuple[bytes, int]] = {}
@@ -23,7 +23,7 @@ class MemoryStore:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") if url != "memory://" else url
-        self._root = self.url.removeprefix("memory://").strip("/") + "/"
+        self._root = f"{self.url.removeprefix('memory://').strip('/')}/".removeprefix("/")
 
     def read(self, name: str) -> bytes:
         with _lock:
@@ -41,7 +41,7 @@ class MemoryStore:
         return None if found is None else ObjectInfo(name, len(found[0]), str(found[1]))
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        start = self._root + (prefix.rstrip("/") + "/" if prefix else "")
+        start = self._key(prefix.rstrip("/")) + "/" if prefix else self._root
         with _lock:
             found = sorted(
                 (key, len(data), version) for key, (data, version) in _objects.items() if key.startswith(start)
@@ -67,14 +67,7 @@ class MemoryStore:
         return None
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
-        return system_temporary_folder()
+        return temporary_folder()
 
     def _key(self, name: str) -> str:
         return self._root + check_name(name)
-
-
-@contextmanager
-def system_temporary_folder() -> Iterator[Path]:
-    """A folder where the system keeps temporary files, for stores that have none of their own."""
-    with tempfile.TemporaryDirectory(prefix="tpufeed-") as folder:
-        yield Path(folder)

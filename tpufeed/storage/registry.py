@@ -16,6 +16,8 @@ def open_store(url: str | Path) -> Store:
     """
     text = str(url)
     scheme = url_scheme(text)
+    if "://" in text:
+        text = scheme + text[len(scheme) :]
     if scheme == "file":
         from tpufeed.storage.local import LocalStore
 
@@ -37,6 +39,6 @@ def open_store(url: str | Path) -> Store:
 
 
 def url_scheme(url: str) -> str:
-    """`gs` for gs://bucket/x, `file` for a path."""
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
+    """`gs` for gs://bucket/x, `file` for a path; `zip` for a chain of fsspec's as zip::gs://bucket/x.zip."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+._-]*)(::[A-Za-z0-9+._:-]+)?://", url)
     return match.group(1).lower() if match else "file"

@@ -16,5 +16,6 @@ def mask_crc32c(crc: int) -> int:
 
 
 def masked_crc32c(data: BytesLike) -> int:
-    """The masked CRC of `data`."""
-    return mask_crc32c(crc32c(data))
+    """The masked CRC of `data`; written out, as loaders call it twice a record."""
+    crc = _crc32c.crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

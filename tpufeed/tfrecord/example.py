@@ -6,7 +6,8 @@ are written packed, map entries in the order given, so the same features give th
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from operator import index
+from typing import Literal, NamedTuple, SupportsIndex
 
 from tpufeed.errors import RecordError
 from tpufeed.tfrecord.buffer import BytesLike
@@ -38,9 +39,9 @@ def encode_entry(name: str, feature: Feature) -> bytes:
     """One entry of the map in `Features`, tag and length included."""
     try:
         value = b"" if feature.kind is None else _field(_FIELD_OF_KIND[feature.kind], _encode_list(feature))
-    except (TypeError, struct.error, OverflowError) as error:
+        return _field(1, _field(1, name.encode()) + _field(2, value))
+    except (TypeError, UnicodeEncodeError, struct.error, OverflowError) as error:
         raise RecordError(f"feature {name!r}: {error} in a list of kind {feature.kind}") from error
-    return _field(1, _field(1, name.encode()) + _field(2, value))
 
 
 def decode_example(payload: BytesLike, where: str = "record") -> dict[str, Feature]:
@@ -74,6 +75,14 @@ def encode_varint(value: int, width: int = 0) -> bytes:
     return bytes(out)
 
 
+def encode_int64(value: SupportsIndex, width: int = 0) -> bytes:
+    """The varint of an int64. Raises OverflowError or TypeError where `value` is none."""
+    number = index(value)
+    if number >= 1 << 63:
+        raise OverflowError(f"{number} does not fit into an int64")
+    return encode_varint(number, width)
+
+
 def read_varint(buffer: BytesLike, offset: int) -> tuple[int, int]:
     """`(value, offset behind it)` of the unsigned varint at `offset`. Raises IndexError or ValueError."""
     value = shift = 0
@@ -99,11 +108,12 @@ def _field(number: int, data: bytes) -> bytes:
 
 def _encode_list(feature: Feature) -> bytes:
     if feature.kind == "bytes":
-        return b"".join(_field(1, bytes(value)) for value in feature.values)  # type: ignore[arg-type]  # kind says so
+        # memoryview, as bytes(5) would be five zeros
+        return b"".join(_field(1, bytes(memoryview(value))) for value in feature.values)  # type: ignore[arg-type]  # kind says so
     if feature.kind == "float":
         packed = struct.pack(f"<{len(feature.values)}f", *feature.values)
     else:
-        packed = b"".join(encode_varint(value) for value in feature.values)  # type: ignore[arg-type]  # kind says so
+        packed = b"".join(encode_int64(value) for value in feature.values)  # type: ignore[arg-type]  # kind says so
     return _field(1, packed) if packed else b""
 
 
@@ -130,8 +140,8 @@ def _iter_fields(buffer: memoryview) -> Iterator[tuple[int, int, int | memoryvie
 
 
 def _iter_messages(buffer: memoryview, number: int) -> Iterator[memoryview]:
-    for found, _, value in _iter_fields(buffer):
-        if found == number and isinstance(value, memoryview):
+    for found, wire, value in _iter_fields(buffer):
+        if found == number and wire == _BYTES and isinstance(value, memoryview):
             yield value
 
 
@@ -139,19 +149,18 @@ def _iter_features(example: memoryview) -> Iterator[tuple[str, Feature]]:
     for features in _iter_messages(example, 1):
         for entry in _iter_messages(features, 1):
             name, feature = "", Feature(None, ())
-            for number, _, value in _iter_fields(entry):
-                if number == 1 and isinstance(value, memoryview):
-                    name = str(value, "utf-8")
-                elif number == 2 and isinstance(value, memoryview):
-                    feature = _decode_feature(value)
+            for value in _iter_messages(entry, 1):
+                name = str(value, "utf-8")
+            for value in _iter_messages(entry, 2):
+                feature = _decode_feature(value)
             yield name, feature
 
 
 def _decode_feature(buffer: memoryview) -> Feature:
     feature = Feature(None, ())
-    for number, _, value in _iter_fields(buffer):
+    for number, wire, value in _iter_fields(buffer):
         kind = _KIND_OF_FIELD.get(number)
-        if kind is not None and isinstance(value, memoryview):
+        if kind is not None and wire == _BYTES and isinstance(value, memoryview):
             feature = Feature(kind, _decode_list(kind, value))
     return feature
 
@@ -166,10 +175,10 @@ def _decode_list(kind: Kind, buffer: memoryview) -> list[memoryview] | list[floa
                 floats.extend(struct.unpack(f"<{len(value) // 4}f", value))
         return floats
     ints: list[int] = []
-    for number, _, value in _iter_fields(buffer):
+    for number, wire, value in _iter_fields(buffer):
         if number == 1 and isinstance(value, int):
             ints.append(to_signed(value))
-        elif number == 1 and isinstance(value, memoryview):
+        elif number == 1 and wire == _BYTES and isinstance(value, memoryview):
             offset = 0
             while offset < len(value):
                 unsigned, offset = read_varint(value, offset)

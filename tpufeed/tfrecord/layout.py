@@ -1,7 +1,7 @@
 """The fixed layout of tpufeed's records: a tf.train.Example whose image and integers stand at known places.
 
 Any protobuf parser reads these bytes; a loader need not parse them. The image comes first and every length before it
-is a varint padded to 5 bytes, so it starts `32 + len(image_key)` bytes into the payload, whatever its size. Behind it
+is a varint padded to 5 bytes, so it starts at `image_offset` of the payload, whatever its size. Behind it
 follow the integer features in a stated order, each value a varint padded to 10 bytes. All other features come last.
 """
 
@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from tpufeed.errors import RecordError
-from tpufeed.tfrecord.example import Feature, decode_example, encode_entry, encode_varint, read_varint, to_signed
+from tpufeed.tfrecord.example import (
+    Feature,
+    decode_example,
+    encode_entry,
+    encode_int64,
+    encode_varint,
+    read_varint,
+    to_signed,
+)
 
 _LENGTH_BYTES = 5
 _INT_BYTES = 10
@@ -26,17 +34,23 @@ class FixedLayout:
         key = image_key.encode()
         self.image_key = image_key
         self.int_keys = tuple(int_keys)
-        self.image_offset = 32 + len(key)
         self._key_field = b"\x0a" + encode_varint(len(key)) + key
+        self.image_offset = 30 + len(self._key_field)
         self._key_at = slice(12, 12 + len(self._key_field))
         self._heads = tuple(_int_head(name) for name in self.int_keys)
         self._ints = struct.Struct("".join(f"{len(head)}s{_INT_BYTES}s" for head in self._heads))
 
     def encode(self, image_bytes: int, ints: Sequence[int], rest: Mapping[str, Feature]) -> tuple[bytes, bytes]:
-        """`(prefix, suffix)` such that prefix + image + suffix is the payload, for an image of `image_bytes` bytes."""
-        suffix = b"".join(
-            head + encode_varint(value, _INT_BYTES) for head, value in zip(self._heads, ints, strict=True)
-        ) + b"".join(encode_entry(name, feature) for name, feature in rest.items())
+        """`(prefix, suffix)` such that prefix + image + suffix is the payload, for an image of `image_bytes` bytes.
+
+        Raises:
+            RecordError: a value that its feature cannot hold.
+        """
+        try:
+            integers = [head + encode_int64(value, _INT_BYTES) for head, value in zip(self._heads, ints, strict=True)]
+        except (TypeError, OverflowError) as error:
+            raise RecordError(f"features {self.int_keys}: {error}") from error
+        suffix = b"".join([*integers, *(encode_entry(name, feature) for name, feature in rest.items())])
         value = _length_field(1, image_bytes)
         bytes_list = _length_field(1, len(value) + image_bytes)
         feature = self._key_field + _length_field(2, len(bytes_list) + len(value) + image_bytes)
@@ -56,12 +70,13 @@ class FixedLayout:
         """
         start = self.image_offset
         if payload[self._key_at] == self._key_field and len(payload) >= start:
-            length, end = read_varint(payload, start - _LENGTH_BYTES)
-            stop = start + length
-            if end == start and stop + self._ints.size <= len(payload):
+            length = _read_padded(bytes(payload[start - _LENGTH_BYTES : start]))
+            if length is not None and start + length + self._ints.size <= len(payload):
+                stop = start + length
                 parts = self._ints.unpack_from(payload, stop)
-                if parts[::2] == self._heads:
-                    return payload[start:stop], tuple(map(_decode_int, parts[1::2]))
+                ints = tuple(map(_read_padded_once, parts[1::2]))
+                if parts[::2] == self._heads and None not in ints:
+                    return payload[start:stop], ints  # type: ignore[return-value]  # None is not among them
         return self._parse(payload, where)
 
     def _parse(self, payload: memoryview, where: str) -> tuple[memoryview, tuple[int, ...]]:
@@ -96,6 +111,11 @@ def _int_head(name: str) -> bytes:
     )
 
 
-@lru_cache(maxsize=1 << 16)
-def _decode_int(padded: bytes) -> int:
-    return to_signed(read_varint(padded, 0)[0])
+def _read_padded(varint: bytes) -> int | None:
+    """The int64 of a varint that fills all of these bytes; None where they hold something else."""
+    if varint[-1] > 0x7F or min(varint[:-1]) < 0x80:
+        return None
+    return to_signed(read_varint(varint, 0)[0])
+
+
+_read_padded_once = lru_cache(maxsize=1 << 16)(_read_padded)  # labels and sizes come again and again

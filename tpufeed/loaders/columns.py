@@ -1,0 +1,78 @@
+"""Columns of a batch by short names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.dataset import schema
+from tpufeed.dataset.manifest import Manifest
+from tpufeed.errors import OptionError, RecordError
+from tpufeed.tfrecord.example import Feature
+
+IMAGE, SAMPLE, MASK = "image", "sample", "mask"
+_FEATURE_OF_NAME = {
+    "label": schema.LABEL,
+    "text": schema.TEXT,
+    "height": schema.HEIGHT,
+    "width": schema.WIDTH,
+    "channels": schema.CHANNELS,
+    "format": schema.FORMAT,
+    "filename": schema.FILENAME,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column besides image and sample: where its values stand in a record.
+
+    `position` is its place among the integers of the fixed layout; None where the record must be parsed.
+    """
+
+    name: str
+    feature: str
+    dtype: str
+    position: int | None
+
+    def empty(self, rows: int) -> npt.NDArray[Any]:
+        """Memory for `rows` values."""
+        return np.empty(rows, {"int64": np.int64, "float32": np.float32}.get(self.dtype, np.object_))
+
+    def value(self, features: dict[str, Feature], where: str) -> Any:
+        """The one value of a parsed record. Raises RecordError where there is not exactly one."""
+        feature = features.get(self.feature)
+        if feature is None or len(feature.values) != 1:
+            raise RecordError(
+                f"{where}: {self.feature} has {0 if feature is None else len(feature.values)} values, not 1"
+            )
+        value = feature.values[0]
+        if isinstance(value, memoryview):
+            return str(value, "utf-8") if self.dtype == "string" else bytes(value)
+        return value
+
+
+def resolve_columns(manifest: Manifest, names: Sequence[str] | Literal["default"] | None) -> tuple[str, ...]:
+    """The names of a batch's columns in order. Raises OptionError for one that the dataset does not have."""
+    label = ("label",) if manifest.labelled else ()
+    if names == "default":
+        return (IMAGE, *label)
+    if names is None:
+        return (IMAGE, *label, SAMPLE)
+    for name in names:
+        if name not in (IMAGE, SAMPLE):
+            find_column(manifest, name)
+    return tuple(names)
+
+
+def find_column(manifest: Manifest, name: str) -> Column:
+    """The column `name`. Raises OptionError."""
+    wanted = _FEATURE_OF_NAME.get(name, name)
+    ints = schema.record_layout(manifest.features).int_keys
+    for feature in manifest.features[1:]:
+        if feature.name == wanted:
+            return Column(name, wanted, feature.dtype, ints.index(wanted) if wanted in ints else None)
+    present = {feature.name for feature in manifest.features}
+    short = [name for name, feature in _FEATURE_OF_NAME.items() if feature in present]
+    raise OptionError(f"no column {name!r}; this dataset has {', '.join((IMAGE, SAMPLE, *short, *sorted(present)))}")

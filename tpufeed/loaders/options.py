@@ -1,0 +1,67 @@
+"""What every loader can be told, checked once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from tpufeed.dataset.partition import Remainder
+from tpufeed.errors import OptionError
+from tpufeed.images.ops import Op
+from tpufeed.loaders.world import WorldLike
+
+
+class LoaderKeywords(TypedDict, total=False):
+    """The keywords of every loader; `LoaderOptions` explains them."""
+
+    batch_size: int
+    ops: Sequence[Op] | None
+    columns: Sequence[str] | None
+    shuffle: bool
+    seed: int
+    remainder: Remainder
+    world: WorldLike | None
+    lanes: int | None
+    threads: int | None
+    prefetch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """How a split becomes batches.
+
+    Attributes:
+        batch_size: samples in a batch of one rank.
+        ops: applied to each image, with other random numbers in every epoch; all must come out equal in size. None: the
+            `final` ops of a cache, or none at all.
+        columns: what a batch holds, by short names: image, label, sample (the id within the split), height, width,
+            filename, text, or a feature's own name. By default ("image", "label"), or images alone where there are no
+            labels. None: a dict of image, label and sample.
+        shuffle: False reads in the dataset's own order.
+        seed: of order and ops.
+        remainder: of a last batch that is not full on every rank: "drop" it, "pad" it (a bool mask comes last), or
+            "repeat" samples.
+        world: (rank, size); by default what the framework says.
+        lanes: see `dataset.order`; a multiple of the world's size.
+        threads: that decode; by default one a core.
+        prefetch: batches that are prepared ahead.
+    """
+
+    batch_size: int = 128
+    ops: Sequence[Op] | None = None
+    columns: Sequence[str] | Literal["default"] | None = "default"
+    shuffle: bool = True
+    seed: int = 0
+    remainder: Remainder = "drop"
+    world: WorldLike | None = None
+    lanes: int | None = None
+    threads: int | None = None
+    prefetch: int = 4
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch_size", self.batch_size), ("prefetch", self.prefetch), ("threads", self.threads)):
+            if value is not None and value < 1:
+                raise OptionError(f"{name} is at least 1, not {value}")
+        if self.remainder not in ("drop", "pad", "repeat"):
+            raise OptionError(f"remainder is 'drop', 'pad' or 'repeat', not {self.remainder!r}")
+        if isinstance(self.columns, str) and self.columns != "default":
+            raise OptionError(f"columns is a list of names like ('image', 'label'), not {self.columns!r}")

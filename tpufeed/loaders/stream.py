@@ -1,0 +1,194 @@
+"""The framework-free loader: numpy batches in an exact order, decoded by threads straight into the batch's memory."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+import numpy as np
+
+from tpufeed.dataset.order import EpochOrder
+from tpufeed.dataset.partition import Share, World, default_lanes
+from tpufeed.dataset.reader import Dataset, Reader, open_dataset
+from tpufeed.engines.engine import available_cores
+from tpufeed.errors import OptionError
+from tpufeed.loaders.buffers import BufferPool
+from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, find_column, resolve_columns
+from tpufeed.loaders.decoder import Decoder
+from tpufeed.loaders.epoch import BatchForm, Epoch, EpochIterator
+from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
+from tpufeed.loaders.rows import Rows
+from tpufeed.loaders.world import find_world, to_world
+
+_STATE_VERSION = 1
+
+
+def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "NumpyLoader":
+    """Batches of a dataset or cache as numpy arrays.
+
+    `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), C-contiguous, label int64
+    of shape (batch,). The next `for` is the next epoch, with another order, other crops and, in a cache, the next
+    variant. The memory of a batch is its receiver's for as long as any array refers to it.
+
+    Args:
+        url: a dataset, at a path or a URL.
+        split: which part of it.
+        **options: see `LoaderOptions`.
+
+    Raises:
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: options that do not fit it.
+    """
+    return NumpyLoader(open_dataset(url), split, LoaderOptions(**options))
+
+
+class NumpyLoader:
+    """See `numpy_loader`. One thread at a time iterates; closing is safe from any.
+
+    Args:
+        dataset: what to read.
+        split: which part of it.
+        options: how.
+        find: asked for the world when it is first needed, where the options name none.
+    """
+
+    def __init__(
+        self, dataset: Dataset, split: str, options: LoaderOptions, find: Callable[[], World] = find_world
+    ) -> None:
+        self.dataset = dataset
+        self.split = split
+        self.options = options
+        self.batch_size = options.batch_size
+        self._entry = dataset.split(split)
+        if not self._entry.records:
+            raise OptionError(f"{dataset.url}: split {split!r} is empty")
+        names = resolve_columns(dataset.manifest, options.columns)
+        columns = [find_column(dataset.manifest, name) for name in names if name not in (IMAGE, SAMPLE)]
+        padded = (MASK,) if options.remainder == "pad" else ()
+        self.form = BatchForm((*names, *padded), options.columns is None)
+        self._dtypes: dict[str, np.dtype[Any]] = {
+            IMAGE: np.dtype(np.uint8),
+            SAMPLE: np.dtype(np.int64),
+            MASK: np.dtype(np.bool_),
+        }
+        self._dtypes |= {column.name: column.empty(0).dtype for column in columns}
+        self._decoder = Decoder(dataset, options.ops, options.seed)
+        pool = BufferPool((options.batch_size, *self._decoder.batch_shape))
+        self._rows = Rows(self._decoder, pool, tuple(columns), options.batch_size)
+        self._readers: dict[int, Reader] = {}
+        self._executor: ThreadPoolExecutor | None = None
+        self._world: World | None = None
+        self._find_world = find
+        self._lanes = options.lanes
+        self._next_epoch, self._start = 0, 0
+        self._current: EpochIterator | None = None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels) of every image."""
+        return self._decoder.batch_shape
+
+    def column_dtype(self, name: str) -> np.dtype[Any]:
+        """The dtype of a column's array."""
+        return self._dtypes[name]
+
+    @property
+    def world(self) -> World:
+        """Who this loader is, found out when it is first asked for."""
+        if self._world is None:
+            given = self.options.world
+            self._world = self._find_world() if given is None else to_world(given)
+        return self._world
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of the order: as given or loaded, else the default for the world."""
+        world = self.world
+        if self._lanes is None:
+            self._lanes = default_lanes(world) if self.options.shuffle else world.size
+        if self._lanes % world.size:
+            raise OptionError(
+                f"{self._lanes} lanes cannot be dealt to {world.size} ranks; give lanes={default_lanes(world)}, or "
+                "another multiple of the ranks"
+            )
+        return self._lanes
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return len(self._share(0))
+
+    def __iter__(self) -> "EpochIterator":
+        """The next epoch."""
+        epoch, start = self._next_epoch, self._start
+        self._next_epoch, self._start = epoch + 1, 0
+        variant = epoch % len(self._entry.variants)
+        reader = self._readers.get(variant)
+        if reader is None:
+            reader = self._readers[variant] = self.dataset.reader(self.split, variant)
+        shards = [shard.records for shard in self._entry.variants[variant].shards]
+        order = EpochOrder(shards, self.options.seed, epoch, self.lanes, self.options.shuffle)
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self.options.threads or available_cores(), "tpufeed-decode")
+        self._current = EpochIterator(
+            Epoch(epoch, order, reader, self._share(start)),
+            self._rows,
+            self.form,
+            self._executor,
+            self.options.prefetch,
+        )
+        return self._current
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is epoch number `epoch`, from its start."""
+        self._next_epoch, self._start = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop is: what it has been handed, not what is prefetched. Plain data."""
+        current = self._current
+        epoch, samples = (self._next_epoch, self._start) if current is None else (current.epoch, current.samples)
+        return self.state_at(epoch, samples)
+
+    def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
+        """The state after `samples` samples of the whole world in `epoch`."""
+        return {
+            "version": _STATE_VERSION,
+            "content_digest": self.dataset.content_digest,
+            "split": self.split,
+            "seed": self.options.seed,
+            "epoch": epoch,
+            "lanes": self.lanes,
+            "samples": samples,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
+
+        Raises:
+            OptionError: the state is of another dataset, split, seed or version.
+        """
+        own = self.state_at(0, 0)
+        for name in ("version", "content_digest", "split", "seed"):
+            if state.get(name) != own[name]:
+                raise OptionError(f"the state's {name} is {state.get(name)!r}, this loader's {own[name]!r}")
+        self._lanes = int(state["lanes"])
+        self._current = None
+        self._next_epoch, self._start = int(state["epoch"]), int(state["samples"])
+        if self._start >= self._entry.records or not len(self._share(self._start)):
+            self._next_epoch, self._start = self._next_epoch + 1, 0
+
+    def close(self) -> None:
+        """Stop the threads. A loader that is iterated again starts new ones."""
+        if self._current is not None:
+            self._current.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _share(self, start: int) -> Share:
+        return Share(self._entry.records, self.options.batch_size, self.world, self.options.remainder, start)

@@ -1,0 +1,99 @@
+"""tf.data: the host stream handed to TensorFlow batch by batch, without copying pixels."""
+
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import LoaderError, MissingExtraError
+from tpufeed.loaders.columns import IMAGE
+from tpufeed.loaders.epoch import EpochIterator
+from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
+from tpufeed.loaders.rows import Array
+from tpufeed.loaders.stream import NumpyLoader
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_PREFETCH = 2
+
+
+def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "tf.data.Dataset":
+    """Batches of a dataset or cache as a `tf.data.Dataset` of static shapes.
+
+    Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,); see `LoaderOptions.columns` for
+    others. Every new iteration is the next epoch, so Keras' `fit` sees other crops, and in a cache the next variant,
+    each epoch. Images share the memory of the host loader's batches.
+
+    A new iteration ends an earlier one that is still open.
+
+    Args:
+        url: a dataset, at a path or a URL.
+        split: which part of it.
+        **options: see `LoaderOptions`.
+
+    Raises:
+        MissingExtraError: TensorFlow is not installed.
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: options that do not fit it.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise MissingExtraError("TensorFlow", "tf") from error
+    loader = NumpyLoader(open_dataset(url), split, LoaderOptions(**options))
+    source = _Source(loader, tf)
+    # One outer element an iteration: it opens the epoch when the iteration starts, not when the graph is built.
+    dataset = tf.data.Dataset.range(1).map(lambda _: tf.py_function(source.open_epoch, [], tf.int64))
+    dataset = dataset.flat_map(
+        lambda epoch: tf.data.Dataset.range(source.batches).map(
+            lambda _: source.shaped(tf.py_function(source.next_batch, [epoch], source.dtypes))
+        )
+    )
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(source.batches)).prefetch(_PREFETCH)
+    weakref.finalize(dataset, loader.close).atexit = False
+    return dataset
+
+
+class _Source:
+    """Hands the epochs of a loader to a graph. TensorFlow calls it from its own threads, one at a time an iteration."""
+
+    def __init__(self, loader: NumpyLoader, tf: Any) -> None:
+        self._loader = loader
+        self._tf = tf
+        self._iterator: EpochIterator | None = None
+        self.batches = len(loader)
+        self.dtypes = [self._dtype(name) for name in loader.form.names]
+
+    def open_epoch(self) -> Any:
+        """Begin the next epoch; an earlier one that is still open is given up."""
+        if self._iterator is not None:
+            self._iterator.close()
+        self._iterator = iter(self._loader)
+        return self._tf.constant(self._iterator.epoch, self._tf.int64)
+
+    def next_batch(self, epoch: Any) -> list[Any]:
+        """The next batch of that epoch, a tensor a column."""
+        iterator = self._iterator
+        if iterator is None or iterator.epoch != int(epoch):
+            raise LoaderError("a newer iteration of this tf.data.Dataset has begun; this one cannot go on")
+        arrays = iterator.next_arrays()
+        return [self._tensor(name, arrays[name]) for name in self._loader.form.names]
+
+    def shaped(self, tensors: list[Any]) -> Any:
+        """The element of the dataset: the columns with their static shapes."""
+        rows = self._loader.batch_size
+        for name, tensor in zip(self._loader.form.names, tensors, strict=True):
+            tensor.set_shape((rows, *self._loader.image_shape) if name == IMAGE else (rows,))
+        return self._loader.form.package(dict(zip(self._loader.form.names, tensors, strict=True)))
+
+    def _dtype(self, name: str) -> Any:
+        dtype = self._loader.column_dtype(name)
+        return self._tf.string if dtype == np.object_ else self._tf.dtypes.as_dtype(dtype)
+
+    def _tensor(self, name: str, array: Array) -> Any:
+        if name == IMAGE:  # page-aligned, as dlpack demands; TensorFlow keeps the memory alive as long as it needs it
+            return self._tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+        return self._tf.constant(array.tolist() if array.dtype == np.object_ else array)
