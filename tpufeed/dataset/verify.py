@@ -1,6 +1,6 @@
 """`verify`: whether a dataset's bytes are what its manifest says."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ class _ShardOf:
         return self.variant.shards[self.number]
 
 
-def verify(url: str | Path, listener: Callable[[int], None] | None = None) -> Verified:
+def verify(url: str | Path) -> Verified:
     """Read every byte of a dataset and compare it with the manifest.
 
     Each shard's size and CRC, both CRCs of each record, the index, the records' features, their count and the count of
@@ -47,7 +47,6 @@ def verify(url: str | Path, listener: Callable[[int], None] | None = None) -> Ve
 
     Args:
         url: the dataset.
-        listener: called with the bytes of each shard that has been read.
 
     Raises:
         DamageError: the first damage, naming shard, record and byte.
@@ -63,8 +62,6 @@ def verify(url: str | Path, listener: Callable[[int], None] | None = None) -> Ve
             for shard, classes in zip(shards, found, strict=True):
                 key = shard.split, id(shard.variant)
                 counts[key] = counts.get(key, np.zeros_like(classes)) + classes
-                if listener is not None:
-                    listener(shard.entry.bytes)
         except BaseException:
             executor.shutdown(cancel_futures=True)
             raise

@@ -58,7 +58,7 @@ class XlaLoader(parallel_loader.MpDeviceLoader):
     """
 
     def __init__(self, source: NumpyLoader, device: Any) -> None:
-        super().__init__(source, device, **_QUEUES)
+        super().__init__(source, device, **_QUEUES)  # type: ignore[no-untyped-call]  # torch_xla has no types
         self.dataset = source.dataset
         self.batch_size = source.batch_size
         self._source = source

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,11 @@ class FsspecStore:
         with self._errors(prefix):
             start = self._path(prefix.rstrip("/")) if prefix else self._root
             found = self._fs.find(start, detail=True)
+        skip, folder = len(_to_prefix(self._root)), _to_prefix(start)
         for path, info in sorted(found.items()):
-            if path.startswith(f"{start}/"):  # an object of the prefix's own name is found as well
-                yield _to_info(path[len(self._root) + 1 :], info)
+            name = path.lstrip("/")
+            if name.startswith(folder):  # an object of the prefix's own name is found as well
+                yield _to_info(name[skip:], info)
 
     def put(self, name: str, data: bytes) -> None:
         with self._errors(name):
@@ -101,6 +104,12 @@ class FsspecStore:
             raise StoreError(f"{self.url}/{name}: {type(error).__name__}: {error}") from error
 
 
+def _to_prefix(path: str) -> str:
+    return f"{path.strip('/')}/".removeprefix("/")
+
+
 def _to_info(name: str, info: dict[str, Any]) -> ObjectInfo:
-    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
-    return ObjectInfo(name, int(info.get("size") or 0), version)
+    version = next((info[key] for key in _VERSION_KEYS if info.get(key)), "")
+    if isinstance(version, datetime):  # some say in a listing in seconds what they say of one object as a date
+        version = version.timestamp()
+    return ObjectInfo(name, int(info.get("size") or 0), str(version))
