@@ -3,6 +3,7 @@
 import mmap
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -134,10 +135,9 @@ class Reader:
             data = view[start:stop]
         else:
             data = memoryview(self._store.read_range(self._shards[shard].name, start, stop))
-        try:
+        with suppress(RecordError):
             return decode_record(data)
-        except RecordError as error:
-            raise RecordError(f"{self.place(shard, record)}, byte {start}: {error}") from error
+        return decode_record(data, f"{self.place(shard, record)}, byte {start}")  # raises, now with the place
 
     def place(self, shard: int, record: int) -> str:
         """How errors name a record."""

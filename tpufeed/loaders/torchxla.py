@@ -63,7 +63,8 @@ class XlaLoader(parallel_loader.MpDeviceLoader):
         self.batch_size = source.batch_size
         self._source = source
         self._xla_device = device
-        self._iterator: _DeviceIterator | None = None
+        # Weakly, so that an iterator that is dropped after `break` closes itself.
+        self._iterator: weakref.ref[_DeviceIterator] | None = None
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
@@ -71,14 +72,12 @@ class XlaLoader(parallel_loader.MpDeviceLoader):
 
     def __iter__(self) -> "_DeviceIterator":
         """The next epoch; an earlier one that is still open is closed."""
-        if self._iterator is not None:
-            self._iterator.close()
+        self._close_iterator()
         len(
             self._source
         )  # finds the world and checks lanes here: torch_xla knows ranks by thread, and the next is its own
         iterator = _DeviceIterator(_Source(self._source), self._xla_device)
-        # Held weakly: an iterator that is dropped after `break` closes itself.
-        self._iterator = weakref.proxy(iterator)
+        self._iterator = weakref.ref(iterator)
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
@@ -87,9 +86,13 @@ class XlaLoader(parallel_loader.MpDeviceLoader):
 
     def close(self) -> None:
         """End the iteration that is open, if any, and the decoding threads."""
-        if self._iterator is not None:
-            self._iterator.close()
+        self._close_iterator()
         self._source.close()
+
+    def _close_iterator(self) -> None:
+        iterator = None if self._iterator is None else self._iterator()
+        if iterator is not None:
+            iterator.close()
 
 
 class _Source(Iterator[Any]):
