@@ -11,12 +11,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tpufeed.cli import INTERRUPTED
 from tpufeed.dataset.build import BuildProgress, BuildResult, ProgressListener
 from tpufeed.errors import TpufeedError
 
 P = ParamSpec("P")
-
-INTERRUPTED = 130
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -24,7 +23,9 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+        # Other packages log the errors that we handle, with their traces.
+        logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.CRITICAL)
+        logging.getLogger("tpufeed").setLevel(logging.WARNING)
         try:
             command(*args, **kwargs)
         except TpufeedError as error:
@@ -43,7 +44,7 @@ def build_progress(verb: str) -> Iterator[ProgressListener]:
     columns: list[ProgressColumn] = [
         TextColumn(verb),
         BarColumn(bar_width=None),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f} images"),
+        TextColumn("{task.fields[counts]}"),  # no total is known before the first call
         TextColumn("{task.fields[rates]}"),
         TimeElapsedColumn(),
         TextColumn("ETA"),
@@ -51,16 +52,18 @@ def build_progress(verb: str) -> Iterator[ProgressListener]:
     ]
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as display:
-        task = display.add_task(verb, total=None, rates="")
+        task = display.add_task(verb, total=None, counts="", rates="")
 
         def listen(progress: BuildProgress) -> None:
             seconds = max(display.tasks[task].elapsed or 0, 1e-3)
             images = (progress.images - progress.earlier_images) / seconds
             rejects = f" {progress.rejects:,} rejected" if progress.rejects else ""
+            done = progress.images + progress.rejects
             display.update(
                 task,
                 total=progress.total_images,
-                completed=progress.images + progress.rejects,
+                completed=done,
+                counts=f"{done:,}/{progress.total_images:,} images",
                 rates=f"{images:,.0f} img/s {progress.bytes / seconds / 1e6:,.0f} MB/s{rejects}",
             )
 

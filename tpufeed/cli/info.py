@@ -6,6 +6,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tpufeed.cli.console import reports_errors
 from tpufeed.dataset.reader import Dataset, open_dataset
@@ -57,7 +58,7 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
     }
     totals = [sum(counts) for counts in zip(*(split.class_counts for split in manifest.splits.values()), strict=False)]
     return {
-        "url": dataset.url,
+        "url": dataset.url.encode("utf-8", "backslashreplace").decode(),
         "splits": splits,
         "classes": dict(zip(manifest.class_names, totals, strict=False)),
         "features": manifest.features,
@@ -71,7 +72,7 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def _split_table(facts: dict[str, Any]) -> Table:
-    table = Table(title=facts["url"], title_justify="left")
+    table = Table(title=Text(facts["url"]), title_justify="left")
     table.add_column("split")
     for column in ("images", "variants", "shards", "MB", "MB a shard"):
         table.add_column(column, justify="right")

@@ -123,8 +123,10 @@ def finished_result(dataset: Dataset) -> BuildResult:
 
 
 def _trusted_report(store: Store, plan: Plan, number: int) -> Report | None:
-    report = read_report(store, plan.tasks[number])
-    if report is not None and not is_intact(store, report):
+    ref = plan.tasks[number]
+    report = read_report(store, ref)
+    # Another name: a report of a build whose plan was removed.
+    if report is not None and (report.shards[0].name != ref.name or not is_intact(store, report)):
         store.delete(report_name(number))
         return None
     return report
@@ -171,5 +173,5 @@ def _finish_split(store: Store, header: PlanHeader, split: str, reports: Sequenc
         put_data(store, name, index)
         entries = tuple(Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths)) for shard in shards)
         variants.append(Variant(entries, IndexFile(name, len(index), crc32c(index))))
-    counts = (sum(column) for column in zip(*(report.class_counts for report in reports), strict=True))
+    counts = [sum(report.class_counts[number] for report in reports) for number in range(len(header.class_names))]
     return Split(sum(shard.records for shard in variants[0].shards), tuple(counts), tuple(variants))

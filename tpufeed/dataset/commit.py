@@ -13,7 +13,7 @@ import msgspec
 from tpufeed.dataset.naming import PLAN, report_name
 from tpufeed.dataset.plan import Plan, TaskRef, check_same_plan, read_plan
 from tpufeed.dataset.writer import WrittenShard
-from tpufeed.errors import DuplicateWriterError, ObjectExistsError, ObjectNotFoundError
+from tpufeed.errors import DuplicateWriterError, ObjectExistsError, ObjectNotFoundError, SourceError
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
 
@@ -58,7 +58,10 @@ def join_or_begin(
 
     Raises:
         DuplicateWriterError: the destination belongs to a build with another source or other options.
+        SourceError: a source whose path is not UTF-8 cannot stand in a plan.
     """
+    if source.encode("utf-8", "replace").decode() != source:
+        raise SourceError(f"the path of the source, {source!r}, is not UTF-8; rename it")
     try:
         plan, joined = read_plan(store), True
     except ObjectNotFoundError:
@@ -117,7 +120,7 @@ def read_report(store: Store, task: TaskRef) -> Report | None:
         report = msgspec.json.decode(store.read(report_name(task.number)), type=Report)
     except ObjectNotFoundError:
         return None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         _logger.warning("%s/%s is damaged; its task runs again", store.url, report_name(task.number))
         store.delete(report_name(task.number))
         return None

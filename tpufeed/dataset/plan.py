@@ -126,6 +126,8 @@ def read_plan(store: Store) -> Plan:
             stop = data.index(b"\n", start)
             task = msgspec.json.decode(data[start:stop], type=Task)
             refs.append(TaskRef(task.number, task.split, start, stop, header.shard_names(task)[0]))
+        if len(refs) != sum(header.splits.values()):
+            raise ValueError(f"{len(refs)} tasks where {sum(header.splits.values())} belong")
     except (msgspec.DecodeError, ValueError) as error:
         if isinstance(error, ManifestError):
             raise

@@ -2,8 +2,7 @@
 
 import mmap
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +17,12 @@ from tpufeed.errors import (
     DatasetNotFoundError,
     ObjectNotFoundError,
     OptionError,
-    RecordError,
     ShardError,
 )
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import Feature, decode_example
-from tpufeed.tfrecord.framing import decode_record
+from tpufeed.tfrecord.framing import decode_records
 from tpufeed.tfrecord.layout import FixedLayout
 
 _OPEN_SHARDS = 128  # each holds a descriptor
@@ -129,19 +127,28 @@ class Reader:
             RecordError: damage, naming shard, record and byte.
             ShardError: the shard or the index is not the manifest's.
         """
-        view, offsets = self._opened.get(shard) or self._open(shard)
-        start, stop = offsets.item(record), offsets.item(record + 1)
-        if view is not None:
-            data = view[start:stop]
-        else:
-            data = memoryview(self._store.read_range(self._shards[shard].name, start, stop))
-        with suppress(RecordError):
-            return decode_record(data)
-        return decode_record(data, f"{self.place(shard, record)}, byte {start}")  # raises, now with the place
+        return self.read_many([(shard, record)])[0]
+
+    def read_many(
+        self, places: Sequence[tuple[int, int]], use: Callable[[int, memoryview], None] | None = None
+    ) -> list[memoryview]:
+        """Payloads of several records, each (shard, record); `use` as in `decode_records`. Raises as `read` does."""
+        spans = [self._span(shard, record) for shard, record in places]
+        records = [
+            view[start:stop]
+            if view is not None
+            else memoryview(self._store.read_range(self._shards[shard].name, start, stop))
+            for (shard, _), (view, start, stop) in zip(places, spans, strict=True)
+        ]
+        return decode_records(records, lambda number: f"{self.place(*places[number])}, byte {spans[number][1]}", use)
 
     def place(self, shard: int, record: int) -> str:
         """How errors name a record."""
         return f"{self._store.url}/{self._shards[shard].name}, record {record}"
+
+    def _span(self, shard: int, record: int) -> tuple[memoryview | None, int, int]:
+        view, offsets = self._opened.get(shard) or self._open(shard)
+        return view, offsets.item(record), offsets.item(record + 1)
 
     def _open(self, shard: int) -> "_OpenShard":
         with self._lock:

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from tpufeed.dataset.index import Index, Offsets
-from tpufeed.dataset.manifest import Shard, Variant
+from tpufeed.dataset.manifest import IndexFile, Shard, Variant
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.schema import LABEL, record_layout
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import DamageError, ObjectNotFoundError, RecordError, ShardError, StoreError
+from tpufeed.tfrecord.buffer import BytesLike
 from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.framing import iter_records
 from tpufeed.tfrecord.layout import FixedLayout
@@ -69,6 +70,8 @@ def verify(url: str | Path) -> Verified:
         expected = dataset.manifest.splits[split].class_counts
         if tuple(classes.tolist()) != expected:
             raise ShardError(f"{dataset.url}: split {split!r} has {classes.tolist()} records by class, not {expected}")
+    for variant in (variant for split in dataset.manifest.splits.values() for variant in split.variants):
+        _verify_file(variant.index, _read(dataset, variant.index.name), f"{dataset.url}/{variant.index.name}")
     total = [shard.entry for shard in shards]
     return Verified(dataset.url, len(total), sum(s.records for s in total), sum(s.bytes for s in total))
 
@@ -100,11 +103,7 @@ def _verify_shard(dataset: Dataset, shard: _ShardOf, layout: FixedLayout) -> np.
         raise ShardError(
             f"{where}: {len(offsets)} records; the manifest says {entry.records}. The shard was cut or swapped"
         )
-    if len(data) != entry.bytes or crc32c(data) != entry.crc32c:
-        raise ShardError(
-            f"{where}: {len(data)} bytes of CRC-32C {crc32c(data):08x}; the manifest says {entry.bytes} of "
-            f"{entry.crc32c:08x}. All records are sound: another build's shard"
-        )
+    _verify_file(entry, data, where)
     _verify_index(Index(dataset.store, shard.variant).offsets(shard.number), [*offsets, len(data)], where)
     return classes
 
@@ -116,6 +115,14 @@ def _read(dataset: Dataset, name: str) -> bytes:
         raise ShardError(f"{dataset.url}/{name} is missing; the manifest names it") from error
     except StoreError as error:
         raise DamageError(str(error)) from error
+
+
+def _verify_file(entry: Shard | IndexFile, data: BytesLike, where: str) -> None:
+    if len(data) != entry.bytes or crc32c(data) != entry.crc32c:
+        raise ShardError(
+            f"{where}: {len(data)} bytes of CRC-32C {crc32c(data):08x}; the manifest says {entry.bytes} of "
+            f"{entry.crc32c:08x}. What it holds is sound in itself: a file of another build"
+        )
 
 
 def _verify_index(found: Offsets, expected: list[int], where: str) -> None:

@@ -66,7 +66,8 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._file)
+        with _errors(self._path):
+            os.close(self._file)
 
     def _write(self, parts: Sequence[BytesLike], size: int) -> None:
         with _errors(self._path):

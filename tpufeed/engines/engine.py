@@ -3,13 +3,16 @@
 import importlib
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from tpufeed.errors import TpufeedError
+
 
 class Progress(NamedTuple):
-    """What was done since the last one."""
+    """What was done since the last one; below zero where a worker has died and its work is lost."""
 
     images: int
     bytes: int
@@ -90,3 +93,8 @@ def available_cores() -> int:
 def task_name(task: Any) -> str:
     """How messages call a task."""
     return str(getattr(task, "name", task))
+
+
+def failure_message(error: Exception) -> str:
+    """What a launcher says of a task's error; one that was not raised on purpose is a bug and is shown whole."""
+    return str(error) if isinstance(error, TpufeedError) else "".join(traceback.format_exception(error))

@@ -11,14 +11,16 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from tpufeed.engines.engine import Done, Event, Job, task_name
+from tpufeed.engines.engine import Done, Event, Job, Progress, task_name
 from tpufeed.errors import TaskError
 
 _DEATHS_ALLOWED = 2  # of workers at one task: a killed worker says little of the task, three in a row do
+_EXIT_SECONDS = 5.0  # for a worker that has closed its end to be gone, dumping its core perhaps
+_LEAVE_SECONDS = 0.05  # for one that is told to go in mid-task
 _IDLE = -1
 
 
@@ -35,12 +37,7 @@ class ProcessEngine:
                 for worker, message in pool.receive():
                     if isinstance(message, str):
                         raise TaskError(f"{task_name(tasks[worker.task_number])}: {message}")
-                    if message is None:
-                        pool.bury(worker)
-                        continue
-                    if isinstance(message, Done):
-                        worker.task_number = _IDLE
-                    yield message
+                    yield pool.bury(worker) if message is None else message
         finally:
             for worker in pool.workers:
                 worker.stop()
@@ -74,12 +71,16 @@ class _Pool:
             worker = by_connection[connection]  # type: ignore[index]  # wait returns what it was given
             yield worker, worker.receive()
 
-    def bury(self, worker: "_Worker") -> None:
-        """Give the task of a dead worker to another one. Raises TaskError where that has been tried often enough."""
+    def bury(self, worker: "_Worker") -> Progress:
+        """Give the task of a dead worker to another one; returns its progress, taken back.
+
+        Raises:
+            TaskError: that has been tried often enough.
+        """
         self.workers.remove(worker)
-        death, number = worker.stop(), worker.task_number
+        death, number = worker.stop(_EXIT_SECONDS), worker.task_number
         if number == _IDLE:
-            return
+            return Progress(0, 0, 0)
         self._deaths[number] += 1
         if self._deaths[number] > _DEATHS_ALLOWED:
             raise TaskError(
@@ -87,18 +88,21 @@ class _Pool:
                 f"{death}. Out of memory? Try fewer --workers"
             )
         self._waiting.appendleft(number)
+        return Progress(*(-count for count in worker.progress))
 
 
 class _Worker:
-    """A worker process and the number of the task that it has."""
+    """A worker process, the number of the task that it has, and how far it is with that."""
 
     def __init__(self, job: Job) -> None:
         ours, theirs = socket.socketpair()
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or "." for path in sys.path))
         self.task_number = _IDLE
-        with theirs:
+        self.progress = Progress(0, 0, 0)
+        with theirs, _blocked_sigint():
+            # -P: the same modules as here, never those that happen to lie in the working folder.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tpufeed.engines.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tpufeed.engines.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,
@@ -110,6 +114,7 @@ class _Worker:
     def give(self, number: int, task: Any) -> None:
         """Hand over a task."""
         self.task_number = number
+        self.progress = Progress(0, 0, 0)
         with suppress(OSError):
             self.connection.send((number, task))
 
@@ -119,14 +124,27 @@ class _Worker:
             message: Event | str = self.connection.recv()
         except (EOFError, OSError):
             return None
+        if isinstance(message, Done):
+            self.task_number = _IDLE
+        elif isinstance(message, Progress):
+            self.progress = Progress(*map(sum, zip(self.progress, message, strict=True)))
         return message
 
-    def stop(self) -> str:
+    def stop(self, patience_seconds: float = _LEAVE_SECONDS) -> str:
         """End the process, however far it is, and say how it ended."""
         self.connection.close()
-        if self._process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.05)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_seconds)
         self._process.kill()
         code = self._process.wait()
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+@contextmanager
+def _blocked_sigint() -> Iterator[None]:
+    """A process that starts here is deaf to Ctrl-C until it has said what that should do."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tpufeed.engines.engine import Done, Event, Job, Progress, task_name
-from tpufeed.errors import TaskError, TpufeedError
+from tpufeed.engines.engine import Done, Event, Job, Progress, failure_message, task_name
+from tpufeed.errors import TaskError
 
 
 class SerialEngine:
@@ -16,7 +16,7 @@ class SerialEngine:
             progress: list[Progress] = []
             try:
                 function(job.context, task, progress.append)
-            except TpufeedError as error:
-                raise TaskError(f"{task_name(task)}: {error}") from error
+            except Exception as error:  # a bug, too, as it would in a worker
+                raise TaskError(f"{task_name(task)}: {failure_message(error)}") from error
             yield from progress
             yield Done(index)

@@ -2,32 +2,40 @@
 
 import signal
 import sys
-import traceback
 from multiprocessing.connection import Connection
 
-from tpufeed.engines.engine import Done, Job
-from tpufeed.errors import TpufeedError
+from tpufeed.engines.engine import Done, Job, TaskFunction, failure_message
 
 
 def main(descriptor: int) -> None:
     """Take a job, then run its tasks as they come, until the launcher's end of the socket closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher has blocked it until here
     connection = Connection(descriptor)
     try:
-        job: Job = connection.recv()
-        function = job.load()
+        job, function = _receive_job(connection)
         while True:
             index, task = connection.recv()
             try:
                 function(job.context, task, connection.send)
-            except TpufeedError as error:
-                connection.send(str(error))
-            except Exception:  # noqa: BLE001  # a bug: the launcher shows it whole
-                connection.send(traceback.format_exc())
+            except Exception as error:  # noqa: BLE001  # the launcher raises it
+                connection.send(failure_message(error))
             else:
                 connection.send(Done(index))
     except (EOFError, ConnectionError):
         return
+
+
+def _receive_job(connection: Connection) -> tuple[Job, TaskFunction]:
+    try:
+        job: Job = connection.recv()
+        return job, job.load()
+    except (ImportError, AttributeError) as error:
+        connection.send(
+            f"a worker process cannot import what the job needs: {error}. Move what `__main__` defines into a module "
+            "that can be imported, or take one worker"
+        )
+        raise EOFError from error
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ def _open_by_pillow(data: bytes | memoryview, step: Callable[[Image.Image], Imag
     try:
         return step(Image.open(io.BytesIO(data)))
     except UnidentifiedImageError as error:
-        raise ImageError("not_an_image", "Pillow does not recognise the file") from error
+        reason = "not_an_image" if sniff(data) is None else "unreadable"
+        raise ImageError(reason, "Pillow does not recognise the file") from error
     except Image.DecompressionBombError as error:
         raise ImageError("unsupported", f"too many pixels: {error}") from error
     except Exception as error:  # its plugins raise what they come across: struct.error, KeyError, SyntaxError, ...

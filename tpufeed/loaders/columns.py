@@ -73,6 +73,6 @@ def find_column(manifest: Manifest, name: str) -> Column:
     for feature in manifest.features[1:]:
         if feature.name == wanted:
             return Column(name, wanted, feature.dtype, ints.index(wanted) if wanted in ints else None)
-    present = {feature.name for feature in manifest.features}
-    short = [name for name, feature in _FEATURE_OF_NAME.items() if feature in present]
+    present = {feature.name for feature in manifest.features[1:]}
+    short = [short for short, feature in _FEATURE_OF_NAME.items() if feature in present]
     raise OptionError(f"no column {name!r}; this dataset has {', '.join((IMAGE, SAMPLE, *short, *sorted(present)))}")

@@ -1,7 +1,9 @@
 """From a record to a row of a batch. Holds the GIL for some 20 us a JPEG, 10 us a raw image; any thread may run it."""
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import Draws, Op, from_dict
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.tfrecord.layout import FixedLayout
 
 _NO_SIZE = (
     "its images differ in size and none of the ops fixes one; pass for training "
@@ -47,11 +50,20 @@ class Decoder:
         """
         if self._tensor_shape is None:
             return self.pipeline.run_encoded(image, draws, out, self._memory)
-        pixels = np.frombuffer(image, np.uint8).reshape(self._tensor_shape)
-        if out is None or self.pipeline.ops:
-            return self.pipeline.run(pixels, draws, out)
-        np.copyto(out, pixels)
-        return out
+        return self.pipeline.run(np.frombuffer(image, np.uint8).reshape(self._tensor_shape), draws, out)
+
+    def copier(self, layout: FixedLayout, outs: Sequence[Pixels]) -> Callable[[int, memoryview], None] | None:
+        """Copies pixels from the fixed place in a payload to `outs`, where decoding is no more than that; else None."""
+        shape, start = self._tensor_shape, layout.image_offset
+        if shape is None or self.pipeline.ops:
+            return None
+        size = math.prod(shape)
+
+        def copy(number: int, payload: memoryview) -> None:
+            if len(payload) >= start + size:
+                np.copyto(outs[number], np.frombuffer(payload, np.uint8, size, start).reshape(shape))
+
+        return copy
 
     def _memory(self, size: int) -> Pixels:
         scratch: Pixels | None = getattr(self._local, "scratch", None)
@@ -60,18 +72,46 @@ class Decoder:
         return scratch[:size]
 
 
-def decode_record(
-    decoder: Decoder, reader: Reader, place: tuple[int, int], draws: Sequence[Draws], out: Pixels | None = None
-) -> tuple[Pixels, tuple[int, ...], memoryview]:
-    """Pixels, fixed integers and payload of the record at `place`, which is (shard, record).
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Samples of a batch in their order: pixels, fixed integers, and the payloads of their records."""
+
+    pixels: list[Pixels]
+    ints: list[tuple[int, ...]]
+    payloads: list[memoryview]
+
+
+def decode_samples(
+    decoder: Decoder,
+    reader: Reader,
+    places: Sequence[tuple[int, int]],
+    draws: Sequence[Sequence[Draws]],
+    outs: Sequence[Pixels] | None = None,
+) -> Decoded:
+    """The samples at `places`, each (shard, record).
+
+    Args:
+        decoder: of their dataset.
+        reader: of the variant.
+        places: where they lie.
+        draws: for each op those of each sample.
+        outs: memory for each image.
 
     Raises:
-        RecordError: it is damaged, or its image does not decode; names shard, record and byte.
-        ShardError: the shard is not the manifest's.
+        RecordError: one is damaged, or its image does not decode; names shard, record and byte.
+        ShardError: a shard is not the manifest's.
     """
-    payload = reader.read(*place)
-    try:
-        image, ints = reader.layout.decode(payload)
-        return decoder.decode(image, draws, out), ints, payload
-    except (ImageError, RecordError, ValueError) as error:
-        raise RecordError(f"{reader.place(*place)}: {error}") from error
+    copy = None if outs is None else decoder.copier(reader.layout, outs)
+    payloads = reader.read_many(places, copy)
+    pixels, ints = list[Pixels](), list[tuple[int, ...]]()
+    for row, payload in enumerate(payloads):
+        try:
+            image, values = reader.layout.decode(payload)
+            ints.append(values)
+            if outs is None:  # copied, as it may be a view of the shard, or of scratch that the next one overwrites
+                pixels.append(decoder.decode(image, [op[row] for op in draws]).copy())
+            elif copy is None or not reader.layout.is_fixed(payload):
+                decoder.decode(image, [op[row] for op in draws], outs[row])
+        except (ImageError, RecordError, ValueError) as error:
+            raise RecordError(f"{reader.place(*places[row])}: {error}") from error
+    return Decoded(pixels if outs is None else list(outs), ints, payloads)

@@ -6,14 +6,23 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tpufeed.dataset.order import EpochOrder
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.dataset.order import EpochOrder, Places
 from tpufeed.dataset.partition import Share
 from tpufeed.dataset.reader import Reader
 from tpufeed.errors import LoaderError
 from tpufeed.loaders.columns import MASK
 from tpufeed.loaders.rows import Array, Rows
 
+_CLOSED = "the loader was closed, or its last batch failed; iterate it again to go on"
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
 Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
+
+
+_PLANNED_SAMPLES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class EpochIterator(Iterator[Batch]):
         self._form = form
         self._executor = executor
         self._prefetch = prefetch
+        self._planned: deque[tuple[Places, Mask]] = deque()
         self._pending: deque[_Pending] = deque()
         self._submitted = self._returned = 0
         self._closed = False
@@ -76,7 +86,7 @@ class EpochIterator(Iterator[Batch]):
         if self._returned == len(self._epoch.share):
             raise StopIteration
         if self._closed:
-            raise LoaderError("the loader was closed, or its last batch failed; iterate it again to go on")
+            raise LoaderError(_CLOSED)
         try:
             while len(self._pending) < self._prefetch and self._submitted < len(self._epoch.share):
                 self._pending.append(self._submit(self._submitted))
@@ -92,6 +102,9 @@ class EpochIterator(Iterator[Batch]):
         self._returned += 1
         return pending.arrays
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
         """Give up what is being prepared."""
         self._closed = True
@@ -100,12 +113,26 @@ class EpochIterator(Iterator[Batch]):
                 future.cancel()
 
     def _submit(self, number: int) -> "_Pending":
-        epoch = self._epoch
-        positions, mask = epoch.share.positions(number)
-        work = self._rows.begin(epoch.order.places_at(positions), epoch.number, epoch.reader)
+        if not self._planned:
+            self._planned.extend(self._plan(number))
+        places, mask = self._planned.popleft()
+        work = self._rows.begin(places, self._epoch.number, self._epoch.reader)
         work.arrays[MASK] = mask
-        futures = [self._executor.submit(self._rows.fill, work, *rows) for rows in self._rows.chunks]
+        try:
+            futures = [self._executor.submit(self._rows.fill, work, *rows) for rows in self._rows.chunks]
+        except RuntimeError as error:  # the executor's word for having been shut down
+            raise LoaderError(_CLOSED) from error
         return _Pending(work.arrays, futures)
+
+    def _plan(self, number: int) -> Iterator[tuple[Places, Mask]]:
+        """Where the samples of the next few batches lie: finding out costs 0.3 ms, for one batch as for several."""
+        share = self._epoch.share
+        stop = min(len(share), number + max(1, _PLANNED_SAMPLES // share.batch_size))
+        positions, masks = zip(*map(share.positions, range(number, stop)), strict=True)
+        places = self._epoch.order.places_at(np.concatenate(positions))
+        for batch, mask in enumerate(masks):
+            rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
+            yield Places(*(column[rows] for column in places)), mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+import numpy as np
+
 from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import Op
@@ -58,10 +60,15 @@ class LoaderOptions:
     prefetch: int = 4
 
     def __post_init__(self) -> None:
-        for name, value in (("batch_size", self.batch_size), ("prefetch", self.prefetch), ("threads", self.threads)):
-            if value is not None and value < 1:
-                raise OptionError(f"{name} is at least 1, not {value}")
+        optional = {"threads": self.threads, "lanes": self.lanes}
+        counts = {"batch_size": self.batch_size, "prefetch": self.prefetch}
+        counts |= {name: value for name, value in optional.items() if value is not None}
+        for name, value in counts.items():
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise OptionError(f"{name} is a whole number, at least 1, not {value!r}")
         if self.remainder not in ("drop", "pad", "repeat"):
             raise OptionError(f"remainder is 'drop', 'pad' or 'repeat', not {self.remainder!r}")
         if isinstance(self.columns, str) and self.columns != "default":
             raise OptionError(f"columns is a list of names like ('image', 'label'), not {self.columns!r}")
+        if self.columns is not None and not len(self.columns):
+            raise OptionError("columns is empty; give names like ('image', 'label'), or None for a dict")

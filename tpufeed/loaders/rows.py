@@ -10,12 +10,12 @@ from tpufeed.dataset.reader import Reader
 from tpufeed.images.pipeline import DrawnBatch
 from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Column
-from tpufeed.loaders.decoder import Decoder, decode_record
+from tpufeed.loaders.decoder import Decoder, decode_samples
 from tpufeed.tfrecord.example import decode_example
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_CHUNK_ROWS = 16
+_FEWEST_ROWS, _MOST_ROWS = 4, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,16 @@ class Work:
 
 
 class Rows:
-    """Fills rows of batches; shared by all threads."""
+    """Fills the rows of batches; shared by all threads, each of which takes one of `chunks` at a time."""
 
-    def __init__(self, decoder: Decoder, pool: BufferPool, columns: tuple[Column, ...], batch_size: int) -> None:
+    def __init__(
+        self, decoder: Decoder, pool: BufferPool, columns: tuple[Column, ...], chunks: list[tuple[int, int]]
+    ) -> None:
         self._decoder = decoder
         self._pool = pool
         self._columns = columns
-        self._parses = any(column.position is None for column in columns)
-        self.chunks = [(start, min(start + _CHUNK_ROWS, batch_size)) for start in range(0, batch_size, _CHUNK_ROWS)]
+        self._parsed = [column for column in columns if column.position is None]
+        self.chunks = chunks
 
     def begin(self, places: Places, epoch: int, reader: Reader) -> Work:
         """A batch to be filled."""
@@ -50,15 +52,21 @@ class Rows:
     def fill(self, work: Work, start: int, stop: int) -> None:
         """Decode the rows `[start, stop)`."""
         images = work.arrays[IMAGE]
-        for row in range(start, stop):
-            place = work.places[row]
-            drawn = [draws[row] for draws in work.draws]
-            _, ints, payload = decode_record(self._decoder, work.reader, place, drawn, images[row])
-            features = decode_example(payload) if self._parses else {}
-            for column in self._columns:
-                value = (
-                    column.value(features, work.reader.place(*place))
-                    if column.position is None
-                    else ints[column.position]
-                )
-                work.arrays[column.name][row] = value
+        places = work.places[start:stop]
+        draws = [op[start:stop] for op in work.draws]
+        decoded = decode_samples(self._decoder, work.reader, places, draws, [images[row] for row in range(start, stop)])
+        for column in self._columns:
+            values = work.arrays[column.name]
+            if column.position is not None:
+                values[start:stop] = [ints[column.position] for ints in decoded.ints]
+        if self._parsed:
+            for row, payload in enumerate(decoded.payloads, start):
+                features, where = decode_example(payload), work.reader.place(*work.places[row])
+                for column in self._parsed:
+                    work.arrays[column.name][row] = column.value(features, where)
+
+
+def cut_chunks(batch_size: int, threads: int) -> list[tuple[int, int]]:
+    """Runs of rows small enough that all threads have work, and large enough that handing them over costs little."""
+    step = max(_FEWEST_ROWS, min(_MOST_ROWS, -(-batch_size // threads)))
+    return [(start, min(start + step, batch_size)) for start in range(0, batch_size, step)]

@@ -17,7 +17,7 @@ from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, find_column, resolve_co
 from tpufeed.loaders.decoder import Decoder
 from tpufeed.loaders.epoch import BatchForm, Epoch, EpochIterator
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
-from tpufeed.loaders.rows import Rows
+from tpufeed.loaders.rows import Rows, cut_chunks
 from tpufeed.loaders.world import find_world, to_world
 
 _STATE_VERSION = 1
@@ -74,7 +74,8 @@ class NumpyLoader:
         self._dtypes |= {column.name: column.empty(0).dtype for column in columns}
         self._decoder = Decoder(dataset, options.ops, options.seed)
         pool = BufferPool((options.batch_size, *self._decoder.batch_shape))
-        self._rows = Rows(self._decoder, pool, tuple(columns), options.batch_size)
+        self._threads = options.threads or available_cores()
+        self._rows = Rows(self._decoder, pool, tuple(columns), cut_chunks(options.batch_size, self._threads))
         self._readers: dict[int, Reader] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._world: World | None = None
@@ -119,27 +120,30 @@ class NumpyLoader:
 
     def __iter__(self) -> "EpochIterator":
         """The next epoch."""
-        epoch, start = self._next_epoch, self._start
-        self._next_epoch, self._start = epoch + 1, 0
+        epoch = self._next_epoch
         variant = epoch % len(self._entry.variants)
         reader = self._readers.get(variant)
         if reader is None:
             reader = self._readers[variant] = self.dataset.reader(self.split, variant)
         shards = [shard.records for shard in self._entry.variants[variant].shards]
         order = EpochOrder(shards, self.options.seed, epoch, self.lanes, self.options.shuffle)
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self.options.threads or available_cores(), "tpufeed-decode")
+        executor = self._executor  # `close` in another thread may take it away here
+        if executor is None:
+            executor = self._executor = ThreadPoolExecutor(self._threads, "tpufeed-decode")
         self._current = EpochIterator(
-            Epoch(epoch, order, reader, self._share(start)),
+            Epoch(epoch, order, reader, self._share(self._start)),
             self._rows,
             self.form,
-            self._executor,
+            executor,
             self.options.prefetch,
         )
+        # Only now: an epoch that could not be opened is still to come, and so is the rest of a loaded one.
+        self._next_epoch, self._start = epoch + 1, 0
         return self._current
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch number `epoch`, from its start."""
+        self._current = None
         self._next_epoch, self._start = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,27 +154,24 @@ class NumpyLoader:
 
     def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
         """The state after `samples` samples of the whole world in `epoch`."""
-        return {
-            "version": _STATE_VERSION,
-            "content_digest": self.dataset.content_digest,
-            "split": self.split,
-            "seed": self.options.seed,
-            "epoch": epoch,
-            "lanes": self.lanes,
-            "samples": samples,
-        }
+        return {**self._identity, "epoch": epoch, "lanes": self.lanes, "samples": samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
 
         Raises:
-            OptionError: the state is of another dataset, split, seed or version.
+            OptionError: the state is of another dataset, split, seed, order or version, or its lanes cannot be dealt.
         """
-        own = self.state_at(0, 0)
-        for name in ("version", "content_digest", "split", "seed"):
-            if state.get(name) != own[name]:
-                raise OptionError(f"the state's {name} is {state.get(name)!r}, this loader's {own[name]!r}")
-        self._lanes = int(state["lanes"])
+        for name, value in self._identity.items():
+            if state.get(name) != value:
+                raise OptionError(f"the state's {name} is {state.get(name)!r}, this loader's {value!r}")
+        lanes, ranks = int(state["lanes"]), self.world.size
+        if lanes % ranks:
+            raise OptionError(
+                f"the state's {lanes} lanes cannot be dealt to {ranks} ranks; go on with a number of ranks that "
+                f"divides {lanes}"
+            )
+        self._lanes = lanes
         self._current = None
         self._next_epoch, self._start = int(state["epoch"]), int(state["samples"])
         if self._start >= self._entry.records or not len(self._share(self._start)):
@@ -178,11 +179,12 @@ class NumpyLoader:
 
     def close(self) -> None:
         """Stop the threads. A loader that is iterated again starts new ones."""
-        if self._current is not None:
-            self._current.close()
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
-            self._executor = None
+        current, executor = self._current, self._executor
+        self._executor = None
+        if current is not None:
+            current.close()
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> Self:
         return self
@@ -190,5 +192,24 @@ class NumpyLoader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """What a state and the loader that it is loaded into have in common."""
+        return {
+            "version": _STATE_VERSION,
+            "content_digest": self.dataset.content_digest,
+            "split": self.split,
+            "seed": self.options.seed,
+            "shuffle": self.options.shuffle,
+        }
+
     def _share(self, start: int) -> Share:
-        return Share(self._entry.records, self.options.batch_size, self.world, self.options.remainder, start)
+        share = Share(self._entry.records, self.options.batch_size, self.world, self.options.remainder, start)
+        if not start and not len(share):
+            most = self._entry.records // self.world.size
+            raise OptionError(
+                f"{self.dataset.url}: the {self._entry.records} samples of split {self.split!r} fill no batch of "
+                f"{self.options.batch_size} on each of {self.world.size} ranks, and remainder='drop' leaves none; give "
+                f"{f'a batch_size of at most {most}, or ' if most else ''}remainder='pad' or 'repeat'"
+            )
+        return share

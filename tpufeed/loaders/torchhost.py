@@ -12,7 +12,7 @@ from tpufeed.dataset.reader import Dataset, Reader, open_dataset
 from tpufeed.dataset.schema import LABEL
 from tpufeed.errors import MissingExtraError
 from tpufeed.images.ops import Op
-from tpufeed.loaders.decoder import Decoder, decode_record
+from tpufeed.loaders.decoder import Decoder, decode_samples
 
 try:
     import torch
@@ -86,7 +86,14 @@ class TFRecordImages(TorchDataset[Any]):
         reader = self._reader(epoch % len(self._entry.variants))
         samples = [self._check(int(index)) for index in indices]
         draws = self._decoder.pipeline.draw(epoch, np.array(samples, np.int64))
-        return [self._load(reader, sample, [op[row] for op in draws]) for row, sample in enumerate(samples)]
+        decoded = decode_samples(self._decoder, reader, [self._place(sample) for sample in samples], draws)
+        images = [
+            torch.from_numpy(image) if self._transform is None else self._transform(image) for image in decoded.pixels
+        ]
+        if LABEL not in reader.layout.int_keys:
+            return images
+        label = reader.layout.int_keys.index(LABEL)
+        return [(image, ints[label]) for image, ints in zip(images, decoded.ints, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what a process must open for itself."""
@@ -94,6 +101,7 @@ class TFRecordImages(TorchDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._epoch.share_memory_()  # a copy is in private memory, where forked workers would not see `set_epoch`
         self._open()
 
     def _open(self) -> None:
@@ -110,12 +118,6 @@ class TFRecordImages(TorchDataset[Any]):
             raise IndexError(f"sample {index} of a split of {len(self)}")
         return index % len(self)
 
-    def _load(self, reader: Reader, sample: int, draws: list[Any]) -> Any:
+    def _place(self, sample: int) -> tuple[int, int]:
         shard = bisect.bisect_right(self._starts, sample) - 1
-        pixels, ints, _ = decode_record(self._decoder, reader, (shard, sample - self._starts[shard]), draws)
-        # A copy: without ops the pixels are a view of a shard that is mapped read-only, or of scratch memory.
-        image = pixels.copy()
-        item = torch.from_numpy(image) if self._transform is None else self._transform(image)
-        if LABEL not in reader.layout.int_keys:
-            return item
-        return item, ints[reader.layout.int_keys.index(LABEL)]
+        return shard, sample - self._starts[shard]

@@ -54,7 +54,8 @@ class XlaLoader(parallel_loader.MpDeviceLoader):
     """An `MpDeviceLoader` that raises in the training loop what fails in its source, and leaves no thread behind.
 
     ParallelLoader takes an exception of its source for the end of the epoch, and hangs where `iter()` fails. So the
-    source is opened in its first `next` and never raises: it ends, and its exception is raised to the consumer.
+    epoch is opened here, in the caller's thread, and the source never raises: it ends, and its exception is raised to
+    the consumer.
     """
 
     def __init__(self, source: NumpyLoader, device: Any) -> None:
@@ -73,10 +74,9 @@ class XlaLoader(parallel_loader.MpDeviceLoader):
     def __iter__(self) -> "_DeviceIterator":
         """The next epoch; an earlier one that is still open is closed."""
         self._close_iterator()
-        len(
-            self._source
-        )  # finds the world and checks lanes here: torch_xla knows ranks by thread, and the next is its own
-        iterator = _DeviceIterator(_Source(self._source), self._xla_device)
+        # In the caller's thread: torch_xla knows ranks by thread, and which epoch is next must not depend on how far
+        # a thread of an earlier iteration came, or ranks would part ways.
+        iterator = _DeviceIterator(_Source(iter(self._source)), self._xla_device)
         self._iterator = weakref.ref(iterator)
         return iterator
 
@@ -98,9 +98,8 @@ class XlaLoader(parallel_loader.MpDeviceLoader):
 class _Source(Iterator[Any]):
     """What ParallelLoader iterates, in a thread of its own: it never raises anything but StopIteration."""
 
-    def __init__(self, loader: NumpyLoader) -> None:
-        self._loader = loader
-        self._epoch: EpochIterator | None = None
+    def __init__(self, epoch: EpochIterator) -> None:
+        self._epoch = epoch
         self.exception: BaseException | None = None
         self.aborted = False
 
@@ -108,8 +107,6 @@ class _Source(Iterator[Any]):
         if self.exception is not None or self.aborted:
             raise StopIteration
         try:
-            if self._epoch is None:
-                self._epoch = iter(self._loader)
             return to_torch(next(self._epoch))
         except StopIteration:
             raise
@@ -120,12 +117,13 @@ class _Source(Iterator[Any]):
     def abort(self) -> None:
         """End soon, also when a batch is being waited for in another thread."""
         self.aborted = True
-        if self._epoch is not None:
-            self._epoch.close()
+        self._epoch.close()
 
 
 class _DeviceIterator(Iterator[Any]):
     """An epoch on the device."""
+
+    _open = False  # until there is something to close
 
     def __init__(self, source: _Source, device: Any) -> None:
         self._source = source
@@ -140,8 +138,10 @@ class _DeviceIterator(Iterator[Any]):
             batch = next(self._batches)
         except StopIteration:
             self.close()
-            if self._source.exception is not None:
-                raise self._source.exception from None
+            # Let go of it: its traceback refers to the source.
+            exception, self._source.exception = self._source.exception, None
+            if exception is not None:
+                raise exception from None
             raise
         except BaseException:
             self.close()

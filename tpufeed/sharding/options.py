@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import OptionError
@@ -56,14 +57,15 @@ def parse_size(text: str | int) -> int:
     unit = None if match is None else _UNITS.get(match.group(2).lower())
     if match is None or unit is None:
         raise OptionError(f"{text!r} is no size; write it like 64MB or 128MiB")
-    return int(float(match.group(1)) * unit)
+    return int(Decimal(match.group(1)) * unit)  # a float would overflow
 
 
 def parse_splits(text: str) -> dict[str, float]:
     """Shares of "train=0.9,val=0.1"; "train" alone is all of it. Raises OptionError."""
     splits: dict[str, float] = {}
     for part in text.split(","):
-        name, equals, share = part.strip().partition("=")
+        name, equals, share = part.partition("=")
+        name = name.strip()
         try:
             value = float(share) if equals else 1.0
         except ValueError:

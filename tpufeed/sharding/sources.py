@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tpufeed.dataset.plan import Input
 from tpufeed.errors import NoInputsError, SourceError, StoreError
@@ -57,16 +58,21 @@ def list_images(url: str) -> Listing:
 def _check_folder(store: Store) -> None:
     if url_scheme(store.url) != "file":
         return
-    path = store.local_path("x")
-    folder = None if path is None else path.parent
-    if folder is not None and not folder.is_dir():
-        state = "is a file, not a folder of images" if folder.exists() else "does not exist"
+    folder = Path(store.url)
+    try:
+        state = (
+            None if folder.is_dir() else "is a file, not a folder of images" if folder.exists() else "does not exist"
+        )
+    except OSError as error:
+        raise SourceError(f"the source {folder} cannot be read: {error.strerror}") from error
+    if state is not None:
         raise SourceError(f"the source {folder} {state}")
 
 
 def _is_image(name: str) -> bool:
-    last = name.rsplit("/", 1)[-1]
-    return last.lower().endswith(_SUFFIXES) and not last.startswith(".") and "__MACOSX/" not in name
+    """Hidden files and folders (.ipynb_checkpoints, ._x.jpg) are other programs' leavings, never classes."""
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+    return name.lower().endswith(_SUFFIXES) and not hidden
 
 
 def _is_unicode(name: str) -> bool:

@@ -42,7 +42,10 @@ class FsspecStore:
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         with self._errors(name):
-            return bytes(self._fs.cat_file(self._path(name), start=start, end=stop))
+            data = bytes(self._fs.cat_file(self._path(name), start=start, end=stop))
+            if len(data) > stop - start:
+                raise StoreError(f"{self.url}/{name}: the server sends the whole object when asked for a range of it")
+        return data
 
     def stat(self, name: str) -> ObjectInfo | None:
         with self._errors(name):

@@ -1,11 +1,11 @@
 """TFRecord framing, little-endian: u64 length, u32 masked CRC of it, the payload, u32 masked CRC of the payload."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tpufeed.errors import RecordError
 from tpufeed.tfrecord.buffer import BytesLike
-from tpufeed.tfrecord.crc32c import masked_crc32c
+from tpufeed.tfrecord.crc32c import crc32c, mask_crc32c, masked_crc32c
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -48,6 +48,40 @@ def decode_record(record: memoryview, where: str = "record") -> memoryview:
             f"{where}: the record says {length} bytes of payload, the index says {len(record) - OVERHEAD_BYTES}"
         )
     return _read_payload(record, 0, length, where)
+
+
+def decode_records(
+    records: Sequence[memoryview], where: Callable[[int], str], use: Callable[[int, memoryview], None] | None = None
+) -> list[memoryview]:
+    """The payloads of records, verified as by `decode_record`.
+
+    The CRCs are computed in one go: they release the GIL, and a thread that has a few microseconds of Python between
+    one release and the next runs into the other threads each time. Twice the throughput on two cores.
+
+    Args:
+        records: each exactly one record.
+        where: names the place of record number i in an error.
+        use: called with number and payload while its bytes are in the processor's cache, before they are known to be
+            sound; it copies them, and no more.
+
+    Raises:
+        RecordError: as by `decode_record`.
+    """
+    payloads = [record[HEADER_BYTES:-FOOTER_BYTES] for record in records]
+    crcs = []
+    for number, payload in enumerate(payloads):
+        crcs.append(crc32c(payload))
+        if use is not None:
+            use(number, payload)
+    for number, (record, payload, crc) in enumerate(zip(records, payloads, crcs, strict=True)):
+        size = len(payload)
+        if (
+            len(record) != size + OVERHEAD_BYTES
+            or record[:HEADER_BYTES] != encode_header(size)
+            or record[-FOOTER_BYTES:] != encode_footer(mask_crc32c(crc))
+        ):
+            decode_record(record, where(number))  # raises, and says why
+    return payloads
 
 
 def iter_records(shard: memoryview, where: str = "shard") -> Iterator[tuple[int, memoryview]]:

@@ -60,6 +60,10 @@ class FixedLayout:
         )
         return features + entry + feature + bytes_list + value, suffix
 
+    def is_fixed(self, payload: memoryview) -> bool:
+        """Whether the payload's image stands at `image_offset`."""
+        return payload[self._key_at] == self._key_field
+
     def decode(self, payload: memoryview, where: str = "record") -> tuple[memoryview, tuple[int, ...]]:
         """`(image, integers)` of a payload, the image as a view into it.
 
@@ -69,8 +73,8 @@ class FixedLayout:
             RecordError: not a tf.train.Example, or one of the features is missing.
         """
         start = self.image_offset
-        if payload[self._key_at] == self._key_field and len(payload) >= start:
-            length = _read_padded(bytes(payload[start - _LENGTH_BYTES : start]))
+        if self.is_fixed(payload) and len(payload) >= start:
+            length = _read_padded_once(bytes(payload[start - _LENGTH_BYTES : start]))
             if length is not None and start + length + self._ints.size <= len(payload):
                 stop = start + length
                 parts = self._ints.unpack_from(payload, stop)

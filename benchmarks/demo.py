@@ -1,0 +1,190 @@
+"""The demo, see scripts/demo: real photos, made into shards and a cache, feed an emulated TPU v3-8 beside naive ways.
+
+Every feed runs in a process of its own, so that no framework's threads disturb the next.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import describe, figure, machine, print_table, write_result
+
+ROOT = Path(__file__).parents[1]
+PROFILE = "tpu-v3-8"
+EMULATED = f"EMULATED {PROFILE}"
+ON_CPU = "torch_xla on CPU, a real step"
+_CACHE_OPTIONS = ("--size", "224", "--variants", "2", "--encode", "raw")
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One row: what bench_train.py is called with, and what a person calls it."""
+
+    label: str
+    loader: str
+    source: str  # a folder in the work folder
+    device: str = f"emulated:{PROFILE}"
+
+    @property
+    def emulated(self) -> bool:
+        return self.device.startswith("emulated:")
+
+
+def feeds(cores: int, with_xla: bool) -> list[Feed]:
+    """The rows, from what people do to a warmed cache."""
+    rows = [
+        Feed("raw files, Pillow in one thread", "pil", "photos"),
+        Feed(f"raw files, Pillow in {cores} processes", "pil-all-cores", "photos"),
+        Feed("shards, tf.data as Kaggle's TPU guide writes it", "tfdata-guide", "shards"),
+        Feed("shards, tpufeed.tf_dataset", "tf", "shards"),
+        Feed("shards, tpufeed.numpy_loader", "numpy", "shards"),
+        Feed("cache, tpufeed.tf_dataset", "tf", "cache"),
+        Feed("cache, tpufeed.numpy_loader", "numpy", "cache"),
+    ]
+    if with_xla:
+        rows += [
+            Feed("shards, tpufeed.xla_loader", "xla", "shards", "xla-cpu"),
+            Feed("cache, tpufeed.xla_loader", "xla", "cache", "xla-cpu"),
+        ]
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parse(argv)
+    started = time.perf_counter()
+    work = args.keep or Path(tempfile.mkdtemp(prefix="tpufeed-demo-"))
+    work.mkdir(parents=True, exist_ok=True)
+    about = machine()
+    print(f"on {describe(about)}\nin {work}")
+    try:
+        seconds = prepare(work, args.photos)
+        batch_size = fitting_batch(args.photos)
+        results = [
+            {"label": feed.label, **run_feed(feed, work, batch_size, args.seconds)}
+            for feed in feeds(about["cores"], args.all)
+        ]
+        show(results, batch_size)
+        result = {"photos": args.photos, "seconds_a_feed": args.seconds, "prepare_seconds": seconds, "rows": results}
+        path = write_result("demo", result, work)
+    finally:
+        if args.keep is None:
+            for name in ("photos", "shards", "cache"):
+                shutil.rmtree(work / name, ignore_errors=True)
+            if not any(work.iterdir()):
+                work.rmdir()
+    print(f"all figures: {path}; took {time.perf_counter() - started:.0f} s")
+    return 0
+
+
+def prepare(work: Path, photos: int) -> dict[str, float]:
+    """Photos, shards and cache in `work`, each made unless it is there; gives the seconds that each took."""
+    tpufeed = str(Path(sys.executable).parent / "tpufeed")
+    make_photos = [sys.executable, str(ROOT / "scripts" / "make_photos.py")]
+    commands = {
+        "photos": [*make_photos, str(work / "photos"), "--count", str(photos)],
+        "shards": [tpufeed, "shard", str(work / "photos"), str(work / "shards")],
+        "cache": [tpufeed, "cache", "warmup", str(work / "shards"), str(work / "cache"), *_CACHE_OPTIONS],
+    }
+    seconds = {}
+    for name, command in commands.items():
+        if (work / name / "manifest.json").exists():
+            print(f"{name}: there already")
+            continue
+        print("$", " ".join([Path(command[0]).name, *command[1:]]), flush=True)
+        start = time.perf_counter()
+        _run(command)
+        seconds[name] = round(time.perf_counter() - start, 2)
+    return seconds
+
+
+def fitting_batch(photos: int) -> int:
+    """128, or for a few photos the power of two that leaves several batches in an epoch."""
+    return min(128, 1 << max(0, (photos // 3).bit_length() - 1))
+
+
+def run_feed(feed: Feed, work: Path, batch_size: int, seconds: float) -> dict[str, Any]:
+    """The line of JSON of one run of bench_train.py."""
+    kind = "--photos" if feed.source == "photos" else "--data"
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_train.py"), "--json", "--loader", feed.loader]
+    command += [kind, str(work / feed.source), "--device", feed.device]
+    command += ["--batch", str(batch_size), "--seconds", str(seconds)]
+    print(f"feeding {EMULATED if feed.emulated else ON_CPU} from {feed.label} ...", flush=True)
+    found: dict[str, Any] = json.loads(_run(command, capture=True).splitlines()[-1])
+    found.pop("machine")
+    return found
+
+
+def show(results: Sequence[dict[str, Any]], batch_size: int) -> None:
+    """The table, and in one sentence what changed."""
+    rows = [
+        [_device(row), row["label"], figure(row["images_per_second"], 0), figure(row["idle_percent"])]
+        for row in results
+    ]
+    print()
+    print_table(f"{EMULATED}, batches of {batch_size}", ["device", "fed from", "img/s", "idle %"], rows, text_columns=2)
+    print(closing_sentence(results))
+
+
+def closing_sentence(results: Sequence[dict[str, Any]]) -> str:
+    """From one thread of Pillow to the better loader of the cache, in the figures of this run."""
+    first = results[0]
+    cached = [row for row in results if row["source"] == "cache" and row["device"] == first["device"]]
+    best = max(cached, key=lambda row: row["images_per_second"] or 0)
+    if None in (first["images_per_second"], best["images_per_second"]):
+        return f"{EMULATED}: too few steps to say what changed; give more --seconds or more --photos."
+    ratio = best["images_per_second"] / first["images_per_second"]
+    change = (
+        f"From {first['idle_percent']:.1f} % idle with one thread of Pillow to {best['idle_percent']:.1f} % "
+        f"{best['label'].replace('cache,', 'from a warmed cache through')}"
+    )
+    if ratio <= 1.05:
+        return f"{EMULATED}: {change}: no more images a second ({ratio:.2f} times); nothing was gained here."
+    at_full_rate = best["idle_percent"] < 1
+    limit = (
+        ", all that this device takes" if at_full_rate else f"; it still waits {best['idle_percent']:.0f} % of the time"
+    )
+    return f"{EMULATED}: {change}: {ratio:.1f} times the images a second{limit}."
+
+
+def _device(row: dict[str, Any]) -> str:
+    return row["device"] if row["device"].startswith("EMULATED") else ON_CPU
+
+
+def _run(command: Sequence[str], capture: bool = False) -> str:
+    """Run `command`; what it prints is given back, or shown. A failure ends the demo with its exit code."""
+    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2")
+    stdout = subprocess.PIPE if capture else None
+    stderr = subprocess.PIPE if capture else None
+    done = subprocess.run(command, stdout=stdout, stderr=stderr, text=True, env=environment, check=False)
+    if done.returncode:
+        print(done.stderr or "", file=sys.stderr)
+        print(f"demo: this command failed with exit code {done.returncode}: {' '.join(command)}", file=sys.stderr)
+        raise SystemExit(done.returncode)
+    return done.stdout or ""
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.partition("\n")[0])
+    parser.add_argument("--all", action="store_true", help="also feed torch_xla on CPU devices")
+    parser.add_argument("--photos", type=int, default=2000, metavar="N")
+    parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help="how long each feed is measured")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="work here and keep everything; default: a temporary folder"
+    )
+    args = parser.parse_args(argv)
+    if args.photos < 3 or args.seconds <= 0:
+        parser.error("--photos is at least 3, and --seconds more than 0")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
