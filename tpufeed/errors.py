@@ -71,7 +71,12 @@ class MissingExtraError(UsageError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed: pip install 'tpufeed[{extra}]'")
+        self.package = package
         self.extra = extra
+
+    def __reduce__(self) -> tuple[type["MissingExtraError"], tuple[str, str]]:
+        """Survive pickling, see `ImageError`."""
+        return type(self), (self.package, self.extra)
 
 
 class StoreError(TpufeedError, OSError):

@@ -104,7 +104,7 @@ def _verify_shard(dataset: Dataset, shard: _ShardOf, layout: FixedLayout) -> np.
             f"{where}: {len(offsets)} records; the manifest says {entry.records}. The shard was cut or swapped"
         )
     _verify_file(entry, data, where)
-    _verify_index(Index(dataset.store, shard.variant).offsets(shard.number), [*offsets, len(data)], where)
+    _verify_index(_read_offsets(dataset, shard), [*offsets, len(data)], where)
     return classes
 
 
@@ -113,6 +113,13 @@ def _read(dataset: Dataset, name: str) -> bytes:
         return dataset.store.read(name)
     except ObjectNotFoundError as error:
         raise ShardError(f"{dataset.url}/{name} is missing; the manifest names it") from error
+    except StoreError as error:
+        raise DamageError(str(error)) from error
+
+
+def _read_offsets(dataset: Dataset, shard: _ShardOf) -> Offsets:
+    try:
+        return Index(dataset.store, shard.variant).offsets(shard.number)
     except StoreError as error:
         raise DamageError(str(error)) from error
 

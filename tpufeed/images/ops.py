@@ -56,7 +56,7 @@ class PixelOp(Op, Protocol):
         """These draws leave the image as it is."""
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        """The new pixels: in `out` (C-contiguous, of the image's shape, another memory) where it is given."""
+        """The new pixels: in `out` (C-contiguous, of the image's shape, maybe the image itself) where it is given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,15 @@ DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
 
 
 class Pipeline:
-    """Runs ops over images. Immutable and safe to share between threads."""
+    """Runs ops over images; `fast` as in `decode`. Immutable and safe to share between threads."""
 
-    def __init__(self, ops: Sequence[Op], seed: int) -> None:
+    def __init__(self, ops: Sequence[Op], seed: int, fast: bool = False) -> None:
         for op in ops:
             if not is_op(op):
                 raise OptionError(f"ops are tpufeed.images.RandomResizedCrop(size=224) and its like, not {op!r}")
         self.ops = tuple(ops)
         self.seed = seed
+        self._fast = fast
         # Asked once: isinstance of a Protocol takes 13 us on Python 3.11, all of them with the GIL held.
         self._windows = [op if isinstance(op, WindowOp) else None for op in ops]
         self._pixels = [op if isinstance(op, PixelOp) else None for op in ops]
@@ -68,11 +69,12 @@ class Pipeline:
         """As `run_encoded`, once for each of `draws`; all share one decoding, as small as they allow."""
         first = self._first_window
         if first is None:
-            pixels = decode(data, buffer=buffer)
+            pixels = decode(data, 1, buffer, self._fast)
             return [self._run(pixels, None, drawn, out) for drawn, out in zip(draws, outs, strict=True)]
         size = image_size(data)
         windows = [first.window(size[0], size[1], drawn[0]) for drawn in draws]
-        pixels = decode(data, min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows), buffer)
+        reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
+        pixels = decode(data, reduce, buffer, self._fast)
         return [
             self._run(pixels, _scaled(window, size, pixels.shape), drawn, out)
             for window, drawn, out in zip(windows, draws, outs, strict=True)
@@ -85,7 +87,11 @@ class Pipeline:
         return self._run(pixels, window, draws, out)
 
     def _run(self, pixels: Pixels, window: Window | None, draws: Sequence[Draws], out: Pixels | None) -> Pixels:
-        """`window` is the first op's, where that is a window op. The last op that changes anything writes to `out`."""
+        """`window` is the first op's, where that is a window op.
+
+        What comes behind the last change of size happens in `out` itself: memory in between would be fresh each time,
+        and its page faults cost more than the op.
+        """
         start = 0 if window is None else 1
         live = [
             (window_op, pixel_op, drawn)
@@ -94,12 +100,13 @@ class Pipeline:
             )
             if pixel_op is None or not pixel_op.skips(drawn)
         ]
+        sized = max((number for number, (window_op, _, _) in enumerate(live) if window_op is not None), default=-1)
         if window is not None:
-            pixels = _cut(pixels, window, None if live else out)
+            pixels = _cut(pixels, window, out if sized < 0 else None)
         elif not live:
             return _cut(pixels, Window(0, 0, *pixels.shape[:2], *pixels.shape[:2]), out)
         for number, (window_op, pixel_op, drawn) in enumerate(live):
-            memory = out if number == len(live) - 1 else None
+            memory = out if number >= sized else None
             if window_op is not None:
                 pixels = _cut(pixels, window_op.window(pixels.shape[0], pixels.shape[1], drawn), memory)
             elif pixel_op is not None:

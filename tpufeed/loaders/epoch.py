@@ -91,16 +91,14 @@ class EpochIterator(Iterator[Batch]):
             while len(self._pending) < self._prefetch and self._submitted < len(self._epoch.share):
                 self._pending.append(self._submit(self._submitted))
                 self._submitted += 1
-            pending = self._pending.popleft()
-            for future in pending.futures:
-                future.result()
+            arrays = self._pending.popleft().wait()
         except CancelledError:
             raise LoaderError("the loader was closed while a batch was waited for") from None
         except BaseException:
             self.close()
             raise
         self._returned += 1
-        return pending.arrays
+        return arrays
 
     def __del__(self) -> None:
         self.close()
@@ -139,3 +137,14 @@ class EpochIterator(Iterator[Batch]):
 class _Pending:
     arrays: dict[str, Array]
     futures: list[Future[None]]
+
+    def wait(self) -> dict[str, Array]:
+        """The batch, when all of it is there."""
+        try:
+            for future in self.futures:
+                future.result()
+            return self.arrays
+        finally:
+            # A cycle: an exception's traceback holds this frame, and the future the exception. It would keep the
+            # loader's threads until the garbage collector comes by.
+            del self, future

@@ -138,11 +138,13 @@ class _DeviceIterator(Iterator[Any]):
             batch = next(self._batches)
         except StopIteration:
             self.close()
-            # Let go of it: its traceback refers to the source.
             exception, self._source.exception = self._source.exception, None
-            if exception is not None:
+            if exception is None:
+                raise
+            try:
                 raise exception from None
-            raise
+            finally:
+                del exception  # a cycle: its traceback holds this frame, and that the decoding threads
         except BaseException:
             self.close()
             raise

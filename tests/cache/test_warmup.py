@@ -1,0 +1,290 @@
+"""`tpufeed.cache.warmup` from one end to the other."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import tpufeed
+from tpufeed.cache import warmup
+from tpufeed.dataset.manifest import encode_manifest
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import DatasetExistsError, DuplicateWriterError, OptionError
+from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
+from tpufeed.storage.memory import MemoryStore
+
+SIDE = 32
+FEATURES = {
+    "image/height": tf.io.FixedLenFeature([], tf.int64),
+    "image/width": tf.io.FixedLenFeature([], tf.int64),
+    "image/channels": tf.io.FixedLenFeature([], tf.int64),
+    "image/format": tf.io.FixedLenFeature([], tf.string),
+    "image/filename": tf.io.FixedLenFeature([], tf.string),
+}
+LABELS = {
+    "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+    "image/class/text": tf.io.FixedLenFeature([], tf.string),
+}
+
+
+def by_tensorflow(folder, split="train", variant=0, image="image/tensor", labels=LABELS):
+    """What TensorFlow finds in one variant of a split, in order, pixels decoded."""
+    shards = sorted(map(str, Path(folder).glob(f"{split}-v{variant}-*.tfrecord")))
+    wanted = {image: tf.io.FixedLenFeature([], tf.string), **FEATURES, **labels}
+    samples = []
+    for record in tf.data.TFRecordDataset(shards):
+        sample = {key: value.numpy() for key, value in tf.io.parse_single_example(record, wanted).items()}
+        shape = sample["image/height"], sample["image/width"], sample["image/channels"]
+        if image == "image/tensor":
+            sample["pixels"] = tf.io.decode_raw(sample[image], tf.uint8).numpy().reshape(shape)
+        else:
+            sample["pixels"] = tf.io.decode_jpeg(sample[image], 3).numpy()
+        samples.append(sample)
+    return samples
+
+
+def names_of(samples):
+    return [sample["image/filename"].decode() for sample in samples]
+
+
+def source_names(url, split="train"):
+    return [bytes(features["image/filename"].values[0]).decode() for features in open_dataset(url).iter_examples(split)]
+
+
+@pytest.fixture(scope="module")
+def raw(source, tmp_path_factory):
+    url = tmp_path_factory.mktemp("raw") / "cache"
+    return warmup(source, url, size=SIDE, variants=3, shard_bytes="40KB", workers=1)
+
+
+@pytest.fixture(scope="module")
+def jpeg(source, tmp_path_factory):
+    url = tmp_path_factory.mktemp("jpeg") / "cache"
+    return warmup(source, url, size=SIDE, variants=2, encode="jpeg", shard_bytes="15KB", workers=1)
+
+
+@pytest.mark.parametrize("encode", ["raw", "jpeg"])
+def test_sample_i_is_record_i_in_every_variant(encode, source, raw, jpeg):
+    built, image = (raw, "image/tensor") if encode == "raw" else (jpeg, "image/encoded")
+    classes = open_dataset(source).manifest.class_names
+    for split, entry in built.manifest.splits.items():
+        variants = [by_tensorflow(built.url, split, v, image) for v in range(len(entry.variants))]
+        for samples in variants:
+            assert names_of(samples) == source_names(source, split)
+            for sample in samples:
+                text = sample["image/filename"].decode().split("/")[0]
+                assert sample["image/class/text"].decode() == text
+                assert sample["image/class/label"] == classes.index(text)
+                assert sample["image/format"].decode() == encode
+                assert sample["pixels"].shape == (SIDE, SIDE, 3)
+        assert len({tuple(shard.records for shard in variant.shards) for variant in entry.variants}) == 1
+    assert len(built.manifest.splits["train"].variants[0].shards) > 2
+
+
+@pytest.mark.parametrize("encode", ["raw", "jpeg"])
+def test_variants_differ_in_their_pixels(encode, raw, jpeg):
+    built, image = (raw, "image/tensor") if encode == "raw" else (jpeg, "image/encoded")
+    first, second = (by_tensorflow(built.url, "train", variant, image) for variant in range(2))
+    same = [np.array_equal(one["pixels"], other["pixels"]) for one, other in zip(first, second, strict=True)]
+    assert not any(same)
+
+
+def test_the_manifest_says_what_it_is_a_cache_of(source, raw, jpeg):
+    info = raw.manifest.cache
+    assert info.source_digest == open_dataset(source).content_digest
+    assert (info.encode, info.shape, info.dtype, info.variants, info.final) == ("raw", (SIDE, SIDE, 3), "uint8", 3, ())
+    assert [op["op"] for op in info.ops] == ["RandomResizedCrop", "HorizontalFlip"]
+    assert raw.manifest.tensor_shape == (SIDE, SIDE, 3)
+    assert jpeg.manifest.tensor_shape is None
+    assert raw.images == 3 * 60
+    assert raw.manifest.images == {"raw, augmented": 60}
+    for built in (raw, jpeg):
+        for name, split in open_dataset(source).manifest.splits.items():
+            assert built.manifest.splits[name].records == split.records
+            assert built.manifest.splits[name].class_counts == split.class_counts
+        variants = built.manifest.cache.variants
+        assert tpufeed.verify(built.url).records == variants * 60
+
+
+def test_raw_pixels_stand_at_one_offset_in_every_record(raw):
+    """Loaders copy from there without parsing; that TensorFlow finds the same bytes makes it a sound record."""
+    offsets = set()
+    for split, entry in raw.manifest.splits.items():
+        for number, variant in enumerate(entry.variants):
+            samples = iter(by_tensorflow(raw.url, split, number))
+            index = np.load(Path(raw.url, variant.index.name))
+            for shard in variant.shards:
+                data = Path(raw.url, shard.name).read_bytes()
+                starts, index = index[: shard.records], index[shard.records + 1 :]
+                for start in map(int, starts):
+                    pixels = next(samples)["image/tensor"]
+                    assert len(pixels) == SIDE * SIDE * 3
+                    offset = data.find(pixels, start) - start
+                    offsets.add(offset)
+                    assert data[start + offset : start + offset + len(pixels)] == pixels
+            assert next(samples, None) is None
+            assert len(index) == 0
+    assert len(offsets) == 1
+
+
+def test_pixels_are_those_of_the_photographs(source, photo_folder, tmp_path):
+    """The middle of an image is cut to the pixel, whatever its format."""
+    built = warmup(source, tmp_path / "c", ops=[CenterCrop((40, 50))], workers=1)
+    samples = [sample for split in ("train", "val") for sample in by_tensorflow(built.url, split)]
+    assert any(name.endswith(".png") for name in names_of(samples))
+    for sample in samples:
+        whole = np.asarray(Image.open(photo_folder / sample["image/filename"].decode()))
+        top, left = (whole.shape[0] - 40) // 2, (whole.shape[1] - 50) // 2
+        assert np.array_equal(sample["pixels"], whole[top : top + 40, left : left + 50])
+
+
+def test_a_flip_in_one_variant_is_the_mirror_of_the_other(source, tmp_path):
+    built = warmup(source, tmp_path / "c", ops=[CenterCrop(SIDE), HorizontalFlip(0.5)], variants=2, workers=1)
+    pairs = zip(*(by_tensorflow(built.url, "train", variant) for variant in range(2)), strict=True)
+    mirrored = 0
+    for one, other in pairs:
+        same = np.array_equal(one["pixels"], other["pixels"])
+        assert same or np.array_equal(one["pixels"], other["pixels"][:, ::-1])
+        mirrored += not same
+    assert 10 < mirrored < 40  # of 46 or so
+
+
+@pytest.mark.parametrize("encode", ["raw", "jpeg"])
+def test_any_number_of_workers_and_any_cuts_make_the_same_samples(encode, source, raw, jpeg, bytes_of, tmp_path):
+    built, size = (raw, "40KB") if encode == "raw" else (jpeg, "15KB")
+    options = {"size": SIDE, "variants": built.manifest.cache.variants, "encode": encode}
+    again = warmup(source, tmp_path / "3", shard_bytes=size, workers=3, **options)
+    assert bytes_of(again.url) == bytes_of(built.url)
+    assert again.manifest.content_digest == built.manifest.content_digest
+    whole = warmup(source, tmp_path / "whole", workers=1, **options)
+    image = "image/tensor" if encode == "raw" else "image/encoded"
+    assert len(whole.manifest.splits["train"].variants[0].shards) == 1
+    for variant in range(2):
+        samples = zip(*(by_tensorflow(url, "train", variant, image) for url in (built.url, whole.url)), strict=True)
+        assert all(one[image] == other[image] for one, other in samples)
+
+
+def test_another_seed_makes_other_pixels(source, raw, tmp_path):
+    other = warmup(source, tmp_path / "c", size=SIDE, variants=3, shard_bytes="40KB", seed=1, workers=1)
+    assert other.manifest.content_digest != raw.manifest.content_digest
+    assert other.manifest.cache.fingerprint != raw.manifest.cache.fingerprint
+
+
+def test_a_complete_cache_is_recognised_and_not_written_again(source, raw, tmp_path):
+    shutil.copytree(raw.url, tmp_path / "c")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
+    again = warmup(source, tmp_path / "c", size=SIDE, variants=3, shard_bytes="40KB", workers=2)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")} == before
+    assert encode_manifest(again.manifest) == encode_manifest(raw.manifest)
+    assert again.images == again.earlier_images == raw.images
+
+
+@pytest.mark.parametrize(
+    "change", [{"size": 33}, {"variants": 2}, {"encode": "jpeg"}, {"seed": 5}, {"shard_bytes": "50KB"}]
+)
+def test_another_cache_in_the_same_place_is_refused(change, source, raw, bytes_of):
+    before = bytes_of(raw.url)
+    with pytest.raises(DatasetExistsError, match=f"another fingerprint .{raw.manifest.cache.fingerprint}"):
+        warmup(source, raw.url, **{"size": SIDE, "variants": 3, "shard_bytes": "40KB", "workers": 1, **change})
+    assert bytes_of(raw.url) == before
+
+
+def test_a_dataset_in_the_same_place_is_refused(source):
+    with pytest.raises(DatasetExistsError, match="already holds a dataset that is no cache"):
+        warmup(source, source, size=SIDE, workers=1)
+
+
+def test_an_unfinished_build_of_another_kind_is_refused(source, photo_folder, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
+    (tmp_path / "d/manifest.json").unlink()
+    with pytest.raises(DuplicateWriterError, match='command is "shard" there and "cache warmup" here'):
+        warmup(source, tmp_path / "d", size=SIDE, workers=1)
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_complete_cache_that_is_damaged_is_not_taken_for_sound(damage, source, raw, tmp_path):
+    shutil.copytree(raw.url, tmp_path / "c")
+    shard = tmp_path / "c" / raw.manifest.splits["val"].variants[1].shards[0].name
+    if damage == "gone":
+        shard.unlink()
+    else:
+        with shard.open("r+b") as file:
+            file.truncate(100)
+    with pytest.raises(DatasetExistsError, match=f"{shard.name} is damaged. Run: tpufeed verify"):
+        warmup(source, tmp_path / "c", size=SIDE, variants=3, shard_bytes="40KB", workers=1)
+
+
+def test_an_image_that_does_not_decode_is_rejected_in_all_variants(damaged_source, tmp_path):
+    name, url = damaged_source
+    seen = []
+    built = warmup(url, tmp_path / "c", size=SIDE, variants=2, workers=1, listener=seen.append)
+    (line,) = Path(built.url, "rejects.jsonl").read_text().splitlines()
+    assert (json.loads(line)["path"], json.loads(line)["reason"]) == (name, "unreadable")
+    assert (built.manifest.rejects, built.rejects) == ({"unreadable": 1}, 1)
+    expected = [other for other in source_names(url) if other != name]
+    assert len(expected) == 59
+    for variant in range(2):
+        assert names_of(by_tensorflow(built.url, "train", variant)) == expected
+    split, before = built.manifest.splits["train"], open_dataset(url).manifest.splits["train"]
+    missing = np.array(before.class_counts) - split.class_counts
+    assert (split.records, missing.sum()) == (59, 1)
+    assert built.manifest.class_names[int(missing.argmax())] == name.split("/")[0]
+    assert tpufeed.verify(built.url).records == 2 * 59
+    assert (seen[-1].images, seen[-1].rejects, seen[-1].total_images) == (2 * 59, 2, 2 * 60)
+
+
+def test_a_cache_of_a_cache(raw, jpeg, tmp_path):
+    for number, built in enumerate((raw, jpeg)):
+        again = warmup(built.url, tmp_path / f"{number}", ops=[Resize((16, 16)), HorizontalFlip(0.0)], workers=1)
+        samples = by_tensorflow(again.url)
+        image = "image/tensor" if built is raw else "image/encoded"
+        for sample, before in zip(samples, by_tensorflow(built.url, "train", 0, image), strict=True):
+            assert sample["image/filename"] == before["image/filename"]
+            assert sample["pixels"].shape == (16, 16, 3)
+            blocks = before["pixels"].reshape(16, 2, 16, 2, 3).mean((1, 3))
+            difference = np.abs(sample["pixels"] - blocks)
+            assert difference.max() <= 0.5 if built is raw else difference.mean() <= 6, difference.mean()
+        assert again.manifest.cache.source_digest == built.manifest.content_digest
+
+
+def test_an_unlabelled_source(flat_source, tmp_path):
+    built = warmup(flat_source, tmp_path / "c", size=SIDE, variants=2, workers=1)
+    assert (built.manifest.labelled, built.manifest.splits["train"].class_counts) == (False, ())
+    for variant in range(2):
+        assert names_of(by_tensorflow(built.url, "train", variant, labels={})) == source_names(flat_source)
+    assert tpufeed.verify(built.url).records == 18
+
+
+def test_a_cache_in_memory(source, raw, bytes_of, tmp_path):
+    built = warmup(source, f"memory://{tmp_path}", size=SIDE, variants=3, shard_bytes="40KB")
+    store = MemoryStore(built.url)
+    assert {name: store.read(name) for name in bytes_of(raw.url)} == bytes_of(raw.url)
+
+
+@pytest.mark.parametrize("ops", [[], [Resize(SIDE)], [HorizontalFlip()]])
+def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
+    with pytest.raises(OptionError, match=r"images of different sizes; end with one that fixes the size"):
+        warmup(source, tmp_path / "c", ops=ops, workers=1)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variants": 0}, "variants are between 1 and 1000, not 0"),
+        ({"encode": "png"}, "encode is 'raw' or 'jpeg', not 'png'"),
+        ({"size": 0}, "size is one or two numbers of pixels"),
+        ({"workers": 0}, "workers are at least 1"),
+        ({"shard_bytes": "2KB"}, "a shard of 2000 bytes cannot hold one record of 3472; .*--shard-size"),
+        ({"ops": ["RandomResizedCrop"]}, "ops are tpufeed.images.RandomResizedCrop"),
+        ({"ops": [RandomResizedCrop]}, "ops are tpufeed.images.RandomResizedCrop"),
+    ],
+)
+def test_options_that_cannot_be(options, message, source, tmp_path):
+    with pytest.raises(OptionError, match=message):
+        warmup(source, tmp_path / "c", **{"size": SIDE, "workers": 1, **options})
+    assert not (tmp_path / "c").exists()

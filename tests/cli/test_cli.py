@@ -1,0 +1,323 @@
+"""The installed command, in processes of its own: what it says, and what it exits with."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import DatasetNotFoundError
+
+
+@pytest.fixture
+def refused(run):
+    """`refused(code, message, *arguments)`: the command ends with this code and one line that matches."""
+
+    def check(code, message, *arguments, **environment):
+        done = run(*arguments, **environment)
+        assert done.returncode == code, done.stderr
+        assert done.stdout == ""
+        assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr), done.stderr
+
+    return check
+
+
+def files_of(folder):
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def no_dataset(url):
+    with pytest.raises(DatasetNotFoundError):
+        open_dataset(url)
+    return True
+
+
+def test_a_source_without_images(refused, tmp_path):
+    (tmp_path / "empty/cat").mkdir(parents=True)
+    (tmp_path / "empty/cat/notes.txt").touch()
+    refused(
+        2,
+        r"no images found among 1 files; expected names .*photos/cat/1\.jpg",
+        "shard",
+        tmp_path / "empty",
+        tmp_path / "d",
+    )
+    assert not (tmp_path / "d").exists()
+
+
+def test_sources_that_cannot_be_read(refused, photo_folder, tmp_path):
+    (tmp_path / "file.jpg").touch()
+    refused(2, "nowhere does not exist", "shard", tmp_path / "nowhere", tmp_path / "d")
+    refused(2, r"file\.jpg is a file, not a folder of images", "shard", tmp_path / "file.jpg", tmp_path / "d")
+    refused(2, "does not exist", "shard", tmp_path / "file.jpg/below", tmp_path / "d")
+    shutil.copytree(photo_folder, tmp_path / "mixed")
+    shutil.copy(next(photo_folder.glob("*/*.jpg")), tmp_path / "mixed/stray.jpg")
+    refused(
+        2,
+        r"1 images lie beside the class folders \(stray\.jpg .*move them",
+        "shard",
+        tmp_path / "mixed",
+        tmp_path / "d",
+    )
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_destination_that_holds_a_dataset(refused, photo_folder, dataset_url):
+    before = files_of(dataset_url)
+    refused(2, "already holds a dataset .*nothing was changed. Take another", "shard", photo_folder, dataset_url)
+    refused(2, "already holds a dataset that is no cache", "cache", "warmup", dataset_url, dataset_url)
+    assert files_of(dataset_url) == before
+
+
+def test_a_destination_of_another_build(refused, photo_folder, dataset_url, tmp_path):
+    shutil.copytree(dataset_url, tmp_path / "d")
+    (tmp_path / "d/manifest.json").unlink()
+    refused(
+        2,
+        "belongs to another build: shard_bytes is 60000 there and 70000 here",
+        *("shard", photo_folder, tmp_path / "d"),
+        *("--shard-size", "70KB", "--split", "train=0.7,val=0.3"),
+    )
+    assert no_dataset(tmp_path / "d")
+
+
+def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    refused(1, "file.*: Not a directory", "shard", photo_folder, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--shard-size", "1KB"], r"cannot hold .*\.jpg, whose record takes \d+; give a --shard-size"),
+        (["--shard-size", "ten"], "'ten' is no size; write it like 64MB"),
+        (["--shard-size", "9" * 400 + "GiBB"], "is no size"),
+        (["--split", "train=0.9"], "add up to 0.9, not 1"),
+        (["--split", "train=0.9,val=x"], "is no split; write them like train=0.9,val=0.1"),
+        (["--split", "a/b"], "a split is named by letters"),
+        (["--split", "train=nan"], "a share is in"),
+        (["--check", "fast"], "check is 'full' or 'header', not 'fast'"),
+        (["--workers", "0"], "workers are at least 1, not 0"),
+        (["--presize", "3"], "presize is a side in pixels between 8 and 16384, not 3"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
+)
+def test_values_that_shard_cannot_take(flags, message, refused, photo_folder, tmp_path):
+    refused(2, message, "shard", photo_folder, tmp_path / "d", *flags)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--encode", "png"], "encode is 'raw' or 'jpeg', not 'png'"),
+        (["--size", "0"], "size is one or two numbers of pixels"),
+        (["--variants", "0"], "variants are between 1 and 1000, not 0"),
+        (["--workers", "-1"], "workers are at least 1, not -1"),
+        (["--shard-size", "10KB"], "a shard of 10000 bytes cannot hold one record of .*--shard-size"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_values_that_warmup_cannot_take(flags, message, refused, dataset_url, tmp_path):
+    refused(2, message, "cache", "warmup", dataset_url, tmp_path / "d", *flags)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["shard"], "Missing argument"),
+        (["shard", "x"], "Missing argument"),
+        (["cache", "warmup", "x"], "Missing argument"),
+        (["info"], "Missing argument"),
+        (["verify"], "Missing argument"),
+        (["shard", "x", "y", "--workers", "many"], "Invalid value for '--workers'"),
+        (["shard", "x", "y", "--seed", "1.5"], "Invalid value for '--seed'"),
+        (["shard", "x", "y", "--nope"], "No such option"),
+        (["polish"], "No such command 'polish'"),
+    ],
+    ids=" ".join,
+)
+def test_command_lines_that_are_none(arguments, message, run):
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage: tpufeed" in done.stderr
+    assert message in done.stderr
+
+
+def test_an_unknown_scheme(refused, photo_folder, tmp_path):
+    message = "foo://bucket/x: nothing opens foo:// URLs; give a local path, gs://"
+    refused(2, message, "shard", "foo://bucket/x", tmp_path / "d")
+    refused(2, message, "shard", photo_folder, "foo://bucket/x")
+    refused(2, message, "verify", "foo://bucket/x")
+    assert not (tmp_path / "d").exists()
+
+
+def test_no_dataset_there(refused, dataset_url, tmp_path):
+    for arguments in (["info", tmp_path], ["verify", tmp_path], ["cache", "warmup", tmp_path, tmp_path / "c"]):
+        refused(2, r"holds no dataset: there is no manifest\.json\. Make one with: tpufeed shard", *arguments)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_manifest_of_another_version(refused, dataset_url, tmp_path):
+    shutil.copytree(dataset_url, tmp_path / "d")
+    manifest = json.loads((tmp_path / "d/manifest.json").read_text())
+    (tmp_path / "d/manifest.json").write_text(json.dumps({**manifest, "format_version": 9, "news": {}}))
+    for arguments in (
+        ["info", tmp_path / "d"],
+        ["verify", tmp_path / "d"],
+        ["cache", "warmup", tmp_path / "d", tmp_path / "c"],
+    ):
+        refused(1, "format version 9; this tpufeed reads version 1. Install", *arguments)
+    (tmp_path / "d/manifest.json").write_text("{")
+    refused(1, "not a readable manifest: .*Build the dataset again", "info", tmp_path / "d")
+
+
+def test_a_corrupt_image_is_a_count_and_a_line(run, photo_folder, tmp_path):
+    shutil.copytree(photo_folder, tmp_path / "photos")
+    bad = sorted((tmp_path / "photos").glob("*/*.jpg"))[4]
+    bad.write_bytes(bad.read_bytes()[:5000])
+    done = run("shard", tmp_path / "photos", tmp_path / "d")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"rejected: 1 images (1 truncated); {tmp_path}/d/rejects.jsonl names each" in done.stdout
+    assert "left out: 1 files" in done.stdout  # make_photos' marker
+    (line,) = (tmp_path / "d/rejects.jsonl").read_text().splitlines()
+    assert json.loads(line)["path"] == str(bad.relative_to(tmp_path / "photos"))
+
+
+def test_corrupt_images_only(refused, photo_folder, tmp_path):
+    (tmp_path / "photos/cat").mkdir(parents=True)
+    for number in range(3):
+        (tmp_path / f"photos/cat/{number}.jpg").write_text("no photograph")
+    refused(
+        1,
+        r"none of the 3 images could be taken; the first: cat/\d\.jpg: .*mend the source",
+        *("shard", tmp_path / "photos", tmp_path / "d"),
+    )
+    assert no_dataset(tmp_path / "d")
+
+
+def test_verify(run, refused, dataset_url, cache_url, tmp_path):
+    for url, records in ((dataset_url, 30), (cache_url, 60)):
+        done = run("verify", url)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"sound: {records} records in ")
+    shutil.copytree(dataset_url, tmp_path / "d")
+    shard = max((tmp_path / "d").glob("val-*.tfrecord"))
+    os.truncate(shard, shard.stat().st_size - 100)
+    refused(1, rf"{shard.name}, record \d+, byte \d+: truncated", "verify", tmp_path / "d")
+
+
+def test_info_as_json_says_the_truth(run, dataset_url, cache_url):
+    for url in (dataset_url, cache_url):
+        dataset = open_dataset(url)
+        done = run("info", url, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        facts = json.loads(done.stdout)
+        assert facts["url"] == url
+        assert facts["content_digest"] == dataset.content_digest
+        assert facts["classes"] == {"astronaut": 10, "cat": 10, "coffee": 10}
+        assert facts["options"]["command"] == ("shard" if url == dataset_url else "cache warmup")
+        assert (facts["cache"] is None) == (url == dataset_url)
+        for name, split in dataset.manifest.splits.items():
+            shards = [*Path(url).glob(f"{name}-*.tfrecord")]
+            assert facts["splits"][name]["images"] == split.records
+            assert facts["splits"][name]["class_counts"] == list(split.class_counts)
+            assert facts["splits"][name]["shards"] == len(shards)
+            assert facts["splits"][name]["bytes"] == sum(shard.stat().st_size for shard in shards)
+
+
+def test_info_as_a_table(run, dataset_url, cache_url):
+    done = run("info", dataset_url)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, split in open_dataset(dataset_url).manifest.splits.items():
+        assert re.search(rf"{name} .* {split.records} .* 1 .* {len(split.variants[0].shards)} ", done.stdout)
+    assert "classes: astronaut 10, cat 10, coffee 10" in done.stdout
+    assert f"content digest: {open_dataset(dataset_url).content_digest}" in done.stdout
+    assert "cache: raw 32x32, 2 variants of RandomResizedCrop, HorizontalFlip" in run("info", cache_url).stdout
+
+
+def test_info_counts_classes_beside_an_empty_split(run, photo_folder, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "d", split="train=0.999999,val=0.000001", workers=1)
+    assert "classes: astronaut 10, cat 10, coffee 10" in run("info", tmp_path / "d").stdout
+
+
+@pytest.mark.parametrize("name", ["x[/red]", "[bold]x", "größe 猫", "b\udcffd"])
+def test_names_that_a_terminal_might_take_amiss(name, run, dataset_url, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to(dataset_url)
+    for encoding in ("utf-8", "ascii"):
+        done = run("info", tmp_path / name, PYTHONIOENCODING=encoding)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "classes: astronaut 10" in done.stdout
+    assert str(tmp_path) in run("info", tmp_path / name, "--json", PYTHONIOENCODING="utf-8").stdout
+    assert run("info", tmp_path / name / "no", PYTHONIOENCODING="ascii").returncode == 2
+
+
+def test_a_class_name_beyond_the_terminals_encoding(run, photo_folder, tmp_path):
+    shutil.copytree(photo_folder / "cat", tmp_path / "photos/größe")
+    done = run("shard", tmp_path / "photos", tmp_path / "d-größe", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"d-gr\xf6\xdfe" in done.stdout
+
+
+def test_version(run):
+    assert run("--version").stdout == f"tpufeed {tpufeed.__version__}\n"
+
+
+def test_each_command_has_help_with_an_example(run):
+    assert {"shard", "info", "verify", "cache"} <= set(run("--help").stdout.split())
+    for command in (["shard"], ["info"], ["verify"], ["cache", "warmup"]):
+        done = run(*command, "--help")
+        assert done.returncode == 0
+        assert f"Example: tpufeed {' '.join(command)} " in done.stdout
+
+
+def test_flags_and_arguments_make_the_same_dataset(run, photo_folder, tmp_path):
+    flags = ["--shard-size", "60KB", "--split", "a=0.5,b=0.5", "--presize", "64", "--check", "header", "--seed", "3"]
+    done = run("shard", photo_folder, tmp_path / "cli", *flags, "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    built = tpufeed.shard(
+        photo_folder,
+        tmp_path / "api",
+        shard_bytes="60KB",
+        split={"a": 0.5, "b": 0.5},
+        presize=64,
+        check="header",
+        seed=3,
+        workers=1,
+    )
+    assert open_dataset(tmp_path / "cli").content_digest == built.manifest.content_digest
+    assert open_dataset(tmp_path / "cli").manifest.options == built.manifest.options
+    assert re.search(rf"^a: {built.manifest.splits['a'].records} images, \d+ shards, ", done.stdout, re.MULTILINE)
+    assert f"dataset: {tmp_path}/cli" in done.stdout
+
+
+def test_errors_that_other_packages_log_are_not_shown():
+    """gcsfs logs each request that fails, with its trace, before it raises what we report."""
+    program = """
+import logging
+from tpufeed.cli.console import reports_errors
+from tpufeed.errors import StoreError
+
+@reports_errors
+def command():
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        logging.getLogger("gcsfs").exception("a request failed")
+    logging.getLogger("tpufeed.dataset.commit").warning("replacing it")
+    raise StoreError("gs://bucket: no network")
+
+command()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("WARNING: replacing it\nerror: gs://bucket: no network\n")
+    assert "a request failed" not in done.stderr

@@ -1,0 +1,40 @@
+"""What many tests share: real photographs, and settings of hypothesis and TensorFlow."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+settings.register_profile(
+    "tpufeed", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("tpufeed")
+
+_SKIMAGE = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "rocket.jpg")  # camera is grey
+_SKLEARN = ("china.jpg", "flower.jpg")
+
+
+def _folder(package: str, *below: str) -> Path:
+    spec = importlib.util.find_spec(package)  # finds, does not import
+    assert spec is not None, f"pip install 'tpufeed[photos]': {package} is missing"
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0], *below)
+
+
+@pytest.fixture(scope="session")
+def photo_files() -> list[Path]:
+    """Real photographs, JPEG and PNG, 427 to 640 pixels a side, one of them grey."""
+    skimage, sklearn = _folder("skimage", "data"), _folder("sklearn", "datasets", "images")
+    files = [*(skimage / name for name in _SKIMAGE), *(sklearn / name for name in _SKLEARN)]
+    assert all(file.is_file() for file in files)
+    return files
+
+
+@pytest.fixture(scope="session")
+def photos(photo_files: list[Path]) -> dict[str, bytes]:
+    """The bytes of `photo_files` by name."""
+    return {file.name: file.read_bytes() for file in photo_files}

@@ -1,0 +1,55 @@
+"""A dataset of photographs and a cache of it; tests that change files change a copy."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.cache import warmup
+from tpufeed.storage.memory import MemoryStore
+
+ROOT = Path(__file__).parents[2]
+PHOTOS = 40
+
+
+@pytest.fixture(scope="session")
+def photo_folder(tmp_path_factory):
+    """40 photographs of 12 kB in three class folders."""
+    folder = tmp_path_factory.mktemp("dataset") / "photos"
+    command = [sys.executable, ROOT / "scripts/make_photos.py", folder, "--count", PHOTOS, "--size", "160x120"]
+    subprocess.run([*map(str, command), "--classes", "3"], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dataset_url(photo_folder):
+    """Splits train and val of several shards each; not to be changed."""
+    url = photo_folder.parent / "dataset"
+    tpufeed.shard(photo_folder, url, shard_bytes="50KB", split="train=0.7,val=0.3", workers=1)
+    return str(url)
+
+
+@pytest.fixture(scope="session")
+def cache_url(dataset_url):
+    """Raw pixels in two variants; not to be changed."""
+    warmup(dataset_url, f"{dataset_url}-cache", size=32, variants=2, shard_bytes="40KB", workers=1)
+    return f"{dataset_url}-cache"
+
+
+@pytest.fixture
+def copy(dataset_url, tmp_path):
+    """A copy of the dataset to damage."""
+    return Path(shutil.copytree(dataset_url, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def memory_url(dataset_url):
+    """The dataset in a store without local files."""
+    store = MemoryStore(f"memory:/{dataset_url}")
+    for path in Path(dataset_url).rglob("*"):
+        if path.is_file():
+            store.put(str(path.relative_to(dataset_url)), path.read_bytes())
+    return store.url

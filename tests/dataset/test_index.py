@@ -1,0 +1,150 @@
+"""The index: the same offsets from a mapped file and from ranges of a remote one, and damage that is seen."""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpufeed.dataset.index import Index, encode_index
+from tpufeed.dataset.manifest import IndexFile, Shard, Variant
+from tpufeed.errors import ObjectNotFoundError, ShardError
+from tpufeed.storage.filesystem import FsspecStore
+from tpufeed.storage.local import LocalStore
+from tpufeed.storage.memory import MemoryStore
+
+NAME = "train.index.npy"
+OFFSETS = [np.array(part, np.uint64) for part in ([0, 20, 50, 90], [0], [0, 2**40], [0, 16, 32])]
+STORES = {
+    "local": lambda path: LocalStore(str(path)),
+    "memory": lambda path: MemoryStore(f"memory://{path.name}"),
+    "fsspec": lambda path: FsspecStore(f"memory://{path}"),
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request, tmp_path):
+    return STORES[request.param](tmp_path)
+
+
+def variant_of(offsets, size):
+    shards = tuple(Shard(f"s{n}", int(part[-1]), 0, len(part) - 1) for n, part in enumerate(offsets))
+    return Variant(shards, IndexFile(NAME, size, 0))
+
+
+def index_of(store, data, size=None, offsets=OFFSETS):
+    store.put(NAME, data)
+    return Index(store, variant_of(offsets, len(data) if size is None else size))
+
+
+def all_offsets(index, count=4):
+    return [index.offsets(shard).tolist() for shard in range(count)]
+
+
+def test_every_store_gives_the_offsets_that_were_written(store):
+    index = index_of(store, encode_index(OFFSETS))
+    assert all_offsets(index) == [part.tolist() for part in OFFSETS]
+    assert all_offsets(index) == [part.tolist() for part in OFFSETS]
+    assert index.offsets(2).dtype == np.uint64
+
+
+def test_the_file_is_numpy_s(tmp_path):
+    loaded = np.load(io.BytesIO(encode_index(OFFSETS)))
+    assert loaded.dtype == np.uint64
+    assert loaded.tolist() == np.concatenate(OFFSETS).tolist()
+    assert np.load(io.BytesIO(encode_index([]))).tolist() == []
+
+
+def test_bytes_of_the_file_never_change():
+    data = encode_index(OFFSETS)
+    assert len(data) == 128 + 8 * 10
+    assert data[:6] == b"\x93NUMPY"
+    assert data[128:].hex() == np.concatenate(OFFSETS).astype("<u8").tobytes().hex()
+
+
+def test_a_remote_index_is_read_in_parts_alone(tmp_path):
+    ranges = []
+
+    class Counted(MemoryStore):
+        """The real store, which notes what it is asked for."""
+
+        def read(self, name):
+            raise AssertionError("the whole index was read")
+
+        def read_range(self, name, start, stop):
+            ranges.append((start, stop))
+            return MemoryStore.read(self, name)[start:stop]
+
+    index = index_of(Counted(f"memory://{tmp_path.name}"), encode_index(OFFSETS))
+    assert index.offsets(3).tolist() == [0, 16, 32]
+    assert index.offsets(3).tolist() == [0, 16, 32]
+    assert ranges == [(128 + 7 * 8, 128 + 10 * 8)]
+
+
+@given(st.lists(st.lists(st.integers(1, 2**40), max_size=6), max_size=6))
+def test_local_and_remote_agree(tmp_path_factory, lengths):
+    offsets = [np.cumsum([0, *part]).astype(np.uint64) for part in lengths]
+    path = tmp_path_factory.mktemp("index")
+    for make in STORES.values():
+        index = index_of(make(path), encode_index(offsets), offsets=offsets)
+        assert all_offsets(index, len(offsets)) == [part.tolist() for part in offsets]
+
+
+def test_threads_share_an_index(store):
+    index = index_of(store, encode_index(OFFSETS))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: index.offsets(n % 4).tolist(), range(80)))
+    assert found == [OFFSETS[n % 4].tolist() for n in range(80)]
+
+
+def changed(part, place, value):
+    parts = [one.copy() for one in OFFSETS]
+    parts[part][place] = value
+    return encode_index(parts)
+
+
+DAMAGED = {
+    "no zero at the start": changed(0, 0, 1),
+    "another size at the end": changed(0, 3, 91),
+    "falling": changed(0, 2, 10),
+    "past the end": changed(0, 1, 1000),
+    "one offset less": encode_index([OFFSETS[0][:-1], *OFFSETS[1:]]),
+    "one offset more": encode_index([np.append(OFFSETS[0], np.uint64(90)), *OFFSETS[1:]]),
+    "another dataset's": encode_index([np.array([0, 7, 8], np.uint64)]),
+    "cut within the header": encode_index(OFFSETS)[:100],
+    "cut at the header's end": encode_index(OFFSETS)[:128],
+    "cut within the first offsets": encode_index(OFFSETS)[: 128 + 20],
+    "empty": b"",
+    "text": b"this is no index\n" * 20,
+    "another type": encode_index(OFFSETS)[:128] + np.concatenate(OFFSETS).astype(np.float64).tobytes(),
+}
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_index_is_a_shard_error(store, data):
+    index = index_of(store, data, size=len(encode_index(OFFSETS)))
+    with pytest.raises(ShardError, match=NAME) as caught:
+        all_offsets(index)
+    assert "tpufeed verify" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 79, 80, 128])
+def test_an_index_too_small_for_the_manifest_s_records_is_a_shard_error_at_once(store, size):
+    with pytest.raises(ShardError, match="cannot hold the manifest's records"):
+        Index(store, variant_of(OFFSETS, size))
+
+
+def test_a_missing_index_is_an_error(store):
+    index = Index(store, variant_of(OFFSETS, 208))
+    with pytest.raises((ShardError, ObjectNotFoundError), match=NAME):
+        index.offsets(0)
+
+
+def test_an_index_of_numpy_s_other_header_sizes_is_read(store):
+    """A reader takes the header's size from the manifest's, so any header of an npy file will do."""
+    data = encode_index(OFFSETS)
+    longer = data[:8] + (118 + 64).to_bytes(2, "little") + data[10:127] + b" " * 64 + data[127:]
+    assert np.load(io.BytesIO(longer)).tolist() == np.concatenate(OFFSETS).tolist()
+    assert all_offsets(index_of(store, longer)) == [part.tolist() for part in OFFSETS]

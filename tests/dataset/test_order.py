@@ -1,0 +1,197 @@
+"""The order of an epoch: a permutation, the same for every world, the same for ever."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpufeed.dataset.order import EpochOrder, reverse_digits
+from tpufeed.errors import OptionError
+
+shard_sizes = st.lists(st.integers(0, 40), max_size=12)
+lane_counts = st.integers(1, 24)
+seeds = st.integers(-(2**63), 2**64 - 1)
+
+
+def samples_of(order, positions=None):
+    places = order.places(0, order.records) if positions is None else order.places_at(np.asarray(positions, np.int64))
+    return places.sample.tolist()
+
+
+def prefix_products(lanes):
+    """1, then products of the first few prime factors of `lanes`, the largest first."""
+    factors, rest = [], lanes
+    for factor in range(2, lanes + 1):
+        while rest % factor == 0:
+            factors.append(factor)
+            rest //= factor
+    return np.cumprod([1, *reversed(factors)]).tolist()
+
+
+@settings(max_examples=150)
+@given(shard_sizes, seeds, st.integers(0, 2**40), lane_counts, st.booleans())
+def test_every_sample_comes_once_an_epoch(sizes, seed, epoch, lanes, shuffle):
+    order = EpochOrder(sizes, seed, epoch, lanes, shuffle)
+    places = order.places(0, order.records)
+    assert order.records == sum(sizes)
+    assert sorted(places.sample.tolist()) == list(range(sum(sizes)))
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
+    assert (starts[places.shard] + places.record).tolist() == places.sample.tolist()
+    assert all(0 <= record < sizes[shard] for shard, record in zip(places.shard, places.record, strict=True))
+
+
+def permutation(length, seed, epoch, *purpose):
+    """Ranks of the raw stream of Philox-4x64 with this key and counter."""
+    mask = 2**64 - 1
+    bits = np.random.Philox(
+        key=np.array([seed & mask, epoch & mask], np.uint64),
+        counter=np.array([0, *purpose, *[0] * (3 - len(purpose))], np.uint64),
+    )
+    return np.argsort(bits.random_raw(length), kind="stable").tolist()
+
+
+def order_by_hand(sizes, seed, epoch, lanes):
+    """design.md, section 6, "Order", sentence by sentence and record by record."""
+    shards = permutation(len(sizes), seed, epoch, 0)
+    line = [(shard, record) for shard in shards for record in range(sizes[shard])]
+    longer = len(line) % lanes
+    segments, start = {}, 0
+    for segment in range(lanes):
+        lane = reverse_digits(segment, lanes)
+        stop = start + len(line) // lanes + (lane < longer)
+        places = []
+        for shard in dict.fromkeys(shard for shard, _ in line[start:stop]):
+            part = [place for place in line[start:stop] if place[0] == shard]
+            places += [part[i] for i in permutation(len(part), seed, epoch, 1, shard, part[0][1])]
+        segments[lane], start = places, stop
+    return [segments[g % lanes][g // lanes] for g in range(len(line))]
+
+
+@settings(max_examples=60)
+@given(shard_sizes, seeds, st.integers(0, 100), lane_counts)
+def test_the_order_is_the_one_of_the_design(sizes, seed, epoch, lanes):
+    order = EpochOrder(sizes, seed, epoch, lanes)
+    places = order.places(0, order.records)
+    found = list(zip(places.shard.tolist(), places.record.tolist(), strict=True))
+    assert found == order_by_hand(sizes, seed, epoch, lanes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seed", "epoch", "lanes", "expected"),
+    [
+        ([5, 3, 7], 0, 0, 1, [0, 1, 3, 2, 4, 8, 14, 10, 11, 9, 13, 12, 5, 7, 6]),
+        ([5, 3, 7], 0, 1, 4, [8, 7, 13, 4, 11, 6, 14, 2, 10, 1, 12, 3, 9, 0, 5]),
+        ([4, 0, 6, 2], 1234, 7, 6, [10, 3, 6, 0, 5, 8, 11, 2, 7, 1, 4, 9]),
+        ([3, 3, 3, 3], -1, 1099511627776, 8, [4, 0, 7, 9, 5, 2, 8, 11, 3, 1, 6, 10]),
+        ([10], 42, 0, 2, [4, 5, 0, 6, 1, 7, 2, 8, 3, 9]),
+    ],
+)
+def test_the_order_never_changes(sizes, seed, epoch, lanes, expected):
+    assert samples_of(EpochOrder(sizes, seed, epoch, lanes)) == expected
+
+
+@given(shard_sizes, seeds)
+def test_without_shuffle_one_lane_is_the_dataset_s_own_order(sizes, seed):
+    order = EpochOrder(sizes, seed, 3, 1, shuffle=False)
+    assert samples_of(order) == list(range(sum(sizes)))
+
+
+@given(shard_sizes, lane_counts)
+def test_without_shuffle_neither_seed_nor_epoch_counts(sizes, lanes):
+    first = samples_of(EpochOrder(sizes, 1, 2, lanes, shuffle=False))
+    assert first == samples_of(EpochOrder(sizes, 3, 4, lanes, shuffle=False))
+
+
+@given(shard_sizes, seeds, lane_counts, st.data())
+def test_places_may_be_asked_for_in_any_order_and_again(sizes, seed, lanes, data):
+    order = EpochOrder(sizes, seed, 0, lanes)
+    whole = samples_of(order)
+    positions = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=30)) if whole else []
+    assert samples_of(order, positions) == [whole[g] for g in positions]
+    assert samples_of(EpochOrder(sizes, seed, 0, lanes), positions) == [whole[g] for g in positions]
+    step = data.draw(st.integers(1, 7))
+    assert order.places(1, len(whole), step).sample.tolist() == whole[1::step]
+
+
+def test_seed_and_epoch_change_the_order():
+    orders = [samples_of(EpochOrder([50] * 8, seed, epoch, 4)) for seed in range(4) for epoch in range(4)]
+    assert len(set(map(tuple, orders))) == 16
+    for one in orders:
+        for other in orders:
+            if one is not other:
+                same = sum(a == b for a, b in zip(one, other, strict=True))
+                assert same < 20  # of 400; one is to be expected
+
+
+@settings(max_examples=100)
+@given(shard_sizes, seeds, lane_counts)
+def test_lanes_differ_by_one_and_read_the_shards_that_they_say(sizes, seed, lanes):
+    order = EpochOrder(sizes, seed, 1, lanes)
+    for lane in range(lanes):
+        places = order.places(lane, order.records, lanes)
+        assert len(places.sample) == order.records // lanes + (lane < order.records % lanes)
+        in_order = list(dict.fromkeys(places.shard.tolist()))
+        assert in_order == order.lane_shards(lane)
+
+
+@settings(max_examples=100)
+@given(shard_sizes, lane_counts, st.data())
+def test_lanes_of_a_rank_adjoin(sizes, lanes, data):
+    """Without shuffle a rank's samples are a range, for every world size that is a product of the first factors."""
+    order = EpochOrder(sizes, 0, 0, lanes, shuffle=False)
+    world = data.draw(st.sampled_from(prefix_products(lanes)))
+    ranges = [sorted(order.places(rank, order.records, world).sample.tolist()) for rank in range(world)]
+    for samples in ranges:
+        assert samples == list(range(samples[0], samples[0] + len(samples))) if samples else True
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 40), st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(32, 50), seeds, st.data())
+def test_a_rank_touches_its_share_of_the_shards_and_two_more(shards, lanes, size, seed, data):
+    world = data.draw(st.sampled_from([w for w in (1, 2, 4, 8, 16, 32) if w <= lanes]))
+    order = EpochOrder([size] * shards, seed, 5, lanes)
+    for rank in range(world):
+        touched = set(order.places(rank, order.records, world).shard.tolist())
+        assert len(touched) <= -(-shards // world) + 2
+
+
+def test_the_first_samples_come_from_as_many_shards_as_there_are_lanes():
+    for lanes in (2, 8, 16, 12):
+        order = EpochOrder([30] * 20, 9, 0, lanes)
+        assert len(set(order.places(0, lanes).shard.tolist())) == min(lanes, 20)
+
+
+def test_samples_are_spread_over_the_epoch():
+    """Over many epochs every sample is as often early as late."""
+    sizes = [20] * 10
+    where = np.zeros((100, 200))
+    for epoch in range(100):
+        where[epoch, samples_of(EpochOrder(sizes, 0, epoch, 10))] = np.arange(200)
+    means = where.mean(axis=0)
+    assert abs(means.mean() - 99.5) < 1e-9
+    assert np.abs(means - 99.5).max() < 30  # the standard error is 5.8
+
+
+@given(st.integers(1, 200))
+def test_digit_reversal_is_a_permutation(number):
+    assert sorted(reverse_digits(i, number) for i in range(number)) == list(range(number))
+
+
+def test_digit_reversal_of_powers_of_two_is_bit_reversal():
+    assert [reverse_digits(i, 8) for i in range(8)] == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert [reverse_digits(i, 6) for i in range(6)] == [0, 3, 1, 4, 2, 5]
+    assert [reverse_digits(i, 5) for i in range(5)] == [0, 1, 2, 3, 4]
+
+
+def test_more_lanes_than_samples_and_no_samples_at_all():
+    assert sorted(samples_of(EpochOrder([2, 0, 1], 0, 0, 64))) == [0, 1, 2]
+    for sizes in ([], [0], [0, 0, 0]):
+        order = EpochOrder(sizes, 0, 0, 4)
+        assert samples_of(order) == []
+        assert [order.lane_shards(lane) for lane in range(4)] == [[]] * 4
+
+
+@pytest.mark.parametrize("lanes", [0, -1])
+def test_lanes_are_at_least_one(lanes):
+    with pytest.raises(OptionError, match="lanes are at least 1"):
+        EpochOrder([1], 0, 0, lanes)

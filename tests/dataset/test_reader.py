@@ -1,0 +1,213 @@
+import os
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import tpufeed
+from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.reader import open_dataset, refuse_existing
+from tpufeed.errors import (
+    DatasetExistsError,
+    DatasetNotFoundError,
+    OptionError,
+    RecordError,
+    ShardError,
+)
+from tpufeed.storage.memory import MemoryStore
+from tpufeed.storage.registry import open_store
+
+
+@pytest.fixture(params=["local", "memory", "fsspec"])
+def dataset(request, dataset_url, memory_url):
+    return open_dataset({"local": dataset_url, "memory": memory_url, "fsspec": f"local://{dataset_url}"}[request.param])
+
+
+def shard_path(folder, split="train", number=0):
+    return Path(folder, open_dataset(folder).split(split).variants[0].shards[number].name)
+
+
+def flip(path, position):
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def read_all(reader, shards):
+    return [
+        bytes(reader.read(number, record)) for number, shard in enumerate(shards) for record in range(shard.records)
+    ]
+
+
+def test_records_are_those_that_tensorflow_reads(dataset, dataset_url):
+    for split in ("train", "val"):
+        shards = dataset.split(split).variants[0].shards
+        files = [str(Path(dataset_url, shard.name)) for shard in shards]
+        expected = [record.numpy() for record in tf.data.TFRecordDataset(files)]
+        assert len(expected) == dataset.split(split).records > len(shards) > 1
+        assert read_all(dataset.reader(split), shards) == expected
+
+
+def test_examples_come_in_the_order_of_the_shards(dataset, dataset_url):
+    files = [str(Path(dataset_url, shard.name)) for shard in dataset.split("train").variants[0].shards]
+    wanted = {"image/filename": tf.io.FixedLenFeature([], tf.string)}
+    names = [
+        tf.io.parse_single_example(record, wanted)["image/filename"].numpy()
+        for record in tf.data.TFRecordDataset(files)
+    ]
+    assert [bytes(example["image/filename"].values[0]) for example in dataset.iter_examples("train")] == names
+
+
+def test_each_variant_has_its_own_records(cache_url):
+    dataset = open_dataset(cache_url)
+    one, other = (dataset.reader("train", variant).read(0, 0) for variant in range(2))
+    assert bytes(one) != bytes(other)
+    examples = [next(dataset.iter_examples("train", variant)) for variant in range(2)]
+    assert len({bytes(example["image/filename"].values[0]) for example in examples}) == 1
+
+
+def test_records_of_any_order_from_many_threads(dataset):
+    shards = dataset.split("train").variants[0].shards
+    places = [(number, record) for number, shard in enumerate(shards) for record in range(shard.records)]
+    expected = read_all(dataset.reader("train"), shards)
+    reader = dataset.reader("train")
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda place: bytes(reader.read(*place)), places[::-1] * 5))
+    assert found == expected[::-1] * 5
+
+
+def test_an_unknown_split_is_refused_with_those_that_there_are(dataset):
+    with pytest.raises(OptionError, match=r"has no split 'test'; it has train, val"):
+        dataset.reader("test")
+
+
+@pytest.mark.parametrize("variant", [2, -1])
+def test_an_unknown_variant_is_refused(variant, cache_url):
+    with pytest.raises(OptionError, match=rf"'val' has 2 variants, so none of number {variant}"):
+        open_dataset(cache_url).reader("val", variant)
+
+
+@pytest.mark.parametrize("url", ["{tmp}/nowhere", "{tmp}", "{tmp}/file", "memory://{tmp}/nothing", "local://{tmp}/no"])
+def test_where_no_manifest_is_there_is_no_dataset(url, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DatasetNotFoundError, match=r"holds no dataset: there is no manifest\.json\. .*tpufeed shard"):
+        open_dataset(url.format(tmp=tmp_path))
+
+
+def test_shards_without_a_manifest_are_no_dataset(copy):
+    (copy / "manifest.json").unlink()
+    with pytest.raises(DatasetNotFoundError, match="interrupted"):
+        open_dataset(copy)
+
+
+def test_a_finished_dataset_is_in_the_way_of_another(dataset_url, tmp_path):
+    with pytest.raises(DatasetExistsError, match=r"already holds a dataset .*nothing was changed"):
+        refuse_existing(open_store(dataset_url))
+    refuse_existing(open_store(tmp_path))
+
+
+@pytest.mark.parametrize("where", ["payload", "length", "crc"])
+def test_damage_is_told_with_shard_record_and_byte(where, copy):
+    path = shard_path(copy, number=1)
+    start = _offsets(copy, 1)[1]
+    flip(path, start + {"payload": 500, "length": 0, "crc": 9}[where])
+    reader = open_dataset(copy).reader("train")
+    with pytest.raises(RecordError, match=rf"^{re.escape(str(path))}, record 1, byte {start}: "):
+        reader.read(1, 1)
+    assert len(reader.read(1, 0)) > 0
+    assert len(reader.read(1, 2)) > 0
+
+
+def _offsets(folder, number):
+    dataset = open_dataset(folder)
+    sizes = [len(dataset.reader("train").read(number, record)) + 16 for record in range(3)]
+    return [sum(sizes[:record]) for record in range(3)]
+
+
+def test_damage_in_a_remote_store_is_told_likewise(dataset_url, tmp_path):
+    store = MemoryStore(f"memory://{tmp_path}")
+    for path in Path(dataset_url).glob("*.*"):
+        store.put(path.name, path.read_bytes())
+    name = shard_path(dataset_url, number=1).name
+    data = bytearray(store.read(name))
+    data[300] ^= 1
+    store.delete(name)
+    store.put(name, bytes(data))
+    with pytest.raises(RecordError, match=rf"{name}, record 0, byte 0: the CRC of the payload"):
+        open_dataset(store.url).reader("train").read(1, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1000, -1])
+def test_a_truncated_shard_is_noticed_when_it_is_opened(size, copy):
+    path = shard_path(copy)
+    whole = path.stat().st_size
+    os.truncate(path, size % whole)
+    with pytest.raises(ShardError, match=rf"has {size % whole} bytes; the manifest says {whole}\. Run: tpufeed verify"):
+        open_dataset(copy).reader("train").read(0, 0)
+
+
+def test_a_missing_shard_is_named(copy):
+    path = shard_path(copy)
+    path.unlink()
+    with pytest.raises(ShardError, match=rf"{path.name}: No such file.*Is the dataset complete"):
+        open_dataset(copy).reader("train").read(0, 0)
+
+
+def test_a_cut_index_is_noticed(copy):
+    os.truncate(copy / "train.index.npy", 200)
+    with pytest.raises(ShardError, match=r"train\.index\.npy has .* offsets.*tpufeed verify"):
+        open_dataset(copy).reader("train").read(0, 0)
+
+
+@pytest.mark.parametrize("change", ["replaced", "deleted"])
+def test_a_shard_that_goes_while_it_is_mapped_stays_readable(change, copy):
+    """A build that is put over an old one must not take the ground from under a training that runs."""
+    path = shard_path(copy)
+    records = open_dataset(copy).split("train").variants[0].shards[0].records
+    expected = [bytes(open_dataset(copy).reader("train").read(0, record)) for record in range(records)]
+    reader = open_dataset(copy).reader("train")
+    view = reader.read(0, 0)
+    if change == "replaced":
+        (copy / "new").write_bytes(b"\0" * 10)
+        (copy / "new").rename(path)
+    else:
+        path.unlink()
+    assert [bytes(reader.read(0, record)) for record in range(records)] == expected
+    assert bytes(view) == expected[0]
+
+
+def test_a_view_outlives_its_reader(dataset_url):
+    expected = bytes(open_dataset(dataset_url).reader("val").read(0, 0))
+    view = open_dataset(dataset_url).reader("val").read(0, 0)
+    assert view == expected
+    assert view.readonly
+
+
+def test_many_shards_hold_few_files_open(photo_folder, tmp_path):
+    for number in range(4):
+        shutil.copytree(photo_folder, tmp_path / "photos", dirs_exist_ok=number > 0)
+        for path in (tmp_path / "photos").glob("*/?????.jpg"):
+            path.rename(path.with_name(f"{number}-{path.name}"))
+    manifest: Manifest = tpufeed.shard(tmp_path / "photos", tmp_path / "d", shard_bytes="17KB", workers=2).manifest
+    shards = manifest.splits["train"].variants[0].shards
+    assert len(shards) > 100
+    reader = open_dataset(tmp_path / "d").reader("train")
+    first = reader.read(0, 0)
+    before = len(os.listdir("/proc/self/fd"))
+    views = [reader.read(number, 0) for number in range(len(shards))]
+    assert views[0] == first
+    del views
+    reader.read(0, 0)
+    assert len(os.listdir("/proc/self/fd")) <= before + 128
+
+
+def test_a_split_without_records(photo_folder, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "d", split="train=0.999999,val=0.000001", workers=1)
+    dataset = open_dataset(tmp_path / "d")
+    assert list(dataset.iter_examples("val")) == []
+    dataset.reader("val")

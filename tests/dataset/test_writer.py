@@ -1,0 +1,155 @@
+import errno
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import crc32c
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tpufeed
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.writer import ShardWriter
+from tpufeed.errors import DatasetNotFoundError, StoreError
+from tpufeed.tfrecord.example import Feature
+from tpufeed.tfrecord.framing import iter_records
+from tpufeed.tfrecord.layout import FixedLayout
+
+LAYOUT = FixedLayout("image/encoded", ("image/class/label", "image/height"))
+TPUFEED = Path(sys.executable).with_name("tpufeed")
+
+int64s = st.integers(-(1 << 63), (1 << 63) - 1)
+samples = st.lists(st.tuples(st.binary(max_size=300), st.tuples(int64s, int64s), st.text(max_size=20)), max_size=8)
+
+
+def write(path, images):
+    with ShardWriter(path, LAYOUT) as writer:
+        for image, ints, text in images:
+            writer.add(image, ints, {"text": Feature("bytes", (text.encode(),))})
+    return writer.finish()
+
+
+@given(samples)
+def test_what_is_written_is_read_back(tmp_path_factory, images):
+    path = tmp_path_factory.mktemp("writer") / "shard"
+    written = write(path, images)
+    data = path.read_bytes()
+    assert (written.bytes, written.crc32c) == (len(data), crc32c.crc32c(data))
+    records = list(iter_records(memoryview(data)))
+    assert [offset for offset, _ in records] == written.offsets[:-1].tolist()
+    assert written.offsets[-1] == len(data)
+    assert written.offsets.dtype == np.uint64
+    assert written.lengths == tuple(np.diff(written.offsets).tolist())
+    found = [(bytes(image), ints) for image, ints in (LAYOUT.decode(payload) for _, payload in records)]
+    assert found == [(image, ints) for image, ints, _ in images]
+
+
+def test_tensorflow_reads_every_record(tmp_path):
+    images = [(bytes([n]) * n, (n - 3, 1 << n), f"größe {n}") for n in range(7)]
+    write(tmp_path / "shard", images)
+    wanted = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+        "image/height": tf.io.FixedLenFeature([], tf.int64),
+        "text": tf.io.FixedLenFeature([], tf.string),
+    }
+    found = []
+    for record in tf.data.TFRecordDataset(str(tmp_path / "shard")):
+        sample = {key: value.numpy() for key, value in tf.io.parse_single_example(record, wanted).items()}
+        ints = int(sample["image/class/label"]), int(sample["image/height"])
+        found.append((sample["image/encoded"], ints, sample["text"].decode()))
+    assert found == images
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8).data])
+def test_images_may_lie_in_any_kind_of_memory(kind, tmp_path):
+    data = bytes(range(256)) * 10
+    write(tmp_path / "shard", [(kind(data), (1, 2), "x")])
+    write(tmp_path / "bytes", [(data, (1, 2), "x")])
+    assert (tmp_path / "shard").read_bytes() == (tmp_path / "bytes").read_bytes()
+
+
+def test_an_empty_shard(tmp_path):
+    written = write(tmp_path / "shard", [])
+    assert (written.bytes, written.crc32c, written.offsets.tolist(), written.lengths) == (0, 0, [0], ())
+    assert (tmp_path / "shard").read_bytes() == b""
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path):
+    (tmp_path / "shard").write_text("mine")
+    with pytest.raises(StoreError, match=r"shard: File exists"):
+        ShardWriter(tmp_path / "shard", LAYOUT)
+    assert (tmp_path / "shard").read_text() == "mine"
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"nowhere/shard: No such file"):
+        ShardWriter(tmp_path / "nowhere/shard", LAYOUT)
+
+
+def test_a_value_that_does_not_fit_leaves_the_shard_sound(tmp_path):
+    with ShardWriter(tmp_path / "shard", LAYOUT) as writer:
+        writer.add(b"one", (1, 1), {})
+        with pytest.raises(tpufeed.errors.RecordError):
+            writer.add(b"two", (1 << 63, 1), {})
+        writer.add(b"three", (3, 3), {})
+    data = (tmp_path / "shard").read_bytes()
+    assert len(list(iter_records(memoryview(data)))) == 2
+    assert (writer.finish().bytes, writer.finish().crc32c) == (len(data), crc32c.crc32c(data))
+
+
+@contextmanager
+def small_disk(folder):
+    """A disk of 200 kB mounted at `folder`, or False where this process may not mount one."""
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    try:
+        yield mounted.returncode == 0
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", str(folder)], check=True)
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.argv[:2] = ["tpufeed"]
+from tpufeed.cli import main
+main()
+"""
+
+
+def shard_in_little_room(photo_folder, destination, file_bytes):
+    """`tpufeed shard` in one shard; a file beyond `file_bytes` fails as one on a full disk does."""
+    command = [sys.executable, "-c", LIMITED, file_bytes, "shard", photo_folder, destination, "--workers", 1]
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+
+
+def test_a_full_disk_is_an_error_that_names_the_path_and_leaves_no_dataset(photo_folder, tmp_path):
+    with small_disk(tmp_path / "disk") as mounted:
+        done = shard_in_little_room(photo_folder, tmp_path / "disk/d", 1 << 40 if mounted else 200_000)
+        assert done.returncode == 1
+        assert f"error: train-00000-of-00001.tfrecord: {tmp_path}/disk/d/" in done.stderr
+        assert os.strerror(errno.ENOSPC if mounted else errno.EFBIG) in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not list((tmp_path / "disk/d").glob("*.tfrecord"))
+        assert not (tmp_path / "disk/d/_tpufeed/tmp").exists()
+        with pytest.raises(DatasetNotFoundError):
+            open_dataset(tmp_path / "disk/d")
+
+
+def test_with_room_the_same_command_goes_on(photo_folder, dataset_url, tmp_path):
+    """The limit lies within a record, so what has been written of it is short."""
+    failed = shard_in_little_room(photo_folder, tmp_path / "d", 123_457)
+    assert failed.returncode == 1
+    assert os.strerror(errno.EFBIG) in failed.stderr
+    done = shard_in_little_room(photo_folder, tmp_path / "d", 1 << 40)
+    assert done.returncode == 0, done.stderr
+    assert tpufeed.verify(tmp_path / "d").records == 40

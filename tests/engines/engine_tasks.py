@@ -1,0 +1,55 @@
+"""What engines run in these tests; worker processes import it by name. `context` is a folder for traces."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tpufeed.engines.engine import Progress, ReportProgress
+from tpufeed.errors import StoreError
+
+
+def note(context: str, task: int, report_progress: ReportProgress) -> None:
+    """Leave a trace, and say so in two steps."""
+    report_progress(Progress(1, 10 * task, 0))
+    with Path(context, f"task-{task}").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    report_progress(Progress(2, 5 * task, 1))
+
+
+def refuse_third(context: str, task: int, report_progress: ReportProgress) -> None:
+    if task == 3:
+        raise StoreError("the disk is on fire")
+    note(context, task, report_progress)
+
+
+def divide_by_zero(context: str, task: int, report_progress: ReportProgress) -> None:
+    report_progress(Progress(task // 0, 0, 0))
+
+
+def die_once(context: str, task: int, report_progress: ReportProgress) -> None:
+    """Task 2 kills its process the first time that it is run, half done."""
+    marker = Path(context, "died")
+    if task == 2 and not marker.exists():
+        report_progress(Progress(100, 100, 100))
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    note(context, task, report_progress)
+
+
+def die_always(context: str, task: int, report_progress: ReportProgress) -> None:
+    with Path(context, "deaths").open("a") as file:
+        file.write("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_always(context: str, task: int, report_progress: ReportProgress) -> None:
+    os._exit(7)
+
+
+def run_for_ever(context: str, task: int, report_progress: ReportProgress) -> None:
+    """Leaves the process id first, then works on, saying so now and then."""
+    Path(context, f"pid-{os.getpid()}").touch()
+    while True:
+        time.sleep(0.01)
+        report_progress(Progress(1, 1, 0))

@@ -1,0 +1,277 @@
+"""One contract for every engine; then what only engines of processes have to withstand."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tpufeed.engines.engine import Done, Job, Progress
+from tpufeed.engines.processes import ProcessEngine
+from tpufeed.engines.serial import SerialEngine
+from tpufeed.errors import TaskError
+
+HERE = Path(__file__).parent
+PATIENCE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class NamedTask:
+    name: str
+
+
+@pytest.fixture(autouse=True)
+def _tasks_on_the_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+@pytest.fixture(params=[SerialEngine, lambda: ProcessEngine(2)], ids=["serial", "processes"])
+def engine(request):
+    return request.param()
+
+
+def job(function, context):
+    return Job(f"engine_tasks:{function}", str(context))
+
+
+def total(events):
+    progress = [event for event in events if isinstance(event, Progress)]
+    return tuple(sum(column) for column in zip(*progress, strict=True))
+
+
+def is_running(pid):
+    """A zombie is not: whoever inherited it has yet to collect it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def workers():
+    """Ids of this process's workers, also of those that are dead and not collected."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_bytes()
+        except OSError:  # gone in between
+            continue
+        if parent == os.getpid() and (b"tpufeed.engines.worker" in command or not command):
+            found.append(int(folder.name))
+    return found
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+def pids(folder):
+    return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+
+
+def test_each_task_is_done_once_and_progress_adds_up(engine, tmp_path):
+    tasks = list(range(7))
+    events = list(engine.run(job("note", tmp_path), tasks))
+    assert sorted(event.number for event in events if isinstance(event, Done)) == tasks
+    assert total(events) == (3 * 7, 15 * sum(tasks), 7)
+    traces = {path.name: path.read_text().splitlines() for path in tmp_path.iterdir()}
+    assert sorted(traces) == [f"task-{task}" for task in tasks]
+    assert all(len(lines) == 1 for lines in traces.values())
+
+
+def test_no_tasks_are_no_events(engine, tmp_path):
+    assert list(engine.run(job("note", tmp_path), [])) == []
+
+
+def test_a_failing_task_is_named_with_its_message(engine, tmp_path):
+    with pytest.raises(TaskError, match=r"^3: the disk is on fire$"):
+        list(engine.run(job("refuse_third", tmp_path), range(6)))
+
+
+def test_a_task_is_called_by_its_name(engine, tmp_path):
+    with pytest.raises(TaskError, match=r"^train-00007-of-00009: "):
+        list(engine.run(job("divide_by_zero", tmp_path), [NamedTask("train-00007-of-00009")]))
+
+
+def test_a_bug_in_a_task_is_shown_whole(engine, tmp_path):
+    with pytest.raises(TaskError, match=r"(?s)^5: Traceback .*in divide_by_zero.*ZeroDivisionError"):
+        list(engine.run(job("divide_by_zero", tmp_path), [5]))
+
+
+def test_leaving_early_leaves_tasks_undone(engine, tmp_path):
+    events = engine.run(job("note", tmp_path), range(50))
+    while not isinstance(next(events), Done):
+        pass
+    events.close()
+    assert 1 <= len(list(tmp_path.glob("task-*"))) < 50
+    assert workers() == []
+
+
+@pytest.mark.parametrize("leave", ["close", "throw"])
+def test_leaving_early_stops_workers_in_mid_task(leave, tmp_path):
+    events = ProcessEngine(2).run(job("run_for_ever", tmp_path), range(4))
+    while len(pids(tmp_path)) < 2:
+        next(events)
+    assert sorted(workers()) == sorted(pids(tmp_path))
+    if leave == "close":
+        events.close()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            events.throw(KeyboardInterrupt)
+    assert workers() == []
+
+
+def test_a_failure_stops_the_other_workers(tmp_path):
+    with pytest.raises(TaskError):
+        list(ProcessEngine(2).run(job("refuse_third", tmp_path), [3, 1, 2]))
+    assert workers() == []
+
+
+def test_tasks_run_side_by_side(tmp_path):
+    """Two that never end are both begun."""
+    events = ProcessEngine(2).run(job("run_for_ever", tmp_path), range(2))
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(pids(tmp_path)) < 2:
+        assert time.monotonic() < deadline
+        next(events)
+    events.close()
+
+
+def test_no_more_workers_are_started_than_there_are_tasks(tmp_path):
+    list(ProcessEngine(8).run(job("note", tmp_path), range(2)))
+    assert len({path.read_text() for path in tmp_path.glob("task-*")}) <= 2
+
+
+def test_a_killed_worker_is_replaced_and_its_progress_taken_back(tmp_path):
+    events = list(ProcessEngine(2).run(job("die_once", tmp_path), range(5)))
+    assert (tmp_path / "died").exists()
+    assert sorted(event.number for event in events if isinstance(event, Done)) == list(range(5))
+    assert Progress(100, 100, 100) in events
+    assert total(events) == (3 * 5, 15 * 10, 5)
+
+
+@pytest.mark.parametrize(("function", "death"), [("die_always", "by SIGKILL"), ("exit_always", "with exit code 7")])
+def test_a_task_at_which_workers_always_die_fails_in_the_end(function, death, tmp_path):
+    with pytest.raises(TaskError, match=rf"^0: 3 worker processes died at it, the last one {death}\. .*--workers"):
+        list(ProcessEngine(2).run(job(function, tmp_path), [0]))
+    if function == "die_always":
+        assert (tmp_path / "deaths").read_text() == "xxx"
+
+
+def test_what_a_worker_cannot_import_is_said_with_the_way_out(tmp_path):
+    script = f"""
+import sys
+from dataclasses import dataclass
+from tpufeed.engines.engine import Job
+from tpufeed.engines.processes import ProcessEngine
+from tpufeed.errors import TaskError
+
+@dataclass(frozen=True)
+class Mine:
+    folder: str = {str(tmp_path)!r}
+
+try:
+    list(ProcessEngine(2).run(Job("engine_tasks:note", Mine()), [1]))
+except TaskError as error:
+    print(error)
+"""
+    done = run_python([], tmp_path, script)
+    assert done.returncode == 0, done.stderr
+    assert "'Mine'" in done.stdout
+    assert "into a module" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+PROGRAM = """
+import sys
+print("begun")
+sys.path.append({here!r})
+from tpufeed.engines.engine import Done, Job
+from tpufeed.engines.processes import ProcessEngine
+events = ProcessEngine(2).run(Job("engine_tasks:{function}", {folder!r}), range(4))
+print(sum(isinstance(event, Done) for event in events), "done")
+"""
+
+
+def program(folder, function="note"):
+    return PROGRAM.format(here=str(HERE), folder=str(folder), function=function)
+
+
+def run_python(arguments, folder, text=None):
+    command = [sys.executable, *map(str, arguments or ["-"])]
+    return subprocess.run(
+        command, input=text, cwd=folder, env=path_with(HERE), capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def path_with(folder):
+    path = os.environ.get("PYTHONPATH")
+    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder), *([path] if path else [])]))
+
+
+@pytest.mark.parametrize("way", ["stdin", "script", "-c"])
+def test_a_main_without_a_guard_is_not_run_again(way, tmp_path):
+    text = program(tmp_path)
+    (tmp_path / "script.py").write_text(text)
+    arguments = {"stdin": ["-"], "script": ["script.py"], "-c": ["-c", text]}[way]
+    done = run_python(arguments, tmp_path, text if way == "stdin" else None)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n4 done\n", "")
+    assert len(list(tmp_path.glob("task-*"))) == 4
+
+
+def test_a_module_of_the_working_folder_does_not_stand_in_for_pythons_own(tmp_path):
+    """The command line does not look into the working folder; its workers should not either."""
+    (tmp_path / "signal.py").write_text("raise SystemExit('not the signal module that you want')")
+    (tmp_path / "elsewhere").mkdir()
+    script = tmp_path / "elsewhere" / "script.py"
+    script.write_text(program(tmp_path))
+    done = run_python([script], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "begun\n4 done\n", "")
+
+
+def test_workers_leave_when_the_launcher_is_killed(tmp_path):
+    launcher = subprocess.Popen([sys.executable, "-c", program(tmp_path, "run_for_ever")], stdout=subprocess.DEVNULL)
+    wait_until(lambda: len(pids(tmp_path)) == 2)
+    launcher.kill()
+    launcher.wait()
+    wait_until(lambda: not any(map(is_running, pids(tmp_path))))
+
+
+def test_ctrl_c_while_workers_start_is_the_launchers_alone_to_answer(tmp_path):
+    """A worker that has not come to its first line yet would end with a trace on the terminal."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, sys, time\n"
+        "if 'tpufeed.engines.worker' in sys.orig_argv:\n"
+        f"    pathlib.Path({str(tmp_path)!r}, 'starting').touch()\n"
+        "    time.sleep(0.5)\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", f"try:\n  exec({program(tmp_path)!r})\nexcept KeyboardInterrupt:\n  print('stopped')"],
+        env=path_with(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until((tmp_path / "starting").exists)
+    os.killpg(launcher.pid, signal.SIGINT)
+    assert launcher.communicate(timeout=PATIENCE_SECONDS) == ("begun\nstopped\n", "")
+    assert not list(tmp_path.glob("task-*"))
+
+
+def test_workers_are_deaf_to_ctrl_c_while_they_work(tmp_path):
+    events = ProcessEngine(1).run(job("run_for_ever", tmp_path), [0])
+    next(events)
+    (pid,) = pids(tmp_path)
+    os.kill(pid, signal.SIGINT)
+    for _ in range(20):
+        assert isinstance(next(events), Progress)
+    assert is_running(pid)
+    events.close()

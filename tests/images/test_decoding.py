@@ -1,0 +1,262 @@
+"""Decoding against Pillow, and what strict decoding refuses."""
+
+import io
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from tpufeed.errors import ImageError
+from tpufeed.images.decoding import decode, decode_upright, image_size
+
+
+def by_pillow(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+def difference(one, other):
+    return float(np.abs(one.astype(int) - other.astype(int)).mean())
+
+
+def damage_scan(jpeg, seed, change):
+    """`change(bytearray, place)` at a place well within the last scan."""
+    data, start = bytearray(jpeg), jpeg.rindex(b"\xff\xda") + 40
+    change(data, random.Random(seed).randrange(start, len(jpeg) - 200))
+    return bytes(data)
+
+
+def cut_out(data, place):
+    del data[place : place + 100]
+
+
+def overwrite(data, place):
+    data[place : place + 2] = b"\xff\xc5"  # no marker may stand there
+
+
+def test_photographs_decode_as_pillow_decodes_them(photo_files):
+    for path in photo_files:
+        data = path.read_bytes()
+        pixels = decode(data)
+        assert pixels.dtype == np.uint8
+        assert pixels.shape == (*image_size(data), 3)
+        assert difference(pixels, by_pillow(data)) < (0.6 if path.suffix == ".jpg" else 1e-9)
+
+
+def test_every_kind_decodes_to_rgb(kinds):
+    for kind, data in kinds.items():
+        pixels = decode(data)
+        stored = Image.open(io.BytesIO(data)).size[::-1]
+        assert pixels.shape == (*stored, 3), kind
+        assert image_size(data) == stored, kind
+        assert decode(memoryview(data)).tolist() == pixels.tolist()
+
+
+@pytest.mark.parametrize("reduce", [1, 2, 4, 8])
+def test_a_jpeg_comes_out_smaller_by_reduce_rounded_up(photos, kinds, reduce):
+    for data in (photos["flower.jpg"], kinds["jpeg"], kinds["jpeg, progressive"], kinds["jpeg, grey"]):
+        height, width = image_size(data)
+        pixels = decode(data, reduce)
+        assert pixels.shape == (-(-height // reduce), -(-width // reduce), 3)
+        averaged = Image.fromarray(decode(data)).reduce(reduce)
+        assert difference(pixels, np.asarray(averaged)) < 4
+
+
+def test_other_formats_come_out_at_full_size(kinds):
+    for kind in ("png", "webp", "bmp", "jpeg, cmyk"):
+        assert decode(kinds[kind], 8).shape == (99, 150, 3)
+
+
+@pytest.mark.parametrize("reduce", [1, 2, 8])
+def test_a_buffer_is_what_pixels_lie_in(photos, reduce):
+    memory = []
+
+    def buffer(size):
+        memory.append(np.full(size + 100, 7, np.uint8))
+        return memory[-1]
+
+    pixels = decode(photos["china.jpg"], reduce, buffer)
+    assert np.shares_memory(pixels, memory[0])
+    assert (memory[0][pixels.size :] == 7).all()
+    assert pixels.tolist() == decode(photos["china.jpg"], reduce).tolist()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_upright_is_what_pillow_makes_upright(cat, encoded, orientation, image_format):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"lossless": True} if image_format == "WEBP" else {}
+    data = encoded(cat, image_format, exif=exif, **options)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    pixels = decode_upright(data)
+    assert pixels.tolist() == expected.tolist()
+    assert pixels.shape == ((150, 99, 3) if orientation >= 5 else (99, 150, 3))
+
+
+def test_upright_has_one_channel_for_grey_and_three_for_the_rest(kinds):
+    grey = {"jpeg, grey", "png, grey", "png, 16 bit", "png, 1 bit"}
+    for kind, data in kinds.items():
+        assert decode_upright(data).shape[2] == (1 if kind in grey else 3), kind
+
+
+def test_sixteen_bits_are_scaled_to_eight(encoded):
+    values = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)  # what eight bits hold exactly
+    data = encoded(Image.fromarray(values), "PNG")
+    assert decode_upright(data)[..., 0].tolist() == (values // 257).tolist()
+    assert decode(data)[..., 1].tolist() == (values // 257).tolist()
+
+
+def test_alpha_lies_over_white(encoded):
+    pixels = np.zeros((2, 3, 4), np.uint8)
+    pixels[..., 0] = 200
+    pixels[:, 0, 3], pixels[:, 1, 3], pixels[:, 2, 3] = 0, 255, 128
+    for image_format, options in (("PNG", {}), ("WEBP", {"lossless": True, "exact": True}), ("TIFF", {})):
+        row = decode_upright(encoded(Image.fromarray(pixels), image_format, **options))[0].tolist()
+        assert row[:2] == [[255, 255, 255], [200, 0, 0]]
+        assert np.abs(np.array(row[2]) - [227, 127, 127]).max() <= 1
+
+
+def test_transparent_palette_entries_are_white(kinds):
+    image = Image.open(io.BytesIO(kinds["png, palette with transparency"]))
+    transparent = np.asarray(image) == 3
+    assert transparent.any()
+    pixels = decode_upright(kinds["png, palette with transparency"])
+    assert (pixels[transparent] == 255).all()
+    opaque = np.asarray(image.convert("RGB"))[~transparent]
+    assert pixels[~transparent].tolist() == opaque.tolist()
+
+
+def test_of_an_animation_the_first_frame_is_taken(kinds, cat):
+    assert difference(decode_upright(kinds["gif, animated"]), np.asarray(cat)) < 8
+
+
+def test_cmyk_has_the_colours_that_pillow_gives_it(kinds):
+    assert difference(decode(kinds["jpeg, cmyk"]), by_pillow(kinds["jpeg, cmyk"])) == 0
+
+
+def odd_sampling(encoded, luma, red):
+    """A grey JPEG of 64 x 64 pixels with these sampling factors: every block is a zero of the first Huffman tables."""
+    data = bytearray(encoded(Image.new("RGB", (64, 64)), "JPEG", subsampling=0))
+    frame, scan = data.index(b"\xff\xc0"), data.index(b"\xff\xda")
+    data[frame + 11], data[frame + 17] = luma, red
+    data[scan + 6] = data[scan + 8] = data[scan + 10] = 0  # which tables the components use
+    across, down = max(luma >> 4, red >> 4), max(luma & 15, red & 15)
+    blocks = (luma >> 4) * (luma & 15) + 1 + (red >> 4) * (red & 15)
+    bits = "001010" * (blocks * -(-8 // across) * -(-8 // down))
+    bits += "1" * (-len(bits) % 8)
+    return bytes(data[: scan + 14]) + int(bits, 2).to_bytes(len(bits) // 8, "big") + b"\xff\xd9"
+
+
+@pytest.mark.parametrize(
+    ("luma", "red"), [(0x14, 0x11), (0x31, 0x11), (0x41, 0x11), (0x42, 0x11), (0x12, 0x12), (0x11, 0x22)]
+)
+def test_subsamplings_that_simplejpeg_does_not_know_decode_all_the_same(encoded, luma, red):
+    data = odd_sampling(encoded, luma, red)
+    assert image_size(data) == (64, 64)
+    assert by_pillow(data).min() == by_pillow(data).max() == 128
+    for pixels in (decode(data), decode_upright(data), decode(data, 2)):
+        assert pixels.min() == pixels.max() == 128
+
+
+READERS = {"full": decode, "eighth": lambda data: decode(data, 8), "upright": decode_upright}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("kind", ["jpeg", "jpeg, progressive", "jpeg, cmyk", "jpeg, turned", "jpeg, grey"])
+def test_a_marker_within_a_scan_is_refused(kinds, read, kind):
+    for seed in range(10):
+        with pytest.raises(ImageError) as caught:
+            read(damage_scan(kinds[kind], seed, overwrite))
+        assert caught.value.reason == "unreadable"
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("kind", ["jpeg", "jpeg, progressive", "jpeg, cmyk", "jpeg, turned", "jpeg, grey"])
+def test_a_scan_that_lacks_bytes_is_mostly_refused(kinds, read, kind):
+    """Where as many blocks come out of the rest by chance, it is another valid scan: no decoder can tell."""
+    refused = 0
+    for seed in range(20):
+        try:
+            read(damage_scan(kinds[kind], seed, cut_out))
+        except ImageError:
+            refused += 1
+    assert refused >= 10
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of EXIF that it cannot parse
+@pytest.mark.parametrize("read", [decode, decode_upright])
+def test_truncation_at_ten_places_is_refused(kinds, read):
+    for kind, data in kinds.items():
+        end = len(data) // 3 if kind == "gif, animated" else len(data)  # its first frame is all that is wanted
+        for tenth in range(10):
+            with pytest.raises(ImageError) as caught:
+                read(data[: end * tenth // 10])
+            assert caught.value.reason in ("truncated", "unreadable", "not_an_image"), kind
+
+
+def test_a_jpeg_that_ends_early_is_truncated(photos):
+    data = photos["china.jpg"]
+    for stop in (len(data) // 2, len(data) - 1000, len(data) - 2, len(data) - 1):
+        with pytest.raises(ImageError) as caught:
+            decode(data[:stop])
+        assert caught.value.reason == "truncated"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"text", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"II*\0" + bytes(9)]
+)
+@pytest.mark.parametrize("read", [decode, decode_upright, image_size])
+def test_what_is_no_image_is_an_image_error(read, data):
+    with pytest.raises(ImageError) as caught:
+        read(data)
+    assert caught.value.reason in ("not_an_image", "unreadable", "truncated")
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "jpeg, cmyk", "jpeg, turned"])
+@pytest.mark.parametrize("read", [decode, decode_upright, image_size, lambda data: decode(data, 8)])
+def test_a_header_of_too_many_pixels_is_refused_before_memory_is_asked_for(kinds, kind, read):
+    data = bytearray(kinds[kind])
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = b"\xff\xdc\xff\xdc"  # 65,500 x 65,500
+    with pytest.raises(ImageError, match="too many pixels") as caught:
+        read(bytes(data))
+    assert caught.value.reason == "unsupported"
+
+
+def test_a_bomb_of_another_format_is_refused(encoded):
+    data = bytearray(encoded(Image.new("RGB", (8, 8)), "BMP"))
+    data[18:26] = (60_000).to_bytes(4, "little") * 2
+    with pytest.raises(ImageError) as caught:
+        decode(bytes(data))
+    assert caught.value.reason == "unsupported"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of EXIF that it cannot parse
+def test_damaged_files_of_every_kind_are_images_or_image_errors(kinds):
+    rng = random.Random(0)
+    outcomes = set()
+    for _ in range(1500):
+        kind = rng.choice([*kinds])
+        data = bytearray(kinds[kind])
+        for _ in range(rng.choice([1, 1, 3])):
+            data[rng.randrange(min(len(data), rng.choice([60, 300, len(data)])))] = rng.choice(
+                [0, 255, rng.randrange(256)]
+            )
+        if kind.startswith("tiff"):  # a size that fits and no pixels: seconds each
+            data = data[: rng.randrange(1, len(data))]
+        for read in (decode, decode_upright, image_size):
+            try:
+                read(bytes(data))
+                outcomes.add("image")
+            except ImageError as error:
+                outcomes.add(error.reason)
+    assert {"image", "unreadable"} <= outcomes <= {"image", "unreadable", "truncated", "not_an_image", "unsupported"}
+
+
+def test_threads_decode_the_same_pixels(kinds, photos):
+    files = [*kinds.values(), photos["china.jpg"], photos["flower.jpg"]] * 3
+    with ThreadPoolExecutor(8) as pool:
+        for one, other in zip(pool.map(decode, files), map(decode, files), strict=True):
+            assert np.array_equal(one, other)

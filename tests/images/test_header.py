@@ -1,0 +1,155 @@
+"""What a file says of itself, against Pillow."""
+
+import io
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from tpufeed.errors import ImageError
+from tpufeed.images.header import ImageHeader, read_header, sniff
+
+KEPT = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey", "png", "png, grey", "png, palette"}
+
+
+def reason_of(data):
+    with pytest.raises(ImageError) as caught:
+        read_header(data)
+    return caught.value.reason
+
+
+def test_the_format_is_that_of_the_bytes(kinds):
+    for kind, data in kinds.items():
+        assert sniff(data) == sniff(memoryview(data)) == kind.split(",")[0]
+    for data in (b"", b"\xff\xd8", b"\x89PNG\r\n", b"RIFF1234WAVE", b"%!PS-Adobe", b"<svg", b"hello, world"):
+        assert sniff(data) is None
+
+
+def test_headers_of_photographs_are_pillow_s(photo_files):
+    for path in photo_files:
+        image = Image.open(path)
+        header = read_header(path.read_bytes())
+        assert (header.width, header.height) == image.size
+        assert header.channels == (1 if image.mode == "L" else 3)
+        assert header.format == image.format.lower()
+        assert header.plain
+
+
+def test_every_kind_has_its_size_and_is_plain_or_not(kinds):
+    for kind, data in kinds.items():
+        header = read_header(data)
+        if kind.startswith(("jpeg", "png")):
+            assert (header.width, header.height) == (150, 99)
+            assert header.plain == (kind in KEPT), kind
+        else:
+            assert header is None
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("kind", [3, 4], ids=["short", "long"])
+def test_orientation_is_read_in_both_byte_orders_and_widths(cat, encoded, orientation, order, kind):
+    value = struct.pack(order + ("HH" if kind == 3 else "I"), *([orientation, 0] if kind == 3 else [orientation]))
+    other = struct.pack(order + "HHI4s", 0x0100, 4, 1, bytes(4))
+    entry = struct.pack(order + "HHI4s", 0x0112, kind, 1, value)
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    tiff = magic + struct.pack(order + "IH", 8, 2) + other + entry + bytes(4)
+    data = encoded(cat, "JPEG", exif=b"Exif\0\0" + tiff)
+    turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).size
+    header = read_header(data)
+    assert header.orientation == orientation
+    assert header.plain == (orientation == 1)
+    assert (header.width, header.height) == (150, 99)
+    assert turned == ((99, 150) if orientation >= 5 else (150, 99))  # Pillow reads the same
+
+
+def test_an_orientation_out_of_range_is_none(cat, encoded):
+    for orientation in (0, 9, 65535):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        assert read_header(encoded(cat, "JPEG", exif=exif)).orientation == 1
+
+
+@given(st.binary(max_size=80))
+def test_exif_that_cannot_be_parsed_costs_nothing(photos, block):
+    jpeg = photos["flower.jpg"]
+    exif = b"Exif\0\0" + block
+    data = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]
+    header = read_header(data)
+    assert (header.format, header.width, header.height) == ("jpeg", 640, 427)
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def test_exif_behind_the_pixels_of_a_png_is_seen(cat, encoded):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    png = encoded(cat, "PNG")
+    end = png.rindex(b"IEND") - 4
+    late = png[:end] + chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")) + png[end:]
+    assert ImageOps.exif_transpose(Image.open(io.BytesIO(late))).size == (99, 150)
+    assert read_header(png).plain
+    assert not read_header(late).plain
+
+
+def test_bytes_behind_the_end_are_no_damage(cat, encoded):
+    for image_format in ("JPEG", "PNG"):
+        data = encoded(cat, image_format)
+        for rest in (b"\0", b"trailing" * 100):
+            assert read_header(data + rest) == read_header(data)
+
+
+def test_a_thumbnail_s_end_is_not_the_image_s(cat, encoded):
+    thumbnail = encoded(cat.resize((16, 10)), "JPEG")
+    data = encoded(cat, "JPEG", exif=b"Exif\0\0" + b"II*\0" + bytes(8) + thumbnail)
+    assert read_header(data).width == 150
+    assert reason_of(data[: len(data) // 2]) == "truncated"
+
+
+def test_reasons(kinds):
+    assert reason_of(b"") == "zero_bytes"
+    assert reason_of(b"this is a text that is named photo.jpg") == "not_an_image"
+    assert reason_of(b"\x00" * 100) == "not_an_image"
+    assert reason_of(kinds["jpeg"][:-2]) == "truncated"
+    assert reason_of(kinds["png"][:-1]) == "truncated"
+    assert reason_of(b"\xff\xd8\xff" + b"garbage") == "unreadable" or reason_of(b"\xff\xd8\xffgarbage") == "truncated"
+    assert reason_of(b"\xff\xd8\xff\xda" + bytes(10) + b"\xff\xd9") == "unreadable"  # a scan without a frame
+
+
+def test_sizes_of_zero_are_unreadable(kinds):
+    jpeg = bytearray(kinds["jpeg"])
+    frame = jpeg.index(b"\xff\xc0")
+    jpeg[frame + 5 : frame + 9] = bytes(4)
+    assert reason_of(bytes(jpeg)) == "unreadable"
+    png = bytearray(kinds["png"])
+    png[16:20] = bytes(4)
+    assert reason_of(bytes(png)) == "unreadable"
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "jpeg, progressive", "jpeg, cmyk", "png", "png, palette", "png, 16 bit"])
+def test_truncation_anywhere_is_seen_without_decoding(kinds, kind):
+    data = kinds[kind]
+    for stop in range(0, len(data), max(1, len(data) // 150)):
+        assert reason_of(data[:stop]) in ("zero_bytes", "not_an_image", "truncated", "unreadable")
+
+
+def test_every_flip_in_a_png_is_seen(cat, encoded):
+    png = encoded(cat.resize((9, 7)), "PNG")
+    for bit in range(8 * len(png)):
+        damaged = bytearray(png)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert reason_of(bytes(damaged)) in ("not_an_image", "unreadable", "truncated")
+
+
+@given(st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b""]), st.binary(max_size=100))
+def test_any_bytes_have_a_header_or_an_image_error(start, rest):
+    try:
+        header = read_header(start + rest)
+    except ImageError:
+        return
+    assert header is None or isinstance(header, ImageHeader)

@@ -1,0 +1,207 @@
+"""Ops in a row: encoded against decoded pixels, memory, threads."""
+
+import io
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tpufeed.errors import ImageError
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
+from tpufeed.images.decoding import decode
+from tpufeed.images.draws import uniforms
+from tpufeed.images.pipeline import Pipeline
+
+PIPELINES = {
+    "train": [RandomResizedCrop(224), HorizontalFlip()],
+    "small": [RandomResizedCrop(32), HorizontalFlip()],
+    "evaluate": [Resize(256), CenterCrop(224)],
+    "one window": [Resize((50, 70))],
+    "flip first": [HorizontalFlip(), RandomResizedCrop((64, 48))],
+    "flip alone": [HorizontalFlip()],
+    "always": [HorizontalFlip(1.0), HorizontalFlip(1.0)],
+    "never": [HorizontalFlip(0.0)],
+    "nothing": [],
+    "windows in a row": [Resize(300), RandomResizedCrop(128), HorizontalFlip(), CenterCrop(100), Resize(64)],
+}
+
+pipelines = pytest.mark.parametrize("ops", PIPELINES.values(), ids=PIPELINES)
+
+
+def drawn_for(pipeline, round_, sample):
+    return [drawn[0] for drawn in pipeline.draw(round_, np.array([sample], np.int64))]
+
+
+def difference(one, other):
+    return float(np.abs(one.astype(int) - other.astype(int)).mean())
+
+
+def reference(ops, pixels, draws):
+    """The ops one after another, as they say."""
+    for op, drawn in zip(ops, draws, strict=True):
+        if isinstance(op, HorizontalFlip):
+            pixels = pixels if drawn[0] >= op.p else pixels[:, ::-1]
+        else:
+            window = op.window(*pixels.shape[:2], drawn)
+            cut = pixels[window.top : window.top + window.height, window.left : window.left + window.width]
+            pixels = np.asarray(Pipeline([Resize((window.out_height, window.out_width))], 0).run(cut, [()]))
+    return pixels
+
+
+@pipelines
+def test_pixels_are_those_of_the_ops_one_after_another(photos, ops):
+    pixels = decode(photos["astronaut.png"])
+    pipeline = Pipeline(ops, 7)
+    for sample in range(12):
+        draws = drawn_for(pipeline, 0, sample)
+        assert np.array_equal(pipeline.run(pixels, draws), reference(ops, pixels, draws))
+
+
+@pipelines
+def test_out_holds_what_comes_without_it_and_inputs_stay(photos, ops):
+    pipeline = Pipeline(ops, 3)
+    data = photos["china.jpg"]
+    pixels = decode(data)
+    before = pixels.copy()
+    pixels.flags.writeable = False
+    for sample in range(8):
+        draws = drawn_for(pipeline, 1, sample)
+        for run in (
+            lambda out, d=draws: pipeline.run(pixels, d, out),
+            lambda out, d=draws: pipeline.run_encoded(data, d, out),
+        ):
+            expected = run(None)
+            batch = np.full((3, *expected.shape), 99, np.uint8)
+            assert np.shares_memory(run(batch[1]), batch)
+            assert np.array_equal(batch[1], expected)
+            assert (batch[0] == 99).all()
+            assert (batch[2] == 99).all()
+    assert np.array_equal(pixels, before)
+
+
+@pipelines
+def test_output_size_is_the_size_that_comes_out(photos, ops):
+    pipeline = Pipeline(ops, 0)
+    for name in ("china.jpg", "astronaut.png", "camera.png"):
+        pixels = decode(photos[name])
+        size = pipeline.output_size(pixels.shape[:2])
+        for sample in range(5):
+            draws = drawn_for(pipeline, 0, sample)
+            assert pipeline.run(pixels, draws).shape == (*size, 3)
+            assert pipeline.run_encoded(photos[name], draws).shape == (*size, 3)
+
+
+@pipelines
+def test_encoded_is_decoded_and_run_where_nothing_is_reduced(photos, ops):
+    pipeline = Pipeline(ops, 11)
+    for sample in range(8):
+        draws = drawn_for(pipeline, 0, sample)
+        data = photos["chelsea.png"]  # PNG is never reduced
+        assert np.array_equal(pipeline.run_encoded(data, draws), pipeline.run(decode(data), draws))
+
+
+def test_a_jpeg_s_window_that_is_not_shrunk_by_two_is_cut_exactly(photos):
+    pipeline, pixels = Pipeline([RandomResizedCrop(300), HorizontalFlip()], 1), decode(photos["china.jpg"])
+    for sample in range(12):
+        draws = drawn_for(pipeline, 0, sample)
+        assert np.array_equal(pipeline.run_encoded(photos["china.jpg"], draws), pipeline.run(pixels, draws))
+
+
+@pytest.mark.parametrize("size", [16, 40, 100, 150])
+def test_a_reduced_jpeg_is_close_to_the_whole_one(photos, size):
+    """Not the same: what is left to shrink is below two and bilinear, and windows are rounded to reduced pixels."""
+    close, far = [], []
+    for name in ("china.jpg", "flower.jpg", "rocket.jpg"):
+        pipeline, pixels = Pipeline([RandomResizedCrop(size, scale=(0.5, 1.0))], 1), decode(photos[name])
+        windows = [pipeline.run(pixels, drawn_for(pipeline, 0, sample)) for sample in range(10)]
+        for sample, whole in enumerate(windows):
+            encoded = pipeline.run_encoded(photos[name], drawn_for(pipeline, 0, sample))
+            if not np.array_equal(encoded, whole):
+                close.append(difference(encoded, whole))
+                far.append(difference(encoded, windows[sample - 1]))
+    assert len(close) >= 5
+    assert np.mean(close) < 7
+    assert max(close) < 15
+    assert np.mean(far) > 3 * np.mean(close)
+
+
+def test_a_buffer_is_used_and_changes_nothing(photos):
+    pipeline = Pipeline([RandomResizedCrop(64), HorizontalFlip()], 1)
+    memory, asked = np.empty(1 << 21, np.uint8), []
+
+    def buffer(size):
+        asked.append(size)
+        return memory
+
+    for sample in range(10):
+        draws = drawn_for(pipeline, 0, sample)
+        out = np.empty((64, 64, 3), np.uint8)
+        pipeline.run_encoded(photos["china.jpg"], draws, out, buffer)
+        assert np.array_equal(out, pipeline.run_encoded(photos["china.jpg"], draws))
+    assert len(asked) == 10
+
+
+def test_draws_are_those_of_seed_round_sample_and_position():
+    pipeline = Pipeline([Resize(5), RandomResizedCrop(4), HorizontalFlip()], 17)
+    samples = np.array([5, 0, 2**40], np.int64)
+    draws = pipeline.draw(9, samples)
+    assert draws[0] == [(), (), ()]
+    assert draws[1] == uniforms(17, 9, samples, 1, 22).tolist()
+    assert draws[2] == uniforms(17, 9, samples, 2, 1).tolist()
+
+
+def test_drawing_samples_one_at_a_time_is_drawing_the_batch():
+    pipeline = Pipeline([RandomResizedCrop(4), HorizontalFlip(), Resize(3)], 17)
+    batch = pipeline.draw(2, np.arange(50))
+    for sample in range(50):
+        assert drawn_for(pipeline, 2, sample) == [drawn[sample] for drawn in batch]
+
+
+@pipelines
+def test_any_number_of_threads_gives_the_same_pixels(photos, ops):
+    pipeline = Pipeline(ops, 5)
+    names = ["china.jpg", "flower.jpg", "chelsea.png", "rocket.jpg"]
+    jobs = [(photos[names[sample % 4]], drawn_for(pipeline, 0, sample)) for sample in range(24)]
+    alone = [pipeline.run_encoded(*job) for job in jobs]
+    order = random.Random(0).sample(range(24), 24)
+    with ThreadPoolExecutor(8) as pool:
+        together = dict(zip(order, pool.map(lambda i: pipeline.run_encoded(*jobs[i]), order), strict=True))
+    assert all(np.array_equal(alone[i], together[i]) for i in range(24))
+
+
+def test_every_variant_of_one_decoding_is_close_to_its_own(photos):
+    pipeline = Pipeline([RandomResizedCrop(48), HorizontalFlip()], 2)
+    draws = [drawn_for(pipeline, variant, 4) for variant in range(4)]
+    outs = [np.empty((48, 48, 3), np.uint8) for _ in draws]
+    results = pipeline.run_variants(photos["china.jpg"], draws, outs)
+    for result, out, drawn in zip(results, outs, draws, strict=True):
+        assert result is out
+        assert difference(out, pipeline.run_encoded(photos["china.jpg"], drawn)) < 15
+    assert not np.array_equal(outs[0], outs[1])
+
+
+def test_damage_is_an_image_error(photos):
+    for ops in PIPELINES.values():
+        pipeline = Pipeline(ops, 0)
+        for data in (photos["china.jpg"][:50_000], photos["chelsea.png"][:50_000], b"", b"text"):
+            with pytest.raises(ImageError):
+                pipeline.run_encoded(data, drawn_for(pipeline, 0, 0))
+
+
+@settings(max_examples=80)
+@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 70), st.integers(0, 1000), st.booleans())
+def test_images_of_any_size_come_out_at_the_size_of_the_ops(height, width, size, sample, grey):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
+    buffer = io.BytesIO()
+    (image.convert("L") if grey else image).save(buffer, "JPEG")
+    for ops in ([RandomResizedCrop(size)], [CenterCrop((size, 7))], [Resize((3, size)), HorizontalFlip()]):
+        pipeline = Pipeline(ops, 0)
+        out = np.empty((*pipeline.output_size((height, width)), 3), np.uint8)
+        pipeline.run_encoded(buffer.getvalue(), drawn_for(pipeline, 0, sample), out)
+        whole = pipeline.run(decode(buffer.getvalue()), drawn_for(pipeline, 0, sample))
+        assert out.shape == whole.shape
+        assert difference(out, whole) < 60  # noise is what a reduced decoding differs most on

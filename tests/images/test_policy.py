@@ -1,0 +1,232 @@
+"""What becomes of image files, against Pillow and TensorFlow."""
+
+import io
+import random
+import struct
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from tpufeed.errors import ImageError, OptionError
+from tpufeed.images.decoding import decode, decode_upright
+from tpufeed.images.policy import ImagePolicy, store_image
+
+FULL, HEADER = ImagePolicy(), ImagePolicy(check="header")
+KEPT = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey", "png", "png, grey", "png, palette"}
+GREY = {"jpeg, grey", "png, grey", "png, 16 bit", "png, 1 bit"}
+
+
+def reason_of(data, policy=FULL):
+    with pytest.raises(ImageError) as caught:
+        store_image(data, policy)
+    return caught.value.reason
+
+
+def difference(one, other):
+    return float(np.abs(one.astype(int) - other.astype(int)).mean())
+
+
+def test_photographs_keep_their_own_bytes(photo_files):
+    for path in photo_files:
+        data, picture = path.read_bytes(), Image.open(path)
+        image = store_image(data, FULL)
+        assert image.kept
+        assert image.data is data
+        assert (image.width, image.height) == picture.size
+        assert image.format == path.suffix[1:].replace("jpg", "jpeg")
+        assert image.channels == (1 if picture.mode == "L" else 3)
+
+
+@pytest.mark.parametrize("policy", [FULL, HEADER], ids=["full", "header"])
+def test_every_kind_is_stored_upright_in_eight_bits(kinds, policy):
+    for kind, data in kinds.items():
+        image = store_image(data, policy)
+        stored = Image.open(io.BytesIO(image.data))
+        assert image.kept == (kind in KEPT), kind
+        assert (image.data == data) == image.kept
+        assert image.format == stored.format.lower()
+        assert image.format == ("jpeg" if kind.startswith(("jpeg", "webp")) else "png")
+        assert (image.height, image.width) == stored.size[::-1] == decode_upright(data).shape[:2]
+        assert image.channels == (1 if kind in GREY else 3), kind
+        assert stored.mode in ("L", "RGB", "P")
+        assert stored.getexif().get(0x0112, 1) == 1
+        tolerance = 0 if image.format == "png" or image.kept else 4
+        upright = np.broadcast_to(decode_upright(data), (image.height, image.width, 3))
+        assert difference(decode(image.data), upright) <= tolerance + 0.01, kind
+
+
+def test_tensorflow_sees_what_we_see(kinds):
+    for kind, data in kinds.items():
+        image = store_image(data, FULL)
+        pixels = tf.io.decode_image(image.data, channels=3, expand_animations=False).numpy()
+        assert pixels.shape == (image.height, image.width, 3)
+        assert difference(pixels, decode(image.data)) < 1.5, kind  # another DCT
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("image_format", "tolerance"), [("JPEG", 4), ("PNG", 0), ("TIFF", 0)])
+def test_every_orientation_is_stored_upright(cat, encoded, orientation, image_format, tolerance):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(cat, image_format, exif=exif)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    image = store_image(data, FULL)
+    assert (image.height, image.width) == ((150, 99) if orientation >= 5 else (99, 150))
+    assert difference(decode(image.data), expected) <= tolerance
+    if orientation > 1:
+        assert difference(np.asarray(cat.resize((image.width, image.height))), expected) > 5
+        assert not image.kept
+
+
+@given(st.binary(max_size=60), st.booleans())
+def test_broken_exif_never_costs_the_image(photos, block, a_real_start):
+    jpeg = photos["flower.jpg"]
+    start = b"Exif\0\0" + (b"MM\0*\0\0\0\x08" if a_real_start else b"")
+    segment = b"\xff\xe1" + struct.pack(">H", len(start) + len(block) + 2) + start + block
+    image = store_image(jpeg[:2] + segment + jpeg[2:], HEADER)
+    assert sorted((image.height, image.width)) == [427, 640]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of EXIF that it cannot parse
+def test_broken_exif_of_a_turned_photo_still_turns_it_or_leaves_it(kinds):
+    data = kinds["jpeg, turned"]
+    start = data.index(b"Exif")
+    rng = random.Random(1)
+    sizes = set()
+    for _ in range(150):
+        damaged = bytearray(data)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[start + rng.randrange(6, 32)] = rng.randrange(256)
+        image = store_image(bytes(damaged), FULL)
+        sizes.add((image.height, image.width))
+    assert sizes == {(99, 150), (150, 99)}
+
+
+def test_reasons(kinds, encoded):
+    assert reason_of(b"") == "zero_bytes"
+    assert reason_of(b"This is a text.\nSomeone has named it photo.jpg\n" * 10) == "not_an_image"
+    assert reason_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>") == "not_an_image"
+    assert reason_of(b"%PDF-1.4 ...") == "not_an_image"
+    assert reason_of(kinds["jpeg"][:-2]) == "truncated"
+    bomb = bytearray(encoded(Image.new("RGB", (8, 8)), "BMP"))
+    bomb[18:26] = (60_000).to_bytes(4, "little") * 2
+    assert reason_of(bytes(bomb)) == "unsupported"
+
+
+def test_names_do_not_count_but_bytes_do(kinds):
+    """A PNG that is named .jpg is a PNG: store_image sees no name at all."""
+    assert store_image(kinds["png"], FULL).format == "png"
+    assert store_image(kinds["jpeg"], FULL).format == "jpeg"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("policy", [FULL, HEADER, ImagePolicy(presize_px=64)], ids=["full", "header", "presize"])
+def test_truncation_at_ten_places_is_rejected(kinds, policy):
+    for kind, data in kinds.items():
+        end = len(data) // 3 if kind == "gif, animated" else len(data)
+        for tenth in range(10):
+            reason = reason_of(data[: end * tenth // 10], policy)
+            assert reason == "zero_bytes" if tenth == 0 else reason in ("truncated", "unreadable"), kind
+
+
+def damaged_scan(jpeg):
+    damaged = bytearray(jpeg)
+    middle = len(jpeg) // 2
+    damaged[middle : middle + 2] = b"\xff\xc5"
+    return bytes(damaged)
+
+
+def test_a_damaged_scan_passes_the_header_check_and_fails_the_full_one(photos, kinds):
+    for data in (photos["china.jpg"], kinds["jpeg"], kinds["jpeg, grey"]):
+        damaged = damaged_scan(data)
+        assert store_image(damaged, HEADER).data == damaged
+        assert reason_of(damaged, FULL) == "unreadable"
+
+
+def test_what_is_encoded_anew_is_decoded_strictly_under_either_check(kinds):
+    for kind in ("jpeg, turned", "jpeg, cmyk"):
+        for policy in (FULL, HEADER, ImagePolicy(presize_px=32)):
+            assert reason_of(damaged_scan(kinds[kind]), policy) == "unreadable"
+    assert reason_of(damaged_scan(kinds["jpeg"]), ImagePolicy(check="header", presize_px=32)) == "unreadable"
+
+
+def test_what_passes_the_full_check_stops_no_training_in_tensorflow(kinds):
+    """Random damage: whatever is still taken, TensorFlow decodes as well."""
+    rng = random.Random(3)
+    taken, reasons = 0, set()
+    for turn in range(300):
+        data = bytearray(kinds["png" if turn % 3 == 0 else "jpeg" if turn % 3 == 1 else "jpeg, progressive"])
+        for _ in range(rng.choice([1, 1, 4])):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        try:
+            image = store_image(bytes(data), FULL)
+        except ImageError as error:
+            reasons.add(error.reason)
+            continue
+        taken += 1
+        assert tf.io.decode_image(image.data, channels=3).shape[:2] == (image.height, image.width)
+    assert 20 < taken < 280
+    assert {"unreadable"} <= reasons <= {"unreadable", "truncated", "not_an_image"}
+
+
+@pytest.mark.parametrize("presize", [8, 33, 64, 99])
+def test_presize_brings_the_shorter_side_to_it(kinds, presize):
+    policy = ImagePolicy(presize_px=presize)
+    for kind, data in kinds.items():
+        image = store_image(data, policy)
+        height, width = decode_upright(data).shape[:2]
+        assert min(image.height, image.width) == presize, kind
+        assert abs(max(image.height, image.width) - presize * 150 / 99) <= 0.5
+        assert (image.height < image.width) == (height < width)
+        assert image.channels == (1 if kind in GREY else 3)
+        assert image.kept == (kind in KEPT and presize == 99)
+        assert decode(image.data).shape[:2] == (image.height, image.width)
+
+
+def test_presize_never_enlarges(kinds):
+    for kind, data in kinds.items():
+        assert store_image(data, ImagePolicy(presize_px=100)) == store_image(data, FULL), kind
+
+
+@pytest.mark.parametrize("presize", [40, 99, 150, 400])
+def test_presized_pixels_are_those_of_a_good_resize(photos, presize):
+    for name in ("china.jpg", "astronaut.png", "camera.png"):
+        image = store_image(photos[name], ImagePolicy(presize_px=presize, quality=95))
+        whole = Image.open(io.BytesIO(photos[name])).convert("RGB")
+        expected = np.asarray(whole.resize((image.width, image.height), Image.Resampling.BOX))
+        assert difference(decode(image.data), expected) < 10
+        assert not image.kept
+
+
+def test_quality_is_the_jpeg_s(photos):
+    sizes = [
+        len(store_image(photos["china.jpg"], ImagePolicy(presize_px=200, quality=q)).data) for q in (1, 50, 90, 100)
+    ]
+    assert sizes == sorted(set(sizes))
+
+
+def test_the_same_file_gives_the_same_bytes(kinds):
+    for data in kinds.values():
+        for policy in (FULL, ImagePolicy(presize_px=40)):
+            assert store_image(data, policy) == store_image(data, policy)
+
+
+def test_images_of_one_pixel_are_images(encoded):
+    for size in ((1, 1), (1, 500), (500, 1)):
+        for image_format in ("JPEG", "PNG", "BMP"):
+            image = store_image(encoded(Image.new("RGB", size), image_format), ImagePolicy(presize_px=8))
+            assert (image.width, image.height) == size
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"check": "none"}, {"presize_px": 7}, {"presize_px": 16385}, {"presize_px": -1}, {"quality": 0}, {"quality": 101}],
+    ids=str,
+)
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(OptionError, match=next(iter(options)).removesuffix("_px")):
+        ImagePolicy(**options)

@@ -1,0 +1,174 @@
+"""One dataset of real photographs for all loader tests, caches of it, and what they hold by a parser's account."""
+
+import functools
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed import cache
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomResizedCrop
+
+ROOT = Path(__file__).parents[2]
+PHOTOS = 96
+SIDE = 64
+
+
+@pytest.fixture(scope="session")
+def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Upright and wide photographs in three class folders."""
+    folder = tmp_path_factory.mktemp("loaders") / "photos"
+    command = [sys.executable, ROOT / "scripts/make_photos.py", folder, "--count", PHOTOS, "--size", "160x120"]
+    subprocess.run([*map(str, command), "--classes", "3"], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dataset_url(photo_folder: Path) -> str:
+    """JPEGs that differ in size; splits train and val, several shards each."""
+    url = str(photo_folder.parent / "dataset")
+    tpufeed.shard(photo_folder, url, shard_bytes="80KB", split="train=0.7,val=0.3", workers=1)
+    return url
+
+
+@pytest.fixture(scope="session")
+def cache_url(dataset_url: str) -> str:
+    """Raw pixels in two variants of random crops."""
+    url = f"{dataset_url}-cache"
+    cache.warmup(dataset_url, url, size=SIDE, variants=2, shard_bytes="150KB", workers=1)
+    return url
+
+
+@pytest.fixture(scope="session")
+def flat_url(photo_folder: Path) -> str:
+    """A cache of unlabelled photographs."""
+    folder = photo_folder.parent / "flat"
+    folder.mkdir()
+    for photo in sorted(photo_folder.glob("*/*.jpg"))[:20]:
+        shutil.copy(photo, folder)
+    url = str(folder.parent / "flat-dataset")
+    tpufeed.shard(folder, url, shard_bytes="50KB", workers=1)
+    cache.warmup(url, f"{url}-cache", ops=[CenterCrop(SIDE)], workers=1)
+    return f"{url}-cache"
+
+
+@pytest.fixture(scope="session")
+def ops() -> list[Any]:
+    """For training from `dataset_url`."""
+    return [RandomResizedCrop(size=SIDE), HorizontalFlip()]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a split holds, in its own order, by a full parse of every record."""
+
+    features: list[dict[str, Any]]
+
+    def column(self, key: str) -> list[Any]:
+        return [features[key].values[0] for features in self.features]
+
+    def texts(self, key: str) -> list[str]:
+        return [str(value, "utf-8") for value in self.column(key)]
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray:
+        return np.array(self.column("image/class/label"))
+
+    @functools.cached_property
+    def pixels(self) -> np.ndarray:
+        return np.stack([np.frombuffer(p, np.uint8).reshape(SIDE, SIDE, 3) for p in self.column("image/tensor")])
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@pytest.fixture(scope="session")
+def stored() -> Callable[..., Stored]:
+    """`stored(url, split, variant)`."""
+    return functools.cache(
+        lambda url, split="train", variant=0: Stored(list(open_dataset(url).iter_examples(split, variant)))
+    )
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A dataset with a damaged record: sample number `sample`, which is `record` of `shard` and starts at `byte`."""
+
+    url: str
+    sample: int
+    shard: str
+    record: int
+    byte: int
+
+
+@pytest.fixture(scope="session")
+def damage(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Damaged]:
+    """`damage(url, sample, split)` copies the dataset and changes one byte of the sample's image."""
+
+    def make(url: str, sample: int, split: str = "train") -> Damaged:
+        copy = tmp_path_factory.mktemp("damaged") / "dataset"
+        shutil.copytree(url, copy)
+        variant = open_dataset(copy).split(split).variants[0]
+        offsets, record = np.load(copy / variant.index.name), sample
+        for shard in variant.shards:
+            if record < shard.records:
+                break
+            offsets, record = offsets[shard.records + 1 :], record - shard.records
+        byte = int(offsets[record])
+        data = bytearray((copy / shard.name).read_bytes())
+        data[byte + 2000] ^= 0x10
+        (copy / shard.name).write_bytes(data)
+        return Damaged(str(copy), sample, shard.name, record, byte)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_script() -> Callable[..., str]:
+    """`run_script(name, *arguments, devices=1)` runs a script of this folder on CPU devices of torch_xla."""
+
+    def run(name: str, *arguments: object, devices: int = 1, seconds: float = 150) -> str:
+        environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "PYTHONFAULTHANDLER": "1"}
+        command = [sys.executable, str(Path(__file__).with_name(name)), *map(str, arguments)]
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                pytest.fail(f"{name} hangs after:\n{process.communicate()[0]}")
+        assert process.returncode == 0, output
+        return output
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def one_device(
+    run_script: Callable[..., str],
+    dataset_url: str,
+    cache_url: str,
+    flat_url: str,
+    damage: Callable[..., Damaged],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[dict[str, Any], Damaged]:
+    """What xla_one_device.py wrote down, and the damaged record that it met."""
+    damaged, out = damage(cache_url, 33), tmp_path_factory.mktemp("xla") / "one.pickle"
+    run_script("xla_one_device.py", dataset_url, cache_url, flat_url, damaged.url, out)
+    return pickle.loads(out.read_bytes()), damaged

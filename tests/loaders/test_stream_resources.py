@@ -1,0 +1,201 @@
+"""Memory and threads of numpy_loader: whose they are, and that they go."""
+
+import gc
+import threading
+import time
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.errors import LoaderError, RecordError
+from tpufeed.loaders.buffers import BufferPool
+
+THREADS = 3
+
+
+def decoding_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tpufeed-decode")]
+
+
+def wait_until_gone(threads):
+    """Threads of a dropped executor end on their own; the deadline only keeps a failing test from hanging."""
+    deadline = time.monotonic() + 20
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(thread.is_alive() for thread in threads)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    assert wait_until_gone(decoding_threads())
+    yield
+    gc.collect()
+    assert wait_until_gone(decoding_threads())
+
+
+def make(url, **options):
+    return tpufeed.numpy_loader(url, **{"batch_size": 10, "threads": THREADS} | options)
+
+
+# Memory
+
+
+def test_a_pool_hands_out_memory_again_when_its_last_user_is_gone():
+    pool = BufferPool((3, 5, 7))
+    first = pool.take()
+    assert (first.shape, first.dtype) == ((3, 5, 7), np.uint8)
+    first[...] = 77
+    view = first[1:, ::2].T
+    address = first.ctypes.data
+    del first
+    second = pool.take()  # the view still needs the first
+    assert second.ctypes.data != address
+    assert (view == 77).all()
+    del view
+    third = pool.take()
+    assert third.ctypes.data == address
+    assert (third == 77).all()  # the memory itself: fresh memory is zero
+
+
+def test_a_batch_that_is_kept_is_never_overwritten(dataset_url, ops):
+    kept = []
+    with make(dataset_url, ops=ops, batch_size=5, prefetch=2) as loader:
+        for _ in range(2):
+            for images, labels in loader:
+                kept.append((images, images.copy(), labels, labels.copy()))
+        kept += [(view := images[2:4, ::3], view.copy(), labels, labels) for images, labels in loader]
+    for images, images_then, labels, labels_then in kept:
+        np.testing.assert_array_equal(images, images_then)
+        np.testing.assert_array_equal(labels, labels_then)
+    assert len({images.ctypes.data for images, *_ in kept}) == len(kept) == 42
+
+
+def test_dropped_batches_give_their_memory_to_later_ones(cache_url):
+    with make(cache_url, batch_size=2, prefetch=4) as loader:
+        addresses = [images.ctypes.data for _ in range(10) for images, _ in loader]
+    assert len(addresses) == 350
+    assert len(set(addresses)) <= 6  # four ahead, the loop's own, and the one that is being replaced
+
+
+def test_a_batch_outlives_its_loader(cache_url, stored):
+    loader = make(cache_url, columns=["image", "sample"])
+    images, samples = next(iter(loader))
+    loader.close()
+    del loader
+    gc.collect()
+    np.testing.assert_array_equal(images, stored(cache_url).pixels[samples])
+
+
+# Threads
+
+
+def test_one_loader_has_its_threads_however_often_it_is_left_early(cache_url):
+    with make(cache_url) as loader:
+        seen = set()
+        for _ in range(30):
+            for _batch in loader:
+                break
+            seen |= set(decoding_threads())
+    assert 1 <= len(seen) <= THREADS
+    assert not decoding_threads()
+
+
+def test_close_leaves_no_thread_and_the_next_iteration_goes_on(cache_url):
+    loader = make(cache_url)
+    for epoch in range(3):
+        iterator = iter(loader)
+        assert iterator.epoch == epoch
+        next(iterator)
+        assert decoding_threads()
+        loader.close()
+        assert not decoding_threads()
+        with pytest.raises(LoaderError, match="closed"):
+            next(iterator)
+    loader.close()
+
+
+def test_an_older_iterator_of_a_closed_loader_says_so(cache_url):
+    with make(cache_url) as loader:
+        older, newer = iter(loader), iter(loader)
+        next(older), next(newer)
+    for iterator in (older, newer):
+        with pytest.raises(LoaderError, match="closed"):
+            next(iterator)
+
+
+def test_two_epochs_can_be_read_side_by_side(cache_url, stored):
+    with make(cache_url, columns=["image", "sample"]) as loader:
+        both = list(zip(loader, loader, strict=True))
+    for variant, batches in enumerate(zip(*both, strict=True)):
+        ids = np.concatenate([samples for _, samples in batches])
+        assert sorted(ids) == list(range(70))
+        for images, samples in batches:
+            np.testing.assert_array_equal(images, stored(cache_url, "train", variant).pixels[samples])
+
+
+def test_an_iterator_that_is_dropped_gives_up_what_it_was_preparing(dataset_url, ops):
+    """Else each `break` would leave work to do for the next epoch's threads."""
+    with make(dataset_url, ops=ops, threads=1, prefetch=60, batch_size=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        pending = [future for batch in iterator._pending for future in batch.futures]
+        loader.set_epoch(5)
+        assert not any(future.cancelled() for future in pending)
+        del iterator
+        assert len(pending) == 59
+        assert any(future.cancelled() for future in pending)
+        assert all(future.done() or future.running() for future in pending)
+
+
+@pytest.mark.parametrize("how", ["break", "exception", "not finished", "damaged record"])
+def test_loaders_that_are_forgotten_take_their_threads_along(cache_url, damage, how):
+    """Without the help of the garbage collector, which training loops like to switch off."""
+    started = set()
+    url = damage(cache_url, 33).url if how == "damaged record" else cache_url
+    gc.disable()
+    try:
+        for _ in range(20):
+            forget(url, how, started)
+        assert len(started) >= 20
+        assert wait_until_gone(started)
+    finally:
+        gc.enable()
+
+
+def forget(url, how, started):
+    loader = make(url)
+    if how == "not finished":
+        next(iter(loader))
+        started |= set(decoding_threads())
+        return
+    with pytest.raises((KeyError, RecordError)) if how != "break" else nullcontext():
+        for _batch in loader:
+            started |= set(decoding_threads())
+            if how == "exception":
+                raise KeyError
+            if how == "break":
+                break
+
+
+def test_closing_from_another_thread_ends_a_wait(dataset_url, ops):
+    loader = make(dataset_url, ops=ops, batch_size=64, threads=1, prefetch=1)
+    results = []
+
+    def consume():
+        try:
+            while True:
+                for _batch in loader:
+                    results.append("batch")
+        except LoaderError as error:
+            results.append(str(error))
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    while not results:
+        time.sleep(0.001)
+    while consumer.is_alive():  # it may just be between two epochs, where it may open the next
+        loader.close()
+        consumer.join(0.01)
+    assert "closed" in results[-1]

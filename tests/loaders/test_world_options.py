@@ -1,0 +1,115 @@
+"""Who a loader is among ranks, and what it refuses to be told."""
+
+import json
+import os
+import subprocess
+import sys
+import typing
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
+from tpufeed.loaders.world import find_world, to_world
+
+RANK_OF_TWO = """
+import json, sys
+import numpy as np
+import tpufeed
+
+url, file, rank = sys.argv[1:]
+early = tpufeed.numpy_loader(url, columns=["sample"], batch_size=5)  # made before there is a world
+import torch.distributed
+torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=int(rank), world_size=2)
+given = tpufeed.numpy_loader(url, columns=["sample"], batch_size=5, world=(0, 1))
+print(json.dumps({
+    "early": np.concatenate(list(early)).tolist(),
+    "world": [early.world.rank, early.world.size],
+    "given": [given.world.rank, given.world.size],
+}))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_alone_where_nothing_says_otherwise(cache_url):
+    assert find_world() == tpufeed.World(0, 1)
+    assert tpufeed.numpy_loader(cache_url, batch_size=5).world == tpufeed.World(0, 1)
+
+
+def test_a_world_is_given_as_one_or_as_a_pair():
+    assert to_world((2, 3)) == to_world(tpufeed.World(2, 3)) == tpufeed.World(rank=2, size=3)
+
+
+@pytest.mark.parametrize("world", [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_outside_its_world_is_refused(cache_url, world):
+    with pytest.raises(OptionError, match=rf"a rank is in \[0, {world[1]}\) for a world of {world[1]}, not {world[0]}"):
+        tpufeed.numpy_loader(cache_url, batch_size=5, world=world).world  # noqa: B018  # found out when asked for
+
+
+def test_torch_distributed_is_asked_when_the_first_batch_is(cache_url, tmp_path):
+    command = [sys.executable, "-c", RANK_OF_TWO, cache_url, str(tmp_path / "meet")]
+    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
+    found = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in ranks]
+    assert [each["world"] for each in found] == [[0, 2], [1, 2]]
+    assert [each["given"] for each in found] == [[0, 1]] * 2
+    for rank in (0, 1):
+        with tpufeed.numpy_loader(cache_url, columns=["sample"], batch_size=5, world=(rank, 2)) as loader:
+            assert np.concatenate(list(loader)).tolist() == found[rank]["early"]
+
+
+@pytest.mark.parametrize("name", ["batch_size", "prefetch", "threads", "lanes"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "8"])
+def test_counts_are_whole_and_at_least_one(name, value):
+    with pytest.raises(OptionError, match=f"{name} is a whole number, at least 1, not {value!r}"):
+        LoaderOptions(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"remainder": "keep"}, "'drop', 'pad' or 'repeat', not 'keep'"),
+        ({"columns": "image"}, r"columns is a list of names like \('image', 'label'\), not 'image'"),
+        ({"columns": []}, "columns is empty"),
+        ({"batch_size": None}, "batch_size is a whole number, at least 1, not None"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        LoaderOptions(**options)
+
+
+def test_numpy_s_integers_are_numbers_too(cache_url):
+    with tpufeed.numpy_loader(cache_url, batch_size=np.int64(7), columns=["label"]) as loader:
+        assert len(list(loader)) == len(loader) == 10
+        json.dumps(loader.state_dict())
+
+
+def test_ops_are_checked_when_the_loader_is_made(cache_url):
+    with pytest.raises(OptionError, match=r"ops are tpufeed.images.RandomResizedCrop.*not 'flip'"):
+        tpufeed.numpy_loader(cache_url, ops=["flip"])
+
+
+def test_an_option_that_is_none_is_a_type_error(cache_url):
+    with pytest.raises(TypeError, match="batchsize"):
+        tpufeed.numpy_loader(cache_url, batchsize=3)
+
+
+def test_the_keywords_are_the_options():
+    assert set(typing.get_type_hints(LoaderKeywords)) == {field.name for field in fields(LoaderOptions)}
+
+
+@pytest.mark.parametrize(
+    ("face", "module", "extra"),
+    [("tf_dataset('x')", "tensorflow", "tf"), ("TFRecordImages", "torch", "torch"), ("xla_loader", "torch_xla", "xla")],
+)
+def test_a_framework_that_is_not_installed_gives_the_command_that_mends_it(face, module, extra):
+    code = f"import sys; sys.modules[{module!r}] = None; import tpufeed; tpufeed.{face}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"tpufeed.errors.{MissingExtraError.__name__}: {module if extra != 'tf' else 'TensorFlow'}")
+    assert last.endswith(f"is not installed: pip install 'tpufeed[{extra}]'")

@@ -1,0 +1,185 @@
+"""Run by test_torchxla.py on one CPU device: writes down what xla_loader did there.
+
+xla_one_device.py DATASET CACHE FLAT DAMAGED OUT
+"""
+
+import faulthandler
+import gc
+import pickle
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch_xla
+
+import tpufeed
+from tpufeed.errors import RecordError
+from tpufeed.images import HorizontalFlip, RandomResizedCrop
+
+OPS = (RandomResizedCrop(size=64), HorizontalFlip())
+
+faulthandler.dump_traceback_later(120, exit=True)
+
+
+def on_host(value):
+    """Tensors as numpy arrays, each with its device's type."""
+    if isinstance(value, torch.Tensor):
+        return value.device.type, value.cpu().numpy()
+    if isinstance(value, dict):
+        return {name: on_host(item) for name, item in value.items()}
+    return tuple(map(on_host, value)) if isinstance(value, tuple) else value
+
+
+def threads(*names):
+    return [thread.name for thread in threading.enumerate() if any(name in thread.name for name in names)]
+
+
+def threads_left(seconds=20):
+    """Of torch_xla's loader at once, of ours when an executor's have had the time to end."""
+    left = threads("_loader_worker", "(_worker)")
+    deadline = time.monotonic() + seconds
+    while threads("tpufeed-decode") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left + threads("tpufeed-decode")
+
+
+def contract(url, **options):
+    loader = tpufeed.xla_loader(url, **options)
+    return [[on_host(batch) for batch in loader] for _ in range(3)]
+
+
+def kinds_of_batches(cache, flat):
+    """The first batch by each choice of columns."""
+    chosen = {
+        "default": (cache, {}),
+        "dict": (cache, {"columns": None, "remainder": "pad"}),
+        "strings": (cache, {"columns": ["image", "filename", "sample"]}),
+        "labels alone": (cache, {"columns": ["label"]}),
+        "unlabelled": (flat, {}),
+        "unlabelled, padded": (flat, {"remainder": "pad"}),
+    }
+    return {
+        name: on_host(next(iter(tpufeed.xla_loader(url, batch_size=8, shuffle=False, **options))))
+        for name, (url, options) in chosen.items()
+    }
+
+
+def kept_on_the_device(cache):
+    """All batches of four epochs, held on the device and looked at only at the end."""
+    loader = tpufeed.xla_loader(cache, columns=["image", "sample"], batch_size=5)
+    kept = [(epoch, batch) for epoch in range(4) for batch in loader]
+    return [(epoch, on_host(batch)) for epoch, batch in kept]
+
+
+def epochs_of_iterators(cache):
+    """The samples of an epoch after iterations that were opened and dropped, or left after a batch, or replaced."""
+    found = []
+    for used in (0, 1, 3):
+        loader = tpufeed.xla_loader(cache, columns=["sample"], batch_size=10)
+        for _ in range(3):
+            iterator = iter(loader)
+            for _ in range(used):
+                next(iterator)
+        replacing = iter(loader)  # while `iterator` is open
+        found.append([on_host(samples)[1] for samples in replacing])
+        assert not list(iterator)
+        loader.set_epoch(0)
+        found.append([on_host(samples)[1] for samples in loader])
+    return found
+
+
+def leaving(cache):
+    """Threads that are left after each way to leave a loop; without the help of the garbage collector."""
+    gc.disable()
+    left = {}
+    loader = tpufeed.xla_loader(cache, batch_size=2)
+    for _batch in loader:
+        break
+    left["break"] = threads("_loader_worker", "(_worker)")
+    try:
+        for _batch in loader:
+            raise KeyError
+    except KeyError:
+        pass
+    left["exception"] = threads("_loader_worker", "(_worker)")
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    left["close"] = threads("_loader_worker", "(_worker)", "tpufeed-decode")
+    left["batches after close"] = list(iterator)
+    left["batches after that"] = sum(1 for _ in loader)
+    for _batch in loader:
+        break
+    del loader, iterator
+    left["forgotten"] = threads_left()
+    return left
+
+
+def failing(damaged):
+    """Samples delivered, the error, the threads that are left, and whether the next epoch (variant 1) is read."""
+    loader = tpufeed.xla_loader(damaged, columns=["sample"], batch_size=5, shuffle=False)
+    delivered = []
+    iterator = iter(loader)
+    try:
+        for samples in iterator:
+            delivered += samples.cpu().tolist()
+    except RecordError as error:
+        message, trace = str(error), error.__traceback__
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame.f_code.co_name)
+        trace = trace.tb_next
+    result = {"delivered": delivered, "message": message, "frames": frames, "after": list(iterator)}
+    result["threads at the error"] = threads("_loader_worker", "(_worker)")
+    result["next epoch"] = sum(1 for _ in loader)
+    del loader, iterator, samples, trace
+    result["threads"] = threads_left()
+    return result
+
+
+def wrong_device(cache):
+    """What goes to sys.unraisablehook when a loader cannot be opened."""
+    unraisable = []
+    sys.unraisablehook = unraisable.append
+    try:
+        iter(tpufeed.xla_loader(cache, batch_size=8, device="nonsense"))
+    except RuntimeError as error:
+        return str(error), [str(item.exc_value) for item in unraisable]
+    finally:
+        sys.unraisablehook = sys.__unraisablehook__
+
+
+def floats():
+    """Normalised images in each layout and dtype."""
+    pixels = torch.arange(2 * 8 * 16 * 3, dtype=torch.int64).reshape(2, 8, 16, 3).to(torch.uint8)
+    images = pixels.to(torch_xla.device())
+    own = {"mean": (0.1, 0.2, 0.3), "std": (1.0, 0.5, 0.25), "dtype": torch.float32}
+    made = {
+        "NCHW": tpufeed.to_device_float(images),
+        "NHWC": tpufeed.to_device_float(images, layout="NHWC"),
+        "own": tpufeed.to_device_float(images, **own),
+    }
+    dtypes = {name: (value.dtype, value.device.type) for name, value in made.items()}
+    return pixels.numpy(), dtypes, {name: value.cpu().float().numpy() for name, value in made.items()}
+
+
+def main(dataset, cache, flat, damaged, out):
+    options = {"columns": ["image", "label", "sample"], "batch_size": 9, "seed": 3, "remainder": "pad"}
+    found = {
+        "leaving": leaving(cache),
+        "failing": failing(damaged),
+        "contract": {"dataset": contract(dataset, ops=OPS, **options), "cache": contract(cache, **options)},
+        "kinds": kinds_of_batches(cache, flat),
+        "kept": kept_on_the_device(cache),
+        "epochs": epochs_of_iterators(cache),
+        "wrong device": wrong_device(cache),
+        "floats": floats(),
+        "lengths": [len(tpufeed.xla_loader(cache, batch_size=8, remainder=how)) for how in ("drop", "pad", "repeat")],
+    }
+    Path(out).write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

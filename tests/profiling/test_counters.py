@@ -1,0 +1,65 @@
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tpufeed.profiling.counters import mxu_percent
+
+
+def install(monkeypatch: pytest.MonkeyPatch, get_metric: Any) -> None:
+    """A libtpu whose monitoring answers with `get_metric`."""
+    libtpu, sdk = ModuleType("libtpu"), ModuleType("libtpu.sdk")
+    libtpu.sdk = sdk  # type: ignore[attr-defined]
+    if get_metric is not None:
+        sdk.tpumonitoring = SimpleNamespace(get_metric=get_metric)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "libtpu", libtpu)
+    monkeypatch.setitem(sys.modules, "libtpu.sdk", sdk)
+
+
+def answering(values: Any) -> Any:
+    def get_metric(name: str) -> Any:
+        assert name == "tensorcore_util"
+        return SimpleNamespace(data=lambda: values)
+
+    return get_metric
+
+
+@pytest.mark.parametrize(
+    ("values", "percent"),
+    [
+        (["10.0", "30.0"], 20.0),
+        ([12.5, 13.5, 16.0], 14.0),
+        (["42%"], 42.0),
+        (["nan", "8.0"], 8.0),
+        (["0.00", "0.00"], 0.0),  # a TPU that says it did nothing is known to have done nothing
+    ],
+)
+def test_the_mean_over_the_cores(monkeypatch: pytest.MonkeyPatch, values: Any, percent: float) -> None:
+    install(monkeypatch, answering(values))
+    assert mxu_percent() == pytest.approx(percent)
+
+
+@pytest.mark.parametrize("values", [[], None, ["nan"], ["n/a"], [None], object()])
+def test_no_answer_is_none_and_never_zero(monkeypatch: pytest.MonkeyPatch, values: Any) -> None:
+    install(monkeypatch, answering(values))
+    assert mxu_percent() is None
+
+
+def test_none_where_libtpu_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    assert mxu_percent() is None
+
+
+def test_none_where_libtpu_has_no_monitoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, None)
+    assert mxu_percent() is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("vbar control agent"), AttributeError("old"), ValueError("no metric")])
+def test_none_where_libtpu_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def get_metric(name: str) -> Any:
+        raise error
+
+    install(monkeypatch, get_metric)
+    assert mxu_percent() is None

@@ -1,0 +1,156 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    "raw files, Pillow in one thread",
+    "raw files, Pillow in",
+    "shards, tf.data as Kaggle's TPU guide writes it",
+    "shards, tpufeed.tf_dataset",
+    "shards, tpufeed.numpy_loader",
+    "cache, tpufeed.tf_dataset",
+    "cache, tpufeed.numpy_loader",
+]
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import demo
+
+    return demo
+
+
+def run_demo(*args: object) -> subprocess.CompletedProcess[str]:
+    # With the environment that there is: a test installs nothing.
+    environment = dict(os.environ, TPUFEED_VENV_READY="1")
+    command = [str(ROOT / "scripts" / "demo"), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="the demo runs in .venv, which is not this environment")
+def test_the_demo_shows_every_feed_and_writes_its_figures(tmp_path: Path) -> None:
+    for extra in ("tensorflow", "skimage", "sklearn"):
+        pytest.importorskip(extra)
+    done = run_demo("--photos", 60, "--seconds", 1, "--keep", tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = [line for line in done.stdout.splitlines() if line.strip().startswith("EMULATED tpu-v3-8")]
+    for row in ROWS:
+        assert any(row in line for line in table), f"{row}: {done.stdout}"
+    closing = next(line for line in done.stdout.splitlines() if line.startswith("EMULATED tpu-v3-8: "))
+    assert "with one thread of Pillow" in closing
+
+    result = json.loads((tmp_path / "demo.json").read_text())
+    assert result["photos"] == 60
+    assert result["machine"]["cores"] >= 1
+    assert len(result["rows"]) == len(ROWS)
+    for row in result["rows"]:
+        assert row["device"] == "EMULATED tpu-v3-8"
+        assert row["batch_size"] == 16
+        assert row["images_per_second"] > 0
+        assert 0 <= row["idle_percent"] <= 100
+        assert row["mxu_percent"] is None
+
+
+def test_the_demo_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    assert run_demo("--photos", 1).returncode == 2
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "mine.jpg").write_bytes(b"")
+    done = run_demo("--photos", 60, "--keep", tmp_path)
+    assert done.returncode == 2
+    assert "not an empty folder" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def run_bench(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench_train.py"), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(12):
+        path = folder / ("cat", "dog")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (40 + number, 30), (number, 90, 200)).save(path)
+    return folder
+
+
+@pytest.mark.parametrize("loader", ["pil", "pil-all-cores"])
+def test_a_bench_drains_a_loader_for_so_many_steps(photos: Path, loader: str) -> None:
+    # 12 photos make two batches of 5 an epoch, so three steps take two epochs.
+    done = run_bench("--loader", loader, "--photos", photos, "--device", "none", "--batch", 5, "--steps", 3)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["loader"], result["device"], result["steps"]) == (loader, "none", 3)
+    assert result["images_per_second"] > 0
+    assert (result["step_ms"], result["idle_percent"], result["mxu_percent"]) == (None, None, None)
+
+
+def test_every_figure_of_an_emulated_bench_says_so(photos: Path) -> None:
+    done = run_bench(
+        "--loader", "pil", "--photos", photos, "--device", "emulated:tpu-v2-8-low", "--batch", 5, "--steps", 3
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if any(character.isalnum() for character in line)]
+    assert [line for line in lines if "EMULATED" not in line] == []
+    assert "n/a" in done.stdout
+
+
+def test_a_bench_that_cannot_run_says_why(photos: Path, tmp_path: Path) -> None:
+    unknown = run_bench("--loader", "pil", "--photos", photos, "--device", "emulated:tpu-v3", "--batch", 5)
+    assert unknown.returncode == 2
+    assert "did you mean tpu-v3-8" in unknown.stderr
+    assert run_bench("--loader", "pil", "--data", tmp_path).returncode == 2
+    nothing = run_bench("--loader", "numpy", "--data", tmp_path)
+    assert nothing.returncode == 2
+    assert "holds no dataset" in nothing.stderr
+    few = run_bench("--loader", "pil", "--photos", photos, "--device", "none", "--batch", 50)
+    assert few.returncode == 1
+    assert "gave no batch" in few.stderr
+
+
+def row(source: str, rate: float | None, idle: float | None, loader: str = "x") -> dict[str, Any]:
+    return {
+        "label": f"{source}, tpufeed.{loader}",
+        "source": source,
+        "device": "EMULATED tpu-v3-8",
+        "images_per_second": rate,
+        "idle_percent": idle,
+    }
+
+
+def test_the_closing_sentence_takes_the_better_loader_of_the_cache(demo: ModuleType) -> None:
+    rows = [row("raw files", 250, 96.5), row("cache", 6000, 20, "tf_dataset"), row("cache", 7500, 0.2, "numpy_loader")]
+    sentence = demo.closing_sentence(rows)
+    assert "From 96.5 % idle with one thread of Pillow to 0.2 % from a warmed cache through tpufeed.numpy" in sentence
+    assert "30.0 times the images a second, all that this device takes" in sentence
+
+
+def test_the_closing_sentence_says_where_the_device_still_waits(demo: ModuleType) -> None:
+    assert "it still waits 40 % of the time" in demo.closing_sentence(
+        [row("raw files", 250, 97), row("cache", 4500, 40)]
+    )
+
+
+def test_the_closing_sentence_claims_no_gain_where_there_is_none(demo: ModuleType) -> None:
+    assert "nothing was gained" in demo.closing_sentence([row("raw files", 250, 97), row("cache", 250, 97)])
+
+
+def test_the_closing_sentence_claims_nothing_without_figures(demo: ModuleType) -> None:
+    assert "too few steps" in demo.closing_sentence([row("raw files", None, None), row("cache", 250, 97)])
+
+
+@pytest.mark.parametrize(("photos", "batch"), [(2000, 128), (384, 128), (383, 64), (60, 16), (3, 1)])
+def test_a_batch_leaves_several_of_its_kind_in_an_epoch(demo: ModuleType, photos: int, batch: int) -> None:
+    assert demo.fitting_batch(photos) == batch

@@ -1,0 +1,128 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpufeed.errors import OptionError
+from tpufeed.images.policy import ImagePolicy
+from tpufeed.sharding.options import ShardOptions, parse_size, parse_splits
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64MB", 64_000_000),
+        ("128MiB", 128 << 20),
+        ("1.5 GB", 1_500_000_000),
+        ("0.5KiB", 512),
+        (" 10kb ", 10_000),
+        ("7", 7),
+        ("7b", 7),
+        (1 << 20, 1 << 20),
+        ("2gib", 2 << 30),
+        ("9007199254740993", 9007199254740993),  # no float in between
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+def test_a_size_beyond_every_float():
+    assert parse_size("9" * 400) > 10**399
+
+
+@given(st.integers(0, 10**15), st.sampled_from([("", 1), ("kB", 10**3), ("MiB", 1 << 20), ("GB", 10**9)]))
+def test_a_size_is_number_times_unit(number, unit):
+    assert parse_size(f"{number}{unit[0]}") == number * unit[1]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MB", "64XB", "-1", "64 M B", "1e6", "1,5MB", "0x10", "inf", "nan", "٣MB", "1..5"]
+)
+def test_what_is_no_size(text):
+    with pytest.raises(OptionError, match=r"is no size; write it like 64MB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "splits"),
+    [
+        ("train", {"train": 1.0}),
+        ("train=1", {"train": 1.0}),
+        ("train=0.9,val=0.1", {"train": 0.9, "val": 0.1}),
+        (" train = 0.5 , val = 0.5 ", {"train": 0.5, "val": 0.5}),
+        ("a=.5,b=5e-1", {"a": 0.5, "b": 0.5}),
+    ],
+)
+def test_splits(text, splits):
+    assert parse_splits(text) == splits
+
+
+@pytest.mark.parametrize("text", ["train=", "train=x", "train=0.9,val=", "train=50%", "train=0.9=0.1"])
+def test_what_is_no_split(text):
+    with pytest.raises(OptionError, match=r"is no split; write them like train=0\.9,val=0\.1"):
+        parse_splits(text)
+
+
+def test_a_split_given_twice():
+    with pytest.raises(OptionError, match="split train is given twice"):
+        parse_splits("train=0.5,train=0.5")
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({}, "at least one split"),
+        ({"train": 0.9}, "add up to 0.9, not 1"),
+        ({"train": 0.9, "val": 0.2}, "add up to 1.1, not 1"),
+        ({"train": 0.0, "val": 1.0}, r"split train: a share is in \(0, 1\], not 0"),
+        ({"train": 1.5, "val": -0.5}, "split train: a share"),
+        ({"train": float("nan")}, "split train: a share"),
+        ({"train": float("inf")}, "split train: a share"),
+        ({"": 1.0}, "a split is named by letters"),
+        ({"a/b": 1.0}, "a split is named by letters"),
+        ({"../up": 1.0}, "a split is named by letters"),
+        ({".hidden": 1.0}, "a split is named by letters"),
+        ({"train-v0": 1.0}, "a split is named by letters"),  # would look like a variant
+        ({"tráin": 1.0}, "a split is named by letters"),
+        ({"train\n": 1.0}, "a split is named by letters"),
+    ],
+)
+def test_splits_that_cannot_be(splits, message):
+    with pytest.raises(OptionError, match=message):
+        ShardOptions(splits=splits)
+
+
+def test_thirds_add_up():
+    assert ShardOptions(splits=parse_splits("a=0.3333333,b=0.3333333,c=0.3333334")).splits["c"] == 0.3333334
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_shard_has_a_size(size):
+    with pytest.raises(OptionError, match=f"at least one byte, not {size}"):
+        ShardOptions(shard_bytes=size)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"check": "fast"}, "check is 'full' or 'header', not 'fast'"),
+        ({"presize_px": 0}, "presize is a side in pixels between 8 and 16384, not 0"),
+        ({"presize_px": 20000}, "not 20000"),
+        ({"quality": 0}, "quality"),
+    ],
+)
+def test_image_policies_that_cannot_be(policy, message):
+    with pytest.raises(OptionError, match=message):
+        ImagePolicy(**policy)
+
+
+def test_all_that_changes_bytes_stands_in_the_plan():
+    options = ShardOptions(1000, {"a": 1.0}, 7, ImagePolicy("header", 64, 80))
+    assert options.to_dict() == {
+        "shard_bytes": 1000,
+        "split": {"a": 1.0},
+        "seed": 7,
+        "check": "header",
+        "presize": 64,
+        "quality": 80,
+    }

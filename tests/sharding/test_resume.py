@@ -1,0 +1,297 @@
+"""A build that is killed, run twice, or finds its destination in another state than it left it."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import DatasetNotFoundError, DuplicateWriterError, NoInputsError
+
+TPUFEED = Path(sys.executable).with_name("tpufeed")
+OPTIONS = {"shard_bytes": "40KB", "split": "train=0.8,val=0.2"}
+FLAGS = ["--shard-size", "40KB", "--split", "train=0.8,val=0.2"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(photo_folder, tmp_path_factory):
+    return tpufeed.shard(photo_folder, tmp_path_factory.mktemp("resume") / "undisturbed", workers=1, **OPTIONS)
+
+
+@pytest.fixture
+def unfinished(undisturbed, tmp_path):
+    """A build that ended just before its manifest."""
+    shutil.copytree(undisturbed.url, tmp_path / "d")
+    (tmp_path / "d/manifest.json").unlink()
+    return tmp_path / "d"
+
+
+def shard_of(result, number):
+    return [shard for split in result.manifest.splits.values() for shard in split.variants[0].shards][number].name
+
+
+def reports(folder):
+    return sorted((folder / "_tpufeed/reports").glob("*.json"))
+
+
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def identity(path):
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def start_and_kill(photo_folder, folder, moment):
+    """SIGKILL once `reports` of the build are there; the fault has fired where it returns True."""
+    command = [TPUFEED, "shard", photo_folder, folder, *FLAGS, "--workers", "2"]
+    process = subprocess.Popen(
+        list(map(str, command)), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None and len(reports(folder)) < moment.reports:
+        time.sleep(0.001)
+    time.sleep(moment.delay_seconds)
+    if moment.whole_group:
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    killed = process.wait() == -signal.SIGKILL and (folder / "_tpufeed/plan.jsonl").exists()
+    return killed and not (folder / "manifest.json").exists()
+
+
+class Moment:
+    """When and how a build is killed."""
+
+    def __init__(self, rng, tasks):
+        self.reports = rng.randrange(tasks)
+        self.delay_seconds = rng.uniform(0, 0.01)
+        self.whole_group = rng.random() < 0.5
+
+    def __str__(self):
+        return f"{self.reports} reports + {self.delay_seconds:.4f} s, {'all' if self.whole_group else 'launcher'}"
+
+
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_killed_anywhere_and_run_again_it_ends_with_the_same_bytes(seed, photo_folder, undisturbed, bytes_of, tmp_path):
+    rng = random.Random(seed)
+    tasks = len(reports(Path(undisturbed.url)))
+    for attempt in range(20):
+        folder = tmp_path / f"{attempt}"
+        moment = Moment(rng, tasks)
+        print(f"seed {seed}, attempt {attempt}: killed at {moment}")
+        if start_and_kill(photo_folder, folder, moment):
+            break
+    else:
+        pytest.fail("no build was killed before its end")
+    with pytest.raises(DatasetNotFoundError, match="interrupted"):
+        open_dataset(folder)
+    done = subprocess.run(
+        [str(TPUFEED), "shard", str(photo_folder), str(folder), *FLAGS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert bytes_of(folder) == bytes_of(undisturbed.url)
+    assert open_dataset(folder).content_digest == undisturbed.manifest.content_digest
+    assert tpufeed.verify(folder).records == 90
+    assert not (folder / "_tpufeed/tmp").exists()
+
+
+def test_no_temporary_files_are_left(undisturbed):
+    below = sorted(str(path.relative_to(undisturbed.url)) for path in Path(undisturbed.url).rglob("*"))
+    assert "_tpufeed/plan.jsonl" in below
+    assert not [name for name in below if "tmp" in name]
+
+
+def test_what_is_done_is_not_done_again(photo_folder, unfinished, undisturbed, bytes_of):
+    before = {path.name: identity(path) for path in unfinished.iterdir() if path.is_file()}
+    result = tpufeed.shard(photo_folder, unfinished, workers=1, **OPTIONS)
+    assert {name: identity(unfinished / name) for name in before} == before
+    assert (result.images, result.earlier_images) == (90, 90)
+    assert result.manifest == undisturbed.manifest
+    assert bytes_of(unfinished) == bytes_of(undisturbed.url)
+
+
+def test_a_finished_shard_without_a_report_is_accepted(photo_folder, unfinished, undisturbed, bytes_of):
+    reports(unfinished)[1].unlink()
+    shard = unfinished / shard_of(undisturbed, 1)
+    before = identity(shard)
+    result = tpufeed.shard(photo_folder, unfinished, workers=1, **OPTIONS)
+    assert identity(shard) == before
+    assert 0 < result.earlier_images < 90
+    assert result.manifest == undisturbed.manifest
+    assert reports(unfinished)[1].exists()
+
+
+@pytest.mark.parametrize("reported", [True, False], ids=["reported", "orphan"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_damaged_shard_is_made_anew(damage, reported, photo_folder, unfinished, undisturbed, bytes_of):
+    shard = unfinished / shard_of(undisturbed, 2)
+    if damage == "flipped":
+        flip(shard, 1000)
+    elif damage == "cut":
+        os.truncate(shard, 1000)
+    else:
+        shard.unlink()
+    if not reported:
+        reports(unfinished)[2].unlink()
+    result = tpufeed.shard(photo_folder, unfinished, workers=2, **OPTIONS)
+    assert bytes_of(unfinished) == bytes_of(undisturbed.url)
+    assert result.manifest == undisturbed.manifest
+    assert (
+        result.earlier_images == 90 - json.loads(reports(unfinished)[2].read_text())["shards"][0]["lengths"].__len__()
+    )
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"task":1}', b"\xff\xfe", b'{"task":"\xff"}'])
+def test_a_damaged_report_is_made_anew(damage, photo_folder, unfinished, undisturbed):
+    reports(unfinished)[1].write_bytes(damage)
+    assert tpufeed.shard(photo_folder, unfinished, workers=1, **OPTIONS).manifest == undisturbed.manifest
+
+
+def test_reports_of_a_build_whose_plan_is_gone_are_not_believed(photo_folder, unfinished, bytes_of, tmp_path):
+    """Its shards have other names, so they neither belong to this build nor stand in its way."""
+    for name in ("_tpufeed/plan.jsonl", "train.index.npy", "val.index.npy"):
+        (unfinished / name).unlink()
+    options = {**OPTIONS, "shard_bytes": "60KB"}
+    result = tpufeed.shard(photo_folder, unfinished, workers=1, **options)
+    fresh = tpufeed.shard(photo_folder, tmp_path / "fresh", workers=1, **options)
+    assert result.manifest.content_digest == fresh.manifest.content_digest
+    assert tpufeed.verify(unfinished).records == 90
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut in a line", "a line less", "no JSON", "version"])
+def test_a_damaged_plan_is_refused(damage, photo_folder, unfinished):
+    plan = unfinished / "_tpufeed/plan.jsonl"
+    data = plan.read_bytes()
+    changed = {
+        "empty": b"",
+        "cut in a line": data[:-20],
+        "a line less": data[: data.rstrip().rindex(b"\n") + 1],
+        "no JSON": b"[" + data,
+        "version": data.replace(b'"plan_version":1', b'"plan_version":7'),
+    }[damage]
+    assert changed != data
+    plan.write_bytes(changed)
+    message = "plan version 7; .*version 1 only" if damage == "version" else "not a readable plan: .*[Rr]emove"
+    with pytest.raises(tpufeed.errors.ManifestError, match=message):
+        tpufeed.shard(photo_folder, unfinished, workers=1, **OPTIONS)
+    assert not (unfinished / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("number", [0, -1, None], ids=["first shard", "last shard", "index"])
+def test_a_foreign_file_under_a_name_of_the_build_is_not_touched(number, photo_folder, undisturbed, tmp_path):
+    name = "train.index.npy" if number is None else shard_of(undisturbed, number)
+    foreign = tmp_path / "d" / name
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"years of work")
+    with pytest.raises(DuplicateWriterError, match=rf"{name} \(1 such files\) of no build that is known here"):
+        tpufeed.shard(photo_folder, tmp_path / "d", workers=1, **OPTIONS)
+    assert foreign.read_bytes() == b"years of work"
+    assert [path.name for path in (tmp_path / "d").rglob("*") if path.is_file()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("seed", 1, "seed is 0 there and 1 here"),
+        ("shard_bytes", "50KB", "shard_bytes is 40000 there and 50000 here"),
+        ("split", "train", r"split is \{.*0\.8.*\} there and \{\"train\":1\.0\} here"),
+        ("presize", 64, "presize is not set there and 64 here"),
+        ("check", "header", 'check is "full" there and "header" here'),
+    ],
+)
+def test_another_option_belongs_to_another_build(option, value, message, photo_folder, unfinished, bytes_of):
+    before = bytes_of(unfinished)
+    with pytest.raises(DuplicateWriterError, match=f"belongs to another build: {message}. "):
+        tpufeed.shard(photo_folder, unfinished, workers=1, **{**OPTIONS, option: value})
+    assert bytes_of(unfinished) == before
+
+
+def test_another_source_belongs_to_another_build(photo_folder, unfinished, tmp_path):
+    shutil.copytree(photo_folder, tmp_path / "others")
+    with pytest.raises(DuplicateWriterError, match=r"source is .*photos.* there and .*others.* here"):
+        tpufeed.shard(tmp_path / "others", unfinished, workers=1, **OPTIONS)
+
+
+def test_the_number_of_workers_belongs_to_no_plan(photo_folder, unfinished, undisturbed):
+    reports(unfinished)[0].unlink()
+    assert tpufeed.shard(photo_folder, unfinished, workers=3, **OPTIONS).manifest == undisturbed.manifest
+
+
+def test_a_source_that_is_refused_leaves_nothing_behind(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoInputsError):
+        tpufeed.shard(tmp_path / "empty", tmp_path / "d", workers=1)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("change", ["grown", "touched", "same size", "deleted"])
+def test_a_file_that_changes_after_the_plan_is_a_reject(change, photo_folder, tmp_path):
+    source, folder = tmp_path / "photos", tmp_path / "d"
+    shutil.copytree(photo_folder, source)
+    tpufeed.shard(source, folder, workers=1, **OPTIONS)
+    for path in [path for path in folder.rglob("*") if path.is_file() and path.name != "plan.jsonl"]:
+        path.unlink()
+    changed = min(source.glob("*/*.jpg"))
+    if change == "grown":
+        with changed.open("ab") as file:
+            file.write(b"more")
+    elif change == "touched":
+        os.utime(changed, ns=(0, 0))
+    elif change == "same size":
+        data = bytearray(changed.read_bytes())
+        changed.write_bytes(data[:-5] + b"xxxxx")
+    else:
+        changed.unlink()
+    shutil.copy(max(source.glob("*/*.jpg")), changed.with_name("added-later.jpg"))
+    result = tpufeed.shard(source, folder, workers=1, **OPTIONS)
+    (line,) = (folder / "rejects.jsonl").read_text().splitlines()
+    assert json.loads(line)["path"] == str(changed.relative_to(source))
+    assert json.loads(line)["reason"] == "changed_during_build"
+    assert result.manifest.rejects == {"changed_during_build": 1}
+    assert tpufeed.verify(folder).records == 89
+
+
+TWIN = """
+import sys
+import tpufeed
+from tpufeed.sharding.build import shard
+print("ready", flush=True)
+sys.stdin.readline()
+result = shard(sys.argv[1], sys.argv[2], shard_bytes="40KB", split="train=0.8,val=0.2", workers=2)
+print(result.manifest.content_digest, result.manifest.run_id)
+"""
+
+
+def test_the_same_command_twice_at_once_succeeds_twice(photo_folder, undisturbed, bytes_of, tmp_path):
+    twins = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWIN, str(photo_folder), str(tmp_path / "d")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for twin in twins:
+        assert twin.stdout.readline() == "ready\n"
+    for twin in twins:
+        twin.stdin.write("go\n")
+        twin.stdin.flush()
+    said = [twin.communicate(timeout=120) for twin in twins]
+    assert [twin.returncode for twin in twins] == [0, 0], said
+    assert said[0] == said[1]
+    assert said[0][0].split()[0] == undisturbed.manifest.content_digest
+    assert bytes_of(tmp_path / "d") == bytes_of(undisturbed.url)
+    assert tpufeed.verify(tmp_path / "d").records == 90

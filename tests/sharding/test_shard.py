@@ -1,0 +1,268 @@
+"""`tpufeed.shard` from one end to the other."""
+
+import io
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image, ImageOps
+
+import tpufeed
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import BuildError, DatasetExistsError, DatasetNotFoundError
+from tpufeed.storage.memory import MemoryStore
+
+FEATURES = {
+    "image/encoded": tf.io.FixedLenFeature([], tf.string),
+    "image/format": tf.io.FixedLenFeature([], tf.string),
+    "image/height": tf.io.FixedLenFeature([], tf.int64),
+    "image/width": tf.io.FixedLenFeature([], tf.int64),
+    "image/channels": tf.io.FixedLenFeature([], tf.int64),
+    "image/filename": tf.io.FixedLenFeature([], tf.string),
+    "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+    "image/class/text": tf.io.FixedLenFeature([], tf.string),
+}
+
+
+def by_tensorflow(folder):
+    """What TensorFlow finds in the shards, in their order: features by file name."""
+    shards = sorted(map(str, Path(folder).glob("*.tfrecord")))
+    found = {}
+    for record in tf.data.TFRecordDataset(shards):
+        sample = {key.removeprefix("image/"): value.numpy() for key, value in parse(record).items()}
+        name = sample["filename"].decode()
+        assert name not in found
+        found[name] = sample
+    return found
+
+
+def parse(record):
+    return tf.io.parse_single_example(record, FEATURES)
+
+
+def rejects_of(folder):
+    return [json.loads(line) for line in Path(folder, "rejects.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def odd_build(odd_folder, tmp_path_factory):
+    url = tmp_path_factory.mktemp("odd") / "dataset"
+    return tpufeed.shard(odd_folder, url, shard_bytes="60KB", split="train=0.6,val=0.4", workers=1)
+
+
+def test_tensorflow_reads_every_sound_image_once(odd_build, odd_files):
+    assert by_tensorflow(odd_build.url).keys() == odd_files["kept"].keys() | odd_files["changed"].keys()
+
+
+def test_plain_images_keep_their_own_bytes(odd_build, odd_files):
+    found = by_tensorflow(odd_build.url)
+    for name, data in odd_files["kept"].items():
+        image = Image.open(io.BytesIO(data))
+        sample = found[name]
+        assert sample["encoded"] == data
+        assert sample["format"].decode() == image.format.lower()
+        assert (sample["width"], sample["height"]) == image.size
+        assert sample["channels"] == len(image.getbands())
+
+
+def test_pixels_by_tensorflow_are_those_of_the_files(odd_build, odd_files):
+    """To the bit where the bytes were kept, nearly so where they were encoded anew; upright, and without alpha."""
+    for name, sample in by_tensorflow(odd_build.url).items():
+        data = {**odd_files["kept"], **odd_files["changed"]}[name]
+        expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"), np.int16)
+        if sample["format"] == b"jpeg":
+            found = tf.io.decode_jpeg(sample["encoded"], 3, dct_method="INTEGER_ACCURATE").numpy()
+        else:
+            found = tf.io.decode_png(sample["encoded"], 3).numpy()
+        assert found.shape == (sample["height"], sample["width"], 3) == expected.shape
+        exact = name in odd_files["kept"] or name == "coffee/alpha.png"
+        difference = np.abs(found - expected)
+        assert difference.max() == 0 if exact else difference.mean() < 4, name
+
+
+def test_labels_are_those_of_the_folders(odd_build):
+    assert open_dataset(odd_build.url).manifest.class_names == ("cat", "coffee")
+    for name, sample in by_tensorflow(odd_build.url).items():
+        assert sample["class/text"].decode() == name.split("/")[0]
+        assert sample["class/label"] == ["cat", "coffee"].index(name.split("/")[0])
+
+
+def test_rejects_are_listed_with_path_reason_and_message(odd_build, odd_files):
+    lines = rejects_of(odd_build.url)
+    assert {line["path"]: line["reason"] for line in lines} == {
+        "cat/broken scan.jpg": "unreadable",
+        "cat/truncated.jpg": "truncated",
+        "cat/empty.jpg": "zero_bytes",
+        "coffee/text.jpg": "not_an_image",
+        "coffee/broken.png": "unreadable",
+        "coffee/half.png": "truncated",
+    }
+    assert len(lines) == len(odd_files["refused"])
+    assert all(line["message"] for line in lines)
+
+
+def test_the_manifest_counts_what_is_there(odd_build, odd_files):
+    manifest = open_dataset(odd_build.url).manifest
+    found = by_tensorflow(odd_build.url)
+    assert sum(split.records for split in manifest.splits.values()) == len(found) == odd_build.images
+    for name, split in manifest.splits.items():
+        shards = sorted(map(str, Path(odd_build.url).glob(f"{name}-*.tfrecord")))
+        records = [parse(record)["image/class/label"].numpy() for record in tf.data.TFRecordDataset(shards)]
+        assert split.records == len(records)
+        assert split.class_counts == tuple(np.bincount(records, minlength=2))
+        assert [shard.name for shard in split.variants[0].shards] == [Path(shard).name for shard in shards]
+    assert manifest.rejects == {"not_an_image": 1, "truncated": 2, "unreadable": 2, "zero_bytes": 1}
+    assert odd_build.rejects == len(odd_files["refused"])
+    assert manifest.images == {"jpeg": 3, "jpeg, encoded anew": 3, "png": 2, "png, encoded anew": 1}
+    assert odd_build.ignored_files == 1
+    assert tpufeed.verify(odd_build.url).records == len(found)
+
+
+def test_header_check_takes_what_only_a_decoder_would_refuse(odd_folder, tmp_path):
+    result = tpufeed.shard(odd_folder, tmp_path / "d", check="header", workers=1)
+    refused = {line["path"] for line in rejects_of(result.url)}
+    assert "cat/broken scan.jpg" not in refused
+    assert {"cat/truncated.jpg", "cat/empty.jpg", "coffee/text.jpg"} <= refused
+
+
+@pytest.mark.parametrize("options", [{}, {"presize": 64}], ids=["copied", "presized"])
+def test_any_number_of_workers_makes_the_same_bytes(options, photo_folder, odd_folder, bytes_of, tmp_path):
+    shutil.copytree(photo_folder, tmp_path / "photos")
+    shutil.copytree(odd_folder, tmp_path / "photos", dirs_exist_ok=True)
+
+    def build(workers):
+        return tpufeed.shard(
+            *(tmp_path / "photos", tmp_path / f"{workers}"),
+            **{"shard_bytes": "60KB", "split": "train=0.8,val=0.2", "workers": workers, **options},
+        )
+
+    one, three = build(1), build(3)
+    assert len(bytes_of(one.url)) > 5
+    assert bytes_of(one.url) == bytes_of(three.url)
+    assert one.manifest.content_digest == three.manifest.content_digest
+    assert one.manifest.run_id != three.manifest.run_id
+    assert one.rejects == three.rejects > 0
+
+
+def test_a_build_into_memory_and_through_fsspec_is_the_same(photo_folder, bytes_of, tmp_path):
+    local = tpufeed.shard(photo_folder, tmp_path / "local", shard_bytes="200KB", workers=1)
+    through = tpufeed.shard(photo_folder, f"local://{tmp_path}/fsspec", shard_bytes="200KB", workers=2)
+    memory = tpufeed.shard(photo_folder, f"memory://{tmp_path}", shard_bytes="200KB")
+    assert through.url.startswith("local://")
+    assert bytes_of(tmp_path / "fsspec") == bytes_of(local.url)
+    store = MemoryStore(memory.url)
+    assert {name: store.read(name) for name in bytes_of(local.url)} == bytes_of(local.url)
+    for result in (through, memory):
+        assert tpufeed.verify(result.url).records == 90
+        assert open_dataset(result.url).content_digest == local.manifest.content_digest
+
+
+def test_a_source_in_memory(photo_folder, bytes_of, tmp_path):
+    source = MemoryStore(f"memory://{tmp_path}/photos")
+    for path in photo_folder.glob("*/*.jpg"):
+        source.put(str(path.relative_to(photo_folder)), path.read_bytes())
+    memory = tpufeed.shard(source.url, tmp_path / "dataset")
+    local = tpufeed.shard(photo_folder, tmp_path / "local")
+    assert bytes_of(memory.url) == bytes_of(local.url)
+
+
+def test_shards_of_a_split_are_of_like_size(photo_folder, tmp_path):
+    result = tpufeed.shard(photo_folder, tmp_path / "d", shard_bytes="250KB", workers=1)
+    sizes = [shard.bytes for shard in result.manifest.splits["train"].variants[0].shards]
+    assert len(sizes) >= 4
+    assert max(sizes) <= 1.15 * min(sizes)
+
+
+def test_all_rejected_is_an_error_and_no_dataset(odd_files, tmp_path):
+    for name, data in odd_files["refused"].items():
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with pytest.raises(BuildError, match=r"none of the 6 images could be taken; the first: .*rejects\.jsonl"):
+        tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=1)
+    assert len(rejects_of(tmp_path / "d")) == 6
+    assert not (tmp_path / "d/manifest.json").exists()
+    with pytest.raises(DatasetNotFoundError):
+        open_dataset(tmp_path / "d")
+
+
+def test_a_finished_dataset_is_not_touched(photo_folder, bytes_of, tmp_path):
+    result = tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
+    before = bytes_of(result.url), (tmp_path / "d/manifest.json").read_bytes()
+    with pytest.raises(DatasetExistsError, match="already holds a dataset"):
+        tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
+    assert (bytes_of(result.url), (tmp_path / "d/manifest.json").read_bytes()) == before
+
+
+def test_unlabelled_images(photo_folder, tmp_path):
+    (tmp_path / "flat").mkdir()
+    for path in sorted(photo_folder.glob("*/*.jpg"))[:8]:
+        shutil.copy(path, tmp_path / "flat")
+    manifest = tpufeed.shard(tmp_path / "flat", tmp_path / "d", workers=1).manifest
+    assert (manifest.class_names, manifest.labelled, manifest.splits["train"].class_counts) == ((), False, ())
+    assert tpufeed.verify(tmp_path / "d").records == 8
+    for features in open_dataset(tmp_path / "d").iter_examples("train"):
+        assert {"image/encoded", "image/filename", "image/height"} <= features.keys()
+        assert not any("class" in name for name in features)
+
+
+def test_a_split_without_images_counts_zero_of_each_class(photo_folder, tmp_path):
+    manifest = tpufeed.shard(photo_folder, tmp_path / "d", split="train=0.999999,val=0.000001", workers=1).manifest
+    assert manifest.splits["val"].records == 0
+    assert manifest.splits["val"].class_counts == (0, 0, 0)
+    assert tpufeed.verify(tmp_path / "d").records == 90
+
+
+def test_presize_shrinks_the_short_side_and_keeps_what_is_small(photo_files, tmp_path):
+    (tmp_path / "photos/a").mkdir(parents=True)
+    sizes = {}
+    for file in photo_files:
+        shutil.copy(file, tmp_path / "photos/a")
+        sizes[f"a/{file.name}"] = Image.open(file).size
+    small = tmp_path / "photos/a/small.jpg"
+    Image.open(photo_files[0]).convert("RGB").resize((90, 63)).save(small)
+    tpufeed.shard(tmp_path / "photos", tmp_path / "d", presize=64, workers=1)
+    found = by_tensorflow(tmp_path / "d")
+    assert found.pop("a/small.jpg")["encoded"] == small.read_bytes()
+    assert found.keys() == sizes.keys()
+    for name, sample in found.items():
+        width, height = sizes[name]
+        stored = Image.open(io.BytesIO(sample["encoded"]))
+        assert stored.size == (sample["width"], sample["height"])
+        assert min(stored.size) == 64
+        assert max(stored.size) == round(max(width, height) * 64 / min(width, height))
+        assert stored.format.lower() == Image.open(tmp_path / "photos" / name).format.lower()
+
+
+def test_a_file_that_may_not_be_read_is_rejected(photo_folder):
+    outer = Path(tempfile.mkdtemp())  # pytest's own folders are locked to others as a whole
+    root = os.geteuid() == 0
+    try:
+        shutil.copytree(photo_folder / "cat", outer / "photos/cat")
+        outer.chmod(0o755)
+        locked = min((outer / "photos/cat").glob("*.jpg"))
+        locked.chmod(0)
+        if root:
+            os.seteuid(65534)  # permission bits do not bite for root
+        result = tpufeed.shard(outer / "photos", f"memory://{outer}")
+        assert result.manifest.rejects == {"unreadable": 1}
+        (line,) = MemoryStore(result.url).read("rejects.jsonl").splitlines()
+        assert json.loads(line)["path"] == f"cat/{locked.name}"
+        assert "Permission denied" in json.loads(line)["message"]
+    finally:
+        if root:
+            os.seteuid(0)
+        shutil.rmtree(outer)
+
+
+def test_a_source_whose_path_is_not_utf8_is_refused(photo_folder, tmp_path):
+    source = tmp_path / "ph\udcfftos"
+    shutil.copytree(photo_folder, source)
+    with pytest.raises(tpufeed.errors.SourceError, match=r"\\udcfftos', is not UTF-8; rename it"):
+        tpufeed.shard(source, tmp_path / "d", workers=1)
+    assert not (tmp_path / "d").exists()

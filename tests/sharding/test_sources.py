@@ -1,0 +1,197 @@
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tpufeed.errors import NoInputsError, SourceError
+from tpufeed.sharding.sources import list_images
+from tpufeed.storage.memory import MemoryStore
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """`tree(*names)` makes files below a folder; what is in them does not matter to a listing."""
+
+    def make(*names):
+        for name in names:
+            path = tmp_path / "source" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(name.encode("utf-8", "surrogateescape"))
+        return tmp_path / "source"
+
+    return make
+
+
+@contextmanager
+def without_roots_rights():
+    """Permission bits do not bite for root."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def by_name(listing):
+    return {item.path: item.label for item in listing.inputs}
+
+
+def test_class_folders(tree):
+    listing = list_images(tree("dog/2.PNG", "dog/1.jpg", "cat/1.jpeg", "ant/x.webp"))
+    assert listing.class_names == ("ant", "cat", "dog")
+    assert by_name(listing) == {"ant/x.webp": 0, "cat/1.jpeg": 1, "dog/1.jpg": 2, "dog/2.PNG": 2}
+    assert listing.ignored_files == 0
+
+
+def test_inputs_carry_what_identifies_them(tree):
+    folder = tree("cat/1.jpg")
+    (item,) = list_images(folder).inputs
+    stat = (folder / "cat/1.jpg").stat()
+    assert (item.bytes, item.version) == (stat.st_size, str(stat.st_mtime_ns))
+
+
+def test_a_flat_folder_is_unlabelled(tree):
+    listing = list_images(tree("1.jpg", "2.png"))
+    assert listing.class_names == ()
+    assert by_name(listing) == {"1.jpg": -1, "2.png": -1}
+
+
+def test_images_beside_class_folders_are_refused(tree):
+    with pytest.raises(SourceError, match=r"2 images lie beside the class folders \(.*stray.*move them"):
+        list_images(tree("cat/1.jpg", "stray1.jpg", "stray2.jpg"))
+
+
+def test_files_without_an_images_name_are_counted(tree):
+    listing = list_images(tree("cat/1.jpg", "cat/notes.txt", "labels.csv", "cat/noextension", "cat/archive.jpg.zip"))
+    assert (list(by_name(listing)), listing.ignored_files) == (["cat/1.jpg"], 4)
+
+
+@pytest.mark.parametrize(
+    "leaving",
+    [
+        ".stray.jpg",
+        "cat/.hidden.jpg",
+        "cat/._1.jpg",
+        ".ipynb_checkpoints/1.jpg",
+        "cat/.ipynb_checkpoints/1.jpg",
+        ".thumbs/a/1.jpg",
+        "__MACOSX/1.jpg",
+        "__MACOSX/cat/._1.jpg",
+        "cat/__MACOSX/1.jpg",
+    ],
+)
+def test_other_programs_leavings_are_no_images_and_no_classes(leaving, tree):
+    listing = list_images(tree("cat/1.jpg", "dog/1.jpg", leaving))
+    assert by_name(listing) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
+    assert (listing.class_names, listing.ignored_files) == (("cat", "dog"), 1)
+
+
+def test_a_class_may_be_called_nearly_so(tree):
+    assert list_images(tree("my__MACOSX/1.jpg", "a.b/1.jpg")).class_names == ("a.b", "my__MACOSX")
+
+
+def test_deeper_folders_belong_to_the_class_above_them(tree):
+    listing = list_images(tree("cat/2023/may/1.jpg", "cat/1.jpg", "dog/x/1.jpg"))
+    assert by_name(listing) == {"cat/1.jpg": 0, "cat/2023/may/1.jpg": 0, "dog/x/1.jpg": 1}
+
+
+def test_empty_folders_are_no_classes(tree):
+    folder = tree("cat/1.jpg")
+    (folder / "dog").mkdir()
+    assert list_images(folder).class_names == ("cat",)
+
+
+@pytest.mark.parametrize(
+    "name", ["größe", "猫 und 🐈", "new\nline", " space ", "a'b\"c", "%20", "[x]", "-dash", "a=b,c"]
+)
+def test_names_of_all_kinds(name, tree):
+    listing = list_images(tree(f"{name}/{name}.jpg"))
+    assert listing.class_names == (name,)
+    assert by_name(listing) == {f"{name}/{name}.jpg": 0}
+
+
+@pytest.mark.parametrize("name", ["cat/b\udcffd.jpg", "c\udcfft/1.jpg"])
+def test_a_name_that_is_not_utf8_is_refused_by_name(name, tree):
+    folder = tree("cat/1.jpg", name)
+    with pytest.raises(SourceError, match=r"\\udcff.* is not UTF-8; rename it") as raised:
+        list_images(folder)
+    str(raised.value).encode()  # it can be printed
+
+
+def test_a_name_that_is_not_utf8_does_not_matter_where_it_is_no_images(tree):
+    assert list_images(tree("cat/1.jpg", "cat/b\udcffd.txt")).ignored_files == 1
+
+
+@pytest.mark.parametrize(
+    "names", [[], ["readme.txt", "cat/x.txt"], [".hidden/1.jpg"]], ids=["empty", "texts", "hidden"]
+)
+def test_a_folder_without_images(names, tree, tmp_path):
+    (tmp_path / "source").mkdir()
+    with pytest.raises(NoInputsError, match=rf"no images found among {len(names)} files; .*\.jpg.*photos/cat/1\.jpg"):
+        list_images(tree(*names))
+
+
+def test_a_missing_source(tmp_path):
+    with pytest.raises(SourceError, match="nowhere does not exist"):
+        list_images(tmp_path / "nowhere")
+
+
+def test_a_file_as_source(tree):
+    with pytest.raises(SourceError, match=r"1\.jpg is a file, not a folder"):
+        list_images(tree("cat/1.jpg") / "cat/1.jpg")
+
+
+def test_a_path_through_a_file(tree):
+    with pytest.raises(SourceError, match="does not exist"):
+        list_images(tree("cat/1.jpg") / "cat/1.jpg/below")
+
+
+@pytest.mark.parametrize("locked", ["source", "source/cat"])
+def test_a_folder_that_may_not_be_read(locked):
+    outer = Path(tempfile.mkdtemp())  # pytest's own folders are locked to others as a whole
+    try:
+        (outer / "source/cat").mkdir(parents=True)
+        (outer / "source/cat/1.jpg").touch()
+        outer.chmod(0o755)
+        (outer / locked).chmod(0)
+        with without_roots_rights(), pytest.raises(SourceError, match="Permission denied"):
+            list_images(outer / "source")
+        with without_roots_rights(), pytest.raises(SourceError, match="Permission denied"):
+            list_images(outer / "source/cat")
+    finally:
+        (outer / locked).chmod(0o755)
+        shutil.rmtree(outer)
+
+
+def test_a_broken_link_is_listed_so_that_it_can_be_rejected(tree):
+    folder = tree("cat/1.jpg")
+    (folder / "cat/2.jpg").symlink_to("nowhere.jpg")
+    assert set(by_name(list_images(folder))) == {"cat/1.jpg", "cat/2.jpg"}
+
+
+def test_a_linked_class_folder_is_followed(tree, tmp_path):
+    folder = tree("cat/1.jpg")
+    (folder / "dog").symlink_to(folder / "cat", target_is_directory=True)
+    assert by_name(list_images(folder)) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
+
+
+def test_objects_in_memory_are_listed_alike(tmp_path):
+    url = f"memory://{tmp_path.name}"
+    for name in ("dog/1.jpg", "cat/1.jpg", "readme.txt"):
+        MemoryStore(url).put(name, b"x")
+    listing = list_images(url)
+    assert by_name(listing) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
+    assert (listing.class_names, listing.ignored_files) == (("cat", "dog"), 1)
+
+
+def test_a_source_in_memory_without_objects(tmp_path):
+    with pytest.raises(NoInputsError, match="among 0 files"):
+        list_images(f"memory://{tmp_path.name}-empty")

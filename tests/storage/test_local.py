@@ -1,0 +1,280 @@
+"""What only a local folder can do, and what only a local folder can suffer."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.storage.filesystem import FsspecStore
+from tpufeed.storage.local import LocalStore
+from tpufeed.storage.memory import MemoryStore
+
+HOLD = """
+import sys
+from tpufeed.storage.registry import open_store
+with open_store(sys.argv[1]).temporary_folder() as folder:
+    (folder / "half-written").write_bytes(bytes(1000))
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_process(url, temporary):
+    """A process that holds a temporary folder of the store at `url`, and that folder."""
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    command = [sys.executable, "-c", HOLD, url]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+@pytest.fixture(params=["local", "memory", "fsspec"])
+def store_and_url(request, tmp_path, monkeypatch):
+    """A store whose temporary folders lie below `tmp_path`, and a URL whose do so in another process."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if request.param == "local":
+        return LocalStore(str(tmp_path / "store")), str(tmp_path / "store")
+    return (MemoryStore if request.param == "memory" else FsspecStore)("memory://tmp"), "memory://tmp"
+
+
+def test_the_temporary_folder_of_a_killed_process_is_removed_by_the_next(store_and_url, tmp_path):
+    store, url = store_and_url
+    with another_process(url, tmp_path) as (process, folder):
+        assert (folder / "half-written").is_file()
+        assert folder.is_relative_to(tmp_path)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert (folder / "half-written").is_file()
+    with store.temporary_folder() as mine:
+        assert mine.parent == folder.parent
+        assert not folder.exists()
+        assert mine.is_dir()
+
+
+def test_the_temporary_folder_of_a_living_process_stays(store_and_url, tmp_path):
+    store, url = store_and_url
+    with another_process(url, tmp_path) as (process, folder):
+        for _ in range(3):
+            with store.temporary_folder() as mine:
+                assert mine.parent == folder.parent
+        assert (folder / "half-written").is_file()
+        process.stdin.close()
+        assert process.wait() == 0
+    assert not folder.exists()
+
+
+def test_what_is_not_ours_in_the_system_s_temporary_folder_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("tpufeed-mine", "other", "tpufeed-put"):
+        (tmp_path / name).mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "tpufeed-put-link").symlink_to(elsewhere)
+    (tmp_path / "tpufeed-put-file").write_bytes(b"")
+    before = set(tmp_path.iterdir())
+    with MemoryStore("memory://").temporary_folder() as folder:
+        assert set(tmp_path.iterdir()) == before | {folder}
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_nothing_is_left_beside_the_objects(tmp_path):
+    store = LocalStore(str(tmp_path))
+    store.put("a", b"1")
+    with pytest.raises(ObjectExistsError):
+        store.put("a", b"2")
+    files = [path for path in tmp_path.rglob("*") if not path.is_dir()]
+    assert files == [tmp_path / "a"]
+    assert not (tmp_path / "_tpufeed" / "tmp").exists()
+
+
+def test_files_of_temporary_folders_are_no_objects(tmp_path):
+    store = LocalStore(str(tmp_path))
+    store.put("_tpufeed/plan", b"1")
+    with store.temporary_folder() as folder:
+        (folder / "shard").write_bytes(b"half")
+        assert [info.name for info in store.iter_objects()] == ["_tpufeed/plan"]
+        assert [info.name for info in store.iter_objects("_tpufeed")] == ["_tpufeed/plan"]
+
+
+def test_links_are_followed_but_never_in_a_circle(tmp_path):
+    (tmp_path / "store" / "folder").mkdir(parents=True)
+    (tmp_path / "store" / "folder" / "a").write_bytes(b"12")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "b").write_bytes(b"123")
+    (tmp_path / "store" / "folder" / "up").symlink_to("..")
+    (tmp_path / "store" / "folder" / "here").symlink_to(".")
+    (tmp_path / "store" / "out").symlink_to(tmp_path / "outside")
+    (tmp_path / "store" / "file").symlink_to(tmp_path / "outside" / "b")
+    found = {info.name: info.size_bytes for info in LocalStore(str(tmp_path / "store")).iter_objects()}
+    assert found == {"folder/a": 2, "out/b": 3, "file": 3}
+
+
+def test_two_links_to_one_folder_are_two_folders(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a").write_bytes(b"1")
+    for name in ("one", "two"):
+        (tmp_path / name).symlink_to("real")
+    found = sorted(info.name for info in LocalStore(str(tmp_path)).iter_objects())
+    assert found == ["one/a", "real/a", "two/a"]
+
+
+@pytest.mark.parametrize("target", ["absent", "link", "/absent/folder"])
+def test_a_broken_link_is_listed_and_cannot_be_read(tmp_path, target):
+    (tmp_path / "link").symlink_to(target)
+    (tmp_path / "photo").write_bytes(b"1")
+    store = LocalStore(str(tmp_path))
+    assert {(info.name, info.size_bytes) for info in store.iter_objects()} == {("link", 0), ("photo", 1)}
+    with pytest.raises(StoreError):
+        store.read("link")
+    with pytest.raises(ObjectExistsError):
+        store.put("link", b"x")
+
+
+def test_what_is_no_file_is_no_object(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    assert [info.name for info in LocalStore(str(tmp_path)).iter_objects()] == ["file"]
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_file_systems_without_hard_links_still_take_puts(tmp_path, monkeypatch, code):
+    refused = []
+
+    def refuse(source, target):
+        refused.append(target)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = LocalStore(str(tmp_path))
+    store.put("folder/a", b"1")
+    with pytest.raises(ObjectExistsError):
+        store.put("folder/a", b"2")
+    assert len(refused) == 2
+    assert store.read("folder/a") == b"1"
+    assert not (tmp_path / "_tpufeed" / "tmp").exists()
+
+
+def test_another_failure_of_the_link_is_a_store_error(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = LocalStore(str(tmp_path))
+    with pytest.raises(StoreError, match="folder/a: Input/output error"):
+        store.put("folder/a", b"1")
+    assert store.stat("folder/a") is None
+
+
+def test_a_put_that_the_disk_cuts_off_leaves_no_object(tmp_path):
+    """The limit on a file's size cuts a write off as a disk does that runs full."""
+    code = """
+import resource, sys
+from tpufeed.errors import StoreError
+from tpufeed.storage.local import LocalStore
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    LocalStore(sys.argv[1]).put("a", bytes(150_000))
+except StoreError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "File too large" in done.stdout
+    store = LocalStore(str(tmp_path))
+    assert store.stat("a") is None
+    assert list(store.iter_objects()) == []
+
+
+@pytest.mark.parametrize("below", ["a-file", "a-file/below"])
+def test_a_store_where_no_folder_can_be_is_a_store_error(tmp_path, below):
+    (tmp_path / "a-file").write_bytes(b"")
+    store = LocalStore(str(tmp_path / below))
+    with pytest.raises(StoreError, match="a-file"):
+        store.put("a", b"1")
+    with pytest.raises(ObjectNotFoundError):
+        store.read("a")
+    assert store.stat("a") is None
+    assert list(store.iter_objects()) == []
+
+
+def test_an_unwritable_folder_is_a_store_error():
+    code = """
+import os, sys
+from tpufeed.errors import StoreError
+from tpufeed.storage.local import LocalStore
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setuid(65534)  # root may write everywhere
+store = LocalStore(sys.argv[1])
+print(store.read("a"))
+for act in (lambda: store.put("b", b"x"), lambda: store.delete("a"), lambda: store.temporary_folder().__enter__()):
+    try:
+        act()
+    except StoreError as error:
+        print(error)
+"""
+    with tempfile.TemporaryDirectory() as folder:  # tmp_path lies where root alone can read
+        Path(folder, "a").write_bytes(b"1")
+        Path(folder).chmod(0o555)
+        done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "b'1'"
+    assert len(lines) == 4
+    assert all("Permission denied" in line for line in lines[1:])
+
+
+def test_relative_absolute_and_file_urls_are_the_same_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    urls = [
+        "photos",
+        "./photos",
+        "photos/",
+        f"{tmp_path}/photos",
+        f"file://{tmp_path}/photos",
+        "x/../photos",
+        "~/photos",
+    ]
+    LocalStore("photos").put("a", b"1")
+    for url in urls:
+        store = LocalStore(url)
+        assert store.url == f"{tmp_path}/photos"
+        assert store.read("a") == b"1"
+        assert store.local_path("a/b") == tmp_path / "photos" / "a" / "b"
+
+
+def test_a_tilde_of_nobody_is_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert LocalStore("~no-such-user/photos").url == f"{tmp_path}/~no-such-user/photos"
+
+
+def test_the_root_folder_is_a_store_too(tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    store = LocalStore("/")
+    name = str(tmp_path / "a").removeprefix("/")
+    assert store.url == "/"
+    assert store.read(name) == b"1"
+    assert [info.name for info in store.iter_objects(str(tmp_path).removeprefix("/"))] == [name]
+
+
+def test_put_file_moves_what_it_is_given(tmp_path):
+    store = LocalStore(str(tmp_path))
+    with store.temporary_folder() as folder:
+        path = folder / "shard"
+        path.write_bytes(b"1")
+        number = path.stat().st_ino
+        store.put_file("a", path)
+        assert not path.exists()
+    assert (tmp_path / "a").stat().st_ino == number

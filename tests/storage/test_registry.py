@@ -1,0 +1,186 @@
+"""From URLs to stores."""
+
+import re
+import subprocess
+import sys
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tpufeed.errors import ObjectNotFoundError, StoreError, TpufeedError, UnknownSchemeError, UsageError
+from tpufeed.storage.filesystem import FsspecStore
+from tpufeed.storage.local import LocalStore
+from tpufeed.storage.memory import MemoryStore
+from tpufeed.storage.registry import open_store, url_scheme
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme"),
+    [
+        ("photos", "file"),
+        ("/photos/a b", "file"),
+        ("./photos:2024", "file"),
+        ("file:///photos", "file"),
+        ("FILE:///photos", "file"),
+        ("gs://bucket/x", "gs"),
+        ("GS://bucket/x", "gs"),
+        ("memory://x", "memory"),
+        ("s3://bucket", "s3"),
+        ("a/b://c", "file"),
+        ("://x", "file"),
+        ("zip::gs://bucket/x.zip", "zip"),
+        ("simplecache::zip::memory://x", "simplecache"),
+    ],
+)
+def test_url_scheme(url, scheme):
+    assert url_scheme(url) == scheme
+
+
+def test_stores_of_urls(tmp_path):
+    assert isinstance(open_store("photos"), LocalStore)
+    assert isinstance(open_store(tmp_path), LocalStore)
+    assert open_store(tmp_path).url == open_store(f"FILE://{tmp_path}").url == str(tmp_path)
+    assert isinstance(open_store("memory://x"), MemoryStore)
+    assert open_store("MEMORY://x").url == "memory://x"
+    assert isinstance(open_store("local:///tmp"), FsspecStore)
+
+
+def test_opening_touches_nothing(tmp_path):
+    for url in (f"{tmp_path}/a", f"file://{tmp_path}/b", f"local://{tmp_path}/c"):
+        open_store(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_url_names_the_same_store_in_fsspec_and_here(tmp_path):
+    open_store(str(tmp_path)).put("a/b", b"1")
+    assert open_store(f"local://{tmp_path}").read("a/b") == b"1"
+
+
+def test_a_chain_of_fsspec_s_is_a_store(tmp_path):
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("cats/a.jpg", b"1")
+    store = open_store(f"zip://::file://{tmp_path}/photos.zip")
+    assert [(info.name, info.size_bytes) for info in store.iter_objects()] == [("cats/a.jpg", 1)]
+    assert store.read("cats/a.jpg") == b"1"
+    assert store.stat("cats/a.jpg").size_bytes == 1
+    assert open_store(f"simplecache::local://{tmp_path}").stat("photos.zip") is not None
+
+
+class RangeHandler(SimpleHTTPRequestHandler):
+    """Files of a folder, by ranges as well; `Range` is the standard library's to ignore."""
+
+    def do_GET(self):
+        path = Path(self.translate_path(self.path))
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if wanted is None or not path.is_file() or "no-ranges" in self.path:
+            super().do_GET()
+            return
+        data = path.read_bytes()[int(wanted[1]) : int(wanted[2]) + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def web_folder(tmp_path):
+    """A folder and the URL at which a real server shows it."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(RangeHandler, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield tmp_path, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_web_server_s_folder_is_a_store_to_read_from(web_folder):
+    folder, url = web_folder
+    (folder / "a.txt").write_bytes(b"0123456789")
+    store = open_store(url)
+    assert store.read("a.txt") == b"0123456789"
+    assert store.read_range("a.txt", 3, 7) == b"3456"
+    assert store.stat("a.txt").size_bytes == 10
+    assert store.stat("absent") is None
+    with pytest.raises(ObjectNotFoundError, match="absent"):
+        store.read("absent")
+    with pytest.raises(StoreError, match=r"b\.txt.*501"):
+        store.put("b.txt", b"x")
+
+
+def test_listings_of_a_server_are_never_from_a_cache(web_folder):
+    folder, url = web_folder
+    (folder / "a.txt").write_bytes(b"1")
+    store = open_store(url)
+    assert [info.name for info in store.iter_objects()] == ["a.txt"]
+    (folder / "b.txt").write_bytes(b"2")
+    assert [info.name for info in store.iter_objects()] == ["a.txt", "b.txt"]
+
+
+def test_a_server_that_ignores_ranges_is_a_store_error_and_no_wrong_bytes(web_folder):
+    folder, url = web_folder
+    (folder / "no-ranges").write_bytes(b"0123456789")
+    with pytest.raises(StoreError, match="sends the whole object"):
+        open_store(url).read_range("no-ranges", 3, 7)
+
+
+def test_all_of_memory_is_a_store(tmp_path):
+    MemoryStore(f"memory:/{tmp_path}").put("a", b"1")
+    name = f"{tmp_path}/a".removeprefix("/")
+    assert MemoryStore("memory://").read(name) == b"1"
+    assert name in {info.name for info in MemoryStore("memory://").iter_objects()}
+
+
+@pytest.mark.parametrize("url", ["foo://x", "foo://", "gs2://bucket/x", "foo::bar://x"])
+def test_an_unknown_scheme_is_a_usage_error_with_a_next_step(url):
+    with pytest.raises(UnknownSchemeError, match="give a local path, gs://") as caught:
+        open_store(url)
+    assert isinstance(caught.value, UsageError)
+    assert isinstance(caught.value, ValueError)
+    assert url in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["reference://x", "filecache://x", "dir:///tmp", "zip:///absent/x.zip"])
+def test_a_url_that_its_backend_cannot_open_is_a_store_error(url):
+    with pytest.raises(StoreError, match=url):
+        open_store(url)
+
+
+def test_a_server_that_does_not_answer_is_a_store_error():
+    with pytest.raises(StoreError, match=r"ftp://127.0.0.1:1/photos: ConnectionRefusedError"):
+        open_store("ftp://127.0.0.1:1/photos")
+
+
+@pytest.mark.parametrize(
+    ("url", "modules", "error", "step"),
+    [
+        ("gs://bucket/x", ("gcsfs", "google.cloud.storage"), "MissingExtraError", "pip install 'tpufeed[gcs]'"),
+        ("s3://bucket/x", ("s3fs",), "StoreError", "Install s3fs"),
+    ],
+)
+def test_a_missing_backend_says_what_to_install(url, modules, error, step):
+    code = f"""
+import sys
+for module in {modules}:
+    sys.modules[module] = None  # as where it is not installed
+from tpufeed.errors import TpufeedError
+from tpufeed.storage.registry import open_store
+try:
+    open_store({url!r})
+except TpufeedError as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(error)
+    assert step in done.stdout
+
+
+def test_all_errors_of_stores_are_tpufeed_s():
+    assert issubclass(StoreError, TpufeedError)
+    assert issubclass(StoreError, OSError)

@@ -1,0 +1,274 @@
+"""One contract for every store: memory, local folders and fsspec's file systems."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, OptionError, StoreError
+from tpufeed.storage.filesystem import FsspecStore
+from tpufeed.storage.local import LocalStore
+from tpufeed.storage.memory import MemoryStore
+from tpufeed.storage.store import ObjectInfo
+
+STORES = {
+    "memory": lambda path: MemoryStore(f"memory://{path.name}"),
+    "local": lambda path: LocalStore(str(path / "local")),
+    "fsspec memory": lambda path: FsspecStore(f"memory://{path}"),
+    "fsspec file": lambda path: FsspecStore(f"file://{path}/file"),
+}
+CONDITIONAL = {"memory", "local"}
+
+NAMES = [
+    "plain.txt",
+    "a/b/c",
+    "größe/幅/🖼.jpg",
+    "new\nline",
+    "with space ",
+    "q?a=1&b#c%20d",
+    "*[ab]{c}",
+    "a::b",
+    "-dash",
+    "~tilde",
+    ".hidden/..x",
+    "back\\slash",
+    "x" * 200,
+]
+BAD_NAMES = ["", ".", "..", "../up", "a/../b", "a/..", "/absolute", "a//b", "a/", "./a", "a/./b", "nul\0"]
+
+
+@pytest.fixture(params=STORES, ids=lambda name: name.replace(" ", "-"))
+def store(request, tmp_path):
+    return STORES[request.param](tmp_path)
+
+
+@pytest.fixture(params=sorted(CONDITIONAL))
+def conditional_store(request, tmp_path):
+    return STORES[request.param](tmp_path)
+
+
+def listing(store, prefix=""):
+    return {info.name: info.size_bytes for info in store.iter_objects(prefix)}
+
+
+def put_as_file(store, name, data):
+    with store.temporary_folder() as folder:
+        path = folder / "object"
+        path.write_bytes(data)
+        store.put_file(name, path)
+
+
+def test_only_the_stores_that_have_preconditions_say_so(request, tmp_path):
+    assert {name for name, make in STORES.items() if make(tmp_path).conditional} == CONDITIONAL
+
+
+@pytest.mark.parametrize("put", [lambda store, *args: store.put(*args), put_as_file], ids=["put", "put_file"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_put_is_read_listed_and_deleted(store, put, name):
+    data = bytes(range(256))
+    put(store, name, data)
+    assert store.read(name) == data
+    assert store.stat(name).size_bytes == 256
+    assert store.stat(name).name == name
+    assert listing(store) == {name: 256}
+    assert list(store.iter_objects()) == [store.stat(name)]
+    store.delete(name)
+    assert store.stat(name) is None
+    assert listing(store) == {}
+
+
+@pytest.mark.parametrize("put", [lambda store, *args: store.put(*args), put_as_file], ids=["put", "put_file"])
+def test_a_put_never_replaces(store, put):
+    put(store, "a", b"first")
+    for data in (b"second", b"first", b""):
+        with pytest.raises(ObjectExistsError, match="exists already") as caught:
+            put(store, "a", data)
+        assert isinstance(caught.value, FileExistsError)
+    assert store.read("a") == b"first"
+    store.delete("a")
+    put(store, "a", b"third")
+    assert store.read("a") == b"third"
+
+
+def test_an_object_without_bytes_is_an_object(store):
+    store.put("empty", b"")
+    put_as_file(store, "file", b"")
+    assert store.read("empty") == store.read("file") == b""
+    assert store.read_range("empty", 0, 10) == b""
+    assert store.stat("empty").size_bytes == 0
+    assert listing(store) == {"empty": 0, "file": 0}
+    with pytest.raises(ObjectExistsError):
+        store.put("empty", b"x")
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"),
+    [
+        (0, 10, b"0123456789"),
+        (0, 1, b"0"),
+        (3, 7, b"3456"),
+        (9, 10, b"9"),
+        (8, 100, b"89"),
+        (10, 12, b""),
+        (50, 60, b""),
+        (4, 4, b""),
+    ],
+)
+def test_a_range_is_cut_off_only_by_the_end(store, start, stop, expected):
+    store.put("digits", b"0123456789")
+    assert store.read_range("digits", start, stop) == expected
+
+
+def test_a_large_object_comes_back_whole(store):
+    data = bytes(range(256)) * (5 << 12)  # 5 MiB
+    store.put("large", data)
+    assert store.read("large") == data
+    assert store.read_range("large", 1 << 20, (1 << 20) + 3) == data[:3]
+    assert store.read_range("large", len(data) - 5, len(data) + 5) == data[-5:]
+
+
+def test_what_is_absent_is_not_found(store):
+    store.put("folder/object", b"x")
+    for name in ("absent", "folder", "folder/absent", "folder/object/below", "absent/below"):
+        assert store.stat(name) is None
+        with pytest.raises(ObjectNotFoundError) as caught:
+            store.read(name)
+        assert isinstance(caught.value, FileNotFoundError)
+        assert isinstance(caught.value, StoreError)
+        with pytest.raises(ObjectNotFoundError):
+            store.read_range(name, 0, 1)
+        store.delete(name)
+    assert store.read("folder/object") == b"x"
+
+
+def test_errors_name_url_and_object(store):
+    with pytest.raises(ObjectNotFoundError) as caught:
+        store.read("absent/object")
+    assert store.url in str(caught.value)
+    assert "absent/object" in str(caught.value)
+
+
+def test_a_prefix_is_a_folder_and_no_beginning_of_names(store):
+    for name in ("a/x", "a/b/y", "ab/z", "a.txt", "c"):
+        store.put(name, b"12")
+    assert listing(store) == {"a/x": 2, "a/b/y": 2, "ab/z": 2, "a.txt": 2, "c": 2}
+    assert listing(store, "a") == listing(store, "a/") == {"a/x": 2, "a/b/y": 2}
+    assert listing(store, "a/b") == {"a/b/y": 2}
+    assert listing(store, "c") == listing(store, "a/x") == listing(store, "absent") == listing(store, "absent/b") == {}
+
+
+def test_a_store_that_is_not_there_is_empty(store):
+    assert listing(store) == {}
+    assert store.stat("a") is None
+
+
+def test_listings_are_never_from_a_cache(store):
+    store.put("folder/a", b"")
+    assert listing(store, "folder") == {"folder/a": 0}
+    type(store)(store.url).put("folder/b", b"1")
+    assert listing(store, "folder") == {"folder/a": 0, "folder/b": 1}
+    type(store)(store.url).delete("folder/a")
+    assert listing(store, "folder") == {"folder/b": 1}
+    assert store.stat("folder/a") is None
+
+
+def test_the_version_stays_while_nothing_changes(store):
+    store.put("a", b"x")
+    first = store.stat("a")
+    assert isinstance(first, ObjectInfo)
+    assert first.version
+    store.put("b", b"y")
+    store.read("a")
+    assert store.stat("a") == first
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_names_cannot_leave_the_store(store, name, tmp_path):
+    calls = [
+        lambda: store.read(name),
+        lambda: store.read_range(name, 0, 1),
+        lambda: store.stat(name),
+        lambda: store.put(name, b"x"),
+        lambda: put_as_file(store, name, b"x"),
+        lambda: store.delete(name),
+    ]
+    if name not in ("", "a/"):  # all objects, and a folder
+        calls.append(lambda: list(store.iter_objects(name)))
+    if store.local_path("a") is not None:
+        calls.append(lambda: store.local_path(name))
+    for call in calls:
+        with pytest.raises(OptionError, match="no name within a store"):
+            call()
+    assert listing(store) == {}
+
+
+def test_stores_at_another_url_are_apart(store):
+    other = type(store)(f"{store.url}-other")
+    below = type(store)(f"{store.url}/below")
+    store.put("a", b"1")
+    assert listing(other) == listing(below) == {}
+    below.put("b", b"22")
+    assert listing(store) == {"a": 1, "below/b": 2}
+    other.put("a", b"333")
+    assert store.read("a") == b"1"
+
+
+def test_a_slash_at_the_end_of_a_url_means_nothing(store):
+    store.put("a", b"1")
+    assert type(store)(f"{store.url}/").read("a") == b"1"
+
+
+def test_temporary_folders_are_apart_and_removed_on_exit(store):
+    with store.temporary_folder() as one, store.temporary_folder() as two:
+        (one / "file").write_bytes(b"1")
+        (two / "file").write_bytes(b"2")
+        (one / "folder").mkdir()
+        assert one != two
+        assert (one / "file").read_bytes() == b"1"
+        assert listing(store) == {}
+    assert not one.exists()
+    assert not two.exists()
+
+
+def test_a_temporary_folder_is_removed_when_an_error_leaves_it(store):
+    made = []
+
+    def fail():
+        with store.temporary_folder() as folder:
+            (folder / "file").write_bytes(b"1")
+            made.append(folder)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not made[0].exists()
+
+
+@pytest.mark.parametrize("put", [lambda store, *args: store.put(*args), put_as_file], ids=["put", "put_file"])
+def test_exactly_one_of_concurrent_puts_of_a_name_wins(conditional_store, put):
+    barrier = threading.Barrier(8)
+
+    def race(number):
+        barrier.wait()
+        try:
+            put(conditional_store, f"folder/object-{turn}", b"%d" % number * 1000)
+        except ObjectExistsError:
+            return None
+        return number
+
+    with ThreadPoolExecutor(8) as pool:
+        for turn in range(25):
+            winners = [number for number in pool.map(race, range(8)) if number is not None]
+            assert len(winners) == 1
+            assert conditional_store.read(f"folder/object-{turn}") == b"%d" % winners[0] * 1000
+    assert len(listing(conditional_store)) == 25
+
+
+def test_concurrent_puts_of_other_names_all_succeed(store):
+    def put_some(thread):
+        for number in range(25):
+            store.put(f"folder-{thread % 2}/{thread}-{number}", b"x" * number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put_some, range(8)))
+    assert listing(store) == {f"folder-{t % 2}/{t}-{n}": n for t in range(8) for n in range(25)}
