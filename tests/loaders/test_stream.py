@@ -129,11 +129,11 @@ def test_the_pixels_of_a_jpeg_are_those_that_it_decodes_to(dataset_url, stored):
     assert len(images) == len(encoded)
     shapes = set()
     for image, data in zip(images, encoded, strict=True):
-        wholes = [simplejpeg.decode_jpeg(data, "RGB", fastdct=fast) for fast in (False, True)]
-        height, width = wholes[0].shape[:2]
+        whole = simplejpeg.decode_jpeg(data, "RGB", fastupsample=True)
+        height, width = whole.shape[:2]
         shapes.add((height, width))
         top, left = (height - 64) // 2, (width - 64) // 2
-        assert any(np.array_equal(image, whole[top : top + 64, left : left + 64]) for whole in wholes)
+        np.testing.assert_array_equal(image, whole[top : top + 64, left : left + 64])
     assert shapes == {(120, 160), (160, 120)}
 
 

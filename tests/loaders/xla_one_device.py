@@ -74,11 +74,11 @@ def kept_on_the_device(cache):
 
 
 def epochs_of_iterators(cache):
-    """The samples of an epoch after iterations that were opened and dropped, or left after a batch, or replaced."""
+    """The samples of an epoch after 20 iterations that were opened and dropped, or left after a few batches."""
     found = []
     for used in (0, 1, 3):
         loader = tpufeed.xla_loader(cache, columns=["sample"], batch_size=10)
-        for _ in range(3):
+        for _ in range(20):
             iterator = iter(loader)
             for _ in range(used):
                 next(iterator)
@@ -142,13 +142,14 @@ def failing(damaged):
 def wrong_device(cache):
     """What goes to sys.unraisablehook when a loader cannot be opened."""
     unraisable = []
-    sys.unraisablehook = unraisable.append
+    sys.unraisablehook = lambda item: unraisable.append(str(item.exc_value))
     try:
         iter(tpufeed.xla_loader(cache, batch_size=8, device="nonsense"))
     except RuntimeError as error:
-        return str(error), [str(item.exc_value) for item in unraisable]
-    finally:
-        sys.unraisablehook = sys.__unraisablehook__
+        message = str(error)
+    gc.collect()
+    sys.unraisablehook = sys.__unraisablehook__
+    return message, unraisable
 
 
 def floats():

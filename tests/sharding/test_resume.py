@@ -289,7 +289,7 @@ def test_the_same_command_twice_at_once_succeeds_twice(photo_folder, undisturbed
     for twin in twins:
         twin.stdin.write("go\n")
         twin.stdin.flush()
-    said = [twin.communicate(timeout=120) for twin in twins]
+    said = [twin.communicate() for twin in twins]
     assert [twin.returncode for twin in twins] == [0, 0], said
     assert said[0] == said[1]
     assert said[0][0].split()[0] == undisturbed.manifest.content_digest
