@@ -32,6 +32,7 @@ def _run(folder: Path, command: list[str] | str) -> str:
     done = subprocess.run(
         command,
         cwd=folder,
+        check=False,
         env=environment,
         shell=isinstance(command, str),
         capture_output=True,

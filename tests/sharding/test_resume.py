@@ -152,9 +152,18 @@ def test_a_damaged_shard_is_made_anew(damage, reported, photo_folder, unfinished
     )
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"task":1}', b"\xff\xfe", b'{"task":"\xff"}'])
+@pytest.mark.parametrize("damage", ["empty", "cut", "no report", "no UTF-8", "other bytes"])
 def test_a_damaged_report_is_made_anew(damage, photo_folder, unfinished, undisturbed):
-    reports(unfinished)[1].write_bytes(damage)
+    data = reports(unfinished)[1].read_bytes()
+    changed = {
+        "empty": b"",
+        "cut": data[:-20],
+        "no report": b'{"task":1}',
+        "no UTF-8": data.replace(b"train-00001", b"train-0000\xff"),
+        "other bytes": data.replace(b'"crc32c":', b'"crc32c":1'),
+    }[damage]
+    assert changed != data
+    reports(unfinished)[1].write_bytes(changed)
     assert tpufeed.shard(photo_folder, unfinished, workers=1, **OPTIONS).manifest == undisturbed.manifest
 
 

@@ -1,6 +1,10 @@
 """tf.data: the host stream handed to TensorFlow batch by batch, without copying pixels."""
 
+import time
 import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _PREFETCH = 2
+_QUIET_SECONDS, _SETTLE_SECONDS = 0.05, 5.0
 
 
 def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "tf.data.Dataset":
@@ -53,7 +58,7 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[LoaderKe
         )
     )
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(source.batches)).prefetch(_PREFETCH)
-    weakref.finalize(dataset, loader.close).atexit = False
+    weakref.finalize(dataset, source.close)  # also when the interpreter exits
     return dataset
 
 
@@ -64,23 +69,51 @@ class _Source:
         self._loader = loader
         self._tf = tf
         self._iterator: EpochIterator | None = None
+        self._closed = False
+        self._calls: deque[int] = deque()  # that are in progress; appending and popping are atomic
+        self._last_call = 0.0
         self.batches = len(loader)
         self.dtypes = [self._dtype(name) for name in loader.form.names]
 
     def open_epoch(self) -> Any:
         """Begin the next epoch; an earlier one that is still open is given up."""
-        if self._iterator is not None:
-            self._iterator.close()
-        self._iterator = iter(self._loader)
-        return self._tf.constant(self._iterator.epoch, self._tf.int64)
+        with self._call():
+            if self._iterator is not None:
+                self._iterator.close()
+            self._iterator = iter(self._loader)
+            return self._tf.constant(self._iterator.epoch, self._tf.int64)
 
     def next_batch(self, epoch: Any) -> list[Any]:
         """The next batch of that epoch, a tensor a column."""
-        iterator = self._iterator
-        if iterator is None or iterator.epoch != int(epoch):
-            raise LoaderError("a newer iteration of this tf.data.Dataset has begun; this one cannot go on")
-        arrays = iterator.next_arrays()
-        return [self._tensor(name, arrays[name]) for name in self._loader.form.names]
+        with self._call():
+            iterator = self._iterator
+            if iterator is None or iterator.epoch != int(epoch):
+                raise LoaderError("a newer iteration of this tf.data.Dataset has begun; this one cannot go on")
+            arrays = iterator.next_arrays()
+            return [self._tensor(name, arrays[name]) for name in self._loader.form.names]
+
+    def close(self) -> None:
+        """Stop the threads, and wait until TensorFlow's have left Python.
+
+        One that is in Python when the interpreter ends never returns from it, and the destructor of its iterator waits
+        for that for ever. After this every call fails at once, so queues downstream fill with errors and calls cease.
+        """
+        self._closed = True
+        self._loader.close()
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while time.monotonic() < deadline and (self._calls or time.monotonic() - self._last_call < _QUIET_SECONDS):
+            time.sleep(_QUIET_SECONDS / 10)
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        self._calls.append(1)
+        try:
+            if self._closed:
+                raise LoaderError("the dataset was dropped, or the interpreter is about to exit")
+            yield
+        finally:
+            self._last_call = time.monotonic()
+            self._calls.pop()
 
     def shaped(self, tensors: list[Any]) -> Any:
         """The element of the dataset: the columns with their static shapes."""
