@@ -4,13 +4,10 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import tpufeed
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetNotFoundError
 
@@ -213,111 +210,3 @@ def test_verify(run, refused, dataset_url, cache_url, tmp_path):
     shard = max((tmp_path / "d").glob("val-*.tfrecord"))
     os.truncate(shard, shard.stat().st_size - 100)
     refused(1, rf"{shard.name}, record \d+, byte \d+: truncated", "verify", tmp_path / "d")
-
-
-def test_info_as_json_says_the_truth(run, dataset_url, cache_url):
-    for url in (dataset_url, cache_url):
-        dataset = open_dataset(url)
-        done = run("info", url, "--json")
-        assert (done.returncode, done.stderr) == (0, "")
-        facts = json.loads(done.stdout)
-        assert facts["url"] == url
-        assert facts["content_digest"] == dataset.content_digest
-        assert facts["classes"] == {"astronaut": 10, "cat": 10, "coffee": 10}
-        assert facts["options"]["command"] == ("shard" if url == dataset_url else "cache warmup")
-        assert (facts["cache"] is None) == (url == dataset_url)
-        for name, split in dataset.manifest.splits.items():
-            shards = [*Path(url).glob(f"{name}-*.tfrecord")]
-            assert facts["splits"][name]["images"] == split.records
-            assert facts["splits"][name]["class_counts"] == list(split.class_counts)
-            assert facts["splits"][name]["shards"] == len(shards)
-            assert facts["splits"][name]["bytes"] == sum(shard.stat().st_size for shard in shards)
-
-
-def test_info_as_a_table(run, dataset_url, cache_url):
-    done = run("info", dataset_url)
-    assert (done.returncode, done.stderr) == (0, "")
-    for name, split in open_dataset(dataset_url).manifest.splits.items():
-        assert re.search(rf"{name} .* {split.records} .* 1 .* {len(split.variants[0].shards)} ", done.stdout)
-    assert "classes: astronaut 10, cat 10, coffee 10" in done.stdout
-    assert f"content digest: {open_dataset(dataset_url).content_digest}" in done.stdout
-    assert "cache: raw 32x32, 2 variants of RandomResizedCrop, HorizontalFlip" in run("info", cache_url).stdout
-
-
-def test_info_counts_classes_beside_an_empty_split(run, photo_folder, tmp_path):
-    tpufeed.shard(photo_folder, tmp_path / "d", split="train=0.999999,val=0.000001", workers=1)
-    assert "classes: astronaut 10, cat 10, coffee 10" in run("info", tmp_path / "d").stdout
-
-
-@pytest.mark.parametrize("name", ["x[/red]", "[bold]x", "größe 猫", "b\udcffd"])
-def test_names_that_a_terminal_might_take_amiss(name, run, dataset_url, tmp_path):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).symlink_to(dataset_url)
-    for encoding in ("utf-8", "ascii"):
-        done = run("info", tmp_path / name, PYTHONIOENCODING=encoding)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "classes: astronaut 10" in done.stdout
-    assert str(tmp_path) in run("info", tmp_path / name, "--json", PYTHONIOENCODING="utf-8").stdout
-    assert run("info", tmp_path / name / "no", PYTHONIOENCODING="ascii").returncode == 2
-
-
-def test_a_class_name_beyond_the_terminals_encoding(run, photo_folder, tmp_path):
-    shutil.copytree(photo_folder / "cat", tmp_path / "photos/größe")
-    done = run("shard", tmp_path / "photos", tmp_path / "d-größe", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert r"d-gr\xf6\xdfe" in done.stdout
-
-
-def test_version(run):
-    assert run("--version").stdout == f"tpufeed {tpufeed.__version__}\n"
-
-
-def test_each_command_has_help_with_an_example(run):
-    assert {"shard", "info", "verify", "cache"} <= set(run("--help").stdout.split())
-    for command in (["shard"], ["info"], ["verify"], ["cache", "warmup"]):
-        done = run(*command, "--help")
-        assert done.returncode == 0
-        assert f"Example: tpufeed {' '.join(command)} " in done.stdout
-
-
-def test_flags_and_arguments_make_the_same_dataset(run, photo_folder, tmp_path):
-    flags = ["--shard-size", "60KB", "--split", "a=0.5,b=0.5", "--presize", "64", "--check", "header", "--seed", "3"]
-    done = run("shard", photo_folder, tmp_path / "cli", *flags, "--workers", "2")
-    assert done.returncode == 0, done.stderr
-    built = tpufeed.shard(
-        photo_folder,
-        tmp_path / "api",
-        shard_bytes="60KB",
-        split={"a": 0.5, "b": 0.5},
-        presize=64,
-        check="header",
-        seed=3,
-        workers=1,
-    )
-    assert open_dataset(tmp_path / "cli").content_digest == built.manifest.content_digest
-    assert open_dataset(tmp_path / "cli").manifest.options == built.manifest.options
-    assert re.search(rf"^a: {built.manifest.splits['a'].records} images, \d+ shards, ", done.stdout, re.MULTILINE)
-    assert f"dataset: {tmp_path}/cli" in done.stdout
-
-
-def test_errors_that_other_packages_log_are_not_shown():
-    """gcsfs logs each request that fails, with its trace, before it raises what we report."""
-    program = """
-import logging
-from tpufeed.cli.console import reports_errors
-from tpufeed.errors import StoreError
-
-@reports_errors
-def command():
-    try:
-        1 / 0
-    except ZeroDivisionError:
-        logging.getLogger("gcsfs").exception("a request failed")
-    logging.getLogger("tpufeed.dataset.commit").warning("replacing it")
-    raise StoreError("gs://bucket: no network")
-
-command()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stderr.startswith("WARNING: replacing it\nerror: gs://bucket: no network\n")
-    assert "a request failed" not in done.stderr

@@ -1,6 +1,8 @@
 """Memory and threads of numpy_loader: whose they are, and that they go."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -199,3 +201,13 @@ def test_closing_from_another_thread_ends_a_wait(dataset_url, ops):
         loader.close()
         consumer.join(0.01)
     assert "closed" in results[-1]
+
+
+def test_a_process_ends_though_an_iteration_is_open(dataset_url):
+    code = (
+        "import sys, tpufeed; ops = [tpufeed.images.RandomResizedCrop(64)]; "
+        "epoch = iter(tpufeed.numpy_loader(sys.argv[1], ops=ops, batch_size=1, prefetch=60)); next(epoch)"
+    )
+    command = [sys.executable, "-c", code, dataset_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

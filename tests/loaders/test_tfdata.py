@@ -2,6 +2,8 @@
 
 import collections
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,6 +13,22 @@ import tensorflow as tf
 
 import tpufeed
 from tpufeed.errors import OptionError
+
+EXIT_WITHIN_AN_ITERATION = """
+import os, signal, sys
+import tensorflow  # only imported: its runtime starts in each child
+import tpufeed
+
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # ends a process that hangs
+        dataset = tpufeed.tf_dataset(sys.argv[1], batch_size=1, prefetch=1, threads=1).repeat().batch(16).prefetch(64)
+        iterator = iter(dataset)
+        next(iterator)
+        sys.exit()
+    print(os.waitpid(child, 0)[1])
+"""
 
 
 def as_numpy(element):
@@ -198,3 +216,10 @@ def test_an_iterator_keeps_its_dataset_alive(cache_url):
     iterator = iter(tpufeed.tf_dataset(cache_url, batch_size=5, columns=["sample"]))
     gc.collect()
     assert sorted(np.concatenate([as_numpy(ids) for ids in iterator])) == list(range(70))
+
+
+def test_a_process_ends_though_an_iteration_is_open(cache_url):
+    """TensorFlow's threads are in Python when it does; most of such processes hung before the dataset saw to that."""
+    command = [sys.executable, "-c", EXIT_WITHIN_AN_ITERATION, cache_url]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"] * 3

@@ -74,6 +74,7 @@ def test_counts_are_whole_and_at_least_one(name, value):
         ({"columns": "image"}, r"columns is a list of names like \('image', 'label'\), not 'image'"),
         ({"columns": []}, "columns is empty"),
         ({"batch_size": None}, "batch_size is a whole number, at least 1, not None"),
+        ({"seed": None}, "seed is a whole number, not None"),
     ],
     ids=str,
 )
@@ -82,10 +83,20 @@ def test_what_cannot_be_is_refused(options, message):
         LoaderOptions(**options)
 
 
-def test_numpy_s_integers_are_numbers_too(cache_url):
-    with tpufeed.numpy_loader(cache_url, batch_size=np.int64(7), columns=["label"]) as loader:
-        assert len(list(loader)) == len(loader) == 10
-        json.dumps(loader.state_dict())
+def test_numpy_s_integers_are_numbers_too(dataset_url, ops):
+    def epoch(number):
+        options = {"batch_size": number(7), "seed": number(2), "columns": ["image"], "ops": ops}
+        with tpufeed.numpy_loader(dataset_url, **options) as loader:
+            loader.set_epoch(number(3))
+            assert len(loader) == 10
+            return np.stack(list(loader)), json.dumps(loader.state_dict())
+
+    images, state = epoch(np.int64)
+    expected, expected_state = epoch(int)
+    np.testing.assert_array_equal(images, expected)
+    assert state == expected_state
+    image, _ = tpufeed.TFRecordImages(dataset_url, ops=ops, seed=np.int64(2))[0]
+    assert image.shape == (64, 64, 3)
 
 
 def test_ops_are_checked_when_the_loader_is_made(cache_url):

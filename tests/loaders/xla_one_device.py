@@ -18,6 +18,7 @@ import tpufeed
 from tpufeed.errors import RecordError
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
 
+OPEN = []
 OPS = (RandomResizedCrop(size=64), HorizontalFlip())
 
 faulthandler.dump_traceback_later(120, exit=True)
@@ -180,6 +181,8 @@ def main(dataset, cache, flat, damaged, out):
         "lengths": [len(tpufeed.xla_loader(cache, batch_size=8, remainder=how)) for how in ("drop", "pad", "repeat")],
     }
     Path(out).write_bytes(pickle.dumps(found))
+    OPEN.append(iter(tpufeed.xla_loader(cache, batch_size=1)))  # the process has to end all the same
+    next(OPEN[0])
 
 
 if __name__ == "__main__":

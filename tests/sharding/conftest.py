@@ -1,6 +1,7 @@
 """A folder of photographs, one of odd files among them, and what a build leaves behind."""
 
 import io
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+
+import tpufeed
 
 ROOT = Path(__file__).parents[2]
 PHOTOS = 90
@@ -88,3 +91,23 @@ def bytes_of():
         return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name.endswith(names)}
 
     return read
+
+
+@pytest.fixture(scope="session")
+def build_options():
+    """Those of `undisturbed`: many small shards in two splits."""
+    return {"shard_bytes": "40KB", "split": "train=0.8,val=0.2"}
+
+
+@pytest.fixture(scope="session")
+def undisturbed(photo_folder, build_options, tmp_path_factory):
+    """A build that nothing came in the way of; not to be changed."""
+    return tpufeed.shard(photo_folder, tmp_path_factory.mktemp("resume") / "undisturbed", workers=1, **build_options)
+
+
+@pytest.fixture
+def unfinished(undisturbed, tmp_path):
+    """A build that ended just before its manifest."""
+    shutil.copytree(undisturbed.url, tmp_path / "d")
+    (tmp_path / "d/manifest.json").unlink()
+    return tmp_path / "d"

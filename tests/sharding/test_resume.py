@@ -14,24 +14,10 @@ import pytest
 
 import tpufeed
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DatasetNotFoundError, DuplicateWriterError, NoInputsError
+from tpufeed.errors import DatasetNotFoundError, NoInputsError
 
 TPUFEED = Path(sys.executable).with_name("tpufeed")
-OPTIONS = {"shard_bytes": "40KB", "split": "train=0.8,val=0.2"}
 FLAGS = ["--shard-size", "40KB", "--split", "train=0.8,val=0.2"]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(photo_folder, tmp_path_factory):
-    return tpufeed.shard(photo_folder, tmp_path_factory.mktemp("resume") / "undisturbed", workers=1, **OPTIONS)
-
-
-@pytest.fixture
-def unfinished(undisturbed, tmp_path):
-    """A build that ended just before its manifest."""
-    shutil.copytree(undisturbed.url, tmp_path / "d")
-    (tmp_path / "d/manifest.json").unlink()
-    return tmp_path / "d"
 
 
 def shard_of(result, number):
@@ -112,20 +98,20 @@ def test_no_temporary_files_are_left(undisturbed):
     assert not [name for name in below if "tmp" in name]
 
 
-def test_what_is_done_is_not_done_again(photo_folder, unfinished, undisturbed, bytes_of):
+def test_what_is_done_is_not_done_again(build_options, photo_folder, unfinished, undisturbed, bytes_of):
     before = {path.name: identity(path) for path in unfinished.iterdir() if path.is_file()}
-    result = tpufeed.shard(photo_folder, unfinished, workers=1, **OPTIONS)
+    result = tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
     assert {name: identity(unfinished / name) for name in before} == before
     assert (result.images, result.earlier_images) == (90, 90)
     assert result.manifest == undisturbed.manifest
     assert bytes_of(unfinished) == bytes_of(undisturbed.url)
 
 
-def test_a_finished_shard_without_a_report_is_accepted(photo_folder, unfinished, undisturbed, bytes_of):
+def test_a_finished_shard_without_a_report_is_accepted(build_options, photo_folder, unfinished, undisturbed, bytes_of):
     reports(unfinished)[1].unlink()
     shard = unfinished / shard_of(undisturbed, 1)
     before = identity(shard)
-    result = tpufeed.shard(photo_folder, unfinished, workers=1, **OPTIONS)
+    result = tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
     assert identity(shard) == before
     assert 0 < result.earlier_images < 90
     assert result.manifest == undisturbed.manifest
@@ -134,7 +120,7 @@ def test_a_finished_shard_without_a_report_is_accepted(photo_folder, unfinished,
 
 @pytest.mark.parametrize("reported", [True, False], ids=["reported", "orphan"])
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
-def test_a_damaged_shard_is_made_anew(damage, reported, photo_folder, unfinished, undisturbed, bytes_of):
+def test_a_damaged_shard_is_made_anew(build_options, damage, reported, photo_folder, unfinished, undisturbed):
     shard = unfinished / shard_of(undisturbed, 2)
     if damage == "flipped":
         flip(shard, 1000)
@@ -144,16 +130,16 @@ def test_a_damaged_shard_is_made_anew(damage, reported, photo_folder, unfinished
         shard.unlink()
     if not reported:
         reports(unfinished)[2].unlink()
-    result = tpufeed.shard(photo_folder, unfinished, workers=2, **OPTIONS)
-    assert bytes_of(unfinished) == bytes_of(undisturbed.url)
+    result = tpufeed.shard(photo_folder, unfinished, workers=2, **build_options)
     assert result.manifest == undisturbed.manifest
+    assert tpufeed.verify(unfinished).records == 90
     assert (
         result.earlier_images == 90 - json.loads(reports(unfinished)[2].read_text())["shards"][0]["lengths"].__len__()
     )
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "no report", "no UTF-8", "other bytes"])
-def test_a_damaged_report_is_made_anew(damage, photo_folder, unfinished, undisturbed):
+def test_a_damaged_report_is_made_anew(build_options, damage, photo_folder, unfinished, undisturbed):
     data = reports(unfinished)[1].read_bytes()
     changed = {
         "empty": b"",
@@ -164,14 +150,16 @@ def test_a_damaged_report_is_made_anew(damage, photo_folder, unfinished, undistu
     }[damage]
     assert changed != data
     reports(unfinished)[1].write_bytes(changed)
-    assert tpufeed.shard(photo_folder, unfinished, workers=1, **OPTIONS).manifest == undisturbed.manifest
+    assert tpufeed.shard(photo_folder, unfinished, workers=1, **build_options).manifest == undisturbed.manifest
 
 
-def test_reports_of_a_build_whose_plan_is_gone_are_not_believed(photo_folder, unfinished, bytes_of, tmp_path):
+def test_reports_of_a_build_whose_plan_is_gone_are_not_believed(
+    build_options, photo_folder, unfinished, bytes_of, tmp_path
+):
     """Its shards have other names, so they neither belong to this build nor stand in its way."""
     for name in ("_tpufeed/plan.jsonl", "train.index.npy", "val.index.npy"):
         (unfinished / name).unlink()
-    options = {**OPTIONS, "shard_bytes": "60KB"}
+    options = {**build_options, "shard_bytes": "60KB"}
     result = tpufeed.shard(photo_folder, unfinished, workers=1, **options)
     fresh = tpufeed.shard(photo_folder, tmp_path / "fresh", workers=1, **options)
     assert result.manifest.content_digest == fresh.manifest.content_digest
@@ -179,7 +167,7 @@ def test_reports_of_a_build_whose_plan_is_gone_are_not_believed(photo_folder, un
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut in a line", "a line less", "no JSON", "version"])
-def test_a_damaged_plan_is_refused(damage, photo_folder, unfinished):
+def test_a_damaged_plan_is_refused(build_options, damage, photo_folder, unfinished):
     plan = unfinished / "_tpufeed/plan.jsonl"
     data = plan.read_bytes()
     changed = {
@@ -193,48 +181,8 @@ def test_a_damaged_plan_is_refused(damage, photo_folder, unfinished):
     plan.write_bytes(changed)
     message = "plan version 7; .*version 1 only" if damage == "version" else "not a readable plan: .*[Rr]emove"
     with pytest.raises(tpufeed.errors.ManifestError, match=message):
-        tpufeed.shard(photo_folder, unfinished, workers=1, **OPTIONS)
+        tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
     assert not (unfinished / "manifest.json").exists()
-
-
-@pytest.mark.parametrize("number", [0, -1, None], ids=["first shard", "last shard", "index"])
-def test_a_foreign_file_under_a_name_of_the_build_is_not_touched(number, photo_folder, undisturbed, tmp_path):
-    name = "train.index.npy" if number is None else shard_of(undisturbed, number)
-    foreign = tmp_path / "d" / name
-    foreign.parent.mkdir()
-    foreign.write_bytes(b"years of work")
-    with pytest.raises(DuplicateWriterError, match=rf"{name} \(1 such files\) of no build that is known here"):
-        tpufeed.shard(photo_folder, tmp_path / "d", workers=1, **OPTIONS)
-    assert foreign.read_bytes() == b"years of work"
-    assert [path.name for path in (tmp_path / "d").rglob("*") if path.is_file()] == [name]
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("seed", 1, "seed is 0 there and 1 here"),
-        ("shard_bytes", "50KB", "shard_bytes is 40000 there and 50000 here"),
-        ("split", "train", r"split is \{.*0\.8.*\} there and \{\"train\":1\.0\} here"),
-        ("presize", 64, "presize is not set there and 64 here"),
-        ("check", "header", 'check is "full" there and "header" here'),
-    ],
-)
-def test_another_option_belongs_to_another_build(option, value, message, photo_folder, unfinished, bytes_of):
-    before = bytes_of(unfinished)
-    with pytest.raises(DuplicateWriterError, match=f"belongs to another build: {message}. "):
-        tpufeed.shard(photo_folder, unfinished, workers=1, **{**OPTIONS, option: value})
-    assert bytes_of(unfinished) == before
-
-
-def test_another_source_belongs_to_another_build(photo_folder, unfinished, tmp_path):
-    shutil.copytree(photo_folder, tmp_path / "others")
-    with pytest.raises(DuplicateWriterError, match=r"source is .*photos.* there and .*others.* here"):
-        tpufeed.shard(tmp_path / "others", unfinished, workers=1, **OPTIONS)
-
-
-def test_the_number_of_workers_belongs_to_no_plan(photo_folder, unfinished, undisturbed):
-    reports(unfinished)[0].unlink()
-    assert tpufeed.shard(photo_folder, unfinished, workers=3, **OPTIONS).manifest == undisturbed.manifest
 
 
 def test_a_source_that_is_refused_leaves_nothing_behind(tmp_path):
@@ -245,10 +193,10 @@ def test_a_source_that_is_refused_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["grown", "touched", "same size", "deleted"])
-def test_a_file_that_changes_after_the_plan_is_a_reject(change, photo_folder, tmp_path):
+def test_a_file_that_changes_after_the_plan_is_a_reject(build_options, change, photo_folder, tmp_path):
     source, folder = tmp_path / "photos", tmp_path / "d"
     shutil.copytree(photo_folder, source)
-    tpufeed.shard(source, folder, workers=1, **OPTIONS)
+    tpufeed.shard(source, folder, workers=1, **build_options)
     for path in [path for path in folder.rglob("*") if path.is_file() and path.name != "plan.jsonl"]:
         path.unlink()
     changed = min(source.glob("*/*.jpg"))
@@ -263,7 +211,7 @@ def test_a_file_that_changes_after_the_plan_is_a_reject(change, photo_folder, tm
     else:
         changed.unlink()
     shutil.copy(max(source.glob("*/*.jpg")), changed.with_name("added-later.jpg"))
-    result = tpufeed.shard(source, folder, workers=1, **OPTIONS)
+    result = tpufeed.shard(source, folder, workers=1, **build_options)
     (line,) = (folder / "rejects.jsonl").read_text().splitlines()
     assert json.loads(line)["path"] == str(changed.relative_to(source))
     assert json.loads(line)["reason"] == "changed_during_build"

@@ -66,6 +66,9 @@ class LoaderOptions:
         for name, value in counts.items():
             if not isinstance(value, int | np.integer) or value < 1:
                 raise OptionError(f"{name} is a whole number, at least 1, not {value!r}")
+        if not isinstance(self.seed, int | np.integer):
+            raise OptionError(f"seed is a whole number, not {self.seed!r}")
+        object.__setattr__(self, "seed", int(self.seed))  # numpy's overflow in the hash, and are no JSON
         if self.remainder not in ("drop", "pad", "repeat"):
             raise OptionError(f"remainder is 'drop', 'pad' or 'repeat', not {self.remainder!r}")
         if isinstance(self.columns, str) and self.columns != "default":

@@ -144,7 +144,7 @@ class NumpyLoader:
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch number `epoch`, from its start."""
         self._current = None
-        self._next_epoch, self._start = epoch, 0
+        self._next_epoch, self._start = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop is: what it has been handed, not what is prefetched. Plain data."""

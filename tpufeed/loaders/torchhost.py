@@ -50,7 +50,7 @@ class TFRecordImages(TorchDataset[Any]):
         seed: int = 0,
     ) -> None:
         self._dataset = open_dataset(url)
-        self._split, self._ops, self._seed = split, ops, seed
+        self._split, self._ops, self._seed = split, ops, int(seed)
         self._transform = transform
         self._entry = self._dataset.split(split)
         self._starts = [0, *itertools.accumulate(shard.records for shard in self._entry.variants[0].shards)]

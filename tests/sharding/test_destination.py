@@ -1,0 +1,52 @@
+"""A destination that something else has a claim on."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.errors import DuplicateWriterError
+
+
+@pytest.mark.parametrize("number", [0, -1, None], ids=["first shard", "last shard", "index"])
+def test_a_foreign_file_under_a_name_of_the_build_is_not_touched(
+    build_options, number, photo_folder, undisturbed, tmp_path
+):
+    shards = sorted(path.name for path in Path(undisturbed.url).glob("*.tfrecord"))
+    name = "train.index.npy" if number is None else shards[number]
+    foreign = tmp_path / "d" / name
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"years of work")
+    with pytest.raises(DuplicateWriterError, match=rf"{name} \(1 such files\) of no build that is known here"):
+        tpufeed.shard(photo_folder, tmp_path / "d", workers=1, **build_options)
+    assert foreign.read_bytes() == b"years of work"
+    assert [path.name for path in (tmp_path / "d").rglob("*") if path.is_file()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"shard_bytes": "50KB"}, "shard_bytes is 40000 there and 50000 here"),
+        ({"split": "train"}, r"split is \{.*0\.8.*\} there and \{\"train\":1\.0\} here"),
+        ({"presize": 64}, "presize is not set there and 64 here"),
+        ({"check": "header"}, 'check is "full" there and "header" here'),
+    ],
+)
+def test_another_option_belongs_to_another_build(build_options, change, message, photo_folder, unfinished):
+    before = {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
+    with pytest.raises(DuplicateWriterError, match=f"belongs to another build: {message}. "):
+        tpufeed.shard(photo_folder, unfinished, workers=1, **{**build_options, **change})
+    assert {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()} == before
+
+
+def test_another_source_belongs_to_another_build(build_options, photo_folder, unfinished, tmp_path):
+    shutil.copytree(photo_folder, tmp_path / "others")
+    with pytest.raises(DuplicateWriterError, match=r"source is .*photos.* there and .*others.* here"):
+        tpufeed.shard(tmp_path / "others", unfinished, workers=1, **build_options)
+
+
+def test_the_number_of_workers_belongs_to_no_plan(build_options, photo_folder, unfinished, undisturbed):
+    next(unfinished.glob("_tpufeed/reports/*.json")).unlink()
+    assert tpufeed.shard(photo_folder, unfinished, workers=3, **build_options).manifest == undisturbed.manifest
