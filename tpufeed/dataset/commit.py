@@ -96,7 +96,7 @@ def put_shard(store: Store, name: str, path: Path, written: WrittenShard) -> Non
         if not is_stored(store, name, written.bytes, written.crc32c):
             _logger.warning("replacing %s/%s, which no report vouches for", store.url, name)
             store.delete(name)
-            store.put_file(name, path)
+            put_shard(store, name, path, written)  # the same build's other run may have been quicker
 
 
 def put_data(store: Store, name: str, data: bytes) -> None:
@@ -106,7 +106,7 @@ def put_data(store: Store, name: str, data: bytes) -> None:
     except ObjectExistsError:
         if not is_stored(store, name, len(data), crc32c(data)):
             store.delete(name)
-            store.put(name, data)
+            put_data(store, name, data)
 
 
 def put_report(store: Store, report: Report) -> None:
@@ -135,7 +135,12 @@ def is_intact(store: Store, report: Report) -> bool:
 def is_stored(store: Store, name: str, size_bytes: int, crc: int) -> bool:
     """Whether the object `name` has this size and CRC-32C."""
     found = store.stat(name)
-    return found is not None and found.size_bytes == size_bytes and stored_crc32c(store, name, size_bytes) == crc
+    if found is None or found.size_bytes != size_bytes:
+        return False
+    try:
+        return stored_crc32c(store, name, size_bytes) == crc
+    except ObjectNotFoundError:  # replaced at this moment by another run of the same build
+        return False
 
 
 def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
