@@ -43,6 +43,7 @@ def a_manifest(**changes):
         "input_digest": "abc",
         "rejects": {"truncated": 2},
         "images": {"jpeg": 5},
+        "odd": {"exif": 1},
     }
     return Manifest(**{**fields, **changes})
 
@@ -164,7 +165,7 @@ def test_an_unknown_field_is_an_error(place):
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_a_missing_field_is_an_error(place):
     for field in place(as_json(a_cache())):
-        if field in ("format", "format_version", "generation", "cache", "shape"):
+        if field in ("format", "format_version", "generation", "cache", "shape", "data_url"):
             continue  # these have defaults, or are tested above
         data = as_json(a_cache())
         del place(data)[field]
@@ -173,7 +174,7 @@ def test_a_missing_field_is_an_error(place):
 
 
 @pytest.mark.parametrize(
-    "name", ["../evil", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "a\0b", "a\nb", "a b", "-x"]
+    "name", ["../evil", "/etc/passwd", "a//b", "a/../b", "a/", "..", ".", "", "a\0b", "a\nb"]
 )
 @pytest.mark.parametrize("place", ["a shard", "an index"])
 def test_names_cannot_leave_the_dataset(name, place):

@@ -11,7 +11,7 @@ import msgspec
 from tpufeed.dataset.manifest import CacheInfo
 from tpufeed.dataset.plan import PlanHeader, Task
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec
+from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import Op, to_dict
 
@@ -113,4 +113,8 @@ def plan_cache(
 
 def _cached_schema(features: Sequence[FeatureSpec], encode: Encoding, size: tuple[int, int]) -> tuple[FeatureSpec, ...]:
     raw = FeatureSpec(TENSOR, "uint8", (*size, 3))
-    return (raw if encode == "raw" else FeatureSpec(ENCODED, "bytes"), *features[1:])
+    own = record_schema(labelled=any(feature.name == LABEL for feature in features))
+    known = {feature.name for feature in own}
+    present = {feature.name for feature in features} | {HEIGHT, WIDTH, CHANNELS, FORMAT}
+    others = (FeatureSpec(f.name, f.dtype, f.shape) for f in features[1:] if f.name not in known)
+    return (raw if encode == "raw" else own[0], *(f for f in own[1:] if f.name in present), *others)

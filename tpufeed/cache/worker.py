@@ -11,7 +11,7 @@ from tpufeed.cache.plan import CacheOptions
 from tpufeed.dataset.commit import Reject, Report, ShardReport, put_report, put_shard
 from tpufeed.dataset.plan import PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import CHANNELS, FILENAME, FORMAT, HEIGHT, LABEL, WIDTH, record_layout
+from tpufeed.dataset.schema import CHANNELS, FILENAME, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
 from tpufeed.dataset.writer import ShardWriter, WrittenShard
 from tpufeed.engines import engine
 from tpufeed.errors import ImageError
@@ -65,27 +65,30 @@ class _Made:
 def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engine.ProgressMeter) -> _Made:
     header, encoding = context.header, context.options.encode
     layout = record_layout(header.features)
-    source = record_layout(context.source.manifest.features)
+    source_features = context.source.manifest.features
+    source, source_ints = record_layout(source_features), fixed_ints(source_features)
+    keys, int_names = {feature.name: feature.key for feature in source_features[1:]}, fixed_ints(header.features)
     augment = Augmenter(context.source, context.options)
     counts, rejects, done = [0] * len(header.class_names), list[Reject](), 0
     with ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
         for sample, payload in iter_payloads(context.source, task.split, task.first, task.stop):
             image, values = source.decode(payload)
-            ints = dict(zip(source.int_keys, values, strict=True))
-            features = decode_example(payload)
+            ints = dict(zip(source_ints, values, strict=True))
+            stored = decode_example(payload)
+            features = {name: stored[key] for name, key in keys.items() if key in stored}
             try:
                 variants = augment(sample, image)
             except ImageError as error:
                 rejects.append(Reject(_text(features, FILENAME), error.reason, str(error)))
                 meter.add(rejects=len(paths))
                 continue
-            rest = {name: value for name, value in features.items() if name != source.image_key and name not in ints}
+            rest = {name: value for name, value in features.items() if name not in int_names}
             rest[FORMAT] = Feature("bytes", (encoding.encode(),))
             for writer, pixels in zip(writers, variants, strict=True):
                 ints |= zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True)
                 data = encode_pixels(pixels, context.options)
-                writer.add(data, [ints[key] for key in layout.int_keys], rest)
+                writer.add(data, [ints[name] for name in int_names], rest)
                 meter.add(images=1, size=len(data))
             if header.class_names:
                 counts[ints[LABEL]] += 1

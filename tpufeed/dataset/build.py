@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -157,11 +157,16 @@ def _finish(store: Store, plan: Plan, reports: Sequence[Report], cache: CacheInf
         options={"command": header.kind, "source": header.source, **header.options},
         input_digest=header.input_digest,
         rejects=dict(sorted(Counter(reject.reason for reject in rejects).items())),
-        images=dict(sorted(sum((Counter(report.images) for report in reports), Counter()).items())),
+        images=_add_up(report.images for report in reports),
+        odd=_add_up(report.odd for report in reports),
         cache=cache,
     )
     put_data(store, MANIFEST, encode_manifest(manifest))
     return manifest
+
+
+def _add_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))
 
 
 def _finish_split(store: Store, header: PlanHeader, split: str, reports: Sequence[Report]) -> Split:

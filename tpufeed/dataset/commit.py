@@ -40,13 +40,17 @@ class ShardReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What came of a task: a shard a variant, and what was not taken. `images` counts how images were stored."""
+    """What came of a task: a shard a variant, and what was not taken.
+
+    `images` counts how images were stored, `odd` the odd cases that a policy dealt with.
+    """
 
     task: int
     shards: tuple[ShardReport, ...]
     class_counts: tuple[int, ...]
     images: dict[str, int]
     rejects: tuple[Reject, ...]
+    odd: dict[str, int] = {}
 
 
 def join_or_begin(

@@ -1,7 +1,6 @@
 """The manifest: what a dataset is. It is put last, and a dataset exists if and only if it does."""
 
 import hashlib
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +11,6 @@ from tpufeed.errors import ManifestError, ManifestVersionError
 
 FORMAT = "tpufeed-dataset"
 FORMAT_VERSION = 1
-
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +66,12 @@ class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All of it. `options` are those of the build that change bytes; `rejects` counts inputs not taken by reason."""
+    """All of it.
+
+    `options` are those of the build that change bytes. `rejects` counts inputs not taken by reason, `images` how the
+    others were stored, `odd` the odd cases that a policy dealt with. `data_url` is where the shards lie, where that is
+    not beside the manifest.
+    """
 
     format: str = FORMAT
     format_version: int = FORMAT_VERSION
@@ -82,6 +84,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     input_digest: str
     rejects: dict[str, int]
     images: dict[str, int]
+    odd: dict[str, int]
+    data_url: str | None = None
     cache: CacheInfo | None = None
 
     @property
@@ -163,8 +167,12 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
             if [shard.records for shard in variant.shards] != boundaries:
                 yield f"the variants of split {name!r} differ in their shards' records"
             for file in variant.files:
-                if not _PLAIN_NAME.fullmatch(file.name) or file.bytes < 0:
+                if not _is_name(file.name) or file.bytes < 0:
                     yield f"{file.name!r} with {file.bytes} bytes is no file of a dataset"
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
         yield "a file stands for two"
+
+
+def _is_name(name: str) -> bool:
+    return name.isprintable() and not any(part in ("", ".", "..") for part in name.split("/"))

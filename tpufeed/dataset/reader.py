@@ -30,10 +30,15 @@ _OPEN_SHARDS = 128  # each holds a descriptor
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that exists: its manifest and the store that holds its shards."""
+    """A dataset that exists: its manifest and the store that holds it, with the index."""
 
     store: Store
     manifest: Manifest
+
+    @cached_property
+    def shards(self) -> Store:
+        """The store that holds the shards: `store`, except where a dataset was adopted from elsewhere."""
+        return self.store if self.manifest.data_url is None else open_store(self.manifest.data_url)
 
     @property
     def url(self) -> str:
@@ -114,7 +119,7 @@ class Reader:
                 f"{dataset.url}: split {split!r} has {len(variants)} variants, so none of number {variant}"
             )
         self.layout: FixedLayout = record_layout(dataset.manifest.features)
-        self._store = dataset.store
+        self._store = dataset.shards
         self._shards = variants[variant].shards
         self._index = Index(dataset.store, variants[variant])
         self._opened: dict[int, _OpenShard] = {}

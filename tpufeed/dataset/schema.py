@@ -1,5 +1,6 @@
 """Features of a record: their keys, and the fixed layout that follows from a schema."""
 
+import itertools
 from typing import Literal
 
 import msgspec
@@ -21,11 +22,20 @@ DType = Literal["uint8", "int64", "float32", "bytes", "string"]
 
 
 class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One feature: `shape` [] is a scalar, None is of any length; a uint8 shape is (height, width, channels)."""
+    """One feature: `shape` [] is a scalar, None is of any length; a uint8 shape is (height, width, channels).
+
+    `stored_as` is its key in the records of an adopted dataset, where that is another than its name.
+    """
 
     name: str
     dtype: DType
     shape: tuple[int, ...] | None = ()
+    stored_as: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def key(self) -> str:
+        """The feature's key in the records."""
+        return self.name if self.stored_as is msgspec.UNSET else self.stored_as
 
 
 def record_schema(labelled: bool) -> tuple[FeatureSpec, ...]:
@@ -38,16 +48,20 @@ def record_schema(labelled: bool) -> tuple[FeatureSpec, ...]:
 
 
 def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
-    """The image and the int64 scalars that follow it stand at fixed places.
+    """The image and the int64 scalars that follow it (`fixed_ints`) stand at fixed places.
 
     Raises:
         ManifestError: the first feature is no image.
     """
     if not features or features[0].dtype not in ("bytes", "uint8"):
         raise ManifestError(f"the first feature of a dataset is its image; this one's are {[f.name for f in features]}")
-    ints: list[str] = []
-    for feature in features[1:]:
-        if feature.dtype != "int64" or feature.shape != ():
-            break
-        ints.append(feature.name)
-    return FixedLayout(features[0].name, ints)
+    return FixedLayout(features[0].key, [feature.key for feature in _leading_ints(features)])
+
+
+def fixed_ints(features: tuple[FeatureSpec, ...]) -> tuple[str, ...]:
+    """The names of the integers that `record_layout(features).decode` gives, in its order."""
+    return tuple(feature.name for feature in _leading_ints(features))
+
+
+def _leading_ints(features: tuple[FeatureSpec, ...]) -> list[FeatureSpec]:
+    return list(itertools.takewhile(lambda feature: feature.dtype == "int64" and feature.shape == (), features[1:]))

@@ -32,7 +32,7 @@ class Column:
     """
 
     name: str
-    feature: str
+    key: str
     dtype: str
     position: int | None
 
@@ -42,10 +42,10 @@ class Column:
 
     def value(self, features: dict[str, Feature], where: str) -> Any:
         """The one value of a parsed record. Raises RecordError where there is not exactly one."""
-        feature = features.get(self.feature)
+        feature = features.get(self.key)
         if feature is None or len(feature.values) != 1:
             raise RecordError(
-                f"{where}: {self.feature} has {0 if feature is None else len(feature.values)} values, not 1"
+                f"{where}: {self.key} has {0 if feature is None else len(feature.values)} values, not 1"
             )
         value = feature.values[0]
         if isinstance(value, memoryview):
@@ -69,10 +69,10 @@ def resolve_columns(manifest: Manifest, names: Sequence[str] | Literal["default"
 def find_column(manifest: Manifest, name: str) -> Column:
     """The column `name`. Raises OptionError."""
     wanted = _FEATURE_OF_NAME.get(name, name)
-    ints = schema.record_layout(manifest.features).int_keys
+    ints = schema.fixed_ints(manifest.features)
     for feature in manifest.features[1:]:
         if feature.name == wanted:
-            return Column(name, wanted, feature.dtype, ints.index(wanted) if wanted in ints else None)
+            return Column(name, feature.key, feature.dtype, ints.index(wanted) if wanted in ints else None)
     present = {feature.name for feature in manifest.features[1:]}
     short = [short for short, feature in _FEATURE_OF_NAME.items() if feature in present]
     raise OptionError(f"no column {name!r}; this dataset has {', '.join((IMAGE, SAMPLE, *short, *sorted(present)))}")

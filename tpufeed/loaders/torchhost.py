@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpufeed.dataset.reader import Dataset, Reader, open_dataset
-from tpufeed.dataset.schema import LABEL
+from tpufeed.dataset.schema import LABEL, fixed_ints
 from tpufeed.errors import MissingExtraError
 from tpufeed.images.ops import Op
 from tpufeed.loaders.decoder import Decoder, decode_samples
@@ -90,10 +90,11 @@ class TFRecordImages(TorchDataset[Any]):
         images = [
             torch.from_numpy(image) if self._transform is None else self._transform(image) for image in decoded.pixels
         ]
-        if LABEL not in reader.layout.int_keys:
+        ints = fixed_ints(self._dataset.manifest.features)
+        if LABEL not in ints:
             return images
-        label = reader.layout.int_keys.index(LABEL)
-        return [(image, ints[label]) for image, ints in zip(images, decoded.ints, strict=True)]
+        label = ints.index(LABEL)
+        return [(image, values[label]) for image, values in zip(images, decoded.ints, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what a process must open for itself."""
