@@ -1,5 +1,6 @@
 """Shards that are damaged, cut off or gone: what numpy_loader says, and when."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -8,7 +9,11 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import ObjectNotFoundError, RecordError, ShardError, TpufeedError
+from tpufeed.tfrecord.example import decode_example
+from tpufeed.tfrecord.framing import encode_record, iter_records
 
 
 def deliver(url, **options):
@@ -117,3 +122,33 @@ def test_a_shard_may_be_deleted_while_it_is_read(cache_url, tmp_path, stored):
             shard.unlink()
         for images, samples in loader:
             np.testing.assert_array_equal(images, stored(cache_url).pixels[samples])
+
+
+@pytest.mark.parametrize("cut", [6000, 12287])
+@pytest.mark.parametrize("remote", [False, True], ids=["local", "by ranges"])
+def test_a_sound_record_with_too_few_pixels_is_named(cache_url, tmp_path, cut, remote):
+    """Its framing, CRCs and index are right: another tool wrote an image of another size."""
+    url = tmp_path / "copy"
+    shutil.copytree(cache_url, url)
+    path = url / "train-v0-00000-of-00006.tfrecord"
+    manifest = json.loads((url / "manifest.json").read_text())
+    layout = record_layout(open_dataset(url).manifest.features)
+    payloads = [bytes(payload) for _, payload in iter_records(memoryview(path.read_bytes()))]
+    image, ints = layout.decode(memoryview(payloads[7]))
+    features = decode_example(payloads[7])
+    rest = {name: value for name, value in features.items() if name not in (layout.image_key, *layout.int_keys)}
+    prefix, suffix = layout.encode(cut, ints, rest)
+    payloads[7] = prefix + bytes(image[:cut]) + suffix
+    records = [encode_record(payload) for payload in payloads]
+    path.write_bytes(b"".join(records))
+    entry = manifest["splits"]["train"]["variants"][0]["shards"][0]
+    entry["bytes"] = path.stat().st_size
+    (url / "manifest.json").write_text(json.dumps(manifest))
+    index = np.load(url / "train-v0.index.npy")
+    index[: len(records) + 1] = np.cumsum([0, *map(len, records)])
+    np.save(url / "train-v0.index.npy", index)
+
+    delivered, error = deliver(f"local://{url}" if remote else url)
+    assert isinstance(error, RecordError)
+    assert f"{path}, record 7: the image has {cut} bytes; (64, 64, 3) take 12288" in str(error)
+    assert delivered == list(range(5))

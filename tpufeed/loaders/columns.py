@@ -44,9 +44,7 @@ class Column:
         """The one value of a parsed record. Raises RecordError where there is not exactly one."""
         feature = features.get(self.key)
         if feature is None or len(feature.values) != 1:
-            raise RecordError(
-                f"{where}: {self.key} has {0 if feature is None else len(feature.values)} values, not 1"
-            )
+            raise RecordError(f"{where}: {self.key} has {0 if feature is None else len(feature.values)} values, not 1")
         value = feature.values[0]
         if isinstance(value, memoryview):
             return str(value, "utf-8") if self.dtype == "string" else bytes(value)

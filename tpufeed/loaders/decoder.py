@@ -52,6 +52,13 @@ class Decoder:
             return self.pipeline.run_encoded(image, draws, out, self._memory)
         return self.pipeline.run(np.frombuffer(image, np.uint8).reshape(self._tensor_shape), draws, out)
 
+    def check_size(self, image: memoryview) -> None:
+        """Raises RecordError where the bytes are not those of a tensor of the dataset's shape."""
+        if self._tensor_shape is not None and len(image) != math.prod(self._tensor_shape):
+            raise RecordError(
+                f"the image has {len(image)} bytes; {self._tensor_shape} take {math.prod(self._tensor_shape)}"
+            )
+
     def copier(self, layout: FixedLayout, outs: Sequence[Pixels]) -> Callable[[int, memoryview], None] | None:
         """Copies pixels from the fixed place in a payload to `outs`, where decoding is no more than that; else None."""
         shape, start = self._tensor_shape, layout.image_offset
@@ -98,7 +105,8 @@ def decode_samples(
         outs: memory for each image.
 
     Raises:
-        RecordError: one is damaged, or its image does not decode; names shard, record and byte.
+        RecordError: one is damaged, or its image does not decode; names shard and record, and where the framing is
+            damaged the byte.
         ShardError: a shard is not the manifest's.
     """
     copy = None if outs is None else decoder.copier(reader.layout, outs)
@@ -107,6 +115,7 @@ def decode_samples(
     for row, payload in enumerate(payloads):
         try:
             image, values = reader.layout.decode(payload)
+            decoder.check_size(image)
             ints.append(values)
             if outs is None:  # copied, as it may be a view of the shard, or of scratch that the next one overwrites
                 pixels.append(decoder.decode(image, [op[row] for op in draws]).copy())
