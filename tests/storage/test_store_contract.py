@@ -272,3 +272,17 @@ def test_concurrent_puts_of_other_names_all_succeed(store):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(put_some, range(8)))
     assert listing(store) == {f"folder-{t % 2}/{t}-{n}": n for t in range(8) for n in range(25)}
+
+
+def test_the_folders_right_below_are_listed(store):
+    assert list(store.iter_folders()) == []
+    for name in ("top.txt", "b/c/deep", "a/x", "größe/y"):
+        store.put(name, b"x")
+    assert sorted(set(store.iter_folders()) - {"_tpufeed"}) == ["a", "b", "größe"]
+
+
+def test_only_a_local_folder_knows_what_fits(store):
+    free = store.free_bytes()
+    assert (free is not None) == isinstance(store, LocalStore)
+    if free is not None:
+        assert free > 0

@@ -97,4 +97,6 @@ def task_name(task: Any) -> str:
 
 def failure_message(error: Exception) -> str:
     """What a launcher says of a task's error; one that was not raised on purpose is a bug and is shown whole."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it. Try fewer --workers"
     return str(error) if isinstance(error, TpufeedError) else "".join(traceback.format_exception(error))

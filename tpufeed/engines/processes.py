@@ -22,6 +22,8 @@ _DEATHS_ALLOWED = 2  # of workers at one task: a killed worker says little of th
 _EXIT_SECONDS = 5.0  # for a worker that has closed its end to be gone, dumping its core perhaps
 _LEAVE_SECONDS = 0.05  # for one that is told to go in mid-task
 _IDLE = -1
+# A worker is a core's worth: libraries that would start a thread a core have to be told, before they are imported.
+_ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class ProcessEngine:
@@ -96,7 +98,8 @@ class _Worker:
 
     def __init__(self, job: Job) -> None:
         ours, theirs = socket.socketpair()
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or "." for path in sys.path))
+        environment = _ONE_THREAD | os.environ
+        environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
         self.task_number = _IDLE
         self.progress = Progress(0, 0, 0)
         with theirs, _blocked_sigint():

@@ -65,6 +65,16 @@ class FsspecStore:
             if name.startswith(folder):  # an object of the prefix's own name is found as well
                 yield _to_info(name[skip:], info)
 
+    def iter_folders(self) -> Iterator[str]:
+        with self._errors(""):
+            found = self._fs.ls(self._root, detail=True) if self._fs.exists(self._root) else []
+        for info in found:
+            if info.get("type") == "directory":
+                yield info["name"].rstrip("/").rsplit("/", 1)[-1]
+
+    def free_bytes(self) -> None:
+        return None
+
     def put(self, name: str, data: bytes) -> None:
         with self._errors(name):
             self._refuse_existing(name)

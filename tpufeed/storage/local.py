@@ -2,14 +2,15 @@
 
 import errno
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
 from tpufeed.storage.naming import check_name
-from tpufeed.storage.store import ObjectInfo
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo
 from tpufeed.storage.temporary import temporary_folder
 
 _TEMPORARY = "_tpufeed/tmp"
@@ -33,7 +34,13 @@ class LocalStore:
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         with self._errors(name), open(self._path(name), "rb", buffering=0) as file:  # noqa: PTH123
-            return os.pread(file.fileno(), stop - start, start)
+            data = os.pread(file.fileno(), stop - start, start)
+            while len(data) < stop - start:  # Linux reads 2 GiB at once at the most
+                more = os.pread(file.fileno(), stop - start - len(data), start + len(data))
+                if not more:
+                    break
+                data += more
+            return data
 
     def stat(self, name: str) -> ObjectInfo | None:
         with self._errors(name):
@@ -41,7 +48,7 @@ class LocalStore:
                 found = os.stat(self._path(name))  # noqa: PTH116
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        if stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISREG(found.st_mode):  # a folder, or what could be read without end
             return None
         return ObjectInfo(name, found.st_size, str(found.st_mtime_ns))
 
@@ -50,6 +57,19 @@ class LocalStore:
         with self._errors(prefix):
             if os.path.isdir(start):  # noqa: PTH112
                 yield from _walk(start, len(self._prefix), frozenset())
+
+    def iter_folders(self) -> Iterator[str]:
+        with self._errors(""):
+            if os.path.isdir(self.url):  # noqa: PTH112
+                with os.scandir(self.url) as found:
+                    yield from [entry.name for entry in found if entry.is_dir()]
+
+    def free_bytes(self) -> int:
+        folder = self._root
+        with self._errors(""):
+            while not folder.exists():
+                folder = folder.parent
+            return shutil.disk_usage(folder).free
 
     def put(self, name: str, data: bytes) -> None:
         with self.temporary_folder() as folder, self._errors(name):
@@ -80,8 +100,11 @@ class LocalStore:
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """In the store's own file system, so that a put is a link."""
+        """In the store's own file system, so that a put is a link. What is made for it goes if it stays empty."""
+        with self._errors(_TEMPORARY):
+            above = [folder for folder in (self._root / _TEMPORARY).parents if not folder.exists()]
         with ExitStack() as stack:
+            stack.callback(_remove_empty, above)
             with self._errors(_TEMPORARY):
                 folder = stack.enter_context(temporary_folder(self._root / _TEMPORARY))
             yield folder
@@ -102,29 +125,41 @@ class LocalStore:
 
 
 def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]]) -> Iterator[ObjectInfo]:
-    """Follows links as image folders are full of them, but never in a circle. A broken link is an empty object."""
+    """Follows links as image folders are full of them, but never in a circle. A broken link is an empty object.
+
+    A folder of a million files is not held in memory, and while one is walked no folder above it is open.
+    """
     try:
         status = os.stat(folder)  # noqa: PTH116
-        with os.scandir(folder) as found:
-            entries = list(found)
+        here = status.st_dev, status.st_ino
+        if here in above or folder[skip:] == _TEMPORARY:
+            return
+        folders = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat()
+                except OSError as error:
+                    if entry.is_symlink():
+                        yield ObjectInfo(entry.path[skip:], 0, BROKEN_LINK)
+                    elif not isinstance(error, FileNotFoundError):
+                        raise
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(entry.path)
+                elif stat.S_ISREG(status.st_mode):
+                    yield ObjectInfo(entry.path[skip:], status.st_size, str(status.st_mtime_ns))
     except FileNotFoundError:  # removed since it was listed
         return
-    here = status.st_dev, status.st_ino
-    if here in above or folder[skip:] == _TEMPORARY:
-        return
-    for entry in entries:
-        try:
-            status = entry.stat()
-        except OSError as error:
-            if entry.is_symlink():
-                yield ObjectInfo(entry.path[skip:], 0, "broken link")
-            elif not isinstance(error, FileNotFoundError):
-                raise
-            continue
-        if stat.S_ISDIR(status.st_mode):
-            yield from _walk(entry.path, skip, above | {here})
-        elif stat.S_ISREG(status.st_mode):
-            yield ObjectInfo(entry.path[skip:], status.st_size, str(status.st_mtime_ns))
+    for path in folders:
+        yield from _walk(path, skip, above | {here})
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Innermost first. Another process at work has a temporary folder of its own in them, so that they stay."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _move_to_new(path: Path, final: Path) -> None:

@@ -49,6 +49,12 @@ class MemoryStore:
         for key, size, version in found:
             yield ObjectInfo(key[len(self._root) :], size, str(version))
 
+    def iter_folders(self) -> Iterator[str]:
+        yield from {info.name.split("/", 1)[0] for info in self.iter_objects() if "/" in info.name}
+
+    def free_bytes(self) -> None:
+        return None
+
     def put(self, name: str, data: bytes) -> None:
         with _lock:
             key = self._key(name)

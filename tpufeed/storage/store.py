@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+BROKEN_LINK = "broken link"  # the version of a link to nothing
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
@@ -42,6 +44,12 @@ class Store(Protocol):
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Each object below the folder `prefix`, in no order, never from a cache. A missing folder is empty."""
+
+    def iter_folders(self) -> Iterator[str]:
+        """Names of the folders right below, in no order."""
+
+    def free_bytes(self) -> int | None:
+        """How much more fits, or None where nobody can say."""
 
     def put(self, name: str, data: bytes) -> None:
         """Create the object, whole or not at all. Raises ObjectExistsError."""
