@@ -16,14 +16,18 @@ TpufeedError                        exit code 1: the work failed
 +-- DamageError (ValueError)        stored bytes that are not what was written
 |   +-- RecordError                         framing, a CRC, or a tf.train.Example
 |   +-- ShardError                          size or CRC of a shard against the manifest
+|   +-- DatasetDamagedError                 what `verify` found; carries every damage
 |   +-- ManifestError
 |       +-- ManifestVersionError
 +-- ImageError (ValueError)         one image that cannot be taken; carries a reason code
++-- OpError (RuntimeError)          an op of the user's that fails, or breaks the contract of ops
 +-- BuildError (RuntimeError)       a build that could not finish
 |   +-- TaskError                           one task failed for good
 |   +-- TooManyRejectsError
 +-- LoaderError (RuntimeError)      a loader used after its end
 """
+
+from dataclasses import dataclass
 
 
 class TpufeedError(Exception):
@@ -103,6 +107,36 @@ class ShardError(DamageError):
     """A shard's size or CRC is not the manifest's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One damage of a dataset.
+
+    Attributes:
+        shard: the file, a shard or an index; "manifest.json" where counts of the whole are wrong.
+        record: its number in the shard; None where the damage is no single record's.
+        byte: where it is in the file: for a record its first byte.
+        message: what was found against what was expected.
+    """
+
+    shard: str
+    record: int | None
+    byte: int | None
+    message: str
+
+    def __str__(self) -> str:
+        record = "" if self.record is None else f", record {self.record}"
+        byte = "" if self.byte is None else f", byte {self.byte}"
+        return f"{self.shard}{record}{byte}: {self.message}"
+
+
+class DatasetDamagedError(DamageError):
+    """A dataset is not what was written; the message names the first of `damages`, which are all that were found."""
+
+    def __init__(self, message: str, damages: tuple[Damage, ...] = ()) -> None:
+        super().__init__(message)
+        self.damages = damages
+
+
 class ManifestError(DamageError):
     """A manifest that cannot be understood."""
 
@@ -114,7 +148,8 @@ class ManifestVersionError(ManifestError):
 class ImageError(TpufeedError, ValueError):
     """One image that cannot be taken.
 
-    `reason` is one of unreadable, truncated, not_an_image, zero_bytes, unsupported, changed_during_build.
+    `reason` is one of unreadable, truncated, not_an_image, zero_bytes, unsupported, too_large, too_small,
+    changed_during_build.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -124,6 +159,10 @@ class ImageError(TpufeedError, ValueError):
     def __reduce__(self) -> tuple[type["ImageError"], tuple[str, str]]:
         """Survive pickling: Exception alone would hand back the message only."""
         return type(self), (self.reason, str(self))
+
+
+class OpError(TpufeedError, RuntimeError):
+    """An op raised, returned what is no image of its input's shape, or does not repeat itself."""
 
 
 class BuildError(TpufeedError, RuntimeError):

@@ -96,7 +96,7 @@ def test_upright_is_what_pillow_makes_upright(cat, encoded, orientation, image_f
 
 
 def test_upright_has_one_channel_for_grey_and_three_for_the_rest(kinds):
-    grey = {"jpeg, grey", "png, grey", "png, 16 bit", "png, 1 bit"}
+    grey = {"jpeg, grey", "png, grey", "png, grey and alpha", "png, 16 bit", "png, 1 bit"}
     for kind, data in kinds.items():
         assert decode_upright(data).shape[2] == (1 if kind in grey else 3), kind
 
@@ -193,7 +193,7 @@ def test_truncation_at_ten_places_is_refused(kinds, read):
         for tenth in range(10):
             with pytest.raises(ImageError) as caught:
                 read(data[: end * tenth // 10])
-            assert caught.value.reason in ("truncated", "unreadable", "not_an_image"), kind
+            assert caught.value.reason in ("truncated", "unreadable", "not_an_image", "zero_bytes"), kind
 
 
 def test_a_jpeg_that_ends_early_is_truncated(photos):
@@ -211,7 +211,7 @@ def test_a_jpeg_that_ends_early_is_truncated(photos):
 def test_what_is_no_image_is_an_image_error(read, data):
     with pytest.raises(ImageError) as caught:
         read(data)
-    assert caught.value.reason in ("not_an_image", "unreadable", "truncated")
+    assert caught.value.reason in ("not_an_image", "unreadable", "truncated", "zero_bytes")
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "jpeg, cmyk", "jpeg, turned"])
@@ -222,7 +222,7 @@ def test_a_header_of_too_many_pixels_is_refused_before_memory_is_asked_for(kinds
     data[frame + 5 : frame + 9] = b"\xff\xdc\xff\xdc"  # 65,500 x 65,500
     with pytest.raises(ImageError, match="too many pixels") as caught:
         read(bytes(data))
-    assert caught.value.reason == "unsupported"
+    assert caught.value.reason == "too_large"
 
 
 def test_a_bomb_of_another_format_is_refused(encoded):
@@ -230,7 +230,7 @@ def test_a_bomb_of_another_format_is_refused(encoded):
     data[18:26] = (60_000).to_bytes(4, "little") * 2
     with pytest.raises(ImageError) as caught:
         decode(bytes(data))
-    assert caught.value.reason == "unsupported"
+    assert caught.value.reason == "too_large"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of EXIF that it cannot parse
@@ -252,7 +252,8 @@ def test_damaged_files_of_every_kind_are_images_or_image_errors(kinds):
                 outcomes.add("image")
             except ImageError as error:
                 outcomes.add(error.reason)
-    assert {"image", "unreadable"} <= outcomes <= {"image", "unreadable", "truncated", "not_an_image", "unsupported"}
+    allowed = {"image", "unreadable", "truncated", "not_an_image", "unsupported", "too_large", "zero_bytes"}
+    assert {"image", "unreadable"} <= outcomes <= allowed
 
 
 def test_threads_decode_the_same_pixels(kinds, photos):

@@ -12,7 +12,22 @@ from PIL import Image, ImageOps
 from tpufeed.errors import ImageError
 from tpufeed.images.header import ImageHeader, read_header, sniff
 
-KEPT = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey", "png", "png, grey", "png, palette"}
+JPEG = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey", "jpeg, turned"}
+PLAIN = {*JPEG, "png", "png, grey", "png, palette", "png, turned", "webp", "webp, lossless"}
+ODD = {
+    "jpeg, grey": ("greyscale",),
+    "jpeg, cmyk": ("cmyk",),
+    "jpeg, turned": ("exif",),
+    "png, grey": ("greyscale",),
+    "png, palette with transparency": ("alpha",),
+    "png, rgba": ("alpha",),
+    "png, grey and alpha": ("alpha", "greyscale"),
+    "png, 16 bit": ("deep", "greyscale"),
+    "png, 1 bit": ("greyscale",),
+    "png, turned": ("exif",),
+    "gif, animated": ("animated",),
+    "tiff, turned": ("exif",),
+}
 
 
 def reason_of(data):
@@ -41,11 +56,11 @@ def test_headers_of_photographs_are_pillow_s(photo_files):
 def test_every_kind_has_its_size_and_is_plain_or_not(kinds):
     for kind, data in kinds.items():
         header = read_header(data)
-        if kind.startswith(("jpeg", "png")):
-            assert (header.width, header.height) == (150, 99)
-            assert header.plain == (kind in KEPT), kind
-        else:
-            assert header is None
+        assert header.format == kind.split(",")[0]
+        assert (header.width, header.height) == (150, 99), kind
+        assert header.plain == (kind in PLAIN), kind
+        assert header.odd == ODD.get(kind, ()), kind
+        assert header.channels == (1 if "greyscale" in header.odd else 3)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -61,7 +76,8 @@ def test_orientation_is_read_in_both_byte_orders_and_widths(cat, encoded, orient
     turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).size
     header = read_header(data)
     assert header.orientation == orientation
-    assert header.plain == (orientation == 1)
+    assert header.odd == (() if orientation == 1 else ("exif",))
+    assert data[header.orientation_at] == orientation
     assert (header.width, header.height) == (150, 99)
     assert turned == ((99, 150) if orientation >= 5 else (150, 99))  # Pillow reads the same
 
@@ -93,8 +109,8 @@ def test_exif_behind_the_pixels_of_a_png_is_seen(cat, encoded):
     end = png.rindex(b"IEND") - 4
     late = png[:end] + chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")) + png[end:]
     assert ImageOps.exif_transpose(Image.open(io.BytesIO(late))).size == (99, 150)
-    assert read_header(png).plain
-    assert not read_header(late).plain
+    assert read_header(png).orientation == 1
+    assert read_header(late).orientation == 6
 
 
 def test_bytes_behind_the_end_are_no_damage(cat, encoded):
@@ -146,10 +162,13 @@ def test_every_flip_in_a_png_is_seen(cat, encoded):
         assert reason_of(bytes(damaged)) in ("not_an_image", "unreadable", "truncated")
 
 
-@given(st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b""]), st.binary(max_size=100))
+STARTS = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\x40\0\0\0WEBPVP8X", b"GIF89a", b"BM", b"II*\0", b"MM\0*", b""]
+
+
+@given(st.sampled_from(STARTS), st.binary(max_size=100))
 def test_any_bytes_have_a_header_or_an_image_error(start, rest):
     try:
         header = read_header(start + rest)
     except ImageError:
         return
-    assert header is None or isinstance(header, ImageHeader)
+    assert isinstance(header, ImageHeader)

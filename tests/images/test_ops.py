@@ -231,7 +231,7 @@ def test_an_op_comes_back_from_its_description_and_from_pickle(op):
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        ({"op": "Rotate", "version": 1}, "'Rotate' is none of the ops.*CenterCrop, HorizontalFlip"),
+        ({"op": "Turn", "version": 1}, "'Turn' is none of the ops.*CenterCrop, ColorJitter"),
         ({}, "None is none of the ops"),
         ({"op": "Resize", "version": 2, "size": 3}, "Resize is of version 2; this tpufeed makes version 1"),
         ({"op": "Resize", "size": 3}, "version None"),

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpufeed.errors import ImageError
-from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
+from tpufeed.images import (
+    CenterCrop,
+    ColorJitter,
+    GaussianBlur,
+    HorizontalFlip,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+)
 from tpufeed.images.decoding import decode
 from tpufeed.images.draws import uniforms
 from tpufeed.images.pipeline import Pipeline
@@ -27,6 +38,12 @@ PIPELINES = {
     "never": [HorizontalFlip(0.0)],
     "nothing": [],
     "windows in a row": [Resize(300), RandomResizedCrop(128), HorizontalFlip(), CenterCrop(100), Resize(64)],
+    "crop": [RandomCrop(200, padding=8), HorizontalFlip()],
+    "crop beyond": [RandomCrop((700, 300), fill=(1, 2, 3))],
+    "crop behind": [RandomResizedCrop(60), RandomCrop(64, 4, 99), RandomErasing(value="random")],
+    "erase alone": [RandomErasing()],
+    "colours": [RandomResizedCrop(50), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(), RandAugment(), RandomErasing()],
+    "before a window": [ColorJitter(0.4), RandAugment(1), Rotate(20, p=0.5), Resize((40, 50))],
 }
 
 pipelines = pytest.mark.parametrize("ops", PIPELINES.values(), ids=PIPELINES)
@@ -45,8 +62,15 @@ def reference(ops, pixels, draws):
     for op, drawn in zip(ops, draws, strict=True):
         if isinstance(op, HorizontalFlip):
             pixels = pixels if drawn[0] >= op.p else pixels[:, ::-1]
+        elif hasattr(op, "apply"):
+            pixels = pixels if op.skips(drawn) else op.apply(pixels.copy(), drawn, None)
         else:
             window = op.window(*pixels.shape[:2], drawn)
+            if isinstance(op, RandomCrop):  # as far beyond the image as any window here
+                pixels = np.stack(
+                    [np.pad(pixels[..., c], 700, constant_values=np.broadcast_to(op.fill, 3)[c]) for c in range(3)], -1
+                )
+                window = window._replace(top=window.top + 700, left=window.left + 700)
             cut = pixels[window.top : window.top + window.height, window.left : window.left + window.width]
             pixels = np.asarray(Pipeline([Resize((window.out_height, window.out_width))], 0).run(cut, [()]))
     return pixels
@@ -109,6 +133,14 @@ def test_a_jpeg_s_window_that_is_not_shrunk_by_two_is_cut_exactly(photos):
     for sample in range(12):
         draws = drawn_for(pipeline, 0, sample)
         assert np.array_equal(pipeline.run_encoded(photos["china.jpg"], draws), pipeline.run(pixels, draws))
+
+
+@pytest.mark.parametrize("op", [RandomCrop(20), RandomCrop(90, 30), RandomCrop((900, 50), 3, 7)], ids=str)
+def test_a_crop_that_is_not_resized_is_cut_from_the_whole_jpeg(photos, op):
+    pipeline, pixels = Pipeline([op], 1), decode(photos["china.jpg"])
+    draws = [drawn_for(pipeline, 0, sample) for sample in range(5)]
+    for drawn, found in zip(draws, pipeline.run_variants(photos["china.jpg"], draws, [None] * 5), strict=True):
+        assert np.array_equal(found, pipeline.run(pixels, drawn))
 
 
 @pytest.mark.parametrize("size", [16, 40, 100, 150])
@@ -182,6 +214,18 @@ def test_every_variant_of_one_decoding_is_close_to_its_own(photos):
         assert result is out
         assert difference(out, pipeline.run_encoded(photos["china.jpg"], drawn)) < 15
     assert not np.array_equal(outs[0], outs[1])
+
+
+@pytest.mark.parametrize(
+    "op", [None, HorizontalFlip(1), HorizontalFlip(0), ColorJitter(0.4), RandomErasing(1)], ids=str
+)
+def test_an_image_of_another_size_than_was_promised_is_an_image_error(photos, op):
+    pipeline = Pipeline([] if op is None else [op], 0)
+    for shape in ((64, 48, 3), (1, 1, 3), (640, 427, 3)):
+        out = np.full(shape, 7, np.uint8)
+        with pytest.raises(ImageError, match=r"has 640x427 pixels where \d+x\d+ were promised, and no op resizes"):
+            pipeline.run_encoded(photos["china.jpg"], drawn_for(pipeline, 0, 0), out)
+        assert (out == 7).all()
 
 
 def test_damage_is_an_image_error(photos):

@@ -1,7 +1,9 @@
 """What becomes of image files, against Pillow and TensorFlow."""
 
 import io
+import json
 import random
+import re
 import struct
 
 import numpy as np
@@ -16,8 +18,9 @@ from tpufeed.images.decoding import decode, decode_upright
 from tpufeed.images.policy import ImagePolicy, store_image
 
 FULL, HEADER = ImagePolicy(), ImagePolicy(check="header")
-KEPT = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey", "png", "png, grey", "png, palette"}
-GREY = {"jpeg, grey", "png, grey", "png, 16 bit", "png, 1 bit"}
+JPEG = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey"}
+KEPT = {*JPEG, "png", "png, grey", "png, palette", "webp", "webp, lossless"}
+GREY = {"jpeg, grey", "png, grey", "png, grey and alpha", "png, 16 bit", "png, 1 bit"}
 
 
 def reason_of(data, policy=FULL):
@@ -49,7 +52,7 @@ def test_every_kind_is_stored_upright_in_eight_bits(kinds, policy):
         assert image.kept == (kind in KEPT), kind
         assert (image.data == data) == image.kept
         assert image.format == stored.format.lower()
-        assert image.format == ("jpeg" if kind.startswith(("jpeg", "webp")) else "png")
+        assert image.format == (kind.split(",")[0] if kind.startswith(("jpeg", "webp")) else "png")
         assert (image.height, image.width) == stored.size[::-1] == decode_upright(data).shape[:2]
         assert image.channels == (1 if kind in GREY else 3), kind
         assert stored.mode in ("L", "RGB", "P")
@@ -114,12 +117,12 @@ def test_reasons(kinds, encoded):
     assert reason_of(kinds["jpeg"][:-2]) == "truncated"
     bomb = bytearray(encoded(Image.new("RGB", (8, 8)), "BMP"))
     bomb[18:26] = (60_000).to_bytes(4, "little") * 2
-    assert reason_of(bytes(bomb)) == "unsupported"
+    assert reason_of(bytes(bomb)) == "too_large"
 
 
 def test_names_do_not_count_but_bytes_do(kinds):
-    """A PNG that is named .jpg is a PNG: store_image sees no name at all."""
-    assert store_image(kinds["png"], FULL).format == "png"
+    """A PNG that is named .jpg is a PNG."""
+    assert store_image(kinds["png"], FULL, "photo.jpg").format == "png"
     assert store_image(kinds["jpeg"], FULL).format == "jpeg"
 
 
@@ -170,7 +173,7 @@ def test_what_passes_the_full_check_stops_no_training_in_tensorflow(kinds):
         taken += 1
         assert tf.io.decode_image(image.data, channels=3).shape[:2] == (image.height, image.width)
     assert 20 < taken < 280
-    assert {"unreadable"} <= reasons <= {"unreadable", "truncated", "not_an_image"}
+    assert {"unreadable"} <= reasons <= {"unreadable", "truncated", "not_an_image", "unsupported"}
 
 
 @pytest.mark.parametrize("presize", [8, 33, 64, 99])
@@ -222,11 +225,63 @@ def test_images_of_one_pixel_are_images(encoded):
             assert (image.width, image.height) == size
 
 
+@pytest.mark.parametrize("encode", ["jpeg", "png", "webp"])
+def test_everything_is_of_the_format_that_is_asked_for(kinds, encode):
+    policy = ImagePolicy(encode=encode, quality=95)
+    for kind, data in kinds.items():
+        image = store_image(data, policy)
+        assert image.format == encode == Image.open(io.BytesIO(image.data)).format.lower()
+        assert image.kept == (kind in KEPT and kind.startswith(encode)), kind
+        assert image.channels == (1 if kind in GREY and encode != "webp" else 3)
+        tolerance = 0 if image.kept or encode == "png" else 5
+        upright = np.broadcast_to(decode_upright(data), (image.height, image.width, 3))
+        assert difference(decode(image.data), upright) <= tolerance, kind
+
+
+def test_sides_that_a_format_cannot_hold_are_refused(encoded):
+    wide = encoded(Image.new("L", (70_000, 1)), "PNG")
+    assert reason_of(wide, ImagePolicy(encode="jpeg")) == "too_large"
+    assert reason_of(wide, ImagePolicy(encode="webp")) == "too_large"
+    assert store_image(wide, FULL).kept
+
+
+def test_a_policy_is_plain_data_under_stable_names():
+    data = ImagePolicy(presize_px=256).to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert ImagePolicy(**data) == ImagePolicy(presize_px=256)
+    assert data == {
+        "check": "full",
+        "encode": "keep",
+        "quality": 90,
+        "presize_px": 256,
+        "presize_mode": "short",
+        "max_pixels": 178_956_970,
+        "min_side_px": 1,
+        "exif": "apply",
+        "cmyk": "rgb",
+        "alpha": "white",
+        "deep": "scale",
+        "greyscale": "keep",
+        "animated": "first",
+        "extension": "sniff",
+    }
+
+
+NUMBERS = {
+    "presize_px": (7, 16385, -1, 64.0, True, "64"),
+    "quality": (0, 101, 90.5, None),
+    "max_pixels": (0, 178_956_971, None),
+    "min_side_px": (0, 65536, 1.0),
+}
+CHOICES = ["check", "encode", "presize_mode", "exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension"]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"check": "none"}, {"presize_px": 7}, {"presize_px": 16385}, {"presize_px": -1}, {"quality": 0}, {"quality": 101}],
-    ids=str,
+    ("name", "value"),
+    [(name, value) for name, values in NUMBERS.items() for value in values]
+    + [(name, value) for name in CHOICES for value in ("none", "", None, 1)],
 )
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(OptionError, match=next(iter(options)).removesuffix("_px")):
-        ImagePolicy(**options)
+def test_options_out_of_range_are_refused(name, value):
+    allowed = "whole number between" if name in NUMBERS else "one of '"
+    with pytest.raises(OptionError, match=f"^{name} is a? ?{allowed}.*, not {re.escape(repr(value))}"):
+        ImagePolicy(**{name: value})

@@ -6,18 +6,19 @@ an image with a grey lower half.
 
 import io
 from collections.abc import Callable
-from contextlib import suppress
 
 import numpy as np
-import numpy.typing as npt
 import simplejpeg
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
-from tpufeed.images.header import sniff
+from tpufeed.images.flattening import flatten
+from tpufeed.images.header import ImageHeader, read_header, sniff
+from tpufeed.images.turning import Pixels, turn
 
-_MAX_PIXELS = 2 * 89_478_485  # where Pillow, too, takes an image for an attack
-Pixels = npt.NDArray[np.uint8]
+__all__ = ["MAX_PIXELS", "Buffer", "Pixels", "check_pixels", "decode", "decode_stored", "decode_upright", "image_size"]
+
+MAX_PIXELS = 178_956_970  # where Pillow, too, takes an image for an attack
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
 
 
@@ -34,14 +35,14 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
             2 % (benchmarks/bench_decode.py).
 
     Raises:
-        ImageError: unreadable, truncated or unsupported.
+        ImageError: not_an_image, unreadable, truncated, unsupported or too_large.
     """
     header = _read_jpeg_header(data) if sniff(data) == "jpeg" else None
     if header is None:
         return _decode_by_pillow(data)
     height, width, colorspace = header
     if colorspace in ("CMYK", "YCCK"):
-        _check_scan(data, "CMYK")
+        _decode_jpeg(data, "CMYK", 1, 1, 8)  # Pillow fills what it cannot decode with grey; this raises
         return _decode_by_pillow(data)
     try:
         height, width = -(-height // reduce), -(-width // reduce)
@@ -54,19 +55,57 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
     return pixels
 
 
-def decode_upright(data: bytes) -> Pixels:
-    """The pixels as a person should see them: EXIF orientation applied, alpha over white, 16 bit scaled to 8, frame 0.
+def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: int = 255) -> Pixels:
+    """The stored pixels, orientation not applied: alpha over a backdrop, 16 bits scaled to 8, frame or page 0.
 
-    Shape (height, width, 1) for grey, (height, width, 3) for everything else.
+    Args:
+        data: an encoded image.
+        header: what `read_header` makes of it.
+        reduce: as in `decode`.
+        backdrop: 255 for white, 0 for black.
+
+    Returns:
+        uint8 of shape (height, width, header.channels).
 
     Raises:
-        ImageError: unreadable, truncated or unsupported.
+        ImageError: unreadable, truncated, unsupported or too_large.
     """
-    header = _read_jpeg_header(data) if sniff(data) == "jpeg" else None
-    if header is not None:
-        _check_scan(data, "CMYK" if header[2] in ("CMYK", "YCCK") else "RGB")
-    image = _open_by_pillow(data, _upright)
-    return np.asarray(image).reshape(image.height, image.width, -1)
+    if header.format == "jpeg":
+        colorspace = "CMYK" if "cmyk" in header.odd else "GRAY" if header.channels == 1 else "RGB"
+        if _read_jpeg_header(data) is not None and colorspace != "CMYK":
+            return _decode_jpeg(data, colorspace, -(-header.height // reduce), -(-header.width // reduce), reduce)
+        check_pixels(data, header)
+    mode = "L" if header.channels == 1 else "RGB"
+    image = _open_by_pillow(data, lambda image: flatten(image, backdrop).convert(mode))
+    pixels = np.asarray(image).reshape(image.height, image.width, header.channels)
+    if header.format == "tiff" and header.orientation != 1:  # Pillow turns a TIFF, and nothing else, as it loads it
+        pixels = turn(pixels, {6: 8, 8: 6}.get(header.orientation, header.orientation))
+    return pixels
+
+
+def decode_upright(data: bytes) -> Pixels:
+    """`decode_stored` with the orientation applied: as a person should see the image.
+
+    Raises:
+        ImageError: with its reason code.
+    """
+    header = read_header(data)
+    return turn(decode_stored(data, header), header.orientation)
+
+
+def check_pixels(data: bytes, header: ImageHeader) -> None:
+    """Refuses what `decode` refuses, for less: of a JPEG it decodes no more than the entropy code.
+
+    That is all that can fail in a JPEG. Of 9,100 damaged files, and 2,400 in CMYK, the one at 1/8 refused those that
+    the full one did and no others (tests/images/test_checking.py repeats it with fewer), in two thirds of the time.
+
+    Raises:
+        ImageError: unreadable, truncated, unsupported or too_large.
+    """
+    if header.format == "jpeg" and _read_jpeg_header(data) is not None:
+        _decode_jpeg(data, "CMYK" if "cmyk" in header.odd else "GRAY", 1, 1, 8)
+    else:
+        _open_by_pillow(data, _load)
 
 
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
@@ -85,53 +124,47 @@ def _read_jpeg_header(data: bytes | memoryview) -> tuple[int, int, str] | None:
         if "subsampling" in str(error):
             return None
         raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
-    if height * width > _MAX_PIXELS:
-        raise ImageError("unsupported", f"too many pixels: {height} x {width}")
+    if height * width > MAX_PIXELS:
+        raise ImageError("too_large", f"too many pixels: {height} x {width}")
     return int(height), int(width), str(colorspace)
 
 
-def _check_scan(data: bytes | memoryview, colorspace: str) -> None:
-    """Pillow fills what it cannot decode of a JPEG with grey; this raises."""
+def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min_width: int, reduce: int) -> Pixels:
+    """simplejpeg leaves `min_factor` out of account where the least sides are not positive."""
     try:
-        simplejpeg.decode_jpeg(data, colorspace, min_factor=8)
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            data, colorspace, min_height=min_height, min_width=min_width, min_factor=reduce
+        )
     except ValueError as error:
         raise ImageError(_jpeg_reason(error), f"the JPEG does not decode: {error}") from error
+    return pixels
 
 
 def _decode_by_pillow(data: bytes | memoryview) -> Pixels:
-    return np.asarray(_open_by_pillow(data, lambda image: _flatten(image).convert("RGB")))
+    return np.asarray(_open_by_pillow(data, lambda image: flatten(image).convert("RGB")))
 
 
 def _open_by_pillow(data: bytes | memoryview, step: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    image_format = sniff(data)
+    if image_format is None:
+        raise ImageError("not_an_image", f"no image format that tpufeed reads starts with {bytes(data[:8])!r}")
     try:
-        return step(Image.open(io.BytesIO(data)))
+        return step(Image.open(io.BytesIO(data), formats=(image_format,)))
     except UnidentifiedImageError as error:
-        reason = "not_an_image" if sniff(data) is None else "unreadable"
-        raise ImageError(reason, "Pillow does not recognise the file") from error
+        raise ImageError("unreadable", f"Pillow does not take the file for a {image_format}") from error
     except Image.DecompressionBombError as error:
-        raise ImageError("unsupported", f"too many pixels: {error}") from error
+        raise ImageError("too_large", f"too many pixels: {error}") from error
+    except MemoryError as error:
+        if image_format != "tiff":  # says nothing of the image: another machine would take it
+            raise
+        raise ImageError("unreadable", "the tags of the TIFF ask for more memory than there is") from error
     except Exception as error:  # its plugins raise what they come across: struct.error, KeyError, SyntaxError, ...
         reason = "truncated" if "truncated" in str(error) or isinstance(error, EOFError) else "unreadable"
         raise ImageError(reason, f"Pillow does not decode the file: {error}") from error
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _load(image: Image.Image) -> Image.Image:
     image.load()
-    with suppress(Exception):  # EXIF that cannot be parsed, whatever the error, never costs the image
-        image = ImageOps.exif_transpose(image)
-    image = _flatten(image)
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
-
-
-def _flatten(image: Image.Image) -> Image.Image:
-    """8 bits a channel and no alpha."""
-    image.load()
-    if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image).astype(np.float64)
-        return Image.fromarray((np.clip(values, 0, 65535) / 257).round().astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image
 
 

@@ -1,5 +1,7 @@
 """Random numbers as a pure function of who asks: no state, so thread count and order never change a pixel."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,6 +26,23 @@ def uniforms(seed: int, round_: int, samples: npt.NDArray[np.int64], op: int, co
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     bits = _mix(rows[:, None] + steps)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def noise(draw: float, count: int) -> npt.NDArray[np.uint8]:
+    """`count` independent uniform levels from one uniform number: splitmix64's stream, little-endian."""
+    start = np.uint64(_mix_int(int(draw * 2.0**53)))
+    words = _mix(np.arange(1, count // 8 + 2, dtype=np.uint64) * np.uint64(_GOLDEN) + start)
+    return words.astype("<u8").view(np.uint8)[:count]
+
+
+def generator(draws: Sequence[float]) -> np.random.Generator:
+    """A Philox generator (Salmon et al. 2011) whose 128-bit key are the first 32 bits of each of four uniform numbers.
+
+    NumPy keeps Philox's bits from version to version; how its distributions make numbers of them may change.
+    """
+    first, second, third, fourth = (int(draw * 2.0**32) for draw in draws)
+    key = np.array([first << 32 | second, third << 32 | fourth], np.uint64)  # a list of both would become float64
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

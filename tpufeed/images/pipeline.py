@@ -6,13 +6,17 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.errors import OptionError
+from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size
 from tpufeed.images.draws import uniforms
-from tpufeed.images.ops import Draws, Op, PixelOp, Window, WindowOp, is_op
+from tpufeed.images.memory import keep
+from tpufeed.images.ops import is_op
+from tpufeed.images.padding import cut_padded
+from tpufeed.images.protocols import Draws, Fill, Op, PixelOp, Window, WindowOp
 from tpufeed.images.resizing import reduction, resize
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
+_Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image
 
 
 class Pipeline:
@@ -26,9 +30,11 @@ class Pipeline:
         self.seed = seed
         self._fast = fast
         # Asked once: isinstance of a Protocol takes 13 us on Python 3.11, all of them with the GIL held.
-        self._windows = [op if isinstance(op, WindowOp) else None for op in ops]
-        self._pixels = [op if isinstance(op, PixelOp) else None for op in ops]
-        self._first_window = self._windows[0] if self._windows else None
+        self._steps: list[_Step] = [
+            (op, None, op.fill) if isinstance(op, WindowOp) else (None, op if isinstance(op, PixelOp) else None, 0)
+            for op in ops
+        ]
+        self._first_window = self._steps[0][0] if self._steps else None
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         """`(height, width)` of what comes out for images of `size`; None where it differs from image to image."""
@@ -55,7 +61,8 @@ class Pipeline:
             buffer: memory to decode into, see `decode`.
 
         Raises:
-            ImageError: `data` does not decode.
+            ImageError: `data` does not decode, or is not of `out`'s size where no op changes the size.
+            OpError, OptionError: a `Custom` op failed.
         """
         return self.run_variants(data, [draws], [out], buffer)[0]
 
@@ -81,7 +88,11 @@ class Pipeline:
         ]
 
     def run(self, pixels: Pixels, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
-        """Applies the ops to uint8 RGB `pixels`, which stay as they are."""
+        """Applies the ops to uint8 RGB `pixels`, which stay as they are. Without `out`, a view of them may come out.
+
+        Raises:
+            ImageError, OpError, OptionError: see `run_encoded`.
+        """
         first = self._first_window
         window = None if first is None else first.window(pixels.shape[0], pixels.shape[1], draws[0])
         return self._run(pixels, window, draws, out)
@@ -94,29 +105,42 @@ class Pipeline:
         """
         start = 0 if window is None else 1
         live = [
-            (window_op, pixel_op, drawn)
-            for window_op, pixel_op, drawn in zip(
-                self._windows[start:], self._pixels[start:], draws[start:], strict=True
-            )
-            if pixel_op is None or not pixel_op.skips(drawn)
+            (step, drawn)
+            for step, drawn in zip(self._steps[start:], draws[start:], strict=True)
+            if step[1] is None or not step[1].skips(drawn)
         ]
-        sized = max((number for number, (window_op, _, _) in enumerate(live) if window_op is not None), default=-1)
+        sized = max((number for number, (step, _) in enumerate(live) if step[0] is not None), default=-1)
         if window is not None:
-            pixels = _cut(pixels, window, out if sized < 0 else None)
-        elif not live:
-            return _cut(pixels, Window(0, 0, *pixels.shape[:2], *pixels.shape[:2]), out)
-        for number, (window_op, pixel_op, drawn) in enumerate(live):
+            pixels = _cut(pixels, window, self._steps[0][2], out if sized < 0 else None)
+        elif sized < 0:
+            _check_fits(pixels, out)
+            if not live:
+                return keep(pixels, out)
+        for number, ((window_op, pixel_op, fill), drawn) in enumerate(live):
             memory = out if number >= sized else None
             if window_op is not None:
-                pixels = _cut(pixels, window_op.window(pixels.shape[0], pixels.shape[1], drawn), memory)
+                pixels = _cut(pixels, window_op.window(pixels.shape[0], pixels.shape[1], drawn), fill, memory)
             elif pixel_op is not None:
                 pixels = pixel_op.apply(pixels, drawn, memory)
         return pixels
 
 
-def _cut(pixels: Pixels, window: Window, out: Pixels | None) -> Pixels:
-    view = pixels[window.top : window.top + window.height, window.left : window.left + window.width]
-    return resize(view, window.out_height, window.out_width, out)
+def _check_fits(pixels: Pixels, out: Pixels | None) -> None:
+    """OpenCV would write elsewhere, without a word, where `out` is not of the image's size."""
+    if out is not None and out.shape != pixels.shape:
+        found, expected = (f"{shape[1]}x{shape[0]}" for shape in (pixels.shape, out.shape))
+        raise ImageError(
+            "unsupported", f"the image has {found} pixels where {expected} were promised, and no op resizes"
+        )
+
+
+def _cut(pixels: Pixels, window: Window, fill: Fill, out: Pixels | None) -> Pixels:
+    top, left, height, width, out_height, out_width = window
+    if top < 0 or left < 0 or top + height > pixels.shape[0] or left + width > pixels.shape[1]:
+        as_it_is = height == out_height and width == out_width
+        view = cut_padded(pixels, window[:4], fill, out if as_it_is else None)
+        return view if as_it_is else resize(view, out_height, out_width, out)
+    return resize(pixels[top : top + height, left : left + width], out_height, out_width, out)
 
 
 def _scaled(window: Window, size: tuple[int, int], decoded: tuple[int, ...]) -> Window:

@@ -1,42 +1,102 @@
 """What becomes of an image file on its way into a shard: kept as it is, or changed and encoded anew."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from tpufeed.errors import OptionError
-from tpufeed.images.decoding import Pixels, decode, decode_upright
+from tpufeed.errors import ImageError, OptionError
+from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_stored
 from tpufeed.images.encoding import StoredFormat, encode
-from tpufeed.images.header import ImageHeader, read_header
-from tpufeed.images.resizing import reduction, resize, short_side_size
+from tpufeed.images.header import ImageHeader, format_of_name, read_header
+from tpufeed.images.presizing import PresizeMode, decoding_reduction, middle_square, scaled_size, shrink
+from tpufeed.images.turning import turn
+
+_CHOICES = {
+    "check": ("full", "header"),
+    "encode": ("keep", "jpeg", "png", "webp"),
+    "presize_mode": ("short", "long", "fit"),
+    "exif": ("apply", "ignore"),
+    "cmyk": ("rgb", "reject"),
+    "alpha": ("white", "black", "reject"),
+    "deep": ("scale", "reject"),
+    "greyscale": ("keep", "rgb", "reject"),
+    "animated": ("first", "reject"),
+    "extension": ("sniff", "reject"),
+}
+_RANGES = {
+    "quality": (1, 100),
+    "presize_px": (8, 16384),
+    "max_pixels": (1, MAX_PIXELS),
+    "min_side_px": (1, 65535),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePolicy:
-    """How images are checked and stored.
+    """How images are checked and stored, and what becomes of each odd case.
 
     Attributes:
         check: "full" decodes every image strictly, so that none can stop a training; "header" trusts what follows a
             sound header.
-        presize_px: shrink images whose shorter side is longer than this to it; None keeps sizes.
-        quality: of JPEGs that are encoded anew.
+        encode: "keep" leaves the bytes of every JPEG, PNG and still, opaque WebP that needs no change; JPEG and WebP
+            that do become JPEG, all else PNG. A format stores that one alone.
+        quality: of JPEG and WebP that are encoded anew.
+        presize_px: shrink images to this side, never enlarge; None keeps sizes.
+        presize_mode: which side that is: the shorter one, the longer one, or the shorter one and then the middle square
+            is cut out ("fit": all images are presize_px x presize_px, but those that are smaller, which are only cut).
+        max_pixels: images of more are refused before anything is decoded (reason too_large).
+        min_side_px: images with a shorter side below it are refused (reason too_small).
+        exif: an orientation is applied, or ignored: the pixels are taken as stored, and no tag is left that would turn
+            them in other decoders. A JPEG or WebP that may be kept loses nothing by that: the tag's value becomes 1
+            in a copy of the bytes. Orientations in XMP are not looked at.
+        cmyk: becomes RGB as Pillow converts it, without its ICC profile.
+        alpha: transparent pixels lie over white or black.
+        deep: 16 bits a channel, 32-bit integers and floats (see `flattening.flatten`) are scaled to 8 bits.
+        greyscale: one channel stays one, or becomes three. WebP knows no grey and always has three.
+        animated: the first frame, or page, is taken.
+        extension: the name says another format than the bytes do, which are believed. Names without a suffix of an
+            image say nothing.
     """
 
     check: Literal["full", "header"] = "full"
-    presize_px: int | None = None
+    encode: Literal["keep", "jpeg", "png", "webp"] = "keep"
     quality: int = 90
+    presize_px: int | None = None
+    presize_mode: PresizeMode = "short"
+    max_pixels: int = MAX_PIXELS
+    min_side_px: int = 1
+    exif: Literal["apply", "ignore"] = "apply"
+    cmyk: Literal["rgb", "reject"] = "rgb"
+    alpha: Literal["white", "black", "reject"] = "white"
+    deep: Literal["scale", "reject"] = "scale"
+    greyscale: Literal["keep", "rgb", "reject"] = "keep"
+    animated: Literal["first", "reject"] = "first"
+    extension: Literal["sniff", "reject"] = "sniff"
 
     def __post_init__(self) -> None:
-        if self.check not in ("full", "header"):
-            raise OptionError(f"check is 'full' or 'header', not {self.check!r}")
-        if self.presize_px is not None and not 8 <= self.presize_px <= 16384:
-            raise OptionError(f"presize is a side in pixels between 8 and 16384, not {self.presize_px}")
-        if not 1 <= self.quality <= 100:
-            raise OptionError(f"quality is a JPEG's between 1 and 100, not {self.quality}")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise OptionError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}")
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if name == "presize_px" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise OptionError(f"{name} is a whole number between {least} and {most}, not {value!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by its name, as plain JSON data: for plan and manifest."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """An image as its record holds it; `kept` says that `data` is the file's own bytes."""
+    """An image as its record holds it.
+
+    Attributes:
+        kept: `data` is the file's own bytes.
+        odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
+    """
 
     data: bytes
     format: StoredFormat
@@ -44,39 +104,113 @@ class StoredImage:
     width: int
     channels: int
     kept: bool
+    odd: tuple[str, ...] = ()
 
 
-def store_image(data: bytes, policy: ImagePolicy) -> StoredImage:
-    """The image of a file as `policy` wants it stored: upright 8-bit grey or RGB, JPEG or PNG.
+def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage:
+    """The image of a file as `policy` wants it stored: 8-bit grey or RGB, as JPEG, PNG or WebP.
 
-    A JPEG or PNG that is all that keeps its own bytes. What must change is encoded anew, PNG and lossless formats as
-    PNG, JPEG and WebP as JPEG.
+    Args:
+        data: all of the file.
+        policy: how.
+        name: the file's name or path, for `policy.extension` alone.
 
     Raises:
-        ImageError: with its reason code.
+        ImageError: with its reason code; nothing else, whatever the bytes, but MemoryError on a machine that is too
+            small: that is no property of the image.
     """
-    header = read_header(data)
-    if header is not None and header.plain and not _shrinks(header, policy):
+    header, odd = _read(data, policy, name)
+    stored_format = _stored_format(header, policy)
+    if stored_format == header.format and _is_kept(header, policy):
         if policy.check == "full":
-            decode(data)
-        assert header.format in ("jpeg", "png")
-        return StoredImage(data, header.format, header.height, header.width, header.channels, True)
-    pixels = _decode(data, header, policy)
-    stored_format: StoredFormat = "jpeg" if data[:1] in (b"\xff", b"R") else "png"
+            check_pixels(data, header)
+        kept = header.orientation == 1
+        stored = data if kept else _without_orientation(data, header)
+        return StoredImage(stored, stored_format, header.height, header.width, header.channels, kept, odd)
+    pixels = _changed_pixels(data, header, policy)
+    if pixels.shape[2] == 1 and (policy.greyscale == "rgb" or stored_format == "webp"):
+        pixels = pixels.repeat(3, axis=2)
     height, width, channels = pixels.shape
-    return StoredImage(encode(pixels, stored_format, policy.quality), stored_format, height, width, channels, False)
+    encoded = encode(pixels, stored_format, policy.quality)
+    return StoredImage(encoded, stored_format, height, width, channels, False, odd)
 
 
-def _shrinks(header: ImageHeader, policy: ImagePolicy) -> bool:
-    return policy.presize_px is not None and min(header.height, header.width) > policy.presize_px
+def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
+    """The image of a file for ops to be run over, and the odd cases that were met.
+
+    That is the file's own bytes, which `decode` makes upright RGB of, where it shows nothing odd; else uint8 RGB pixels
+    of shape (height, width, 3) as `policy` wants them. Presizing and encoding are left out of account.
+
+    Raises:
+        ImageError: with its reason code; the bytes that are returned may still not decode.
+    """
+    header, odd = _read(data, policy, name)
+    if header.plain and (header.orientation == 1 or policy.exif == "ignore"):
+        return data, odd
+    orientation = header.orientation if policy.exif == "apply" else 1
+    pixels = turn(decode_stored(data, header, 1, 0 if policy.alpha == "black" else 255), orientation)
+    return pixels.repeat(3, axis=2) if pixels.shape[2] == 1 else pixels, odd
 
 
-def _decode(data: bytes, header: ImageHeader | None, policy: ImagePolicy) -> Pixels:
-    if header is not None and header.plain and header.channels == 3 and policy.presize_px is not None:
-        height, width = short_side_size(header.height, header.width, policy.presize_px)
-        return resize(decode(data, reduction(header.height, header.width, height, width)), height, width)
-    pixels = decode_upright(data)
-    if policy.presize_px is not None and min(pixels.shape[:2]) > policy.presize_px:
-        height, width = short_side_size(pixels.shape[0], pixels.shape[1], policy.presize_px)
-        pixels = resize(pixels, height, width).reshape(height, width, -1)
-    return pixels
+def _read(data: bytes, policy: ImagePolicy, name: str) -> tuple[ImageHeader, tuple[str, ...]]:
+    header = read_header(data)
+    odd = header.odd
+    if name and format_of_name(name) not in (None, header.format):
+        odd = (*odd, "extension")
+    _refuse(header, odd, policy)
+    return header, odd
+
+
+def _refuse(header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy) -> None:
+    height, width = header.height, header.width
+    if height * width > policy.max_pixels:
+        raise ImageError("too_large", f"{width}x{height} pixels are more than {policy.max_pixels}")
+    if min(height, width) < policy.min_side_px:
+        raise ImageError("too_small", f"{width}x{height} pixels; the shorter side is at least {policy.min_side_px}")
+    for case in odd:
+        if getattr(policy, case) == "reject":
+            raise ImageError("unsupported", f"the policy for {case} is to reject")
+
+
+def _stored_format(header: ImageHeader, policy: ImagePolicy) -> StoredFormat:
+    if policy.encode != "keep":
+        return policy.encode
+    if header.format in ("jpeg", "webp"):
+        return "webp" if header.format == "webp" and _is_kept(header, policy) else "jpeg"
+    return "png"
+
+
+def _is_kept(header: ImageHeader, policy: ImagePolicy) -> bool:
+    """The image needs no change but, at most, to lose an orientation that is ignored."""
+    if not header.plain:
+        return False
+    if header.orientation != 1 and (policy.exif == "apply" or header.format == "png"):  # its chunk has a CRC
+        return False
+    if header.channels == 1 and policy.greyscale == "rgb":
+        return False
+    if policy.presize_px is None:
+        return True
+    size = (header.height, header.width)
+    square = policy.presize_mode != "fit" or header.height == header.width
+    return square and scaled_size(*size, policy.presize_px, policy.presize_mode) == size
+
+
+def _without_orientation(data: bytes, header: ImageHeader) -> bytes:
+    changed = bytearray(data)
+    changed[header.orientation_at] = 1
+    return bytes(changed)
+
+
+def _changed_pixels(data: bytes, header: ImageHeader, policy: ImagePolicy) -> Pixels:
+    orientation = header.orientation if policy.exif == "apply" else 1
+    backdrop = 0 if policy.alpha == "black" else 255
+    if policy.presize_px is None:
+        return turn(decode_stored(data, header, 1, backdrop), orientation)
+    wanted = scaled_size(header.height, header.width, policy.presize_px, policy.presize_mode)
+    reduce = decoding_reduction(header.height, header.width, *wanted)
+    pixels = turn(decode_stored(data, header, reduce, backdrop), orientation)
+    height, width = wanted if orientation < 5 else wanted[::-1]
+    if policy.presize_mode == "fit":  # cut first: to a pixel of the source, not one of the result
+        height = width = min(height, width)
+        pixels = middle_square(pixels)
+    return shrink(pixels, height, width)

@@ -1,0 +1,207 @@
+"""What every pixel op keeps to: memory, size, draws, and pixels that only change with the version."""
+
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpufeed.errors import ImageError
+from tpufeed.images import (
+    CenterCrop,
+    ColorJitter,
+    Custom,
+    GaussianBlur,
+    Grayscale,
+    HorizontalFlip,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    VerticalFlip,
+)
+from tpufeed.images.draws import generator, noise, uniforms
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.warping import warp
+
+LARGEST = 1 - 2**-53
+unit = st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 0.5, LARGEST])
+sides = st.sampled_from([1, 2, 3]) | st.integers(1, 40)
+
+# Bytes that OpenCV 4.9, 4.12 and 5.0 agree on. Whoever changes one gives its op another version.
+GOLDEN = [
+    (Resize(40), 0x053B03FE),
+    (Resize((90, 33)), 0xBC70B3A8),
+    (CenterCrop(50), 0xBF70AA57),
+    (RandomResizedCrop(48), 0xA2C6E5DC),
+    (RandomCrop(40, 4), 0xAFE11896),
+    (RandomCrop((70, 90), 3, (9, 8, 7)), 0x9EE4E5AC),
+    (HorizontalFlip(1), 0xA0ABF60B),
+    (VerticalFlip(1), 0x53264D6E),
+    (Rotate(45, (1, 2, 3)), 0x5205E354),
+    (ColorJitter(brightness=0.4), 0xC5C52AC1),
+    (ColorJitter(contrast=0.4), 0xF861B34C),
+    (ColorJitter(saturation=0.4), 0x10C98022),
+    (ColorJitter(hue=0.3), 0xDBFF55C8),
+    (ColorJitter(0.4, 0.4, 0.4, 0.1), 0x0FFD0AD6),
+    (Grayscale(1), 0x02BE32B6),
+    (GaussianBlur(p=1), 0xCC9EB4EC),
+    (RandomErasing(1), 0x157A1148),
+    (RandomErasing(1, value="random"), 0x1D0A3DF2),
+    (RandAugment(), 0x6B959B00),
+    (RandAugment(4, 25), 0x65197661),
+    (Custom("custom_ops:noisy"), 0x362B3227),
+]
+PIXEL_OPS = [op for op, _ in GOLDEN if hasattr(op, "apply")]
+pixel_ops = pytest.mark.parametrize("op", PIXEL_OPS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _custom_ops(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+
+def picture(height, width):
+    """A smooth image with a little noise."""
+    y, x = np.mgrid[:height, :width]
+    smooth = np.stack([3 * x, 4 * y, 2 * x + 2 * y], -1) % 256
+    return ((3 * smooth + noise(0.25, smooth.size).reshape(smooth.shape)) // 4).astype(np.uint8)
+
+
+def strided(height, width, seed):
+    """Noise in memory of which every second row and column is the image's; read-only."""
+    image = np.random.default_rng(seed).integers(0, 256, (2 * height, width + 5, 3), np.uint8)[::2, 2:-3]
+    image.flags.writeable = False
+    return image
+
+
+@pytest.mark.parametrize(("op", "crc"), GOLDEN, ids=lambda value: value if isinstance(value, int) else str(value))
+def test_pixels_of_a_version_never_change(op, crc):
+    assert op.version in (1, "1")
+    pipeline, found = Pipeline([op], 0), 0
+    for sample in range(8):
+        draws = [drawn[0] for drawn in pipeline.draw(3, np.array([sample]))]
+        found = zlib.crc32(np.ascontiguousarray(pipeline.run(picture(61, 83), draws)), found)
+    assert f"{found:08x}" == f"{crc:08x}"
+
+
+@settings(max_examples=40)
+@given(sides, sides, st.integers(0, 99), st.data())
+@pixel_ops
+def test_memory_and_strides_change_nothing(op, height, width, seed, data):
+    image = strided(height, width, seed)
+    before = image.copy()
+    draws = data.draw(st.lists(unit, min_size=op.draws, max_size=op.draws))
+    expected = op.apply(image, draws, None)
+    assert expected.dtype == np.uint8
+    assert expected.shape == image.shape
+    assert op.output_size((height, width)) == (height, width)
+    assert op.output_size(None) is None
+    batch = np.full((3, height, width, 3), 99, np.uint8)
+    assert op.apply(image, draws, batch[1]).base is batch
+    assert np.array_equal(batch[1], expected)
+    assert (batch[[0, 2]] == 99).all()
+    own = before.copy()
+    assert op.apply(own, draws, own) is own
+    assert np.array_equal(own, expected)
+    assert np.array_equal(Pipeline([op], 0).run(image, [draws]), before if op.skips(draws) else expected)
+    assert np.array_equal(image, before)
+    if op.skips(draws):
+        assert getattr(op, "p", 1) < 1 or np.array_equal(expected, before)
+
+
+@pixel_ops
+def test_the_smallest_images_come_through(op):
+    for shape in ((1, 1, 3), (1, 300, 3), (300, 1, 3), (2, 2, 3), (3, 1, 3)):
+        for level in (0, 255):
+            for draw in (0.0, 0.5, LARGEST):
+                image = np.full(shape, level, np.uint8)
+                assert op.apply(image, [draw] * op.draws, np.empty_like(image)).shape == shape
+
+
+@pixel_ops
+def test_threads_give_the_same_pixels(op):
+    images = [picture(50 + number, 70) for number in range(4)]
+    jobs = [(images[number % 4], drawn) for number, drawn in enumerate(uniforms(1, 0, np.arange(40), 0, op.draws))]
+    alone = [op.apply(image, drawn.tolist(), None) for image, drawn in jobs]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda job: op.apply(job[0], job[1].tolist(), np.empty_like(job[0])), jobs))
+    assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("op", [VerticalFlip, Grayscale, GaussianBlur, RandomErasing, lambda p: Rotate(9, p=p)])
+def test_ops_happen_with_their_probability(op):
+    draws = uniforms(0, 0, np.arange(10_000), 0, 30).tolist()
+    for p in (0.0, 0.1, 0.5, 1.0):
+        assert abs(sum(not op(p=p).skips(drawn) for drawn in draws) / 10_000 - p) < 0.02
+    assert op(p=0.0).skips([0.0] * 30)
+    assert not op(p=1.0).skips([LARGEST] * 30)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        ColorJitter(),
+        ColorJitter((1, 1), (1, 1), (1, 1), (0, 0)),
+        ColorJitter(hue=0.001),  # less than half a step of the wheel
+        ColorJitter(hue=(0.0, 0.0)),
+        Rotate(0),
+        Rotate((0, 0)),
+        RandAugment(0),
+        HorizontalFlip(0),
+        RandomErasing(0),
+        Custom("custom_ops:same"),
+        Custom("custom_ops:view"),
+    ],
+    ids=str,
+)
+def test_neutral_parameters_leave_the_image(op):
+    image = picture(30, 20)
+    for draw in (0.0, 0.5, LARGEST):
+        draws = [draw] * op.draws
+        assert np.array_equal(Pipeline([op], 0).run(image, [draws]), image)
+        if not isinstance(op, HorizontalFlip | RandomErasing):
+            assert np.array_equal(op.apply(image, draws, np.empty_like(image)), image)
+    assert isinstance(op, Custom) or op.skips([0.0] * op.draws)
+
+
+def test_grey_images_stay_grey():
+    grey = np.repeat(picture(40, 30)[..., :1], 3, axis=2)
+    for op in (ColorJitter(saturation=(0.3, 3)), ColorJitter(hue=0.5), Grayscale(1)):
+        for draw in (0.0, 0.3, LARGEST):
+            assert np.array_equal(op.apply(grey, [draw] * op.draws, None), grey)
+    flat = np.full((9, 9, 3), (3, 99, 255), np.uint8)
+    assert np.array_equal(GaussianBlur(2.0, 1).apply(flat, [0.0, 0.0], None), flat)
+
+
+def test_images_too_large_for_a_map_of_16_bits_are_rejected():
+    for shape in ((1, 24_001, 3), (24_001, 1, 3)):
+        with pytest.raises(ImageError, match=r"24001.*pixels: rotations.*put Resize or a crop before") as caught:
+            Rotate(9).apply(np.zeros(shape, np.uint8), [0.0, 0.9], None)
+        assert caught.value.reason == "too_large"
+    wide = np.full((1, 24_000, 3), 200, np.uint8)
+    assert np.array_equal(Rotate(180.0).apply(wide, [0.0, 0.0], None), wide)
+    assert not warp(wide, ((1, 0, -30_000), (0, 1, 0)), 0, None).any()
+
+
+def test_noise_is_uniform_and_its_bytes_never_change():
+    assert noise(0.5, 10).tolist() == noise(0.5, 99)[:10].tolist()
+    assert zlib.crc32(noise(0.5, 1001)) == 0x725C4BBE
+    levels = noise(0.1, 100_000)
+    assert abs(levels.mean() - 127.5) < 1
+    counts = np.bincount(levels, minlength=256)
+    assert (((counts - 390.625) ** 2) / 390.625).sum() < 360  # chi-square, 255 degrees of freedom
+    assert abs(np.corrcoef(levels, noise(0.1 + 2**-53, 100_000))[0, 1]) < 0.02
+    assert noise(0.3, 0).shape == (0,)
+
+
+def test_a_generator_is_philox_with_the_draws_for_a_key():
+    key = 0xFFFFFFFF_40000000 << 64 | 0x80000000_00000001
+    expected = np.random.Generator(np.random.Philox(key=key)).integers(0, 2**63, 5)
+    assert generator([0.5, 2**-32, LARGEST, 0.25]).integers(0, 2**63, 5).tolist() == expected.tolist()
+    assert generator([0.1, 0.2, 0.3, 0.4]).integers(0, 2**63) == 4193031694256945314

@@ -1,0 +1,116 @@
+"""Presizing: sizes in every mode, and pixels against Pillow's Lanczos and ImageOps.fit."""
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from tpufeed.images.decoding import decode
+from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.presizing import decoding_reduction, middle_square, scaled_size, shrink
+
+sides = st.integers(1, 5000)
+
+
+def psnr(one, other):
+    error = np.mean((one.astype(float) - other) ** 2)
+    return 99.0 if error == 0 else 10 * np.log10(255**2 / error)
+
+
+def lanczos(pixels, height, width):
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+
+
+@given(sides, sides, st.integers(8, 600))
+def test_sizes(height, width, side):
+    for mode, pick in (("short", min), ("long", max), ("fit", min)):
+        size = scaled_size(height, width, side, mode)
+        if pick(height, width) <= side:
+            assert size == (height, width)
+            continue
+        assert pick(size) == side
+        assert size[0] <= height
+        assert size[1] <= width
+        scale = side / pick(height, width)
+        assert abs(size[0] - height * scale) <= 1
+        assert abs(size[1] - width * scale) <= 1
+
+
+@given(sides, sides, st.floats(0.01, 1))
+def test_a_reduced_image_is_nearly_twice_as_large_as_wanted(height, width, share):
+    wanted = max(1, int(height * share)), max(1, int(width * share))
+    reduce = decoding_reduction(height, width, *wanted)
+    assert reduce in (1, 2, 4, 8)
+    assert reduce == 1 or min(height / reduce / wanted[0], width / reduce / wanted[1]) >= 1.9
+
+
+@pytest.mark.parametrize("name", ["china.jpg", "flower.jpg", "astronaut.png", "coffee.png", "rocket.jpg"])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.13, 0.2, 0.3, 0.33, 0.5, 0.66, 0.8])
+def test_the_filter_is_close_to_pillow_s_lanczos(photos, name, share):
+    pixels = decode(photos[name])
+    height, width = round(pixels.shape[0] * share), round(pixels.shape[1] * share)
+    small = shrink(pixels, height, width)
+    assert small.shape == (height, width, 3)
+    assert psnr(small, lanczos(pixels, height, width)) > 38
+
+
+@pytest.mark.parametrize("name", ["china.jpg", "flower.jpg", "rocket.jpg"])
+@pytest.mark.parametrize("side", [40, 64, 100, 140])
+def test_presized_photographs_are_close_to_full_decoding(photos, name, side):
+    """These small photographs are sharper to the pixel than large ones (see benchmarks/bench_presize.py)."""
+    image = store_image(photos[name], ImagePolicy(presize_px=side, encode="png"))
+    expected = lanczos(decode(photos[name]), image.height, image.width)
+    assert psnr(decode(image.data), expected) > 35
+
+
+@pytest.mark.parametrize("side", [31, 64, 100])
+def test_fit_is_what_pillow_fits(photos, kinds, side):
+    for data in (photos["china.jpg"], photos["astronaut.png"], kinds["jpeg, turned"], kinds["webp"]):
+        image = store_image(data, ImagePolicy(presize_px=side, presize_mode="fit", encode="png"))
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+        expected = np.asarray(ImageOps.fit(upright, (min(side, *upright.size),) * 2, Image.Resampling.LANCZOS))
+        found = decode(image.data)
+        assert found.shape == expected.shape
+        assert np.abs(found.astype(int) - expected).mean() < 6  # up to half a pixel of the source beside it
+
+
+def test_fit_cuts_what_is_smaller_and_keeps_what_is_square(kinds, encoded, cat):
+    policy = ImagePolicy(presize_px=400, presize_mode="fit")
+    for kind, data in kinds.items():
+        image = store_image(data, policy)
+        assert (image.height, image.width, image.kept) == (99, 99, False), kind
+    left = (150 - 99) // 2
+    cut = store_image(kinds["png"], policy)
+    assert (decode(cut.data) == np.asarray(cat)[:, left : left + 99]).all()
+    square = encoded(cat.crop((0, 0, 80, 80)), "JPEG")
+    assert store_image(square, policy).data is square
+
+
+def test_long_brings_the_longer_side_to_it(kinds):
+    for kind, data in kinds.items():
+        image = store_image(data, ImagePolicy(presize_px=60, presize_mode="long"))
+        assert (max(image.height, image.width), min(image.height, image.width)) == (60, 40), kind
+
+
+@pytest.mark.parametrize("mode", ["short", "long", "fit"])
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (9, 40_000), (40_000, 9), (65_500, 20)])
+def test_extreme_shapes(encoded, mode, size):
+    for image_format in ("PNG", "JPEG"):
+        policy = ImagePolicy(presize_px=8, presize_mode=mode)
+        image = store_image(encoded(Image.new("RGB", size, (9, 200, 30)), image_format), policy)
+        assert np.abs(decode(image.data).astype(int) - (9, 200, 30)).max() < 8
+
+
+def test_the_middle_square():
+    pixels = np.arange(5 * 8, dtype=np.uint8).reshape(5, 8, 1)
+    assert middle_square(pixels).tolist() == pixels[:, 1:6].tolist()
+    assert middle_square(pixels.transpose(1, 0, 2)).shape == (5, 5, 1)
+
+
+def test_grey_is_filtered_as_colour_is(photos):
+    pixels = decode(photos["camera.png"])
+    one, three = shrink(pixels[..., :1].copy(), 100, 100), shrink(pixels, 100, 100)
+    assert np.abs(one.astype(int) - three).max() <= 1  # OpenCV rounds differently

@@ -1,0 +1,139 @@
+"""The op that calls a function of the user's."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from keyword import iskeyword
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tpufeed.errors import OpError, OptionError
+from tpufeed.images.decoding import Pixels
+from tpufeed.images.draws import generator
+from tpufeed.images.parameters import shown
+from tpufeed.images.protocols import Draws
+
+Augmentation = Callable[[Pixels, np.random.Generator], Pixels]
+_WAY_OUT = "put it, by `def` and under a name of its own, into a module that workers can import, and give 'module:name'"
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """Any function of (uint8 RGB array, numpy Generator) that returns a uint8 array of the same shape.
+
+    The function gets a copy of the image, which it may change and return. All its random numbers must come from the
+    Generator; then any number of threads and processes gives the same pixels. It is imported when the op first runs,
+    once a process; pickles and descriptions hold names alone. Threads call it at the same time.
+
+    Attributes:
+        target: "module:function", or "module:Class.method"; a function is taken, too, and held as such a text.
+        version: of the function, by the user's own count: another version means other pixels.
+
+    Raises:
+        OptionError: made of what has no name that workers could import; run where the import fails.
+        OpError: the function raised, or returned something else.
+    """
+
+    target: str | Augmentation
+    version: str = "1"
+    draws: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        target = self.target if isinstance(self.target, str) else _name_of(self.target)
+        object.__setattr__(self, "target", _check_target(target))
+        object.__setattr__(self, "version", _check_version(self.version))
+
+    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        return size
+
+    def skips(self, draws: Draws) -> bool:
+        return False
+
+    def load(self) -> Augmentation:
+        """The function. Raises OptionError where it cannot be imported."""
+        return _load(str(self.target))
+
+    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
+        function, given = self.load(), np.array(image, order="C")
+        try:
+            result: object = function(given, generator(draws))
+        except Exception as error:
+            raise OpError(f"{self} raised {type(error).__name__}: {error}") from error
+        pixels = self._check(result, image.shape)
+        if out is None:
+            # Its own array may be one that the function keeps and fills again for the next image.
+            return pixels if pixels is given else pixels.copy()
+        np.copyto(out, pixels)
+        return out
+
+    def _check(self, result: object, shape: tuple[int, ...]) -> Pixels:
+        if not isinstance(result, np.ndarray):
+            found = type(result).__name__
+            raise OpError(f"{self} returned {found}, not a numpy array: return np.asarray(...) of the pixels")
+        if result.dtype != np.uint8:
+            way_out = "return image.clip(0, 255).astype(np.uint8), scaled to 255 where it ends at 1"
+            raise OpError(f"{self} returned pixels of {result.dtype}, not uint8: {way_out}")
+        if result.shape != shape:
+            way_out = "leave the size to tpufeed's own ops, before or after it, and return (height, width, 3)"
+            raise OpError(f"{self} returned the shape {result.shape} for {shape}: {way_out}")
+        if not result.flags.c_contiguous:
+            raise OpError(f"{self} returned an array that is not C-contiguous: return np.ascontiguousarray(...) of it")
+        return result
+
+
+def _check_target(target: str) -> str:
+    module, colon, name = target.partition(":")
+    if not colon or not all(_is_name(part) for part in (*module.split("."), *name.split("."))):
+        raise OptionError(f"Custom: the target is 'module:function', like 'my.augment:heavy', not {shown(target)}")
+    if module == "__main__":
+        raise OptionError(f"Custom: workers cannot import {target}, as their __main__ is another: {_WAY_OUT}")
+    return target
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not iskeyword(text)
+
+
+def _check_version(version: object) -> str:
+    text = str(version) if isinstance(version, int) and not isinstance(version, bool) else version
+    if not isinstance(text, str) or not 0 < len(text) <= 100 or not text.isprintable():
+        raise OptionError(f"Custom: a version is a short text, like '2', not {shown(version)}")
+    return text
+
+
+def _name_of(value: object) -> str:
+    """`module:qualname`, if that is what gives `value`."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not callable(value) or not isinstance(module, str) or not isinstance(name, str):
+        raise OptionError(f"Custom: {shown(value)} has no name by which workers could import it: {_WAY_OUT}")
+    what = f"{module}:{name}"
+    if "<lambda>" in name:
+        raise OptionError(f"Custom: workers cannot import a lambda ({what}): {_WAY_OUT}")
+    if "<locals>" in name:
+        raise OptionError(f"Custom: workers cannot import {what}, as it is local to a function: {_WAY_OUT}")
+    if _load(_check_target(what)) != value:
+        raise OptionError(f"Custom: {what} is not {shown(value)}, but what took its name: {_WAY_OUT}")
+    return what
+
+
+@cache
+def _load(target: str) -> Augmentation:
+    module, _, name = target.partition(":")
+    try:
+        found: Any = sys.modules.get(module) or importlib.import_module(module)
+    except Exception as error:
+        raise OptionError(
+            f"Custom: importing {module} for {target} raised {type(error).__name__}: {error}. Install the module, or "
+            "put its folder on PYTHONPATH, wherever workers run"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise OptionError(f"Custom: there is no {part} in {shown(found)}, for {target}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise OptionError(f"Custom: {target} is {shown(found)}, which cannot be called")
+    function: Augmentation = found
+    return function

@@ -1,0 +1,136 @@
+"""Changes of brightness and colour, as pure functions of image and amount.
+
+All take uint8 RGB of any strides and write to `out` (C-contiguous, maybe the image itself) where it is given, else to
+memory of their own: the result may be written to. A factor is that of Pillow's ImageEnhance: 1 leaves the image as it
+is, 0 takes the quality away, above 1 there is more of it; results are rounded where Pillow cuts them off. What maps one
+level to another is a table: exact on every machine, and OpenCV looks it up without the GIL.
+"""
+
+from functools import cache
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.images.decoding import Pixels
+from tpufeed.images.memory import apart, copied
+
+_LEVELS = np.arange(256, dtype=np.float64)
+_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and torchvision have it
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / np.float32(13)  # Pillow's ImageFilter.SMOOTH
+
+
+def brighten(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
+    """Blend with black."""
+    return _look_up(image, _LEVELS * factor, out)
+
+
+def contrast(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
+    """Blend with the mean level of the grey image, rounded."""
+    mean = int(cv2.mean(_grey(image))[0] + 0.5)
+    return _look_up(image, mean + (_LEVELS - mean) * factor, out)
+
+
+def saturate(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
+    """Blend with the grey image."""
+    matrix = factor * np.eye(3) + (1 - factor) * np.array(_LUMA)
+    return _written(cv2.transform(image, matrix, dst=out), out)
+
+
+def shift_hue(image: Pixels, steps: int, out: Pixels | None) -> Pixels:
+    """Turn the colour wheel by steps of 360 / 256 degrees; a pixel's largest and smallest level stay.
+
+    The hue is that of OpenCV's HSV in 8 bits, and R, G, B = V - (V - min) * clip(min(k, 4 - k), 0, 1) with
+    k = (n + hue / 60 degrees) mod 6 for n = 5, 3, 1, the usual way back. OpenCV's own rounds otherwise from version to
+    version; here nothing ever lies in the middle between two levels.
+    """
+    hue = cv2.extractChannel(cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL), 0)
+    start = steps % 256
+    channels = cv2.split(image)
+    largest = cv2.max(cv2.max(channels[0], channels[1]), channels[2])
+    spread = cv2.subtract(largest, cv2.min(cv2.min(channels[0], channels[1]), channels[2]))
+    turned = []
+    for shares in _hue_shares():
+        share = cv2.LUT(hue, shares[start : start + 256])
+        turned.append(cv2.subtract(largest, cv2.multiply(spread, share, scale=1 / 255)))
+    return _written(cv2.merge(turned, dst=out), out)
+
+
+def desaturate(image: Pixels, out: Pixels | None) -> Pixels:
+    """The grey image in all three channels."""
+    return _written(cv2.cvtColor(_grey(image), cv2.COLOR_GRAY2RGB, dst=out), out)
+
+
+def sharpen(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
+    """Blend with the smoothed image; the outermost pixels stay."""
+    if min(image.shape[:2]) < 3:
+        return copied(image, out)
+    image = apart(image, out)
+    smooth = cv2.filter2D(image, -1, _SMOOTH)
+    blended = _written(cv2.addWeighted(image, factor, smooth, 1 - factor, 0, dst=out), out)
+    for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
+        blended[edge] = image[edge]
+    return blended
+
+
+def posterize(image: Pixels, bits: int, out: Pixels | None) -> Pixels:
+    """Only the upper `bits` of each level."""
+    return _look_up(image, np.arange(256) & (0xFF << (8 - bits)), out)
+
+
+def solarize(image: Pixels, threshold: float, out: Pixels | None) -> Pixels:
+    """Levels of `threshold` and above are inverted."""
+    return _look_up(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS), out)
+
+
+def autocontrast(image: Pixels, out: Pixels | None) -> Pixels:
+    """Each channel stretched to 0 to 255, as Pillow's ImageOps.autocontrast; one of a single level stays."""
+    table = np.empty((256, 3))
+    for channel, counts in enumerate(_histograms(image)):
+        found = np.flatnonzero(counts)
+        low, high = int(found[0]), int(found[-1])
+        scale = 255 / (high - low) if high > low else 1.0
+        table[:, channel] = np.trunc(_LEVELS * scale - low * scale) if high > low else _LEVELS
+    return _look_up(image, table, out)
+
+
+def equalize(image: Pixels, out: Pixels | None) -> Pixels:
+    """Each channel with its levels spread evenly, as Pillow's ImageOps.equalize."""
+    table = np.empty((256, 3))
+    for channel, counts in enumerate(_histograms(image)):
+        present = counts[counts > 0]
+        step = int(present.sum() - present[-1]) // 255
+        before = np.cumsum(counts) - counts
+        table[:, channel] = (step // 2 + before) // step if step else _LEVELS
+    return _look_up(image, table, out)
+
+
+@cache
+def _hue_shares() -> list[Pixels]:
+    """Of red, green and blue, for each hue and twice around: how much of the spread is missing, in 1/255."""
+    places = [(offset + np.arange(512) * (6 / 256)) % 6 for offset in (5, 3, 1)]
+    return [np.rint(255 * np.minimum(place, 4 - place).clip(0, 1)).astype(np.uint8) for place in places]
+
+
+def _look_up(image: Any, table: npt.NDArray[Any], out: Pixels | None) -> Pixels:
+    """`table`: 256 numbers, or (256, 3) for one column a channel; rounded and cut off at 0 and 255."""
+    levels = np.maximum(np.minimum(np.rint(table), 255), 0).astype(np.uint8)  # np.clip takes five times as long
+    return _written(cv2.LUT(image, levels if levels.ndim == 1 else levels[None], dst=out), out)
+
+
+def _grey(image: Pixels) -> Pixels:
+    return _written(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), None)
+
+
+def _histograms(image: Pixels) -> list[npt.NDArray[np.int64]]:
+    """Counts of the 256 levels a channel."""
+    return [
+        cv2.calcHist([image], [channel], None, [256], [0, 256]).reshape(-1).astype(np.int64) for channel in range(3)
+    ]
+
+
+def _written(result: Any, out: Pixels | None) -> Pixels:
+    """OpenCV's result, which lies in `out` where that was given; its stubs do not know that uint8 stays uint8."""
+    pixels: Pixels = result if out is None else out
+    return pixels

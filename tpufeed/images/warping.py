@@ -1,0 +1,87 @@
+"""Affine maps of images at an unchanged size."""
+
+import math
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.errors import ImageError
+from tpufeed.images.decoding import Pixels
+from tpufeed.images.memory import apart
+from tpufeed.images.padding import cut_padded, scalar
+from tpufeed.images.protocols import Fill
+
+Row = tuple[float, float, float]
+_LONGEST_SIDE_PX = 24_000
+
+
+def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -> Pixels:
+    """Bilinear, in integers: places are rounded to 1/32 pixel.
+
+    OpenCV's own warpAffine gives other pixels from 4.9 to 5.0; a map of whole numbers gives the same in both and is as
+    fast (benchmarks/bench_ops.py).
+
+    Args:
+        image: uint8 RGB of any strides.
+        rows: from the place (x, y, 1) of a new pixel's middle to its place in the image, in pixels; the middle of the
+            first pixel is (0, 0).
+        fill: what lies beyond the image.
+        out: C-contiguous memory of the image's shape, maybe the image itself; it is what is returned.
+
+    Raises:
+        ImageError: too_large; the map's numbers have 16 bits.
+    """
+    height, width = image.shape[:2]
+    if max(height, width) > _LONGEST_SIDE_PX:
+        most = f"rotations and shears take sides of up to {_LONGEST_SIDE_PX}; put Resize or a crop before them"
+        raise ImageError("too_large", f"{width}x{height} pixels: {most}")
+    x, y = _places(rows[0], height, width), _places(rows[1], height, width)
+    places = np.empty((height, width, 2), np.int16)
+    places[..., 0], places[..., 1] = x >> 5, y >> 5
+    x &= 31
+    y &= 31
+    y <<= 5
+    y |= x
+    result = cv2.remap(
+        apart(image, out),
+        places,
+        y.astype(np.uint16),
+        cv2.INTER_LINEAR,
+        dst=out,
+        borderMode=cv2.BORDER_CONSTANT,
+        borderValue=scalar(fill),
+    )
+    warped: Pixels = result  # type: ignore[assignment]  # uint8 in, uint8 out
+    return warped if out is None else out
+
+
+def rotate(image: Pixels, degrees: float, fill: Fill, out: Pixels | None) -> Pixels:
+    """Counter-clockwise about the middle, as Pillow's Image.rotate."""
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    y, x = (image.shape[0] - 1) / 2, (image.shape[1] - 1) / 2
+    return warp(image, ((cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y)), fill, out)
+
+
+def shear_x(image: Pixels, shear: float, fill: Fill, out: Pixels | None) -> Pixels:
+    """Rows move left by `shear` pixels for each that they lie below the upper edge."""
+    return warp(image, ((1, shear, shear / 2), (0, 1, 0)), fill, out)
+
+
+def shear_y(image: Pixels, shear: float, fill: Fill, out: Pixels | None) -> Pixels:
+    """Columns move up by `shear` pixels for each that they lie right of the left edge."""
+    return warp(image, ((1, 0, 0), (shear, 1, shear / 2)), fill, out)
+
+
+def shift(image: Pixels, down_px: int, right_px: int, fill: Fill, out: Pixels | None) -> Pixels:
+    """By whole pixels."""
+    return cut_padded(image, (-down_px, -right_px, image.shape[0], image.shape[1]), fill, out)
+
+
+def _places(row: Row, height: int, width: int) -> npt.NDArray[np.int32]:
+    """Of all new pixels one coordinate in the image, in 1/32 pixel; summed in 1/1024 and then rounded."""
+    across = np.rint(np.arange(width) * (row[0] * 1024)).astype(np.int32)
+    down = np.rint((np.arange(height) * row[1] + row[2]) * 1024).astype(np.int32) + np.int32(16)
+    places: npt.NDArray[np.int32] = across[None] + down[:, None]
+    places >>= 5
+    return places

@@ -1,0 +1,131 @@
+"""The ops that cut a window and bring it to a size."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tpufeed.images.parameters import check_fill, check_int, check_positive_range, check_size
+from tpufeed.images.protocols import Draws, Fill, Window
+from tpufeed.images.resizing import short_side_size
+
+_MOST_PADDING_PX = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """The whole image at a size: an int is the shorter side (aspect kept), a pair is (height, width)."""
+
+    size: int | tuple[int, int]
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 0
+    fill: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_size("Resize", self.size))
+
+    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        if not isinstance(self.size, int):
+            return _pair(self.size)
+        return None if size is None else short_side_size(*size, self.size)
+
+    def window(self, height: int, width: int, draws: Draws) -> Window:
+        out = short_side_size(height, width, self.size) if isinstance(self.size, int) else _pair(self.size)
+        return Window(0, 0, height, width, *out)
+
+
+@dataclass(frozen=True, slots=True)
+class CenterCrop:
+    """The middle `size` x `size` pixels (or (height, width)); an image too small for that is enlarged first."""
+
+    size: int | tuple[int, int]
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 0
+    fill: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_size("CenterCrop", self.size))
+
+    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        return _pair(self.size)
+
+    def window(self, height: int, width: int, draws: Draws) -> Window:
+        out_height, out_width = _pair(self.size)
+        scale = min(1.0, height / out_height, width / out_width)
+        cut_height, cut_width = max(1, round(out_height * scale)), max(1, round(out_width * scale))
+        return Window(
+            (height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width, out_height, out_width
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """A random window of `scale` of the area and `ratio` of width to height, resized to `size` (torchvision's rule).
+
+    Ten tries for a window that fits; then the largest central one within `ratio`.
+    """
+
+    size: int | tuple[int, int] = 224
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 22
+    fill: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_size("RandomResizedCrop", self.size))
+        object.__setattr__(self, "scale", check_positive_range("RandomResizedCrop", "scale", self.scale, 1.0))
+        object.__setattr__(self, "ratio", check_positive_range("RandomResizedCrop", "ratio", self.ratio, 1000.0))
+
+    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        return _pair(self.size)
+
+    def window(self, height: int, width: int, draws: Draws) -> Window:
+        low, high = self.scale
+        log_low, log_high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for attempt in range(0, 20, 2):
+            area = height * width * (low + draws[attempt] * (high - low))
+            ratio = math.exp(log_low + draws[attempt + 1] * (log_high - log_low))
+            cut_height, cut_width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+            if 0 < cut_height <= height and 0 < cut_width <= width:
+                top = int(draws[20] * (height - cut_height + 1))
+                left = int(draws[21] * (width - cut_width + 1))
+                return Window(top, left, cut_height, cut_width, *_pair(self.size))
+        cut_height = max(1, min(height, round(width / self.ratio[0])))
+        cut_width = max(1, min(width, round(height * self.ratio[1])))
+        return Window((height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width, *_pair(self.size))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomCrop:
+    """A random window of `size` pixels after `padding` pixels of `fill` on each side; nothing is resized.
+
+    torchvision's rule with `pad_if_needed`: a side that is still too short lies at a random place within the window.
+    """
+
+    size: int | tuple[int, int]
+    padding: int = 0
+    fill: Fill = 0
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_size("RandomCrop", self.size))
+        object.__setattr__(self, "padding", check_int("RandomCrop", "padding", self.padding, 0, _MOST_PADDING_PX))
+        object.__setattr__(self, "fill", check_fill("RandomCrop", "fill", self.fill))
+
+    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        return _pair(self.size)
+
+    def window(self, height: int, width: int, draws: Draws) -> Window:
+        cut_height, cut_width = _pair(self.size)
+        top = self._start(height, cut_height, draws[0])
+        return Window(top, self._start(width, cut_width, draws[1]), cut_height, cut_width, cut_height, cut_width)
+
+    def _start(self, side: int, cut: int, draw: float) -> int:
+        """From the padding's edge to where the window's end meets the padding's: backwards if the side is short."""
+        low, high = sorted((-self.padding, side + self.padding - cut))
+        return low + int(draw * (high - low + 1))
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
