@@ -53,3 +53,29 @@ def memory_url(dataset_url):
         if path.is_file():
             store.put(str(path.relative_to(dataset_url)), path.read_bytes())
     return store.url
+
+
+@pytest.fixture(scope="session")
+def write_tfrecords():
+    """`write_tfrecords(path, records, compression="")`: by TensorFlow itself; a record is a dict of values or lists."""
+    import tensorflow as tf
+
+    def to_feature(value):
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            return tf.train.Feature()
+        if isinstance(values[0], bytes):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+        if isinstance(values[0], float):
+            return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    def write(path, records, compression=""):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tf.io.TFRecordWriter(str(path), compression) as writer:
+            for record in records:
+                features = tf.train.Features(feature={key: to_feature(value) for key, value in record.items()})
+                writer.write(tf.train.Example(features=features).SerializeToString())
+        return path
+
+    return write

@@ -2,20 +2,22 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
-import msgspec
 import numpy as np
 
 from tpufeed import __version__
+from tpufeed.dataset.advice import manifest_warnings
 from tpufeed.dataset.commit import Report, is_intact, put_data, read_report
-from tpufeed.dataset.index import encode_index
+from tpufeed.dataset.index import Offsets, encode_index
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, report_name
-from tpufeed.dataset.plan import Plan, PlanHeader
+from tpufeed.dataset.plan import Plan, PlanHeader, TaskRef
 from tpufeed.dataset.reader import Dataset
-from tpufeed.engines.engine import Engine, Job, Progress, available_cores
+from tpufeed.dataset.rejects import RejectBudget, Rejects
+from tpufeed.engines.engine import Done, Engine, Job, Progress, available_cores
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import BuildError, OptionError, TaskError
@@ -39,7 +41,10 @@ ProgressListener = Callable[[BuildProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """A finished build. `seconds` are those of this run; `earlier_images` were done before it."""
+    """A finished build. `seconds` are those of this run; `earlier_images` were done before it.
+
+    `warnings` say what would serve training better, as sentences.
+    """
 
     url: str
     manifest: Manifest
@@ -48,6 +53,8 @@ class BuildResult:
     bytes: int
     earlier_images: int
     ignored_files: int
+    listed_twice: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def rejects(self) -> int:
@@ -55,28 +62,54 @@ class BuildResult:
         return sum(self.manifest.rejects.values())
 
 
-def run_build(
-    store: Store,
-    plan: Plan,
-    job: Job,
-    engine: Engine,
-    listener: ProgressListener | None,
-    cache: CacheInfo | None = None,
-) -> BuildResult:
-    """Run the tasks of `plan` that are not done, then put index, rejects and, last of all, the manifest.
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A build that has its plan: what `run_build` runs.
+
+    Attributes:
+        store: its destination.
+        plan: what it does.
+        job: how a task is done.
+        engine: what runs tasks.
+        budget: rejects beyond it fail the build.
+        joined: another run had stored the plan, and may still be at work.
+        cache: what the manifest of a cache says besides.
+    """
+
+    store: Store
+    plan: Plan
+    job: Job
+    engine: Engine
+    budget: RejectBudget = field(default_factory=RejectBudget)
+    joined: bool = False
+    cache: CacheInfo | None = None
+
+
+def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
+    """Run the tasks of the plan that are not done, then put index, rejects and, last of all, the manifest.
 
     Raises:
         TaskError: a task failed for good. What is done stays; the same command goes on from there.
+        TooManyRejectsError: more inputs than the budget allows cannot be taken; what is done stays.
         BuildError: no input could be taken.
     """
     start = time.monotonic()
-    listener = listener or (lambda _: None)
-    reports = {ref.number: report for ref in plan.tasks if (report := _trusted_report(store, plan, ref.number))}
-    earlier = sum(map(_images, reports.values()))
-    progress = BuildProgress(plan.header.notes["images"], images=earlier, earlier_images=earlier)
-    listener(progress)
-    pending = [ref for ref in plan.tasks if ref.number not in reports]
-    for event in engine.run(job, pending):
+    plan, listener = build.plan, listener or (lambda _: None)
+    inputs = plan.header.notes["images"] // len(plan.header.variant_numbers)
+    rejects = Rejects(build.store, build.budget, inputs)
+    pending = []
+    earlier = 0
+    for ref, report in _iter_trusted(build.store, plan):
+        if report is None:
+            pending.append(ref)
+        else:
+            earlier += _images(report)
+            rejects.add(report)
+    listener(progress := BuildProgress(plan.header.notes["images"], images=earlier, earlier_images=earlier))
+    rejects.check()
+    if build.joined:
+        pending.reverse()  # a first run that is still at work comes from the other end
+    for event in build.engine.run(build.job, pending):
         if isinstance(event, Progress):
             progress = replace(
                 progress,
@@ -85,21 +118,21 @@ def run_build(
                 rejects=progress.rejects + event.rejects,
             )
             listener(progress)
-    for ref in pending:
-        report = read_report(store, ref)
-        if report is None:
-            raise TaskError(f"{ref.name}: its task ended without a report at {store.url}/{report_name(ref.number)}")
-        reports[ref.number] = report
-    ordered = [reports[ref.number] for ref in plan.tasks]
-    manifest = _finish(store, plan, ordered, cache)
+        elif isinstance(event, Done):
+            rejects.add(_read_report(build.store, pending[event.number]))
+            rejects.check()
+    manifest = _finish(build, rejects)
+    shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
     return BuildResult(
-        url=store.url,
+        url=build.store.url,
         manifest=manifest,
         seconds=time.monotonic() - start,
-        images=sum(map(_images, ordered)),
-        bytes=sum(shard.bytes for report in ordered for shard in report.shards),
+        images=sum(shard.records for shard in shards),
+        bytes=sum(shard.bytes for shard in shards),
         earlier_images=earlier,
         ignored_files=plan.header.notes.get("ignored_files", 0),
+        listed_twice=plan.header.notes.get("listed_twice", 0),
+        warnings=manifest_warnings(manifest),
     )
 
 
@@ -122,13 +155,25 @@ def finished_result(dataset: Dataset) -> BuildResult:
     return BuildResult(dataset.url, dataset.manifest, 0.0, images, sum(shard.bytes for shard in shards), images, 0)
 
 
-def _trusted_report(store: Store, plan: Plan, number: int) -> Report | None:
-    ref = plan.tasks[number]
+def _iter_trusted(store: Store, plan: Plan) -> Iterator[tuple[TaskRef, Report | None]]:
+    """Each task with its report, where its shards are what the report says."""
+    with ThreadPoolExecutor(available_cores(), "tpufeed-resume") as executor:
+        yield from zip(plan.tasks, executor.map(lambda ref: _trusted_report(store, ref), plan.tasks), strict=True)
+
+
+def _trusted_report(store: Store, ref: TaskRef) -> Report | None:
     report = read_report(store, ref)
     # Another name: a report of a build whose plan was removed.
     if report is not None and (report.shards[0].name != ref.name or not is_intact(store, report)):
-        store.delete(report_name(number))
+        store.delete(report_name(ref.number))
         return None
+    return report
+
+
+def _read_report(store: Store, ref: TaskRef) -> Report:
+    report = read_report(store, ref)
+    if report is None:
+        raise TaskError(f"{ref.name}: its task ended without a report at {store.url}/{report_name(ref.number)}")
     return report
 
 
@@ -136,47 +181,60 @@ def _images(report: Report) -> int:
     return sum(len(shard.lengths) for shard in report.shards)
 
 
-def _finish(store: Store, plan: Plan, reports: Sequence[Report], cache: CacheInfo | None) -> Manifest:
-    rejects = [reject for report in reports for reject in report.rejects]
-    put_data(store, REJECTS, b"".join(msgspec.json.encode(reject) + b"\n" for reject in rejects))
-    if not any(map(_images, reports)):
+class _Part:
+    """What the reports of one split come to; a report's Python integers are not kept."""
+
+    def __init__(self, header: PlanHeader) -> None:
+        self.shards: list[list[Shard]] = [[] for _ in header.variant_numbers]
+        self.offsets: list[list[Offsets]] = [[] for _ in header.variant_numbers]
+        self.class_counts = np.zeros(len(header.class_names), np.int64)
+
+    def add(self, report: Report) -> None:
+        self.class_counts += np.array(report.class_counts, np.int64)
+        for variant, shard in enumerate(report.shards):
+            self.shards[variant].append(Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths)))
+            self.offsets[variant].append(np.cumsum([0, *shard.lengths], dtype=np.uint64))
+
+
+def _finish(build: Build, rejects: Rejects) -> Manifest:
+    store, header = build.store, build.plan.header
+    parts = {split: _Part(header) for split in header.splits}
+    images, odd = Counter[str](), Counter[str]()
+    for ref in build.plan.tasks:
+        report = _read_report(store, ref)
+        parts[ref.split].add(report)
+        images.update(report.images)
+        odd.update(report.odd)
+    rejects.put()
+    if not any(shard.records for part in parts.values() for shard in part.shards[0]):
+        first = rejects.all[0]
         raise BuildError(
-            f"none of the {len(rejects)} images could be taken; the first: {rejects[0].path}: {rejects[0].message}. "
-            f"{store.url}/{REJECTS} has the reason of each; mend the source, remove {store.url} and build again"
+            f"none of the {rejects.count} images could be taken; the first: {first.path}: {first.message}. "
+            f"{store.url}/{REJECTS} has the reason of each; mend the source and build again with --overwrite"
         )
-    header = plan.header
-    by_split: dict[str, list[Report]] = {split: [] for split in header.splits}
-    for ref, report in zip(plan.tasks, reports, strict=True):
-        by_split[ref.split].append(report)
     manifest = Manifest(
         run_id=header.run_id,
         tool_version=__version__,
-        splits={split: _finish_split(store, header, split, found) for split, found in by_split.items()},
+        splits={split: _finish_split(store, header, split, part) for split, part in parts.items()},
         class_names=header.class_names,
         features=header.features,
         options={"command": header.kind, "source": header.source, **header.options},
         input_digest=header.input_digest,
-        rejects=dict(sorted(Counter(reject.reason for reject in rejects).items())),
-        images=_add_up(report.images for report in reports),
-        odd=_add_up(report.odd for report in reports),
-        cache=cache,
+        rejects=rejects.by_reason(),
+        images=dict(sorted(images.items())),
+        odd=dict(sorted(odd.items())),
+        cache=build.cache,
     )
     put_data(store, MANIFEST, encode_manifest(manifest))
     return manifest
 
 
-def _add_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))
-
-
-def _finish_split(store: Store, header: PlanHeader, split: str, reports: Sequence[Report]) -> Split:
+def _finish_split(store: Store, header: PlanHeader, split: str, part: _Part) -> Split:
     variants = []
-    for position, variant in enumerate(header.variant_numbers):
-        shards = [report.shards[position] for report in reports]
-        index = encode_index([np.cumsum([0, *shard.lengths], dtype=np.uint64) for shard in shards])
+    for variant, shards, offsets in zip(header.variant_numbers, part.shards, part.offsets, strict=True):
+        index = encode_index(offsets)
         name = index_name(split, variant)
         put_data(store, name, index)
-        entries = tuple(Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths)) for shard in shards)
-        variants.append(Variant(entries, IndexFile(name, len(index), crc32c(index))))
-    counts = [sum(report.class_counts[number] for report in reports) for number in range(len(header.class_names))]
-    return Split(sum(shard.records for shard in variants[0].shards), tuple(counts), tuple(variants))
+        variants.append(Variant(tuple(shards), IndexFile(name, len(index), crc32c(index))))
+    records = sum(shard.records for shard in variants[0].shards)
+    return Split(records, tuple(part.class_counts.tolist()), tuple(variants))

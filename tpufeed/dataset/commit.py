@@ -4,17 +4,26 @@ The plan is put first and create-only, each task's shards before its report, the
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tpufeed.dataset.naming import PLAN, report_name
-from tpufeed.dataset.plan import Plan, TaskRef, check_same_plan, read_plan
+from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REPORTS, report_name
+from tpufeed.dataset.plan import Plan, TaskRef, check_same_plan, read_header, read_plan
+from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.writer import WrittenShard
-from tpufeed.errors import DuplicateWriterError, ObjectExistsError, ObjectNotFoundError, SourceError
-from tpufeed.storage.store import Store
+from tpufeed.errors import (
+    DamageError,
+    DatasetExistsError,
+    DuplicateWriterError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    SourceError,
+)
+from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
 _logger = logging.getLogger(__name__)
@@ -42,7 +51,8 @@ class ShardReport(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """What came of a task: a shard a variant, and what was not taken.
 
-    `images` counts how images were stored, `odd` the odd cases that a policy dealt with.
+    `images` counts how images were stored, `odd` the odd cases that a policy dealt with. `checksum` is the CRC-32C of
+    the encoded report with none; only a stored report has one.
     """
 
     task: int
@@ -51,41 +61,89 @@ class Report(msgspec.Struct, frozen=True):
     images: dict[str, int]
     rejects: tuple[Reject, ...]
     odd: dict[str, int] = {}
+    checksum: int = 0
 
 
 def join_or_begin(
-    store: Store, kind: str, source: str, options: dict[str, Any], make_plan: Callable[[], bytes]
+    store: Store,
+    kind: str,
+    source: str,
+    options: dict[str, Any],
+    make_plan: Callable[[Path], None],
+    overwrite: bool = False,
 ) -> tuple[Plan, bool]:
     """The plan of this build at `store`, and whether an earlier run had stored it already.
 
-    `make_plan` is called only where there is none yet.
+    `make_plan` is called only where there is none yet, or none that counts; it writes the plan to a new file.
+
+    Args:
+        overwrite: once there is a new plan, remove what stands at `store`, see `find_build`. A source that cannot be
+            planned costs nothing.
 
     Raises:
         DuplicateWriterError: the destination belongs to a build with another source or other options.
+        DatasetExistsError: as `find_build` does.
         SourceError: a source whose path is not UTF-8 cannot stand in a plan.
     """
     if source.encode("utf-8", "replace").decode() != source:
         raise SourceError(f"the path of the source, {source!r}, is not UTF-8; rename it")
+    old = find_build(store) if overwrite else []
+    joined = not overwrite and store.stat(PLAN) is not None
+    if not joined:
+        joined = not _begin(store, make_plan, old)
+    plan = read_plan(store)
+    check_same_plan(store, plan.header, kind, source, options)
+    return plan, joined
+
+
+def find_build(store: Store) -> list[ObjectInfo]:
+    """What stands at `store` of a dataset or of a build, in the order in which to remove it: manifest first, plan last.
+
+    Shards that were adopted are not among it, nor is any file that no build of tpufeed has named.
+
+    Raises:
+        DatasetExistsError: a manifest that cannot be read, and no plan to say what it is.
+    """
+    names: list[str] = []
+    with suppress(ObjectNotFoundError, DamageError):
+        names += sorted(read_plan(store).header.output_names)
     try:
-        plan, joined = read_plan(store), True
-    except ObjectNotFoundError:
-        present = {info.name for info in store.iter_objects()}
-        data = make_plan()
-        try:
-            store.put(PLAN, data)
-            joined = False
-        except ObjectExistsError:  # the same command was started twice
-            joined = True
-        plan = read_plan(store)
-        taken = sorted(present & plan.header.output_names)
-        if taken and not joined:
-            store.delete(PLAN)
+        dataset = find_dataset(store)
+    except DamageError as error:
+        if not names:
+            raise DatasetExistsError(
+                f"{error}. Nothing was changed; if it is no longer needed, remove {store.url} by hand"
+            ) from error
+        _logger.warning("a manifest that cannot be read will be removed: %s", error)
+        dataset = None
+    if dataset is not None:
+        adopted = dataset.manifest.options.get("command") == "adopt"
+        variants = [variant for split in dataset.manifest.splits.values() for variant in split.variants]
+        names += [file.name for variant in variants for file in ([variant.index] if adopted else variant.files)]
+    names = [MANIFEST, *names, REJECTS] if names else []
+    present = {info.name: info for info in store.iter_objects()}
+    reports = [name for name in present if name.startswith(f"{REPORTS}/")]
+    return [present[name] for name in dict.fromkeys((*names, *reports, PLAN)) if name in present]
+
+
+def _begin(store: Store, make_plan: Callable[[Path], None], old: Sequence[ObjectInfo]) -> bool:
+    """Put a new plan in the place of `old`. False where another run of the same command was quicker."""
+    present = {info.name for info in store.iter_objects()} - {info.name for info in old}
+    with store.temporary_folder() as folder:
+        make_plan(folder / "plan")
+        taken = sorted(present & read_header(folder / "plan").output_names)
+        if taken and (old or store.stat(PLAN) is None):
             raise DuplicateWriterError(
                 f"{store.url} holds {taken[0]} ({len(taken)} such files) of no build that is known here; take another "
                 "destination or remove them"
-            ) from None
-    check_same_plan(store, plan.header, kind, source, options)
-    return plan, joined
+            )
+        for info in old:
+            store.delete(info.name)
+        try:
+            store.put_file(PLAN, folder / "plan")
+        except ObjectExistsError:  # the same command was started twice
+            return False
+    return True
 
 
 def put_shard(store: Store, name: str, path: Path, written: WrittenShard) -> None:
@@ -115,13 +173,21 @@ def put_data(store: Store, name: str, data: bytes) -> None:
 
 def put_report(store: Store, report: Report) -> None:
     """Put a task's report: from here on the task is done."""
-    put_data(store, report_name(report.task), msgspec.json.encode(report))
+    sealed = msgspec.structs.replace(report, checksum=_checksum(report))
+    put_data(store, report_name(report.task), msgspec.json.encode(sealed))
+
+
+def is_reported(store: Store, task: int) -> bool:
+    """Whether another run of the same build, at work at the same time, has done the task meanwhile."""
+    return store.stat(report_name(task)) is not None
 
 
 def read_report(store: Store, task: TaskRef) -> Report | None:
     """The report of a task, or None where there is none that can be read."""
     try:
         report = msgspec.json.decode(store.read(report_name(task.number)), type=Report)
+        if report.checksum != _checksum(report):
+            raise msgspec.ValidationError("its checksum is another")
     except ObjectNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -153,3 +219,7 @@ def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
     for start in range(0, size_bytes, _BLOCK_BYTES):
         crc = crc32c(store.read_range(name, start, min(start + _BLOCK_BYTES, size_bytes)), crc)
     return crc
+
+
+def _checksum(report: Report) -> int:
+    return crc32c(msgspec.json.encode(msgspec.structs.replace(report, checksum=0)))

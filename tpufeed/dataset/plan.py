@@ -1,51 +1,85 @@
 """The plan: what a build will do, stored before it starts, so that a later run goes on without listing anything again.
 
-JSON lines: the header, then one line a task. A worker is told the byte range of its line, so a plan of any size is
-neither passed around nor read whole by workers.
+JSON lines: the header, one line a task, and the CRC-32C of them all. A worker is told the byte range of its line, so a
+plan of any size is neither passed around nor read whole by workers.
 """
 
-from collections.abc import Iterable
+import itertools
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from tpufeed.dataset.naming import PLAN, index_name, shard_name
 from tpufeed.dataset.schema import FeatureSpec
-from tpufeed.errors import DuplicateWriterError, ManifestError, ManifestVersionError
+from tpufeed.errors import DuplicateWriterError, ManifestError, ManifestVersionError, StoreError
+from tpufeed.storage.ranges import open_object
 from tpufeed.storage.store import Store
+from tpufeed.tfrecord.crc32c import crc32c
 
 PLAN_VERSION = 1
+_SAID = 200  # characters of an option's value in a message
+
+
+ColumnValue: TypeAlias = int | float | str
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True):
-    """One file of the source: its identity, and its class (-1 without labels)."""
+    """One sample of the source: its identity, and its class (-1 without labels).
+
+    Attributes:
+        path: names it.
+        bytes: of its image.
+        version: of its file: equal means unchanged.
+        label: the class's id.
+        file: where its bytes lie, where that is not `path` below the plan's `base`.
+        offset: of the image within the file.
+        columns: values of the further features, in the order of the header's; bytes in base64.
+        problem: why it is rejected without being read, as (reason code, message).
+    """
 
     path: str
     bytes: int
     version: str
     label: int = -1
+    file: str = ""
+    offset: int = 0
+    columns: tuple[tuple[ColumnValue, ...], ...] = ()
+    problem: tuple[str, str] | None = None
 
 
-class Task(msgspec.Struct, frozen=True):
+class _TaskHead(msgspec.Struct, frozen=True):
+    number: int
+    split: str
+    shard: int
+    shards: int
+
+
+class Task(_TaskHead, frozen=True):
     """The work that makes one shard, or one shard of each variant: shard number `shard` of `shards` of a split.
 
     It is made of files (`inputs`), or of the samples `[first, stop)` of the same split of another dataset.
     """
 
-    number: int
-    split: str
-    shard: int
-    shards: int
     inputs: tuple[Input, ...] = ()
     first: int = 0
     stop: int = 0
 
 
+class _End(msgspec.Struct, frozen=True):
+    """The last line: the CRC of all before it."""
+
+    crc32c: int
+
+
 class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What all tasks share. `kind`, `source` and `options` are the plan's identity: they decide every byte.
 
-    `splits` says how many shards each split has, `variants` is None where a dataset has only one, unnumbered.
+    `splits` says how many shards each split has, `variants` is None where a dataset has only one, unnumbered. Files of
+    inputs are relative to `base`.
     """
 
     plan_version: int = PLAN_VERSION
@@ -58,9 +92,10 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     variants: int | None
     class_names: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
+    base: str = ""
     notes: dict[str, int] = {}
 
-    def shard_names(self, task: Task) -> list[str]:
+    def shard_names(self, task: _TaskHead) -> list[str]:
         """The shards that a task makes, one a variant."""
         return [shard_name(task.split, variant, task.shard, task.shards) for variant in self.variant_numbers]
 
@@ -98,9 +133,26 @@ class Plan:
     tasks: tuple[TaskRef, ...]
 
 
-def encode_plan(header: PlanHeader, tasks: Iterable[Task]) -> bytes:
-    """The file's bytes."""
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *tasks))
+def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> None:
+    """Write the file, to the disk and not only into its cache: a build rests on it. Raises StoreError."""
+    crc = 0
+    try:
+        with path.open("wb") as file:
+            for part in itertools.chain([header], tasks):
+                line = msgspec.json.encode(part) + b"\n"
+                crc = crc32c(line, crc)
+                file.write(line)
+            file.write(msgspec.json.encode(_End(crc)) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}") from error
+
+
+def read_header(path: Path) -> PlanHeader:
+    """The header of a plan that `write_plan` has just written."""
+    with path.open("rb") as file:
+        return msgspec.json.decode(file.readline(), type=PlanHeader)
 
 
 def read_plan(store: Store) -> Plan:
@@ -110,28 +162,38 @@ def read_plan(store: Store) -> Plan:
         ObjectNotFoundError: there is none.
         ManifestError: it cannot be understood.
     """
-    data = store.read(PLAN)
     where = f"{store.url}/{PLAN}"
-    stop = data.find(b"\n")
     try:
-        version = msgspec.json.decode(data[:stop], type=dict[str, Any]).get("plan_version")
-        if version != PLAN_VERSION:
-            raise ManifestVersionError(
-                f"{where}: plan version {version}; this tpufeed goes on with version {PLAN_VERSION} only. Finish "
-                "the build with the tpufeed that began it, or take another destination"
-            )
-        header = msgspec.json.decode(data[:stop], type=PlanHeader)
-        refs = []
-        while (start := stop + 1) < len(data):
-            stop = data.index(b"\n", start)
-            task = msgspec.json.decode(data[start:stop], type=Task)
-            refs.append(TaskRef(task.number, task.split, start, stop, header.shard_names(task)[0]))
-        if len(refs) != sum(header.splits.values()):
-            raise ValueError(f"{len(refs)} tasks where {sum(header.splits.values())} belong")
+        with open_object(store, PLAN) as file:  # of any size, so that it is not read whole
+            first = file.readline()
+            version = msgspec.json.decode(first, type=dict[str, Any]).get("plan_version")
+            if version != PLAN_VERSION:
+                raise ManifestVersionError(
+                    f"{where}: plan version {version}; this tpufeed goes on with version {PLAN_VERSION} only. Finish "
+                    "the build with the tpufeed that began it, or take another destination"
+                )
+            header = msgspec.json.decode(first, type=PlanHeader)
+            refs: list[TaskRef] = []
+            start, crc, end = len(first), crc32c(first), None
+            for line in file:
+                if len(refs) == sum(header.splits.values()):
+                    end = msgspec.json.decode(line, type=_End)
+                    break
+                crc = crc32c(line, crc)
+                task = msgspec.json.decode(line, type=_TaskHead)
+                name = header.shard_names(task)[0]
+                refs.append(TaskRef(task.number, task.split, start, start + len(line) - 1, name))
+                start += len(line)
+        if end is None:
+            raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
+        if end.crc32c != crc:
+            raise ValueError(f"its CRC-32C is {crc:#010x}; {end.crc32c:#010x} was written")
     except (msgspec.DecodeError, ValueError) as error:
         if isinstance(error, ManifestError):
             raise
-        raise ManifestError(f"{where}: not a readable plan: {error}. Remove {store.url} and build again") from error
+        raise ManifestError(
+            f"{where}: not a readable plan: {error}. Build again with --overwrite, or remove {store.url}"
+        ) from error
     return Plan(header, tuple(refs))
 
 
@@ -143,18 +205,23 @@ def read_task(store: Store, ref: TaskRef) -> Task:
 def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, options: dict[str, Any]) -> None:
     """Raises DuplicateWriterError, naming what differs, where the destination belongs to another build."""
     wanted = msgspec.json.decode(msgspec.json.encode({"command": kind, "source": source, **options}))
-    stored = {"command": found.kind, "source": found.source, **found.options}
-    differing = [
-        f"{name} is {_say(stored.get(name))} there and {_say(wanted.get(name))} here"
-        for name in (*wanted, *(stored.keys() - wanted.keys()))
-        if stored.get(name) != wanted.get(name)
-    ]
+    differing = differing_options({"command": found.kind, "source": found.source, **found.options}, wanted)
     if differing:
         raise DuplicateWriterError(
-            f"{store.url} belongs to another build: {'; '.join(differing)}. Give the options of that build to go on "
-            "with it, take another destination, or remove this one"
+            f"{store.url} already holds a dataset, or the beginnings of one, of another build: {'; '.join(differing)}; "
+            "nothing was changed. Take another destination, give the options of that build, or say --overwrite"
         )
 
 
+def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """What differs between the options of two builds, both as JSON gives them, in words."""
+    return [
+        f"{name} is {_say(stored.get(name))} there and {_say(wanted.get(name))} here"
+        for name in (*wanted, *sorted(stored.keys() - wanted.keys()))
+        if stored.get(name) != wanted.get(name)
+    ]
+
+
 def _say(value: object) -> str:
-    return "not set" if value is None else msgspec.json.encode(value).decode()
+    text = "not set" if value is None else msgspec.json.encode(value).decode()
+    return text if len(text) <= _SAID else f"{text[:_SAID]}..."

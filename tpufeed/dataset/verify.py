@@ -1,141 +1,252 @@
-"""`verify`: whether a dataset's bytes are what its manifest says."""
+"""`verify`: whether a dataset's bytes are what its manifest says, and everything that is not.
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+Shards are cut into spans of some MB of records, which threads check; what they find is put together in the order of
+shards, those of all variants of a part after one another, so that their labels can be compared and then forgotten.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from tpufeed.dataset.index import Index, Offsets
-from tpufeed.dataset.manifest import IndexFile, Shard, Variant
+from tpufeed.dataset.checks.offsets import IndexCheck, check_index
+from tpufeed.dataset.checks.records import RecordCheck, parse_picks
+from tpufeed.dataset.checks.shards import Ints, ShardCheck, Span
+from tpufeed.dataset.checks.tally import Tally
+from tpufeed.dataset.checks.verdicts import Verdict, index_damages, judge_missing, judge_shard
+from tpufeed.dataset.manifest import Shard
+from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.dataset.schema import LABEL, record_layout
 from tpufeed.engines.engine import available_cores
-from tpufeed.errors import DamageError, ObjectNotFoundError, RecordError, ShardError, StoreError
-from tpufeed.tfrecord.buffer import BytesLike
-from tpufeed.tfrecord.crc32c import crc32c
-from tpufeed.tfrecord.framing import iter_records
-from tpufeed.tfrecord.layout import FixedLayout
+from tpufeed.errors import Damage, DatasetDamagedError, ObjectNotFoundError, StoreError
+from tpufeed.storage.store import Store
+
+_SPAN_BYTES = 16 << 20
+_REMOTE_THREADS = 16  # they wait for the network
+_PROGRESS_SECONDS = 0.1
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was verified."""
+    """What was verified; of so many records the images were decoded as well."""
 
     url: str
     shards: int
     records: int
     bytes: int
+    decoded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyProgress:
+    """How far a verification is."""
+
+    total_bytes: int
+    bytes: int = 0
+    records: int = 0
+    damages: int = 0
+
+
+VerifyListener = Callable[[VerifyProgress], None]
+
+
+def verify(url: str | Path, decode: str | None = None, listener: VerifyListener | None = None) -> Verified:
+    """Read every byte of a dataset and compare it with the manifest.
+
+    Presence, size and CRC of each shard and index, both CRCs of each record, every feature against the schema, the
+    counts of records and classes, and that variants agree on labels. Damage in one record hides no other: where the
+    index is sound, checking goes on with the next record.
+
+    Args:
+        url: the dataset.
+        decode: "all" also decodes every image, "5%" about one in twenty, the same ones each time.
+        listener: called in this thread, some times a second, with how far it is.
+
+    Raises:
+        DatasetDamagedError: `damages` lists all there are, with shard, record and byte.
+        DatasetNotFoundError: no dataset there.
+        ManifestError: its manifest is damaged, which leaves nothing to compare with.
+        OptionError: `decode` is no such share.
+    """
+    picks = parse_picks(decode)
+    dataset = open_dataset(url)
+    shards = list(_iter_shards(dataset))
+    total = sum(shard.entry.bytes for shard in shards)
+    check = ShardCheck(dataset.shards, RecordCheck(dataset.manifest), picks)
+    meter = _Meter(listener, VerifyProgress(total))
+    damages = _find_damages(dataset, shards, check, meter)
+    if damages:
+        raise DatasetDamagedError(_summary(dataset.url, damages), damages)
+    return Verified(dataset.url, len(shards), sum(s.entry.records for s in shards), total, meter.decoded)
 
 
 @dataclass(frozen=True, slots=True)
 class _ShardOf:
     split: str
-    variant: Variant
+    variant: int
     number: int
-
-    @property
-    def entry(self) -> Shard:
-        return self.variant.shards[self.number]
+    entry: Shard
 
 
-def verify(url: str | Path) -> Verified:
-    """Read every byte of a dataset and compare it with the manifest.
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A shard of `size` bytes whose spans are being checked at `offsets`, or why it cannot be."""
 
-    Each shard's size and CRC, both CRCs of each record, the index, the records' features, their count and the count of
-    each class.
+    shard: _ShardOf
+    index: IndexCheck
+    size: int = 0
+    offsets: Ints | None = None
+    spans: Sequence[Future[Span]] = ()
+    problem: str = ""
 
-    Args:
-        url: the dataset.
 
-    Raises:
-        DamageError: the first damage, naming shard, record and byte.
-        DatasetNotFoundError: no dataset there.
-    """
-    dataset = open_dataset(url)
-    layout = record_layout(dataset.manifest.features)
-    shards = list(_iter_shards(dataset))
-    with ThreadPoolExecutor(available_cores(), "tpufeed-verify") as executor:
-        found = executor.map(lambda shard: _verify_shard(dataset, shard, layout), shards)
-        try:
-            counts: dict[tuple[str, int], np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
-            for shard, classes in zip(shards, found, strict=True):
-                key = shard.split, id(shard.variant)
-                counts[key] = counts.get(key, np.zeros_like(classes)) + classes
-        except BaseException:
-            executor.shutdown(cancel_futures=True)
-            raise
-    for (split, _), classes in counts.items():
-        expected = dataset.manifest.splits[split].class_counts
-        if tuple(classes.tolist()) != expected:
-            raise ShardError(f"{dataset.url}: split {split!r} has {classes.tolist()} records by class, not {expected}")
-    for variant in (variant for split in dataset.manifest.splits.values() for variant in split.variants):
-        _verify_file(variant.index, _read(dataset, variant.index.name), f"{dataset.url}/{variant.index.name}")
-    total = [shard.entry for shard in shards]
-    return Verified(dataset.url, len(total), sum(s.records for s in total), sum(s.bytes for s in total))
+class _Meter:
+    """Adds up what is done and tells the listener."""
+
+    def __init__(self, listener: VerifyListener | None, progress: VerifyProgress) -> None:
+        self._listener, self._progress = listener, progress
+        self._due = 0.0
+        self.decoded = 0
+        self._tell()
+
+    def add(self, span: Span) -> None:
+        done = self._progress
+        self.decoded += span.decoded
+        self._progress = replace(
+            done,
+            bytes=done.bytes + int(span.offsets[-1] - span.offsets[0]),
+            records=done.records + len(span.labels),
+            damages=done.damages + len(span.damages),
+        )
+        if time.monotonic() >= self._due or self._progress.bytes >= done.total_bytes:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._listener is not None:
+            self._listener(self._progress)
+        self._due = time.monotonic() + _PROGRESS_SECONDS
 
 
 def _iter_shards(dataset: Dataset) -> Iterator[_ShardOf]:
+    """All variants of a part after one another."""
     for name, split in dataset.manifest.splits.items():
-        for variant in split.variants:
-            for number in range(len(variant.shards)):
-                yield _ShardOf(name, variant, number)
+        for number in range(len(split.variants[0].shards)):
+            for variant, found in enumerate(split.variants):
+                yield _ShardOf(name, variant, number, found.shards[number])
 
 
-def _verify_shard(dataset: Dataset, shard: _ShardOf, layout: FixedLayout) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Records by class."""
-    entry, where = shard.entry, f"{dataset.url}/{shard.entry.name}"
-    data = memoryview(_read(dataset, entry.name))
-    offsets: list[int] = []
-    classes = np.zeros(len(dataset.manifest.class_names), np.int64)
-    label = layout.int_keys.index(LABEL) if LABEL in layout.int_keys else None
-    for offset, payload in iter_records(data, where):
-        _, ints = layout.decode(payload, f"{where}, record {len(offsets)}, byte {offset}")
-        if label is not None:
-            if not 0 <= ints[label] < len(classes):
-                raise RecordError(
-                    f"{where}, record {len(offsets)}, byte {offset}: label {ints[label]} of {len(classes)} classes"
-                )
-            classes[ints[label]] += 1
-        offsets.append(offset)
-    if len(offsets) != entry.records:
-        raise ShardError(
-            f"{where}: {len(offsets)} records; the manifest says {entry.records}. The shard was cut or swapped"
-        )
-    _verify_file(entry, data, where)
-    _verify_index(_read_offsets(dataset, shard), [*offsets, len(data)], where)
-    return classes
+def _find_damages(dataset: Dataset, shards: Sequence[_ShardOf], check: ShardCheck, meter: _Meter) -> tuple[Damage, ...]:
+    """All damages, by file in the manifest's order, then by record."""
+    local = dataset.shards.local_path(MANIFEST) is not None
+    threads = available_cores() if local else _REMOTE_THREADS
+    tally = Tally(dataset.manifest)
+    with ThreadPoolExecutor(threads, "tpufeed-verify") as executor:
+        try:
+            indexes = _check_indexes(dataset, executor)
+            differing = set()
+            for job in _iter_jobs(dataset, indexes, shards, check, executor, 2 * threads):
+                verdict = _judge(job, check, meter)
+                found = index_damages(job.index, job.shard.number, verdict) if job.index.problem else []
+                differing |= {id(job.index)} if found else set()
+                tally.add_damages(found)
+                tally.add(job.shard.split, job.shard.variant, verdict)
+        except BaseException:
+            executor.shutdown(cancel_futures=True)
+            raise
+    tally.add_damages(index.problem for index in indexes.values() if index.problem and id(index) not in differing)
+    return tally.finish()
 
 
-def _read(dataset: Dataset, name: str) -> bytes:
+def _check_indexes(dataset: Dataset, executor: ThreadPoolExecutor) -> dict[tuple[str, int], IndexCheck]:
+    """By split and variant."""
+    variants = {
+        (name, number): variant
+        for name, split in dataset.manifest.splits.items()
+        for number, variant in enumerate(split.variants)
+    }
+    found = executor.map(partial(check_index, dataset.store), variants.values())
+    return dict(zip(variants, found, strict=True))
+
+
+def _iter_jobs(
+    dataset: Dataset,
+    indexes: Mapping[tuple[str, int], IndexCheck],
+    shards: Sequence[_ShardOf],
+    check: ShardCheck,
+    executor: ThreadPoolExecutor,
+    ahead: int,
+) -> Iterator[_Job]:
+    """Jobs in the order of shards, started so far ahead of their being taken that `ahead` spans wait."""
+    running: deque[_Job] = deque()
+    sizes = executor.map(partial(_stat, dataset.shards), [shard.entry.name for shard in shards])
+    for shard, size in zip(shards, list(sizes), strict=True):
+        running.append(_start(shard, indexes[shard.split, shard.variant], size, check, executor))
+        while len(running) > 1 and sum(len(job.spans) for job in running) > ahead:
+            yield running.popleft()
+    while running:
+        yield running.popleft()
+
+
+def _stat(store: Store, name: str) -> int | str:
+    """The size of a shard, or what keeps it from being read."""
     try:
-        return dataset.store.read(name)
-    except ObjectNotFoundError as error:
-        raise ShardError(f"{dataset.url}/{name} is missing; the manifest names it") from error
+        found = store.stat(name)
     except StoreError as error:
-        raise DamageError(str(error)) from error
+        return f"cannot be read: {error}"
+    return "is missing; the manifest names it" if found is None else found.size_bytes
 
 
-def _read_offsets(dataset: Dataset, shard: _ShardOf) -> Offsets:
+def _start(
+    shard: _ShardOf, index: IndexCheck, size: int | str, check: ShardCheck, executor: ThreadPoolExecutor
+) -> _Job:
+    if isinstance(size, str):
+        return _Job(shard, index, problem=size)
+    name, offsets = shard.entry.name, index.sound_offsets(shard.number)
+    if offsets is None:
+        return _Job(shard, index, size, None, [executor.submit(check.scan, name, size)])
+    present = offsets[: max(1, int(np.searchsorted(offsets, size, "right")))]
+    spans = [
+        executor.submit(check.check_span, name, start, present[start : stop + 1])
+        for start, stop in itertools.pairwise(_cut(present))
+    ]
+    return _Job(shard, index, size, offsets, spans)
+
+
+def _cut(offsets: Ints) -> list[int]:
+    """The records with which spans begin, and how many there are."""
+    cuts = [0]
+    while True:
+        stop = int(np.searchsorted(offsets, offsets[cuts[-1]] + _SPAN_BYTES, "right")) - 1
+        stop = max(stop, min(cuts[-1] + 1, len(offsets) - 1))
+        cuts.append(stop)
+        if stop == len(offsets) - 1:
+            return cuts
+
+
+def _judge(job: _Job, check: ShardCheck, meter: _Meter) -> Verdict:
+    entry = job.shard.entry
+    if job.problem:
+        return judge_missing(entry, job.problem)
     try:
-        return Index(dataset.store, shard.variant).offsets(shard.number)
+        spans = []
+        for future in job.spans:
+            spans.append(future.result())
+            meter.add(spans[-1])
+        return judge_shard(entry, job.size, job.offsets, spans, lambda: check.scan(entry.name, job.size))
+    except ObjectNotFoundError:
+        return judge_missing(entry, "was removed while it was read")
     except StoreError as error:
-        raise DamageError(str(error)) from error
+        return judge_missing(entry, f"cannot be read: {error}")
 
 
-def _verify_file(entry: Shard | IndexFile, data: BytesLike, where: str) -> None:
-    if len(data) != entry.bytes or crc32c(data) != entry.crc32c:
-        raise ShardError(
-            f"{where}: {len(data)} bytes of CRC-32C {crc32c(data):08x}; the manifest says {entry.bytes} of "
-            f"{entry.crc32c:08x}. What it holds is sound in itself: a file of another build"
-        )
-
-
-def _verify_index(found: Offsets, expected: list[int], where: str) -> None:
-    differing = np.flatnonzero(found != np.array(expected, np.uint64))
-    if len(differing):
-        record = int(differing[0])
-        raise ShardError(
-            f"{where}: the index has record {record} at byte {found[record]}; it is at byte {expected[record]}"
-        )
+def _summary(url: str, damages: Sequence[Damage]) -> str:
+    more = f"; and {len(damages) - _NAMED} more" if len(damages) > _NAMED else ""
+    count = "1 damage" if len(damages) == 1 else f"{len(damages):,} damages"
+    return f"{url}: {count}: {'; '.join(map(str, damages[:_NAMED]))}{more}"

@@ -49,11 +49,10 @@ class ShardWriter:
         prefix, suffix = self._layout.encode(len(image), ints, rest)
         header = encode_header(len(prefix) + len(image) + len(suffix))
         footer = encode_footer(mask_crc32c(crc32c(suffix, crc32c(image, crc32c(prefix)))))
-        parts = (header, prefix, image, suffix, footer)
-        for part in parts:
-            self._crc = crc32c(part, self._crc)
-        size = sum(map(len, parts))
-        self._write(parts, size)
+        head, tail = header + prefix, suffix + footer
+        self._crc = crc32c(tail, crc32c(image, crc32c(head, self._crc)))
+        size = len(head) + len(image) + len(tail)
+        self._write((head, image, tail), size)
         self._offsets.append(self._offsets[-1] + size)
 
     def finish(self) -> WrittenShard:

@@ -16,6 +16,7 @@ Kind = Literal["bytes", "float", "int64"]
 _FIELD_OF_KIND: dict[Kind, int] = {"bytes": 1, "float": 2, "int64": 3}
 _KIND_OF_FIELD: dict[int, Kind] = {1: "bytes", 2: "float", 3: "int64"}
 
+_ONE_BYTE = tuple(bytes([value]) for value in range(0x80))
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -64,6 +65,8 @@ def encode_varint(value: int, width: int = 0) -> bytes:
         width: pad to this many bytes. Parsers accept up to 10, for lengths up to 5; so a field that is written later or
             read in place can stand at a constant offset.
     """
+    if 0 <= value < 0x80 and width < 2:  # most lengths and all tags
+        return _ONE_BYTE[value]
     if not -(1 << 63) <= value < 1 << 64:
         raise OverflowError(f"{value} does not fit into 64 bits")
     value &= (1 << 64) - 1

@@ -6,12 +6,14 @@ follow the integer features in a stated order, each value a varint padded to 10 
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import SupportsIndex
 
 from tpufeed.errors import RecordError
 from tpufeed.tfrecord.example import (
     Feature,
+    Kind,
     decode_example,
     encode_entry,
     encode_int64,
@@ -20,7 +22,7 @@ from tpufeed.tfrecord.example import (
     to_signed,
 )
 
-_LENGTH_BYTES = 5
+_LENGTH_BYTES = 5  # of a padded varint: 35 bits
 _INT_BYTES = 10
 
 
@@ -47,7 +49,7 @@ class FixedLayout:
             RecordError: a value that its feature cannot hold.
         """
         try:
-            integers = [head + encode_int64(value, _INT_BYTES) for head, value in zip(self._heads, ints, strict=True)]
+            integers = [head + _encode_int_once(value) for head, value in zip(self._heads, ints, strict=True)]
         except (TypeError, OverflowError) as error:
             raise RecordError(f"features {self.int_keys}: {error}") from error
         suffix = b"".join([*integers, *(encode_entry(name, feature) for name, feature in rest.items())])
@@ -83,6 +85,35 @@ class FixedLayout:
                     return payload[start:stop], ints  # type: ignore[return-value]  # None is not among them
         return self._parse(payload, where)
 
+    def split(self, payload: memoryview) -> tuple[int, tuple[int, ...], bytes] | None:
+        """`(image_bytes, integers, rest)` of a payload whose every length up to there is right, else None.
+
+        `rest` is a copy of what follows the integers. Where `decode` trusts the lengths around the image, which no
+        loader needs, this compares them: another parser goes by them.
+        """
+        start = self.image_offset
+        prefix = bytes(payload[:start])
+        length = _unpad_length(prefix[-_LENGTH_BYTES:])
+        stop = start + length
+        if length < 0 or stop + self._ints.size > len(payload):
+            return None
+        key = self._key_field
+        wanted = b"\x0a%b\x0a%b%b\x12%b\x0a%b\x0a" % (
+            _pad_length(len(payload) - 6),
+            _pad_length(stop - 12),
+            key,
+            _pad_length(length + 12),
+            _pad_length(length + 6),
+        )
+        if prefix[:-_LENGTH_BYTES] != wanted:
+            return None
+        suffix = bytes(payload[stop:])
+        parts = self._ints.unpack_from(suffix)
+        ints = tuple(map(_read_padded_once, parts[1::2]))
+        if parts[::2] != self._heads or None in ints:
+            return None
+        return length, ints, suffix[self._ints.size :]  # type: ignore[return-value]  # None is not among them
+
     def _parse(self, payload: memoryview, where: str) -> tuple[memoryview, tuple[int, ...]]:
         features = decode_example(payload, where)
         values = []
@@ -98,8 +129,73 @@ class FixedLayout:
         return image, ints
 
 
+class ScalarEntry:
+    """Reads one feature of exactly one value in the shortest encoding, as `encode_entry` writes it.
+
+    Where it stands, how long it is and what its bytes are is all that is looked at: ten times faster than parsing.
+    Entries whose lengths take more than a byte are left to the parser. Immutable.
+    """
+
+    def __init__(self, key: str, kind: Kind) -> None:
+        self._size = 0
+        self._heads: dict[int, bytes] = {}
+        self._is_varint = kind == "int64"
+        for value_bytes, feature in _scalars(kind):
+            entry = encode_entry(key, feature)
+            head = entry[: len(entry) - value_bytes]
+            if len(entry) > 127 or (self._heads and len(head) != self._size):
+                break
+            self._heads[value_bytes] = head
+            self._size = len(head)
+
+    def read(self, data: bytes, at: int) -> tuple[bytes, int] | None:
+        """`(value, offset behind the entry)` of the entry at `at`; None where it is not this feature or not so encoded.
+
+        The value is the bytes themselves, four of a float, or a varint's.
+        """
+        if not self._heads:
+            return None
+        start = at + self._size
+        if start > len(data):
+            return None
+        value_bytes = data[start - 1]  # the innermost length is the last byte of the head
+        stop = start + value_bytes
+        if stop > len(data) or data[at:start] != self._heads.get(value_bytes):
+            return None
+        value = data[start:stop]
+        if self._is_varint and (value[-1] > 0x7F or min(value[:-1], default=0x80) < 0x80):
+            return None
+        return value, stop
+
+
+def _scalars(kind: Kind) -> Iterator[tuple[int, Feature]]:
+    if kind == "bytes":
+        yield from ((size, Feature(kind, (b"x" * size,))) for size in range(128))
+    elif kind == "float":
+        yield 4, Feature(kind, (0.0,))
+    else:
+        yield from ((size, Feature(kind, (1 << 7 * (size - 1),))) for size in range(1, 10))
+        yield 10, Feature(kind, (-1,))
+
+
 def _length_field(number: int, length: int) -> bytes:
-    return bytes([number << 3 | 2]) + encode_varint(length, _LENGTH_BYTES)
+    low = (number << 3 | 2, length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14 & 0x7F | 0x80)
+    return bytes((*low, length >> 21 & 0x7F | 0x80, length >> 28))
+
+
+def _pad_length(length: int) -> bytes:
+    """`encode_varint(length, 5)` of a length below 2**35, in a quarter of the time."""
+    low = length & 0x7F | (length & 0x3F80) << 1 | (length & 0x1FC000) << 2 | (length & 0xFE00000) << 3
+    return (low | (length >> 28) << 32 | 0x80808080).to_bytes(_LENGTH_BYTES, "little")
+
+
+def _unpad_length(varint: bytes) -> int:
+    """The length that these 5 bytes are; below zero where they are no varint of 5 bytes."""
+    bits = int.from_bytes(varint, "little")
+    if bits & 0x8080808080 != 0x80808080 or len(varint) != _LENGTH_BYTES:
+        return -1
+    low = bits & 0x7F | bits >> 1 & 0x3F80 | bits >> 2 & 0x1FC000 | bits >> 3 & 0xFE00000
+    return low | bits >> 32 << 28
 
 
 def _int_head(name: str) -> bytes:
@@ -120,6 +216,11 @@ def _read_padded(varint: bytes) -> int | None:
     if varint[-1] > 0x7F or min(varint[:-1]) < 0x80:
         return None
     return to_signed(read_varint(varint, 0)[0])
+
+
+@lru_cache(maxsize=1 << 16, typed=True)
+def _encode_int_once(value: SupportsIndex) -> bytes:
+    return encode_int64(value, _INT_BYTES)
 
 
 _read_padded_once = lru_cache(maxsize=1 << 16)(_read_padded)  # labels and sizes come again and again

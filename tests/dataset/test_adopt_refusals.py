@@ -1,0 +1,214 @@
+"""What cannot be adopted is refused in a sentence that says where, what and what to do; nothing is written."""
+
+import itertools
+import re
+import shutil
+
+import pytest
+
+import tpufeed
+from tpufeed.errors import (
+    DatasetExistsError,
+    NoInputsError,
+    ObjectNotFoundError,
+    OptionError,
+    RecordError,
+    SourceError,
+    StoreError,
+)
+
+
+@pytest.fixture(scope="session")
+def photo(photos):
+    return photos["china.jpg"]
+
+
+@pytest.fixture
+def refused(tmp_path, write_tfrecords):
+    """`refused(error, message, records, **options)`: adopting these records fails, and leaves all as it was."""
+
+    def check(error, message, records=None, name="train.tfrecord", **options):
+        if records is not None:
+            write_tfrecords(tmp_path / name, records)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(error, match=message) as found:
+            tpufeed.adopt(tmp_path, **options)
+        assert "\n" not in str(found.value)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        return str(found.value)
+
+    return check
+
+
+def test_a_folder_without_records(refused, tmp_path):
+    (tmp_path / "a.jpg").touch()
+    refused(NoInputsError, "no TFRecord files below .* among 1 files; give the folder")
+    refused(NoInputsError, "the 1 TFRecord files below .* hold no record", [])
+    with pytest.raises(NoInputsError, match="among 0 files"):
+        tpufeed.adopt(tmp_path / "nowhere")
+    with pytest.raises(NoInputsError, match="among 0 files; give the folder"):
+        tpufeed.adopt(tmp_path / "train.tfrecord")
+
+
+def test_a_wrong_key_lists_what_there_is(refused, photo):
+    records = [{"image": photo, "label": 1, "weight": 0.5, "none": []}]
+    there = re.escape("the records have image (bytes), label (int64), none (empty), weight (float)")
+    for role in ("image", "label", "text", "filename"):
+        refused(OptionError, f"--{role} foo: there is no such feature; {there}", records, **{role: "foo"})
+    refused(OptionError, f"--text label is of kind int64, not bytes; {there}", text="label")
+    refused(OptionError, rf"feature 'weight' \(float\) is no encoded image: .*; {there}", image="weight")
+    refused(OptionError, f"the label 'weight' is of kind float; labels are int64.*; {there}", label="weight")
+    refused(OptionError, "--image none: a dataset has images", image="none")
+
+
+def test_what_is_ambiguous(refused, photo):
+    several = [{"left": photo, "right": photo, "n": 1}]
+    refused(OptionError, "the image could be any of left, right; choose with --image left or another", several)
+    message = "the label could be any of n, none; choose with --label n or another"
+    refused(OptionError, message, image="left")
+    refused(OptionError, "the label could be any of label, class, none", [{"image": photo, "label": 1, "class": 2}])
+
+
+def test_splits_without_labels(refused, photo, tmp_path, write_tfrecords):
+    write_tfrecords(tmp_path / "train/0.tfrec", [{"image": photo, "class": 1}])
+    write_tfrecords(tmp_path / "test/0.tfrec", [{"image": photo, "id": b"x"}])
+    message = (
+        r"test/0\.tfrec, record 0, byte 0: feature 'class' is missing; the record has id, image; take the splits that "
+        r"have it with --splits train,val, and adopt the others apart with --splits test --label none --to DST"
+    )
+    refused(RecordError, message)
+    refused(OptionError, "has no split 'dev'; by its files' names it has test, train", splits=["dev"])
+
+
+def test_records_that_differ_later(refused, photo):
+    good = {"image": photo, "label": 1}
+    for bad, message in (
+        ({"label": 1}, "feature 'image' is missing; the record has label; choose another with --image"),
+        ({"image": [], "label": 1}, "feature 'image' has 0 values instead of one"),
+        ({"image": 7, "label": 1}, "feature 'image' holds 7, no image"),
+        ({"image": photo}, "feature 'label' is missing; .* --label none --to DST"),
+        ({"image": photo, "label": [1, 2]}, "feature 'label' has 2 values instead of one"),
+        ({"image": photo, "label": b"cat"}, "feature 'label' is no int64"),
+        ({"image": photo, "label": -1}, "the label 'label' is -1; classes count from 0"),
+    ):
+        refused(RecordError, rf"train\.tfrecord, record 1, byte \d{{5,}}: {message}", [good, bad])
+
+
+def test_labels_that_are_no_classes(refused, photo, tmp_path):
+    message = "the label 'class' is of kind bytes; labels are int64, and names cannot become numbers without rewriting"
+    refused(
+        OptionError, rf"train\.tfrecord, record 0, byte 0: {message}.*--label none", [{"image": photo, "class": b"a"}]
+    )
+    refused(OptionError, "record 0, byte 0: the label 'label' is 10000000, but", [{"image": photo, "label": 10**7}])
+    refused(
+        OptionError,
+        "record 0, byte 0: the label 'label' is 2, but there are 2 classes",
+        [{"image": photo, "label": 2}],
+        classes=["a", "b"],
+    )
+    refused(OptionError, "--classes names the classes of labels, and there are none", classes=["a"], label="none")
+    refused(OptionError, "the file of classes, .*nowhere, cannot be read", classes=tmp_path / "nowhere")
+
+
+def test_tensors_instead_of_images(refused):
+    import tensorflow as tf
+
+    pixels = bytes(range(256)) * 12
+    serialized = tf.io.serialize_tensor(tf.zeros([16, 16, 3], tf.uint8)).numpy()
+    refused(OptionError, "feature 'image' .* is no encoded image: its 3,072 bytes begin with", [{"image": pixels}])
+    refused(OptionError, "Tensors, raw or serialized, cannot be adopted", [{"image": serialized}])
+    refused(OptionError, r"feature 'image/tensor' \(bytes\) is no encoded image", [{"image/tensor": pixels}])
+    refused(OptionError, r"feature 'image' \(int64\) is no encoded image", [{"image": list(pixels)}])
+    refused(OptionError, "no feature holds an encoded image; the records have x", [{"x": pixels}])
+
+
+def test_a_first_image_that_is_none(refused, photo, tmp_path, write_tfrecords):
+    write_tfrecords(tmp_path / "a.tfrecord", [{"image": photo}])
+    refused(OptionError, r"b\.tfrecord, record 0, byte 0: .* as no image file", [{"image": b"x"}], name="b.tfrecord")
+    cut = [{"image": photo[:40]}]
+    refused(OptionError, r"b\.tfrecord, record 0.* begin with b'\\xff\\xd8.*, but", cut, name="b.tfrecord")
+
+
+@pytest.mark.parametrize(("kind", "way"), [("GZIP", "gunzip"), ("ZLIB", "compression_type='ZLIB'")])
+def test_compressed_shards(refused, photo, tmp_path, write_tfrecords, kind, way):
+    for name in ("x.tfrecord", "y.tfrecord.gz"):
+        path = write_tfrecords(tmp_path / name, [{"image": photo}], kind)
+        refused(OptionError, rf"{name} is compressed \({kind.lower()}\); .* cannot be adopted. First .*{way}")
+        path.unlink()
+
+
+def test_damage(refused, photo, tmp_path, write_tfrecords):
+    path = write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo, "id": b"%d" % n} for n in range(3)])
+    sound = path.read_bytes()
+    second = len(sound) // 3
+    for cut in (1, 8, 200):
+        path.write_bytes(sound[:-cut])
+        refused(RecordError, rf"x\.tfrecord, record 2, byte {2 * second}: truncated")
+    path.write_bytes(sound[: second + 7])
+    refused(RecordError, rf"x\.tfrecord, record 1, byte {second}: truncated; 7 bytes are left")
+    for at, message in ((second + 3, "the CRC of the record's length"), (second + 2000, "the CRC of the payload")):
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        refused(RecordError, rf"x\.tfrecord, record 1, byte {second}: {message}")
+    path.write_bytes(b"a text, and no records")
+    refused(RecordError, "record 0, byte 0: the CRC of the record's length .*; this is no TFRecord file, or damaged")
+    path.write_bytes(b"short")
+    refused(RecordError, "record 0, byte 0: truncated; 5 bytes are left")
+
+
+def test_records_that_are_no_examples(refused, tmp_path):
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(tmp_path / "x.tfrecord")) as writer:
+        writer.write(b"\xff\xff not a message")
+    refused(RecordError, r"x\.tfrecord, record 0, byte 0: not a tf\.train\.Example")
+
+
+def test_damage_in_one_shard_of_many_ends_the_scan(refused, photo, tmp_path, write_tfrecords):
+    for number in range(12):
+        path = write_tfrecords(tmp_path / f"train-{number:05d}-of-00012.tfrecord", [{"image": photo}] * 4)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    refused(RecordError, r"train-00011-of-00012\.tfrecord, record 3")
+
+
+def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_url):
+    write_tfrecords(tmp_path / "a/x.tfrecord", [{"image": photo}])
+    tpufeed.adopt(tmp_path / "a")
+    before = (tmp_path / "a/manifest.json").read_bytes()
+    for source, *target in ((tmp_path / "a",), (tmp_path / "a", dataset_url), (dataset_url,)):
+        with pytest.raises(DatasetExistsError, match=r"already holds a manifest\.json; nothing was changed"):
+            tpufeed.adopt(source, *target)
+    assert (tmp_path / "a/manifest.json").read_bytes() == before
+
+
+def test_a_destination_that_is_a_file(refused, photo, tmp_path):
+    (tmp_path / "file").touch()
+    for target in (tmp_path / "file", tmp_path / "file/below"):
+        refused(OptionError, "file is no folder", [{"image": photo}], dst=target)
+
+
+def test_a_folder_that_cannot_be_written_to(refused, photo, monkeypatch):
+    asked = []
+    monkeypatch.setattr("os.access", lambda path, _mode: asked.append(path))  # root may write anywhere
+    refused(OptionError, "cannot be written to; give a place for manifest and index with --to", [{"image": photo}])
+    assert asked
+
+
+def test_names_that_no_manifest_can_hold(refused, photo, tmp_path, write_tfrecords):
+    write_tfrecords(tmp_path / "new\nline.tfrecord", [{"image": photo}])
+    refused(SourceError, r"'new\\nline\.tfrecord' is not printable UTF-8; rename it")
+
+
+def test_a_link_to_nothing_is_no_empty_shard(refused, photo, tmp_path):
+    (tmp_path / "b.tfrecord").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StoreError, match=r"b\.tfrecord"):
+        tpufeed.adopt(tmp_path)
+
+
+def test_shards_that_are_missing_later_are_named(photo, tmp_path, write_tfrecords):
+    for name in ("a", "b"):
+        write_tfrecords(tmp_path / f"from/{name}.tfrecord", [{"image": photo}])
+    tpufeed.adopt(tmp_path / "from", tmp_path / "to")
+    shutil.move(tmp_path / "from", tmp_path / "gone")
+    with pytest.raises((tpufeed.errors.ShardError, ObjectNotFoundError), match=r"from/a\.tfrecord"):
+        list(itertools.islice(tpufeed.open_dataset(tmp_path / "to").iter_examples("train"), 1))

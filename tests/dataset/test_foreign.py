@@ -1,0 +1,106 @@
+"""Which files are TFRecords, and which split their names tell."""
+
+import pytest
+
+from tpufeed.dataset.foreign.files import find_splits, sort_files
+from tpufeed.errors import NoInputsError, OptionError
+from tpufeed.storage.store import ObjectInfo
+
+
+def splits_of(*names, url="/data"):
+    return find_splits(url, names)
+
+
+def sort(*names, wanted=None):
+    return sort_files("/data", [ObjectInfo(name, 1, "") for name in names], wanted)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a.tfrecord", "a.tfrecords", "a.tfrec", "A.TFRECORD", "a.tfrecord.gz", "00-224x224-798.tfrec"),
+        *("train-00000-of-01024", "flowers-train.tfrecord-00000-of-00002", "train-00000-of-00012.tfrecord"),
+        *("x/y/a.tfrec", "my.set-train.tfrecord-00000-of-00002"),
+    ],
+)
+def test_files_that_are_taken(name):
+    found = sort(name, "labels.csv")
+    assert [info.name for infos in found.splits.values() for info in infos] == [name]
+    assert found.ignored == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a.tfrecord.txt", "tfrecord", "a.tar", "a.tfrecord-index", "a.array_record-00000-of-00002", "manifest.json"),
+        *("train-of-thought", "_tpufeed/tmp/x/a.tfrecord", "features.json"),
+    ],
+)
+def test_files_that_are_not(name):
+    with pytest.raises(NoInputsError):
+        sort(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train/00-224x224-798.tfrec", "train"),
+        ("tfrecords-jpeg-224x224/val/00-224x224-232.tfrec", "val"),
+        ("Validation/part/a.tfrec", "Validation"),
+        ("train-00000-of-00012.tfrecord", "train"),
+        ("validation-00000-of-00128", "validation"),
+        ("flowers-test.tfrecord-00000-of-00002", "test"),
+        ("train_station-test.tfrecord-00000-of-00002", "test"),
+        ("train_00.tfrec", "train"),
+        ("ld_train00-1338.tfrec", "train"),
+        ("test07-687.tfrec", "test"),
+        ("flowers00-192x192-230.tfrec", "train"),
+        ("anything.tfrecord", "train"),
+        ("only_folder/a.tfrecord", "train"),
+    ],
+)
+def test_the_split_of_a_name(name, split):
+    assert splits_of(name) == {name: split}
+
+
+def test_the_folder_that_is_given_may_name_the_split():
+    assert splits_of("00.tfrec", url="/data/val/") == {"00.tfrec": "val"}
+    assert splits_of("00.tfrec", url="gs://bucket/train") == {"00.tfrec": "train"}
+
+
+def test_folders_that_are_no_words_for_splits():
+    assert set(splits_of("a/x.tfrec", "a/y.tfrec", "b-1/x.tfrec").values()) == {"a", "b_1"}
+    assert set(splits_of("root/a/x.tfrec", "root/b/x.tfrec").values()) == {"a", "b"}
+
+
+def test_files_beside_folders():
+    found = splits_of("train/x.tfrec", "test-00000-of-00001.tfrecord")
+    assert set(found.values()) == {"train", "test"}
+
+
+def test_prefixes_that_share_a_word_stay_apart():
+    names = [f"{split}-00000-of-00001.tfrecord" for split in ("train_a", "train_b", "val-v0", "val-v1", "holdout")]
+    assert list(splits_of(*names).values()) == ["train_a", "train_b", "val_v0", "val_v1", "holdout"]
+
+
+def test_prefixes_without_any_word_are_one_split():
+    assert set(splits_of("cats-00000-of-00002.tfrecord", "dogs-00000-of-00002.tfrecord").values()) == {"train"}
+
+
+def test_one_split_in_several_folders_is_refused():
+    names = [f"tfrecords-jpeg-{size}/train/00.tfrec" for size in ("192x192", "224x224")]
+    with pytest.raises(OptionError, match=r"'train' lies in 2 folders \(tfrecords-jpeg-192x192/train, .*adopt one of"):
+        splits_of(*names)
+
+
+def test_order_and_choice():
+    names = ("train/2.tfrec", "train/10.tfrec", "val/0.tfrec", "test/0.tfrec")
+    found = sort(*names)
+    assert {split: [info.name for info in infos] for split, infos in found.splits.items()} == {
+        "test": ["test/0.tfrec"],
+        "train": ["train/10.tfrec", "train/2.tfrec"],
+        "val": ["val/0.tfrec"],
+    }
+    assert list(sort(*names, wanted=["val", "train"]).splits) == ["val", "train"]
+    with pytest.raises(OptionError, match=r"no split 'dev'; .* it has test, train, val"):
+        sort(*names, wanted=["dev"])

@@ -1,0 +1,1 @@
+"""What `verify` checks, part by part."""
