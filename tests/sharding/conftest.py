@@ -1,9 +1,14 @@
 """A folder of photographs, one of odd files among them, and what a build leaves behind."""
 
 import io
+import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +16,10 @@ import pytest
 from PIL import Image
 
 import tpufeed
+from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.options import make_options
+from tpufeed.sharding.sources import find_source
+from tpufeed.storage.registry import open_store
 
 ROOT = Path(__file__).parents[2]
 PHOTOS = 90
@@ -82,6 +91,42 @@ def odd_folder(odd_files, tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def tree(tmp_path):
+    """`tree(*names)` makes files below a folder; what is in them does not matter to a listing."""
+
+    def make(*names):
+        for name in names:
+            path = tmp_path / "source" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(name.encode("utf-8", "surrogateescape"))
+        return tmp_path / "source"
+
+    return make
+
+
+@pytest.fixture
+def take():
+    """`take(url, **options)`: the inventory of a source, and its inputs in the order of the dataset."""
+    with ExitStack() as stack:
+
+        def make(url, **options):
+            checked = make_options(options)
+            source = find_source(open_store(url).url, checked)
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            inventory = stack.enter_context(Inventory(Path(folder), source, checked))
+            return inventory, [item for split in inventory.splits for item, _ in inventory.iter_inputs(split)]
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def small_jpegs():
+    """Forty JPEGs of 32x24, no two alike."""
+    noise = np.random.default_rng(1).integers(0, 255, (40, 24, 32, 3), np.uint8)
+    return [_encode(Image.fromarray(image), "JPEG") for image in noise]
+
+
 @pytest.fixture(scope="session")
 def bytes_of():
     """`bytes_of(folder)`: shards, indexes and rejects by name: all of which has to be the same."""
@@ -111,3 +156,104 @@ def unfinished(undisturbed, tmp_path):
     shutil.copytree(undisturbed.url, tmp_path / "d")
     (tmp_path / "d/manifest.json").unlink()
     return tmp_path / "d"
+
+
+class Command:
+    """`tpufeed shard` in a process group of its own, with faults at exact moments: see hook/sitecustomize.py."""
+
+    def __init__(self, folder, source, flags):
+        self.folder, self.source, self.flags = folder, source, flags
+        folder.mkdir()
+        shutil.copy(Path(__file__).with_name("hook") / "sitecustomize.py", folder)
+        self.orders = []
+        self.temporary = folder.with_name("temporary")
+        self.temporary.mkdir(exist_ok=True)
+        self.environment = {
+            **os.environ,
+            "TMPDIR": str(self.temporary),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
+        }
+
+    def order(self, event, match, do, nth=1, place="any"):
+        """`do` happens at the nth audit event (0: each) whose name and path these patterns find."""
+        self.orders.append({"event": event, "match": match, "do": do, "nth": nth, "place": place})
+
+    def fired(self, number=0):
+        """How often an order was carried out."""
+        return self.count(f"{number}.fired")
+
+    def count(self, name):
+        """What the hook has counted under a name."""
+        file = self.folder / name
+        return file.stat().st_size if file.exists() else 0
+
+    def start(self, destination, *further_flags, before=()):
+        """The process; `before` it stand the words of a command that runs it."""
+        (self.folder / "orders.json").write_text(json.dumps(self.orders))
+        words = [*before, Path(sys.executable).with_name("tpufeed"), "shard", self.source, destination]
+        return subprocess.Popen(
+            [*map(str, words), *map(str, (*self.flags, *further_flags))],
+            env=self.environment,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, destination, *further_flags, before=()):
+        """The process, at its end."""
+        process = self.start(destination, *further_flags, before=before)
+        out, err = process.communicate()
+        assert "Traceback" not in out + err, err
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def run_killed(self, destination, *further_flags):
+        """To the end that the first order puts to it."""
+        process = self.start(destination, *further_flags)
+        _, err = process.communicate()
+        assert (process.returncode, self.fired()) == (-signal.SIGKILL, 1), err
+
+
+@pytest.fixture
+def command(flawed_folder, build_options, tmp_path):
+    """`command()`: a fresh `Command` with its own orders, for `flawed_folder` and `build_options`."""
+    flags = ["--shard-size", build_options["shard_bytes"], "--split", build_options["split"]]
+
+    def make(source=flawed_folder, flags=flags):
+        return Command(tmp_path / f"hook-{len(list(tmp_path.glob('hook-*')))}", source, flags)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def flawed_folder(photo_folder, tmp_path_factory):
+    """86 photographs and four files that are none, so that rejects.jsonl has lines."""
+    folder = tmp_path_factory.mktemp("faults") / "photos"
+    shutil.copytree(photo_folder, folder)
+    for number, path in enumerate(sorted(folder.glob("*/*.jpg"))[5::25]):
+        path.write_bytes(path.read_bytes()[: 3000 * number])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def expected(flawed_folder, build_options, bytes_of, tmp_path_factory):
+    """What an undisturbed build of `flawed_folder` makes: bytes by name."""
+    result = tpufeed.shard(flawed_folder, tmp_path_factory.mktemp("faults") / "expected", workers=1, **build_options)
+    assert result.rejects == 4
+    return bytes_of(result.url)
+
+
+@pytest.fixture(scope="session")
+def is_whole(expected, bytes_of):
+    """`is_whole(folder)`: the same bytes as undisturbed, and no other file but manifest, plan and reports."""
+
+    def check(folder):
+        shards = sum(name.endswith(".tfrecord") for name in expected)
+        others = ["_tpufeed/plan.jsonl", *(f"_tpufeed/reports/{number:06d}.json" for number in range(shards))]
+        found = {str(path.relative_to(folder)) for path in Path(folder).rglob("*") if not path.is_dir()}
+        assert found == {*expected, "manifest.json", *others}
+        assert not (Path(folder) / "_tpufeed/tmp").exists()
+        assert bytes_of(folder) == expected
+        return True
+
+    return check

@@ -1,10 +1,12 @@
+import typing
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed.errors import OptionError
 from tpufeed.images.policy import ImagePolicy
-from tpufeed.sharding.options import ShardOptions, parse_size, parse_splits
+from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options, parse_size, parse_splits
 
 
 @pytest.mark.parametrize(
@@ -89,11 +91,11 @@ def test_a_split_given_twice():
 )
 def test_splits_that_cannot_be(splits, message):
     with pytest.raises(OptionError, match=message):
-        ShardOptions(splits=splits)
+        ShardOptions(split=splits)
 
 
 def test_thirds_add_up():
-    assert ShardOptions(splits=parse_splits("a=0.3333333,b=0.3333333,c=0.3333334")).splits["c"] == 0.3333334
+    assert ShardOptions(split=parse_splits("a=0.3333333,b=0.3333333,c=0.3333334")).split["c"] == 0.3333334
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -105,8 +107,8 @@ def test_a_shard_has_a_size(size):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ({"check": "fast"}, "check is 'full' or 'header', not 'fast'"),
-        ({"presize_px": 0}, "presize is a side in pixels between 8 and 16384, not 0"),
+        ({"check": "fast"}, "check is one of 'full', 'header', not 'fast'"),
+        ({"presize_px": 0}, "presize.* between 8 and 16384, not 0"),
         ({"presize_px": 20000}, "not 20000"),
         ({"quality": 0}, "quality"),
     ],
@@ -117,12 +119,72 @@ def test_image_policies_that_cannot_be(policy, message):
 
 
 def test_all_that_changes_bytes_stands_in_the_plan():
-    options = ShardOptions(1000, {"a": 1.0}, 7, ImagePolicy("header", 64, 80))
-    assert options.to_dict() == {
-        "shard_bytes": 1000,
+    """By the names of the keywords, as messages say what differs."""
+    given = {
+        "hosts": 3,
         "split": {"a": 1.0},
+        "split_by": None,
+        "image": "path",
+        "label": "kind",
+        "classes": ("x", "y"),
         "seed": 7,
         "check": "header",
-        "presize": 64,
+        "encode": "jpeg",
         "quality": 80,
+        "presize": 64,
+        "presize_mode": "long",
+        "max_pixels": 10**6,
+        "min_side": 5,
     }
+    policy = {
+        "exif": "ignore",
+        "cmyk": "reject",
+        "alpha": "black",
+        "deep": "reject",
+        "greyscale": "rgb",
+        "animated": "reject",
+        "extension": "reject",
+    }
+    assert make_options({**given, "shard_bytes": "1KB", "policy": policy}).to_dict() == {
+        "shard_bytes": 1000,
+        **given,
+        **policy,
+    }
+    assert make_options({"shards": 6, "hosts": 3}).to_dict()["shards"] == 6
+
+
+def test_no_option_is_left_out_of_the_plan():
+    keywords = typing.get_type_hints(ShardKeywords).keys() - {"policy", "shards"}
+    assert ShardOptions().to_dict().keys() >= keywords
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"shards": 4, "shard_bytes": "1MB"}, "either a size of the shards or their number"),
+        ({"shards": 0}, "shards are a multiple of the 1 hosts, not 0"),
+        ({"shards": -8, "hosts": 8}, "shards are a multiple of the 8 hosts, not -8"),
+        ({"shards": 12, "hosts": 8}, "shards are a multiple of the 8 hosts, not 12"),
+        ({"hosts": 0}, "hosts are at least 1, not 0"),
+        ({"split": "train", "split_by": "fold"}, "either the splits' shares or what the source is split by"),
+        ({"policy": {"gamma": "keep"}}, "no policy for gamma; there are alpha, animated, cmyk, deep, exif"),
+        ({"policy": {"presize_px": 3}}, "no policy for presize_px"),
+        ({"shard_bytes": "many"}, "'many' is no size"),
+        ({"split": ""}, "a split is named by letters"),
+        ({"classes": []}, "no classes in the list of classes"),
+        ({"encode": "avif"}, "encode"),
+        ({"presize_mode": "wide"}, "presize"),
+    ],
+)
+def test_keywords_that_cannot_be(keywords, message):
+    with pytest.raises(OptionError, match=message):
+        make_options(keywords)
+
+
+def test_keywords_become_options(tmp_path):
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    options = make_options({"presize": 64, "min_side": 9, "classes": tmp_path / "classes.txt", "split": {"a": 1}})
+    assert (options.images.presize_px, options.images.min_side_px) == (64, 9)
+    assert (options.classes, options.split, options.split_shares) == (("cat", "dog"), {"a": 1}, {"a": 1})
+    assert make_options({}) == ShardOptions()
+    assert ShardOptions().split_shares == {"train": 1.0}

@@ -1,52 +1,70 @@
+"""Which input goes into which shard: a function of inventory and options."""
+
 import itertools
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufeed.dataset.plan import Input, encode_plan, read_plan, read_task
+from tpufeed.dataset.naming import PLAN
+from tpufeed.dataset.plan import Input, read_header, read_plan, read_task, write_plan
 from tpufeed.errors import OptionError
 from tpufeed.images.policy import ImagePolicy
+from tpufeed.sharding.inventory import Inventory, input_digest, split_of
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.plan import input_digest, plan_shards, split_of
-from tpufeed.sharding.sources import Listing
-from tpufeed.storage.memory import MemoryStore
+from tpufeed.sharding.plan import SizeEstimate, plan_shards
+from tpufeed.sharding.rows import Row
+from tpufeed.sharding.sources import Source
+from tpufeed.storage.local import LocalStore
 
 SPLITS = st.sampled_from([{"train": 1.0}, {"train": 0.9, "val": 0.1}, {"a": 0.5, "b": 0.3, "c": 0.2}])
 PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=12)
+RECORD = SizeEstimate(1.0, 50)
 
 
 @st.composite
 def listings(draw):
     names = draw(st.lists(PATHS, min_size=1, max_size=60, unique=True))
-    inputs = tuple(
-        Input(f"c{n % 3}/{name}.jpg", draw(st.integers(0, 1000)), f"v{n}", n % 3) for n, name in enumerate(names)
-    )
-    return Listing("memory://source", inputs, ("c0", "c1", "c2"), 0)
+    return [
+        Row(f"c{n % 3}/{name}.jpg", draw(st.integers(0, 1000)), f"v{n}", f"c{n % 3}") for n, name in enumerate(names)
+    ]
+
+
+def equal_rows(count, classes=3):
+    return [Row(f"c{n % classes}/{n:06d}.jpg", 800 + 7 * n % 400, "1", f"c{n % classes}") for n in range(count)]
+
+
+@contextmanager
+def inventory_of(rows, options, ignored_files=0):
+    def iter_rows(found):
+        found.ignored_files = ignored_files
+        yield from rows
+
+    source = Source("memory://source", "folder", False, iter_rows)
+    with tempfile.TemporaryDirectory() as folder, Inventory(Path(folder), source, options) as inventory:
+        yield inventory
+
+
+def make_plan(rows, options, estimate=RECORD):
+    with inventory_of(rows, options, 2) as inventory:
+        header, tasks = plan_shards(inventory, options, estimate, "memory://source")
+        return header, list(tasks)
 
 
 def size_of(item):
-    return item.bytes + 50
+    return item.bytes + 50 + len(item.path.encode())
 
 
-def path_of(item):
-    return item.path
-
-
-def make_plan(listing, options):
-    return plan_shards(listing, options, size_of)
-
-
-def equal_listing(count, classes=3):
-    inputs = tuple(Input(f"c{n % classes}/{n:06d}.jpg", 800 + 7 * n % 400, "1", n % classes) for n in range(count))
-    return Listing("memory://source", inputs, tuple(f"c{n}" for n in range(classes)), 2)
-
-
-@given(listings(), SPLITS, st.integers(1050, 20_000), st.integers(0, 5))
-def test_every_input_is_in_exactly_one_task_of_its_split(listing, splits, shard_bytes, seed):
-    header, tasks = make_plan(listing, ShardOptions(shard_bytes, splits, seed))
+@given(listings(), SPLITS, st.integers(1150, 20_000), st.integers(0, 5))
+def test_every_input_is_in_exactly_one_task_of_its_split(rows, splits, shard_bytes, seed):
+    header, tasks = make_plan(rows, ShardOptions(shard_bytes=shard_bytes, split=splits, seed=seed))
     dealt = [item for task in tasks for item in task.inputs]
-    assert sorted(dealt, key=path_of) == sorted(listing.inputs, key=path_of)
+    assert sorted((item.path, item.bytes, item.version, header.class_names[item.label]) for item in dealt) == sorted(
+        row[:4] for row in rows
+    )
     assert all(task.split == split_of(item.path, splits) for task in tasks for item in task.inputs)
     assert all(task.inputs for task in tasks)
     assert [task.number for task in tasks] == list(range(len(tasks)))
@@ -58,33 +76,45 @@ def test_every_input_is_in_exactly_one_task_of_its_split(listing, splits, shard_
     assert len(set(names)) == len(names)
 
 
-@given(listings(), SPLITS, st.integers(1050, 20_000))
-def test_a_stored_plan_gives_back_its_tasks(listing, splits, shard_bytes):
-    header, tasks = make_plan(listing, ShardOptions(shard_bytes, splits))
-    store = MemoryStore("memory://plan-tests")
-    store.delete("_tpufeed/plan.jsonl")
-    store.put("_tpufeed/plan.jsonl", encode_plan(header, tasks))
-    plan = read_plan(store)
-    assert plan.header == header
-    assert [read_task(store, ref) for ref in plan.tasks] == tasks
-    assert [ref.name for ref in plan.tasks] == [header.shard_names(task)[0] for task in tasks]
+@given(listings(), SPLITS, st.integers(1150, 20_000))
+def test_a_stored_plan_gives_back_its_tasks(rows, splits, shard_bytes):
+    header, tasks = make_plan(rows, ShardOptions(shard_bytes=shard_bytes, split=splits))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, PLAN)
+        path.parent.mkdir()
+        write_plan(path, header, iter(tasks))
+        store = LocalStore(folder)
+        plan = read_plan(store)
+        assert plan.header == read_header(path) == header
+        assert [read_task(store, ref) for ref in plan.tasks] == tasks
+        assert [ref.name for ref in plan.tasks] == [header.shard_names(task)[0] for task in tasks]
 
 
 @given(listings(), st.permutations(range(60)), SPLITS)
-def test_the_order_of_a_listing_changes_nothing(listing, order, splits):
-    shuffled = tuple(listing.inputs[n] for n in order if n < len(listing.inputs))
-    options = ShardOptions(5000, splits)
-    header, tasks = make_plan(listing, options)
-    again, tasks_again = make_plan(Listing(listing.url, shuffled, listing.class_names, 0), options)
+def test_the_order_of_a_listing_changes_nothing(rows, order, splits):
+    shuffled = [rows[n] for n in order if n < len(rows)]
+    options = ShardOptions(shard_bytes=5000, split=splits)
+    header, tasks = make_plan(rows, options)
+    again, tasks_again = make_plan(shuffled, options)
     assert tasks_again == tasks
     assert again.input_digest == header.input_digest
+
+
+@given(st.permutations(range(6)))
+def test_the_order_of_rows_for_the_same_path_changes_nothing(order):
+    rows = [Row("a.jpg", 10, "1", "cat", columns={"x": n}) for n in range(3)]
+    rows += [Row("a.jpg", 10, "1", label) for label in ("cat", "dog", None)]
+    header, tasks = make_plan(rows, ShardOptions())
+    again, tasks_again = make_plan([rows[n] for n in order], ShardOptions())
+    assert (again.input_digest, tasks_again) == (header.input_digest, tasks)
+    assert header.notes["listed_twice"] == 5
 
 
 @given(st.sets(PATHS, min_size=1), st.sets(PATHS), SPLITS)
 def test_a_split_keeps_its_files_when_others_are_added(paths, more, splits):
     def dealt(names):
-        listing = Listing("memory://s", tuple(Input(name, 10, "1") for name in sorted(names)), (), 0)
-        _, tasks = make_plan(listing, ShardOptions(10_000, splits))
+        rows = [Row(name, 10, "1") for name in sorted(names)]
+        _, tasks = make_plan(rows, ShardOptions(shard_bytes=10_000, split=splits))
         return {item.path: task.split for task in tasks for item in task.inputs}
 
     before, after = dealt(paths), dealt(paths | more)
@@ -104,14 +134,14 @@ def test_splits_are_dealt_alike_on_every_machine():
 
 
 def test_the_order_is_the_same_on_every_machine():
-    _, tasks = make_plan(equal_listing(12), ShardOptions(10**6))
+    _, tasks = make_plan(equal_rows(12), ShardOptions(shard_bytes=10**6))
     assert [int(item.path[3:9]) for item in tasks[0].inputs] == [11, 7, 10, 3, 5, 2, 1, 8, 4, 9, 6, 0]
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_the_order_depends_on_the_seed(one, other):
     def order(seed):
-        return [item.path for item in make_plan(equal_listing(40), ShardOptions(10**6, seed=seed))[1][0].inputs]
+        return [item.path for item in make_plan(equal_rows(40), ShardOptions(seed=seed))[1][0].inputs]
 
     assert order(one) == order(one)
     assert (order(one) == order(other)) == (one == other)
@@ -120,16 +150,18 @@ def test_the_order_depends_on_the_seed(one, other):
 def test_the_order_depends_on_nothing_else():
     """Neither on sizes of shards nor on how images are stored: the shards laid end to end hold the same sequence."""
 
-    def order(shard_bytes, policy):
-        _, tasks = make_plan(equal_listing(200), ShardOptions(shard_bytes, images=policy))
-        return [item.path for task in tasks for item in task.inputs]
+    def order(options, estimate=RECORD):
+        return [item.path for task in make_plan(equal_rows(200), options, estimate)[1] for item in task.inputs]
 
-    assert order(10_000, ImagePolicy()) == order(10**6, ImagePolicy("header", 64))
+    first = order(ShardOptions(shard_bytes=10_000))
+    assert first == order(ShardOptions(shard_bytes=10**6, images=ImagePolicy(check="header", presize_px=64)))
+    assert first == order(ShardOptions(shards=7), SizeEstimate(0.1, 5000))
+    assert first == order(ShardOptions(shard_bytes=10_000, hosts=4))
 
 
 def test_classes_are_spread_over_the_shards():
     """An ordered split would leave each shard with one class."""
-    _, tasks = make_plan(equal_listing(600), ShardOptions(60_000))
+    _, tasks = make_plan(equal_rows(600), ShardOptions(shard_bytes=60_000))
     assert len(tasks) > 5
     assert all(len({item.label for item in task.inputs}) == 3 for task in tasks)
 
@@ -139,56 +171,123 @@ def test_classes_are_spread_over_the_shards():
 )
 def test_shards_are_within_15_percent_of_one_another(count, a_shard, seed, spread):
     low, high = spread
-    inputs = tuple(Input(f"{n}.jpg", 1000 * (low + 37 * n % (high - low + 1)), "1") for n in range(count))
-    mean = sum(item.bytes for item in inputs) / count
-    _, tasks = plan_shards(
-        Listing("memory://s", inputs, (), 0), ShardOptions(int(mean * a_shard), seed=seed), lambda item: item.bytes
-    )
+    rows = [Row(f"{n}.jpg", 1000 * (low + 37 * n % (high - low + 1)), "1") for n in range(count)]
+    mean = sum(row.bytes for row in rows) / count
+    _, tasks = make_plan(rows, ShardOptions(shard_bytes=int(mean * a_shard), seed=seed))
     sizes = [sum(item.bytes for item in task.inputs) for task in tasks]
     assert max(sizes) <= 1.15 * min(sizes)
     assert max(sizes) <= 1.5 * mean * a_shard
 
 
 def test_shards_are_about_as_large_as_asked_for():
-    _, tasks = make_plan(equal_listing(1000), ShardOptions(100_000))
+    _, tasks = make_plan(equal_rows(1000), ShardOptions(shard_bytes=100_000))
     sizes = [sum(map(size_of, task.inputs)) for task in tasks]
     assert len(tasks) == round(sum(sizes) / 100_000)
     assert max(sizes) < 110_000
 
 
-@pytest.mark.parametrize("shard_bytes", [1, 1049])
+def test_estimated_sizes_are_cut_evenly():
+    """Records that take a tenth of their file and 500 bytes."""
+    _, tasks = make_plan(equal_rows(1000), ShardOptions(shard_bytes=50_000), SizeEstimate(0.1, 500))
+    sizes = [sum(0.1 * item.bytes + 500 + len(item.path) for item in task.inputs) for task in tasks]
+    assert len(tasks) == round(sum(sizes) / 50_000)
+    assert max(sizes) <= 1.15 * min(sizes)
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(1, 9),
+    st.one_of(st.integers(1000, 60_000).map(lambda size: {"shard_bytes": size}), st.just({})),
+    st.integers(1, 12),
+    SPLITS,
+)
+def test_all_hosts_read_equally_many_shards(count, hosts, size, times, splits):
+    sizing = size or {"shards": hosts * times}
+    if "shard_bytes" in sizing:
+        sizing = {"shard_bytes": sizing["shard_bytes"] + 1300}
+    header, tasks = make_plan(equal_rows(count), ShardOptions(hosts=hosts, split=splits, **sizing))
+    inputs = {name: sum(len(task.inputs) for task in tasks if task.split == name) for name in splits}
+    assert sum(inputs.values()) == count
+    for name, shards in header.splits.items():
+        assert shards % hosts == 0 or shards == inputs[name] < hosts
+    assert all(task.inputs for task in tasks)
+
+
+@given(st.integers(1, 6), st.integers(0, 99))
+def test_as_many_shards_as_asked_for(shards, seed):
+    header, tasks = make_plan(equal_rows(300), ShardOptions(shards=shards, seed=seed))
+    assert header.splits == {"train": shards}
+    sizes = [sum(map(size_of, task.inputs)) for task in tasks]
+    assert max(sizes) <= 1.15 * min(sizes)
+
+
+def test_as_many_shards_as_asked_for_in_the_largest_split():
+    header, _ = make_plan(equal_rows(1000), ShardOptions(shards=20, split={"val": 0.1, "train": 0.9}))
+    assert header.splits["train"] == 20
+    assert 1 <= header.splits["val"] <= 3
+
+
+def test_no_more_shards_than_inputs():
+    assert make_plan(equal_rows(3), ShardOptions(shards=8))[0].splits == {"train": 3}
+    assert make_plan(equal_rows(11), ShardOptions(shards=12, hosts=4))[0].splits == {"train": 8}
+    assert make_plan(equal_rows(3), ShardOptions(shards=8, hosts=8))[0].splits == {"train": 3}
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 1058])
 def test_a_shard_holds_at_least_one_record(shard_bytes):
-    listing = Listing("memory://s", (Input("small.jpg", 10, "1"), Input("large.jpg", 1000, "1")), (), 0)
+    rows = [Row("small.jpg", 10, "1"), Row("large.jpg", 1000, "1")]
     with pytest.raises(
-        OptionError, match=rf"{shard_bytes} bytes cannot hold large\.jpg, whose record takes 1050; .*--shard-size"
+        OptionError, match=rf"{shard_bytes} bytes cannot hold large\.jpg, whose record takes 1059; .*--shard-size"
     ):
-        make_plan(listing, ShardOptions(shard_bytes))
-    make_plan(listing, ShardOptions(1050))
+        make_plan(rows, ShardOptions(shard_bytes=shard_bytes))
+    make_plan(rows, ShardOptions(shard_bytes=1059))
+    make_plan(rows, ShardOptions(shards=2))
 
 
 def test_a_split_without_files_has_no_shards():
-    listing = Listing("memory://s", (Input("a.jpg", 10, "1"),), (), 0)
-    header, tasks = make_plan(listing, ShardOptions(1000, {"train": 0.999999, "val": 0.000001}))
+    splits = {"train": 0.999999, "val": 0.000001}
+    header, tasks = make_plan([Row("a.jpg", 10, "1")], ShardOptions(shard_bytes=1000, split=splits))
     assert header.splits == {"train": 1, "val": 0}
     assert len(tasks) == 1
 
 
 def test_the_header_says_what_was_listed():
-    header, _ = make_plan(equal_listing(10), ShardOptions(10**6))
-    assert (header.kind, header.source, header.class_names) == ("shard", "memory://source", ("c0", "c1", "c2"))
-    assert header.notes == {"images": 10, "ignored_files": 2}
+    header, _ = make_plan(equal_rows(10), ShardOptions())
+    assert (header.kind, header.source, header.base) == ("shard", "memory://source", "memory://source")
+    assert header.class_names == ("c0", "c1", "c2")
+    assert header.notes == {"images": 10, "ignored_files": 2, "listed_twice": 0}
     assert [feature.name for feature in header.features][:2] == ["image/encoded", "image/class/label"]
 
 
 def test_unlabelled_images_have_no_label_feature():
-    header, _ = make_plan(Listing("memory://s", (Input("a.jpg", 10, "1"),), (), 0), ShardOptions(1000))
+    header, _ = make_plan([Row("a.jpg", 10, "1")], ShardOptions(shard_bytes=1000))
     assert not any("class" in feature.name for feature in header.features)
 
 
-@pytest.mark.parametrize("change", [{"path": "x"}, {"bytes": 6}, {"version": "2"}, {"label": 1}])
+def test_further_columns_are_features_behind_all_others():
+    rows = [Row("a.jpg", 10, "1", columns={"x": 1, "y": "é"}), Row("b.jpg", 10, "1", columns={"y": "z"})]
+    header, tasks = make_plan(rows, ShardOptions())
+    assert [(f.name, f.dtype, f.shape) for f in header.features[-2:]] == [("x", "int64", None), ("y", "string", ())]
+    assert {item.path: item.columns for item in tasks[0].inputs} == {"a.jpg": ((1,), ("é",)), "b.jpg": ((), ("z",))}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": "x"},
+        {"bytes": 6},
+        {"version": "2"},
+        {"label": 1},
+        {"file": "b.tar"},
+        {"file": "b.tar", "offset": 512},
+        {"columns": ((1,),)},
+        {"problem": ("unreadable", "gone")},
+    ],
+    ids=str,
+)
 def test_the_input_digest_tells_every_change(change):
     item = Input("a", 5, "1", 0)
-    changed = Input(*{"path": "a", "bytes": 5, "version": "1", "label": 0, **change}.values())
+    changed = Input(**{"path": "a", "bytes": 5, "version": "1", "label": 0, **change})
     other = Input("b", 5, "1", 0)
-    assert input_digest([item, other]) == input_digest([other, item])
+    assert input_digest([item, other]) == input_digest([item, other])
     assert input_digest([item, other]) != input_digest([changed, other])

@@ -188,8 +188,12 @@ def test_a_damaged_plan_is_refused(build_options, damage, photo_folder, unfinish
 def test_a_source_that_is_refused_leaves_nothing_behind(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(NoInputsError):
+        tpufeed.shard(tmp_path / "empty", tmp_path / "new/d", workers=1)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "d").mkdir()
+    with pytest.raises(NoInputsError):
         tpufeed.shard(tmp_path / "empty", tmp_path / "d", workers=1)
-    assert not (tmp_path / "d").exists()
+    assert list((tmp_path / "d").iterdir()) == []  # what was there stays
 
 
 @pytest.mark.parametrize("change", ["grown", "touched", "same size", "deleted"])

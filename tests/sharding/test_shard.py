@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,7 +15,13 @@ from PIL import Image, ImageOps
 
 import tpufeed
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import BuildError, DatasetExistsError, DatasetNotFoundError
+from tpufeed.errors import (
+    BuildError,
+    DatasetExistsError,
+    DatasetNotFoundError,
+    DuplicateWriterError,
+    TooManyRejectsError,
+)
 from tpufeed.storage.memory import MemoryStore
 
 FEATURES = {
@@ -77,6 +84,8 @@ def test_pixels_by_tensorflow_are_those_of_the_files(odd_build, odd_files):
         expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"), np.int16)
         if sample["format"] == b"jpeg":
             found = tf.io.decode_jpeg(sample["encoded"], 3, dct_method="INTEGER_ACCURATE").numpy()
+        elif sample["format"] == b"webp":
+            found = np.asarray(Image.open(io.BytesIO(sample["encoded"])).convert("RGB"))  # TensorFlow has no decoder
         else:
             found = tf.io.decode_png(sample["encoded"], 3).numpy()
         assert found.shape == (sample["height"], sample["width"], 3) == expected.shape
@@ -118,7 +127,8 @@ def test_the_manifest_counts_what_is_there(odd_build, odd_files):
         assert [shard.name for shard in split.variants[0].shards] == [Path(shard).name for shard in shards]
     assert manifest.rejects == {"not_an_image": 1, "truncated": 2, "unreadable": 2, "zero_bytes": 1}
     assert odd_build.rejects == len(odd_files["refused"])
-    assert manifest.images == {"jpeg": 3, "jpeg, encoded anew": 3, "png": 2, "png, encoded anew": 1}
+    assert manifest.images == {"jpeg": 3, "jpeg, encoded anew": 2, "png": 2, "png, encoded anew": 1, "webp": 1}
+    assert manifest.odd == {"alpha": 1, "cmyk": 1, "exif": 1, "greyscale": 2}
     assert odd_build.ignored_files == 1
     assert tpufeed.verify(odd_build.url).records == len(found)
 
@@ -191,12 +201,77 @@ def test_all_rejected_is_an_error_and_no_dataset(odd_files, tmp_path):
         open_dataset(tmp_path / "d")
 
 
-def test_a_finished_dataset_is_not_touched(photo_folder, bytes_of, tmp_path):
-    result = tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
-    before = bytes_of(result.url), (tmp_path / "d/manifest.json").read_bytes()
-    with pytest.raises(DatasetExistsError, match="already holds a dataset"):
+def state_of(folder):
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_dataset_is_recognised_and_not_touched(photo_folder, tmp_path):
+    first = tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
+    before = state_of(tmp_path / "d")
+    again = tpufeed.shard(photo_folder, tmp_path / "d", workers=2)
+    assert (again.manifest, again.images, again.earlier_images, again.seconds) == (first.manifest, 90, 90, 0)
+    assert state_of(tmp_path / "d") == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"seed": 1}, DuplicateWriterError, "seed is 0 there and 1 here"),
+        ({"check": "header"}, DuplicateWriterError, 'check is "full" there and "header" here'),
+        ({}, DatasetExistsError, r"already holds the dataset of this command, but .* has changed since: 90 inputs"),
+    ],
+    ids=["seed", "check", "source"],
+)
+def test_another_finished_dataset_is_not_touched(options, error, message, photo_folder, tmp_path):
+    shutil.copytree(photo_folder, tmp_path / "photos")
+    tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=1)
+    before = state_of(tmp_path / "d")
+    if not options:
+        os.utime(min((tmp_path / "photos").glob("*/*.jpg")), ns=(0, 0))
+    with pytest.raises(error, match=message):
+        tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=1, **options)
+    assert state_of(tmp_path / "d") == before
+
+
+def test_a_finished_dataset_without_its_plan_is_not_touched(photo_folder, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
+    (tmp_path / "d/_tpufeed/plan.jsonl").unlink()
+    before = state_of(tmp_path / "d")
+    with pytest.raises(DatasetExistsError, match=r"already holds a dataset .*is gone; nothing was changed"):
         tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
-    assert (bytes_of(result.url), (tmp_path / "d/manifest.json").read_bytes()) == before
+    assert state_of(tmp_path / "d") == before
+
+
+def test_too_many_rejects_are_an_error_and_no_dataset_until_they_are_allowed(odd_folder, odd_files, bytes_of, tmp_path):
+    with pytest.raises(TooManyRejectsError, match=r"of 15 inputs cannot be taken.* 2 are allowed.*rejects\.jsonl"):
+        tpufeed.shard(odd_folder, tmp_path / "d", workers=1, shard_bytes="60KB", max_rejects=2)
+    assert not (tmp_path / "d/manifest.json").exists()
+    assert len(rejects_of(tmp_path / "d")) > 2
+    result = tpufeed.shard(odd_folder, tmp_path / "d", workers=1, shard_bytes="60KB", max_rejects="40%")
+    assert result.rejects == len(odd_files["refused"]) == 6
+    assert result.earlier_images > 0
+    fresh = tpufeed.shard(odd_folder, tmp_path / "fresh", workers=1, shard_bytes="60KB")
+    assert bytes_of(result.url) == bytes_of(fresh.url)
+
+
+def test_hosts_get_equally_many_shards(photo_folder, tmp_path):
+    manifest = tpufeed.shard(
+        *(photo_folder, tmp_path / "d"), shard_bytes="100KB", hosts=4, split="train=0.8,val=0.2", workers=1
+    ).manifest
+    assert [len(split.variants[0].shards) for split in manifest.splits.values()] == [8, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        ({"hosts": 100}, r"split train has fewer shards \(90\) than hosts \(100\)"),
+        ({"shard_bytes": "100KB"}, "split train has 11 shards of 0.10 MB, less than 10 MB; fewer"),
+        ({"split": "train=0.999999,val=0.000001"}, "split val is empty"),
+    ],
+)
+def test_what_would_serve_training_better_is_said(options, warning, photo_folder, tmp_path):
+    warnings = tpufeed.shard(photo_folder, tmp_path / "d", workers=1, **options).warnings
+    assert any(re.search(warning, found) for found in warnings), warnings
 
 
 def test_unlabelled_images(photo_folder, tmp_path):

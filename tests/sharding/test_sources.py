@@ -7,24 +7,9 @@ from pathlib import Path
 import pytest
 
 from tpufeed.errors import NoInputsError, SourceError
-from tpufeed.sharding.sources import list_images
 from tpufeed.storage.memory import MemoryStore
 
 NOBODY = 65534
-
-
-@pytest.fixture
-def tree(tmp_path):
-    """`tree(*names)` makes files below a folder; what is in them does not matter to a listing."""
-
-    def make(*names):
-        for name in names:
-            path = tmp_path / "source" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(name.encode("utf-8", "surrogateescape"))
-        return tmp_path / "source"
-
-    return make
 
 
 @contextmanager
@@ -40,38 +25,38 @@ def without_roots_rights():
             os.seteuid(0)
 
 
-def by_name(listing):
-    return {item.path: item.label for item in listing.inputs}
+def by_name(inputs):
+    return {item.path: item.label for item in inputs}
 
 
-def test_class_folders(tree):
-    listing = list_images(tree("dog/2.PNG", "dog/1.jpg", "cat/1.jpeg", "ant/x.webp"))
-    assert listing.class_names == ("ant", "cat", "dog")
-    assert by_name(listing) == {"ant/x.webp": 0, "cat/1.jpeg": 1, "dog/1.jpg": 2, "dog/2.PNG": 2}
+def test_class_folders(tree, take):
+    listing, inputs = take(tree("dog/2.PNG", "dog/1.jpg", "cat/1.jpeg", "ant/x.webp"))
+    assert listing.classes.names == ("ant", "cat", "dog")
+    assert by_name(inputs) == {"ant/x.webp": 0, "cat/1.jpeg": 1, "dog/1.jpg": 2, "dog/2.PNG": 2}
     assert listing.ignored_files == 0
 
 
-def test_inputs_carry_what_identifies_them(tree):
+def test_inputs_carry_what_identifies_them(tree, take):
     folder = tree("cat/1.jpg")
-    (item,) = list_images(folder).inputs
+    _, (item,) = take(folder)
     stat = (folder / "cat/1.jpg").stat()
     assert (item.bytes, item.version) == (stat.st_size, str(stat.st_mtime_ns))
 
 
-def test_a_flat_folder_is_unlabelled(tree):
-    listing = list_images(tree("1.jpg", "2.png"))
-    assert listing.class_names == ()
-    assert by_name(listing) == {"1.jpg": -1, "2.png": -1}
+def test_a_flat_folder_is_unlabelled(tree, take):
+    listing, inputs = take(tree("1.jpg", "2.png"))
+    assert listing.classes.names == ()
+    assert by_name(inputs) == {"1.jpg": -1, "2.png": -1}
 
 
-def test_images_beside_class_folders_are_refused(tree):
-    with pytest.raises(SourceError, match=r"2 images lie beside the class folders \(.*stray.*move them"):
-        list_images(tree("cat/1.jpg", "stray1.jpg", "stray2.jpg"))
+def test_images_beside_class_folders_are_refused(tree, take):
+    with pytest.raises(SourceError, match=r"images lie beside the class folders \(stray.*\); move them"):
+        take(tree("cat/1.jpg", "stray1.jpg", "stray2.jpg"))
 
 
-def test_files_without_an_images_name_are_counted(tree):
-    listing = list_images(tree("cat/1.jpg", "cat/notes.txt", "labels.csv", "cat/noextension", "cat/archive.jpg.zip"))
-    assert (list(by_name(listing)), listing.ignored_files) == (["cat/1.jpg"], 4)
+def test_files_without_an_images_name_are_counted(tree, take):
+    listing, inputs = take(tree("cat/1.jpg", "cat/notes.txt", "labels.csv", "cat/noextension", "cat/archive.jpg.zip"))
+    assert (list(by_name(inputs)), listing.ignored_files) == (["cat/1.jpg"], 4)
 
 
 @pytest.mark.parametrize(
@@ -88,74 +73,74 @@ def test_files_without_an_images_name_are_counted(tree):
         "cat/__MACOSX/1.jpg",
     ],
 )
-def test_other_programs_leavings_are_no_images_and_no_classes(leaving, tree):
-    listing = list_images(tree("cat/1.jpg", "dog/1.jpg", leaving))
-    assert by_name(listing) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
-    assert (listing.class_names, listing.ignored_files) == (("cat", "dog"), 1)
+def test_other_programs_leavings_are_no_images_and_no_classes(leaving, tree, take):
+    listing, inputs = take(tree("cat/1.jpg", "dog/1.jpg", leaving))
+    assert by_name(inputs) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
+    assert (listing.classes.names, listing.ignored_files) == (("cat", "dog"), 1)
 
 
-def test_a_class_may_be_called_nearly_so(tree):
-    assert list_images(tree("my__MACOSX/1.jpg", "a.b/1.jpg")).class_names == ("a.b", "my__MACOSX")
+def test_a_class_may_be_called_nearly_so(tree, take):
+    assert take(tree("my__MACOSX/1.jpg", "a.b/1.jpg"))[0].classes.names == ("a.b", "my__MACOSX")
 
 
-def test_deeper_folders_belong_to_the_class_above_them(tree):
-    listing = list_images(tree("cat/2023/may/1.jpg", "cat/1.jpg", "dog/x/1.jpg"))
-    assert by_name(listing) == {"cat/1.jpg": 0, "cat/2023/may/1.jpg": 0, "dog/x/1.jpg": 1}
+def test_deeper_folders_belong_to_the_class_above_them(tree, take):
+    _, inputs = take(tree("cat/2023/may/1.jpg", "cat/1.jpg", "dog/x/1.jpg"))
+    assert by_name(inputs) == {"cat/1.jpg": 0, "cat/2023/may/1.jpg": 0, "dog/x/1.jpg": 1}
 
 
-def test_empty_folders_are_no_classes(tree):
+def test_empty_folders_are_no_classes(tree, take):
     folder = tree("cat/1.jpg")
     (folder / "dog").mkdir()
-    assert list_images(folder).class_names == ("cat",)
+    assert take(folder)[0].classes.names == ("cat",)
 
 
 @pytest.mark.parametrize(
     "name", ["größe", "猫 und 🐈", "new\nline", " space ", "a'b\"c", "%20", "[x]", "-dash", "a=b,c"]
 )
-def test_names_of_all_kinds(name, tree):
-    listing = list_images(tree(f"{name}/{name}.jpg"))
-    assert listing.class_names == (name,)
-    assert by_name(listing) == {f"{name}/{name}.jpg": 0}
+def test_names_of_all_kinds(name, tree, take):
+    listing, inputs = take(tree(f"{name}/{name}.jpg"))
+    assert listing.classes.names == (name,)
+    assert by_name(inputs) == {f"{name}/{name}.jpg": 0}
 
 
 @pytest.mark.parametrize("name", ["cat/b\udcffd.jpg", "c\udcfft/1.jpg"])
-def test_a_name_that_is_not_utf8_is_refused_by_name(name, tree):
+def test_a_name_that_is_not_utf8_is_refused_by_name(name, tree, take):
     folder = tree("cat/1.jpg", name)
     with pytest.raises(SourceError, match=r"\\udcff.* is not UTF-8; rename it") as raised:
-        list_images(folder)
+        take(folder)
     str(raised.value).encode()  # it can be printed
 
 
-def test_a_name_that_is_not_utf8_does_not_matter_where_it_is_no_images(tree):
-    assert list_images(tree("cat/1.jpg", "cat/b\udcffd.txt")).ignored_files == 1
+def test_a_name_that_is_not_utf8_does_not_matter_where_it_is_no_images(tree, take):
+    assert take(tree("cat/1.jpg", "cat/b\udcffd.txt"))[0].ignored_files == 1
 
 
 @pytest.mark.parametrize(
     "names", [[], ["readme.txt", "cat/x.txt"], [".hidden/1.jpg"]], ids=["empty", "texts", "hidden"]
 )
-def test_a_folder_without_images(names, tree, tmp_path):
+def test_a_folder_without_images(names, tree, tmp_path, take):
     (tmp_path / "source").mkdir()
     with pytest.raises(NoInputsError, match=rf"no images found among {len(names)} files; .*\.jpg.*photos/cat/1\.jpg"):
-        list_images(tree(*names))
+        take(tree(*names))
 
 
-def test_a_missing_source(tmp_path):
+def test_a_missing_source(tmp_path, take):
     with pytest.raises(SourceError, match="nowhere does not exist"):
-        list_images(tmp_path / "nowhere")
+        take(tmp_path / "nowhere")
 
 
-def test_a_file_as_source(tree):
-    with pytest.raises(SourceError, match=r"1\.jpg is a file, not a folder"):
-        list_images(tree("cat/1.jpg") / "cat/1.jpg")
+def test_a_file_as_source(tree, take):
+    with pytest.raises(SourceError, match=r"1\.jpg is a file; expected a folder of images, a table \(\.csv"):
+        take(tree("cat/1.jpg") / "cat/1.jpg")
 
 
-def test_a_path_through_a_file(tree):
+def test_a_path_through_a_file(tree, take):
     with pytest.raises(SourceError, match="does not exist"):
-        list_images(tree("cat/1.jpg") / "cat/1.jpg/below")
+        take(tree("cat/1.jpg") / "cat/1.jpg/below")
 
 
 @pytest.mark.parametrize("locked", ["source", "source/cat"])
-def test_a_folder_that_may_not_be_read(locked):
+def test_a_folder_that_may_not_be_read(locked, take):
     outer = Path(tempfile.mkdtemp())  # pytest's own folders are locked to others as a whole
     try:
         (outer / "source/cat").mkdir(parents=True)
@@ -163,35 +148,35 @@ def test_a_folder_that_may_not_be_read(locked):
         outer.chmod(0o755)
         (outer / locked).chmod(0)
         with without_roots_rights(), pytest.raises(SourceError, match="Permission denied"):
-            list_images(outer / "source")
+            take(outer / "source")
         with without_roots_rights(), pytest.raises(SourceError, match="Permission denied"):
-            list_images(outer / "source/cat")
+            take(outer / "source/cat")
     finally:
         (outer / locked).chmod(0o755)
         shutil.rmtree(outer)
 
 
-def test_a_broken_link_is_listed_so_that_it_can_be_rejected(tree):
+def test_a_broken_link_is_listed_so_that_it_can_be_rejected(tree, take):
     folder = tree("cat/1.jpg")
     (folder / "cat/2.jpg").symlink_to("nowhere.jpg")
-    assert set(by_name(list_images(folder))) == {"cat/1.jpg", "cat/2.jpg"}
+    assert set(by_name(take(folder)[1])) == {"cat/1.jpg", "cat/2.jpg"}
 
 
-def test_a_linked_class_folder_is_followed(tree, tmp_path):
+def test_a_linked_class_folder_is_followed(tree, tmp_path, take):
     folder = tree("cat/1.jpg")
     (folder / "dog").symlink_to(folder / "cat", target_is_directory=True)
-    assert by_name(list_images(folder)) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
+    assert by_name(take(folder)[1]) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
 
 
-def test_objects_in_memory_are_listed_alike(tmp_path):
+def test_objects_in_memory_are_listed_alike(tmp_path, take):
     url = f"memory://{tmp_path.name}"
     for name in ("dog/1.jpg", "cat/1.jpg", "readme.txt"):
         MemoryStore(url).put(name, b"x")
-    listing = list_images(url)
-    assert by_name(listing) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
-    assert (listing.class_names, listing.ignored_files) == (("cat", "dog"), 1)
+    listing, inputs = take(url)
+    assert by_name(inputs) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
+    assert (listing.classes.names, listing.ignored_files) == (("cat", "dog"), 1)
 
 
-def test_a_source_in_memory_without_objects(tmp_path):
+def test_a_source_in_memory_without_objects(tmp_path, take):
     with pytest.raises(NoInputsError, match="among 0 files"):
-        list_images(f"memory://{tmp_path.name}-empty")
+        take(f"memory://{tmp_path.name}-empty")

@@ -1,84 +1,213 @@
 """`shard`: from raw images to a dataset."""
 
-from collections.abc import Mapping
-from functools import partial
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Unpack
 
-from tpufeed.dataset.build import BuildResult, ProgressListener, local_engine, run_build
-from tpufeed.dataset.commit import join_or_begin
-from tpufeed.dataset.plan import encode_plan
-from tpufeed.dataset.reader import refuse_existing
-from tpufeed.engines.engine import Job
-from tpufeed.errors import ImageError
-from tpufeed.images.policy import ImagePolicy
-from tpufeed.sharding.options import ShardOptions, parse_size, parse_splits
-from tpufeed.sharding.plan import KIND, SizeEstimate, plan_shards
-from tpufeed.sharding.sources import Listing, list_images
-from tpufeed.sharding.worker import ENTRY, ShardContext, take_image
+from tpufeed.dataset.advice import iter_warnings
+from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, local_engine, run_build
+from tpufeed.dataset.commit import find_build, join_or_begin
+from tpufeed.dataset.naming import PLAN
+from tpufeed.dataset.plan import check_same_plan, read_plan, write_plan
+from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.rejects import parse_budget
+from tpufeed.dataset.space import check_space
+from tpufeed.engines.engine import Job, available_cores
+from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError
+from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options
+from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, plan_shards
+from tpufeed.sharding.probe import needs_probe, probe_images
+from tpufeed.sharding.sources import find_source
+from tpufeed.sharding.worker import ENTRY, ShardContext
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
-
-_PROBED_IMAGES = 48
-_FEATURES_BYTES = 320  # of a record, besides the image and its path
+from tpufeed.storage.temporary import temporary_folder
 
 
-def shard(  # noqa: PLR0913  # the public face: flat keywords, gathered into ShardOptions at once
+def shard(
     src: str | Path,
     dst: str | Path,
     *,
-    shard_bytes: str | int = "64MB",
-    split: str | Mapping[str, float] = "train",
-    presize: int | None = None,
-    check: Literal["full", "header"] = "full",
-    seed: int = 0,
+    max_rejects: str | int | None = None,
+    overwrite: bool = False,
     workers: int | None = None,
     listener: ProgressListener | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> BuildResult:
-    """Turn a folder of images into a dataset of TFRecord shards.
+    """Turn raw images into a dataset of TFRecord shards.
 
-    An interrupted call, made again with the same arguments, goes on where it stopped and ends with the same bytes.
+    An interrupted call, made again with the same arguments, goes on where it stopped and ends with the same bytes; one
+    that is finished is recognised, and its source compared.
 
     Args:
-        src: a folder of class folders, or of unlabelled images; a path or a URL.
-        dst: where the dataset goes; a path or a URL that holds no dataset yet.
-        shard_bytes: aim for shards of this size, like "64MB".
-        split: shares of splits, like "train=0.9,val=0.1", dealt by a stable hash of each image's path.
-        presize: shrink images whose shorter side is longer than this many pixels to it.
-        check: "full" decodes every image strictly; "header" trusts what follows a sound header.
-        seed: of the global order in which images go into shards.
+        src: a folder of class folders (in folders of splits, or none), or of unlabelled images; a table of paths (.csv,
+            .tsv, .jsonl, .parquet); one or more WebDataset tars. A path or a URL.
+        dst: where the dataset goes; a path or a URL.
+        max_rejects: fail, before there is a dataset, where more inputs than this cannot be taken: "1%" or a number.
+            By default 1 %, and 10 of however few.
+        overwrite: remove what stands at `dst`, a dataset or what a build has left of one, once the source is listed.
         workers: processes; all cores by default.
         listener: called with a `BuildProgress` a few times a second.
+        options: what decides the bytes, see `tpufeed.sharding.options.ShardOptions` (shard_bytes, shards, hosts, split,
+            split_by, image, label, classes, seed) and `tpufeed.images.policy.ImagePolicy` (check, encode, quality,
+            presize, presize_mode, max_pixels, min_side, and policy={"alpha": "black", ...} for odd cases).
 
     Raises:
         OptionError, NoInputsError, SourceError, DatasetExistsError, DuplicateWriterError: nothing was changed.
+        TooManyRejectsError: what is done stays, and the same call with a larger budget goes on from there.
         TaskError, BuildError: the work failed; what is done stays, and the same call goes on from there.
     """
-    splits = parse_splits(split) if isinstance(split, str) else dict(split)
-    options = ShardOptions(parse_size(shard_bytes), splits, seed, ImagePolicy(check, presize))
+    checked, budget = make_options(options), parse_budget(max_rejects)
     source, destination = open_store(src), open_store(dst)
     engine = local_engine(workers, source, destination)
-    refuse_existing(destination)
-    plan, _ = join_or_begin(destination, KIND, source.url, options.to_dict(), partial(_make_plan, source, options))
-    job = Job(ENTRY, ShardContext(destination.url, plan.header, options.images))
-    return run_build(destination, plan, job, engine, listener)
+    freed_bytes = 0
+    if overwrite:
+        freed_bytes = sum(info.size_bytes for info in find_build(destination))
+    else:
+        finished = find_dataset(destination)
+        if finished is not None:
+            _check_same_dataset(finished, source.url, checked)
+            return finished_result(finished)
+
+    def make_plan(path: Path) -> None:
+        write_shard_plan(path, source.url, destination, checked, freed_bytes)
+
+    plan, joined = join_or_begin(destination, KIND, source.url, checked.to_dict(), make_plan, overwrite)
+    job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images))
+    return run_build(Build(destination, plan, job, engine, budget, joined), listener)
 
 
-def _make_plan(source: Store, options: ShardOptions) -> bytes:
-    listing = list_images(source.url)
-    header, tasks = plan_shards(listing, options, _record_size(source, listing, options.images))
-    return encode_plan(header, tasks)
+def write_shard_plan(path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int = 0) -> None:
+    """Write the plan of a build to a new file, in memory that does not grow with the inputs.
+
+    `freed_bytes` of the destination will be removed before there are shards.
+
+    Raises:
+        OptionError, NoInputsError, SourceError: the source cannot be understood.
+        BuildError: the destination has no room for the shards.
+    """
+    with take_inventory(source, options) as inventory:
+        probed = needs_probe(options.images)
+        estimate = probe_images(inventory, options.images).estimate if probed else SizeEstimate()
+        size = sum(size for _, size in count_shards(inventory, options, estimate).values())
+        check_space(destination, size, freed_bytes)
+        write_plan(path, *plan_shards(inventory, options, estimate, source))
 
 
-def _record_size(source: Store, listing: Listing, policy: ImagePolicy) -> SizeEstimate:
-    """Sizes of records: of the files, where they are kept; else the mean of a few that are made for it."""
-    if policy.presize_px is None:
-        return lambda item: item.bytes + _FEATURES_BYTES + len(item.path)
-    sizes = []
-    for item in listing.inputs[:: max(1, len(listing.inputs) // _PROBED_IMAGES)]:
+@dataclass(frozen=True, slots=True)
+class SplitPreview:
+    """A split that a build would make: about `bytes` in `shards` shards."""
+
+    inputs: int
+    shards: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a build would do, from listing its source and taking a few images.
+
+    Attributes:
+        source_bytes: of the images as they are.
+        classes: how many there are.
+        free_bytes: at the destination; None where nobody can say.
+        seconds: about what it would take.
+        probed, probed_rejects: images taken for this, and those of them that cannot be.
+    """
+
+    source: str
+    destination: str
+    splits: dict[str, SplitPreview]
+    classes: int
+    source_bytes: int
+    ignored_files: int
+    listed_twice: int
+    free_bytes: int | None
+    seconds: float
+    probed: int
+    probed_rejects: int
+    warnings: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all shards together, about."""
+        return sum(split.bytes for split in self.splits.values())
+
+
+def preview_shard(
+    src: str | Path, dst: str | Path, *, workers: int | None = None, **options: Unpack[ShardKeywords]
+) -> Preview:
+    """What `shard` with the same arguments would do. Changes nothing.
+
+    Raises:
+        OptionError, NoInputsError, SourceError: as `shard` does.
+    """
+    checked = make_options(options)
+    source, destination = open_store(src), open_store(dst)
+    local_engine(workers, source, destination)  # checks the number
+    with take_inventory(source.url, checked) as inventory:
+        probe = probe_images(inventory, checked.images)
+        shards, totals = count_shards(inventory, checked, probe.estimate), inventory.totals()
+        splits = {name: SplitPreview(totals[name][0], count, int(size)) for name, (count, size) in shards.items()}
+        warnings = [
+            warning
+            for name, (count, size) in shards.items()
+            for warning in iter_warnings(name, count, size, checked.hosts)
+        ]
+        return Preview(
+            source=source.url,
+            destination=destination.url,
+            splits=splits,
+            classes=len(inventory.classes.names),
+            source_bytes=sum(size for _, size, _ in totals.values()),
+            ignored_files=inventory.ignored_files,
+            listed_twice=inventory.listed_twice(),
+            free_bytes=destination.free_bytes(),
+            seconds=len(inventory) * probe.seconds_an_image / (workers or available_cores()),
+            probed=probe.images,
+            probed_rejects=probe.rejects,
+            warnings=tuple(warnings),
+        )
+
+
+@contextmanager
+def take_inventory(source: str, options: ShardOptions) -> Iterator[Inventory]:
+    """All inputs of a source, in a file that is gone afterwards.
+
+    Raises:
+        OptionError, NoInputsError, SourceError: the source cannot be understood.
+        BuildError: the folder for temporary files has no room for them.
+    """
+    found = find_source(source, options)
+    with temporary_folder() as folder:  # of a killed run, too, nothing stays
         try:
-            sizes.append(len(take_image(source, item, policy).data))
-        except ImageError:
-            continue
-    mean = sum(sizes) // max(1, len(sizes))
-    return lambda item: mean + _FEATURES_BYTES + len(item.path)
+            with Inventory(folder, found, options) as inventory:
+                yield inventory
+        except sqlite3.Error as error:
+            raise BuildError(
+                f"the list of inputs cannot be kept in {folder}: {error}. Nothing was changed. Make room there, or set "
+                "TMPDIR to a folder that has some"
+            ) from error
+
+
+def _check_same_dataset(finished: Dataset, source: str, options: ShardOptions) -> None:
+    """Raises where the dataset that stands is not what the call would build now."""
+    try:
+        header = read_plan(finished.store).header
+    except ObjectNotFoundError:
+        raise DatasetExistsError(
+            f"{finished.url} already holds a dataset (see: tpufeed info {finished.url}), and {PLAN}, which would say "
+            "whether it is this one, is gone; nothing was changed. Take another destination, or say --overwrite"
+        ) from None
+    check_same_plan(finished.store, header, KIND, source, options.to_dict())
+    with take_inventory(source, options) as inventory:
+        if inventory.digest() != header.input_digest:
+            raise DatasetExistsError(
+                f"{finished.url} already holds the dataset of this command, but {source} has changed since: "
+                f"{header.notes['images']:,} inputs then, {len(inventory):,} now. Nothing was changed. Take another "
+                "destination, or say --overwrite to build it anew"
+            )

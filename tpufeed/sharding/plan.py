@@ -1,99 +1,110 @@
-"""The plan of a sharding, as a pure function of listing and options."""
+"""The plan of a sharding, as a function of inventory and options: nothing but arithmetic."""
 
-import hashlib
-import itertools
 import secrets
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from tpufeed.dataset.plan import Input, PlanHeader, Task
 from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import OptionError
+from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources import Listing
 
 KIND = "shard"
+FEATURES_BYTES = 320  # of a record, besides the image, its path and further columns
 
 
-class SizeEstimate(Protocol):
-    """How many bytes an input's record will take."""
+@dataclass(frozen=True, slots=True)
+class SizeEstimate:
+    """How many bytes a record takes: `slope` times its file, and `fixed` more."""
 
-    def __call__(self, item: Input) -> int:
-        """Bytes of the record, framing included."""
+    slope: float = 1.0
+    fixed: float = FEATURES_BYTES
 
 
-def plan_shards(listing: Listing, options: ShardOptions, record_bytes: SizeEstimate) -> tuple[PlanHeader, list[Task]]:
-    """Header and tasks: inputs in a global seeded order, dealt to splits by a hash of their paths, cut into shards.
+def count_shards(inventory: Inventory, options: ShardOptions, estimate: SizeEstimate) -> dict[str, tuple[int, float]]:
+    """By split: how many shards it gets, and about how many bytes they hold together.
 
     Raises:
         OptionError: a shard would be smaller than its largest record.
     """
-    largest = max(listing.inputs, key=record_bytes)
-    if record_bytes(largest) > options.shard_bytes:
-        raise OptionError(
-            f"a shard of {options.shard_bytes} bytes cannot hold {largest.path}, whose record takes "
-            f"{record_bytes(largest)}; give a --shard-size of at least that, better 64MB to 256MB"
-        )
-    ordered = sorted(listing.inputs, key=lambda item: _path_hash(item.path, options.seed))
-    by_split: dict[str, list[Input]] = {name: [] for name in options.splits}
-    for item in ordered:
-        by_split[split_of(item.path, options.splits)].append(item)
-    tasks: list[Task] = []
-    for split, inputs in by_split.items():
-        cuts = list(_cut(inputs, options.shard_bytes, record_bytes))
-        tasks += [Task(len(tasks) + n, split, n, len(cuts), tuple(cut)) for n, cut in enumerate(cuts)]
+    totals = inventory.totals()
+    sizes = {
+        name: estimate.slope * size + estimate.fixed * count + extra for name, (count, size, extra) in totals.items()
+    }
+    largest = max(sizes.values())
+    shard_bytes = options.shard_bytes if options.shards is None else largest / options.shards
+    if options.shards is None:
+        path, record = inventory.largest(estimate.slope, estimate.fixed)
+        if record > shard_bytes:
+            raise OptionError(
+                f"a shard of {options.shard_bytes} bytes cannot hold {path}, whose record takes {record}; give a "
+                "--shard-size of at least that, better 64MB to 256MB"
+            )
+    hosts = options.hosts
+    wanted = {name: hosts * max(1, round(size / shard_bytes / hosts)) for name, size in sizes.items()}
+    return {name: (_at_most(totals[name][0], wanted[name], hosts), size) for name, size in sizes.items()}
+
+
+def _at_most(inputs: int, shards: int, hosts: int) -> int:
+    """No shard may be empty; where there are enough inputs for it, a multiple of the hosts they stay."""
+    return shards if shards <= inputs else inputs // hosts * hosts or inputs
+
+
+def plan_shards(
+    inventory: Inventory, options: ShardOptions, estimate: SizeEstimate, source: str
+) -> tuple[PlanHeader, Iterator[Task]]:
+    """Header and tasks: each split's inputs in the global order, cut into shards of nearly equal size.
+
+    Raises:
+        OptionError: a shard would be smaller than its largest record.
+    """
+    shards = count_shards(inventory, options, estimate)
+    counts = {name: count for name, (count, _, _) in inventory.totals().items()}
     header = PlanHeader(
         kind=KIND,
-        source=listing.url,
+        source=source,
         options=options.to_dict(),
         run_id=secrets.token_hex(8),
-        input_digest=input_digest(listing.inputs),
-        splits={split: sum(task.split == split for task in tasks) for split in options.splits},
+        input_digest=inventory.digest(),
+        splits={name: count for name, (count, _) in shards.items()},
         variants=None,
-        class_names=listing.class_names,
-        features=record_schema(labelled=bool(listing.class_names)),
-        notes={"images": len(listing.inputs), "ignored_files": listing.ignored_files},
+        class_names=inventory.classes.names,
+        features=(*record_schema(inventory.labelled), *inventory.schema),
+        base=inventory.base,
+        notes={
+            "images": len(inventory),
+            "ignored_files": inventory.ignored_files,
+            "listed_twice": inventory.listed_twice(),
+        },
     )
-    return header, tasks
+    return header, _iter_tasks(inventory, estimate, shards, counts)
 
 
-def split_of(path: str, splits: dict[str, float]) -> str:
-    """The split of a path: stable, so that adding files moves none of the old ones."""
-    point = int.from_bytes(_path_hash(path, None)[:8], "big") / 2**64
-    for name, stop in zip(splits, itertools.accumulate(splits.values()), strict=True):
-        if point < stop:
-            return name
-    return list(splits)[-1]
+def _iter_tasks(
+    inventory: Inventory, estimate: SizeEstimate, shards: Mapping[str, tuple[int, float]], inputs: Mapping[str, int]
+) -> Iterator[Task]:
+    number = 0
+    for split, (count, total) in shards.items():
+        sized = (
+            (item, estimate.slope * item.bytes + estimate.fixed + extra) for item, extra in inventory.iter_inputs(split)
+        )
+        for shard, run in enumerate(cut(sized, inputs[split], count, total)):
+            yield Task(number, split, shard, count, tuple(run))
+            number += 1
 
 
-def input_digest(inputs: Sequence[Input]) -> str:
-    """Identity of all inputs together, whatever their order: paths, sizes, versions and labels."""
-    digest = hashlib.blake2b(digest_size=16)
-    for item in sorted(inputs, key=lambda item: item.path):
-        digest.update(f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
-
-
-def _path_hash(path: str, seed: int | None) -> bytes:
-    """blake2b of (seed, path): a global order that an external sort of ten million names gives as well."""
-    data = path.encode("utf-8", "surrogateescape")
-    person = b"split" if seed is None else b"order"
-    return hashlib.blake2b(f"{seed}\0".encode() + data, digest_size=16, person=person).digest()
-
-
-def _cut(inputs: Sequence[Input], shard_bytes: int, record_bytes: SizeEstimate) -> Iterator[list[Input]]:
-    """Runs of nearly equal size: an input belongs to the shard in which its middle byte falls."""
-    total = sum(map(record_bytes, inputs))
-    if not inputs:
-        return
-    shards = min(len(inputs), max(1, round(total / shard_bytes)))
+def cut(sized: Iterable[tuple[Input, float]], count: int, shards: int, total: float) -> Iterator[list[Input]]:
+    """`shards` runs of nearly equal size of `count` inputs: one belongs to the run in which its middle byte falls."""
     run: list[Input] = []
-    position, number = 0, 0
-    for item in inputs:
-        size = record_bytes(item)
-        if run and (position + size / 2) * shards >= total * (number + 1):
+    position, number = 0.0, 0
+    for place, (item, size) in enumerate(sized):
+        runs_left = shards - number - 1
+        full = (position + size / 2) * shards >= total * (number + 1)
+        if run and runs_left and (full or count - place <= runs_left):  # none may be empty
             yield run
             run, number = [], number + 1
         run.append(item)
         position += size
-    yield run
+    if run:
+        yield run

@@ -3,15 +3,16 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from tpufeed.dataset.commit import Reject, Report, ShardReport, put_report, put_shard
+from tpufeed.dataset.commit import Reject, Report, ShardReport, is_reported, put_report, put_shard
 from tpufeed.dataset.plan import Input, PlanHeader, TaskRef, read_task
-from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, TEXT, record_layout
+from tpufeed.dataset.schema import FORMAT, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
-from tpufeed.errors import ImageError, ObjectNotFoundError, StoreError
+from tpufeed.errors import ImageError
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image
+from tpufeed.sharding.files import Files
+from tpufeed.sharding.inputs import InputFeatures, iter_taken
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import Feature
 
 ENTRY = "tpufeed.sharding.worker:run"
@@ -28,69 +29,53 @@ class ShardContext:
 
 def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
     """Make the shard that `ref` refers to."""
-    source, destination = open_store(context.header.source), open_store(context.destination)
+    destination = open_store(context.destination)
+    if is_reported(destination, ref.number):
+        return
     task = read_task(destination, ref)
-    layout = record_layout(context.header.features)
-    labelled = LABEL in layout.int_keys
-    class_names = context.header.class_names
-    counts, images, rejects = [0] * len(class_names), Counter[str](), list[Reject]()
+    (name,) = context.header.shard_names(task)
+    made = _Made(context.header)
     meter = engine.ProgressMeter(report_progress)
+
+    def take(data: bytes, name: str) -> StoredImage:
+        return store_image(data, context.policy, name)
+
     with destination.temporary_folder() as folder:
         path = folder / "shard"
-        with ShardWriter(path, layout) as writer:
-            for item in task.inputs:
-                try:
-                    image = take_image(source, item, context.policy)
-                except ImageError as error:
-                    rejects.append(Reject(item.path, error.reason, str(error)))
+        with ShardWriter(path, record_layout(context.header.features)) as writer:
+            for item, image in iter_taken(Files(context.header.base), task.inputs, take):
+                if isinstance(image, ImageError):
+                    made.rejects.append(Reject(item.path, image.reason, str(image)))
                     meter.add(rejects=1)
-                    continue
-                sizes = (image.height, image.width, image.channels)
-                writer.add(
-                    image.data,
-                    (item.label, *sizes) if labelled else sizes,
-                    _features(image, item.path, class_names[item.label] if labelled else None),
-                )
-                if labelled:
-                    counts[item.label] += 1
-                images[image.format if image.kept else f"{image.format}, encoded anew"] += 1
-                meter.add(images=1, size=item.bytes)
+                else:
+                    writer.add(image.data, *made.features(item, image))
+                    meter.add(images=1, size=item.bytes)
         meter.flush()
         written = writer.finish()
-        (name,) = context.header.shard_names(task)
         put_shard(destination, name, path, written)
     shard = ShardReport(name, written.bytes, written.crc32c, written.lengths)
-    put_report(destination, Report(task.number, (shard,), tuple(counts), dict(images), tuple(rejects)))
+    put_report(destination, made.report(task.number, shard))
 
 
-def take_image(source: Store, item: Input, policy: ImagePolicy) -> StoredImage:
-    """The image of an input as its record holds it.
+class _Made:
+    """What has come of a task so far."""
 
-    Raises:
-        ImageError: the input cannot be read, is no longer what was listed, or is no image that can be taken.
-    """
-    try:
-        if source.local_path(item.path) is not None:  # elsewhere it would cost a request an image
-            now = source.stat(item.path)
-            if now is not None and (now.size_bytes, now.version) != (item.bytes, item.version):
-                raise ImageError(
-                    "changed_during_build", "the file is not the one that was listed: size or mtime differ"
-                )
-        data = source.read(item.path)
-    except ObjectNotFoundError as error:
-        raise ImageError("changed_during_build", f"the file is gone, or a link to nothing: {error}") from error
-    except StoreError as error:
-        raise ImageError("unreadable", str(error)) from error
-    if len(data) != item.bytes:
-        raise ImageError("changed_during_build", f"the file has {len(data)} bytes; {item.bytes} were listed")
-    return store_image(data, policy)
+    def __init__(self, header: PlanHeader) -> None:
+        self.rejects: list[Reject] = []
+        self._rest = InputFeatures(header)
+        self._counts = [0] * len(header.class_names)
+        self._images, self._odd = Counter[str](), Counter[str]()
 
+    def features(self, item: Input, image: StoredImage) -> tuple[tuple[int, ...], dict[str, Feature]]:
+        """The integers of the fixed layout, and the other features, of an image that is taken."""
+        self._images[image.format if image.kept else f"{image.format}, encoded anew"] += 1
+        self._odd.update(image.odd)
+        ints: tuple[int, ...] = (image.height, image.width, image.channels)
+        if self._rest.labelled:
+            self._counts[item.label] += 1
+            ints = (item.label, *ints)
+        return ints, {FORMAT: Feature("bytes", (image.format.encode(),)), **self._rest(item)}
 
-def _features(image: StoredImage, path: str, class_name: str | None) -> dict[str, Feature]:
-    features = {
-        FORMAT: Feature("bytes", (image.format.encode(),)),
-        FILENAME: Feature("bytes", (path.encode(),)),
-    }
-    if class_name is not None:
-        features[TEXT] = Feature("bytes", (class_name.encode(),))
-    return features
+    def report(self, task: int, shard: ShardReport) -> Report:
+        """The report of the whole task."""
+        return Report(task, (shard,), tuple(self._counts), dict(self._images), tuple(self.rejects), dict(self._odd))

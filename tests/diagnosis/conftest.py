@@ -1,0 +1,60 @@
+"""Datasets whose images are flat colours, so that a thumbnail tells which sample it is."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tpufeed
+from tpufeed.cache import warmup
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 210), "größe猫": (230, 220, 40)}
+
+
+def write_images(folder, each):
+    """`each` PNGs a class, of the class's colour with a shade of their own."""
+    for name, colour in COLOURS.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(each):
+            shade = np.clip(np.array(colour) + number, 0, 255).astype(np.uint8)
+            Image.fromarray(np.broadcast_to(shade, (40, 60, 3))).save(folder / name / f"{name}-{number:02}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def colour_folder(tmp_path_factory):
+    return write_images(tmp_path_factory.mktemp("sheet") / "colours", 10)
+
+
+@pytest.fixture(scope="session")
+def dataset_url(colour_folder):
+    """40 samples in several shards; not to be changed."""
+    url = str(colour_folder.parent / "dataset")
+    tpufeed.shard(colour_folder, url, shard_bytes="3KB", split="train=0.8,val=0.2", workers=1)
+    return url
+
+
+@pytest.fixture(scope="session")
+def cache_url(dataset_url):
+    """Raw pixels in three variants."""
+    warmup(dataset_url, f"{dataset_url}-cache", size=32, variants=3, workers=1)
+    return f"{dataset_url}-cache"
+
+
+@pytest.fixture(scope="session")
+def flat_url(colour_folder):
+    """Without labels."""
+    folder = colour_folder.parent / "flat"
+    folder.mkdir()
+    for path in sorted(colour_folder.glob("*/*-0[0-4].png")):
+        shutil.copy(path, folder)
+    tpufeed.shard(folder, folder.parent / "flat-dataset", workers=1)
+    return str(folder.parent / "flat-dataset")
+
+
+@pytest.fixture
+def copy(dataset_url, tmp_path):
+    """A copy of the dataset to damage."""
+    return Path(shutil.copytree(dataset_url, tmp_path / "copy"))

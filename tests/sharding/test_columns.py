@@ -1,0 +1,188 @@
+"""Further columns become features: of the narrowest type that holds all values, and none is lost."""
+
+import base64
+import json
+import math
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpufeed.dataset.plan import Input
+from tpufeed.errors import SourceError
+from tpufeed.sharding.columns import ColumnTypes, decode_values, encode_values, revive, to_json
+from tpufeed.tfrecord.example import encode_entry
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+NUMBERS_AS_TEXT = st.one_of(
+    st.integers().map(str), st.floats().map(str), st.from_regex(r"[+-]?[0-9]{1,30}(\.[0-9]*)?", fullmatch=True)
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-9, 9),
+    st.floats(),
+    TEXTS,
+    NUMBERS_AS_TEXT,
+    st.binary(max_size=5),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=2)),
+    max_leaves=5,
+)
+TABLES = st.lists(st.dictionaries(st.sampled_from(["a", "b", "ü"]), VALUES), min_size=1, max_size=6)
+
+
+def learn(rows):
+    types = ColumnTypes()
+    for row in rows:
+        types.add(row)
+    return types.schema()
+
+
+def features_of(rows):
+    """Each row's features, by way of inventory and plan."""
+    schema = learn(rows)
+    encoded = [encode_values(json.loads(to_json(row), object_hook=revive), schema) for row in rows]
+    stored = [Input("x", 1, "1", columns=values) for values in encoded]
+    through = [msgspec.json.decode(msgspec.json.encode(item), type=Input) for item in stored]
+    return schema, [decode_values(item.columns, schema) for item in through]
+
+
+def column(*values):
+    schema, rows = features_of([{"x": value} for value in values])
+    (spec,) = schema
+    return spec.dtype, spec.shape, [list(row["x"].values) for row in rows]
+
+
+@given(TABLES)
+def test_any_values_come_through(rows):
+    schema, features = features_of(rows)
+    assert {spec.name for spec in schema} == {name for row in rows for name in row}
+    for spec in schema:
+        for row, found in zip(rows, features, strict=True):
+            given_value = row.get(spec.name)
+            items = given_value if isinstance(given_value, list) else [given_value]
+            items = [item for item in items if item is not None and item != ""]
+            values = list(found[spec.name].values)
+            assert len(values) == len(items)
+            for value, item in zip(values, items, strict=True):
+                assert is_same(value, item, spec.dtype), (value, item, spec)
+            if spec.shape == ():
+                assert len(values) == 1
+            encode_entry(spec.name, found[spec.name])  # a record can hold it
+
+
+def is_same(value, item, dtype):
+    if dtype == "int64":
+        return value == int(item)
+    if dtype == "float32":
+        number = float(item)
+        return value == number or (math.isnan(value) and math.isnan(number))
+    if dtype == "bytes":
+        return value == item
+    if isinstance(item, dict | list):
+        return without_bytes(json.loads(value), item)
+    if isinstance(item, bytes):
+        return value == item.decode("utf-8", "replace").encode()
+    return value == str(item).encode()
+
+
+def without_bytes(found, item):
+    """Bytes within a structure are in base64."""
+    if isinstance(item, dict):
+        return found.keys() == item.keys() and all(without_bytes(found[key], item[key]) for key in item)
+    if isinstance(item, list):
+        return len(found) == len(item) and all(map(without_bytes, found, item))
+    if isinstance(item, bytes):
+        return found == {"base64": base64.b64encode(item).decode()}
+    return found == item or (found != found and item != item)  # noqa: PLR0124  # NaN
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "shape", "features"),
+    [
+        ((1, 2), "int64", (), [[1], [2]]),
+        (("1", "-2"), "int64", (), [[1], [-2]]),
+        ((True, 0), "int64", (), [[1], [0]]),
+        ((1, 2.5), "float32", (), [[1.0], [2.5]]),
+        ((".5", "-1e3", "7"), "float32", (), [[0.5], [-1000.0], [7.0]]),
+        ((float("inf"), "-inf"), "float32", (), [[math.inf], [-math.inf]]),
+        (("007", "008"), "string", (), [[b"007"], [b"008"]]),
+        (("0", "-0", "10"), "int64", (), [[0], [0], [10]]),
+        (("00.5", "1"), "string", (), [[b"00.5"], [b"1"]]),
+        (("0.5", "0"), "float32", (), [[0.5], [0.0]]),
+        (("1", "one", 2), "string", (), [[b"1"], [b"one"], [b"2"]]),
+        ((1, None, "", 4), "int64", None, [[1], [], [], [4]]),
+        ((None, ""), "string", None, [[], []]),
+        (([1, 2], 3, []), "int64", None, [[1, 2], [3], []]),
+        (([1, "2", 0.5],), "float32", None, [[1.0, 2.0, 0.5]]),
+        (([[1], [2, 3]],), "string", None, [[b"[1]", b"[2, 3]"]]),
+        (({"k": [1]}, 5), "string", (), [[b'{"k": [1]}'], [b"5"]]),
+        (({"base64": "no such thing"},), "string", (), [[b'{"base64": "no such thing"}']]),
+        ((b"\0\xff", b""), "bytes", (), [[b"\0\xff"], [b""]]),
+        ((b"caf\xc3\xa9", "x"), "string", (), [["café".encode()], [b"x"]]),
+        ((2**63 - 1, -(2**63)), "int64", (), [[2**63 - 1], [-(2**63)]]),
+        ((str(2**63 - 1), str(-(2**63))), "int64", (), [[2**63 - 1], [-(2**63)]]),
+        ((2**63, 1), "string", (), [[b"9223372036854775808"], [b"1"]]),
+        (("123456789012345678901234567890",), "string", (), [[b"123456789012345678901234567890"]]),
+        ((1e39, 1.0), "string", (), [[b"1e+39"], [b"1.0"]]),
+        (("1e39",), "string", (), [[b"1e39"]]),
+        (("1e999", "inf"), "string", (), [[b"1e999"], [b"inf"]]),
+        (("1_000", "0x10", "٣", " 1"), "string", (), [[b"1_000"], [b"0x10"], ["٣".encode()], [b" 1"]]),
+    ],
+    ids=str,
+)
+def test_types(values, dtype, shape, features):
+    assert column(*values) == (dtype, shape, features)
+
+
+def test_a_not_a_number_stays_one():
+    dtype, shape, ((value,), (other,)) = column(float("nan"), "1.5")
+    assert (dtype, shape, other) == ("float32", (), 1.5)
+    assert math.isnan(value)
+
+
+def test_the_largest_float_is_one():
+    (largest,) = struct.unpack("<f", b"\xff\xff\x7f\x7f")
+    assert column(largest)[0] == "float32"
+    assert column(largest * 1.0001)[0] == "string"
+
+
+def test_digits_without_end_are_text():
+    digits = "9" * 5000
+    assert column(digits) == ("string", (), [[digits.encode()]])
+
+
+def test_a_column_that_not_all_rows_have_is_of_any_length():
+    schema, rows = features_of([{}, {"x": 1}, {"y": "b", "x": 2}])
+    assert [(spec.name, spec.dtype, spec.shape) for spec in schema] == [("x", "int64", None), ("y", "string", None)]
+    assert [list(row["x"].values) for row in rows] == [[], [1], [2]]
+
+
+def test_rows_without_columns():
+    assert learn([None, None]) == ()
+    assert encode_values(None, learn([{"x": 1}, None])) == ((),)
+
+
+@pytest.mark.parametrize("name", ["image/encoded", "image/class/label", "image/height", "image/tensor"])
+def test_a_name_of_tpufeed_s_own(name):
+    with pytest.raises(SourceError, match=f"a column is called '{name}', as a feature .*; rename it"):
+        learn([{name: 1}])
+
+
+@pytest.mark.parametrize("name", ["", "\ud800"])
+def test_a_name_that_no_feature_can_have(name):
+    with pytest.raises(SourceError, match=r"a column is called .*; name it in UTF-8") as raised:
+        learn([{name: 1}])
+    str(raised.value).encode()
+
+
+@pytest.mark.parametrize("value", ["\ud800", ["a", "\ud800"]], ids=["text", "list"])
+def test_text_that_is_not_utf8(value):
+    with pytest.raises(SourceError, match=r"'\\ud800' in a further column of the source is not UTF-8"):
+        column(value)

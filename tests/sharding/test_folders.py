@@ -1,0 +1,196 @@
+"""Folders of splits, folders without labels, and what lies in them besides."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.storage.filesystem import FsspecStore
+from tpufeed.storage.memory import MemoryStore
+
+SPLIT_TREE = ("train/cat/1.jpg", "train/dog/2.jpg", "train/dog/x/3.jpg", "val/cat/4.jpg", "test/dog/5.jpg")
+
+
+def splits_of(inventory):
+    return {split: {item.path: item.label for item, _ in inventory.iter_inputs(split)} for split in inventory.splits}
+
+
+def test_folders_called_train_and_val_are_splits(tree, take):
+    inventory, _ = take(tree(*SPLIT_TREE))
+    assert inventory.classes.names == ("cat", "dog")
+    assert splits_of(inventory) == {
+        "test": {"test/dog/5.jpg": 1},
+        "train": {"train/cat/1.jpg": 0, "train/dog/2.jpg": 1, "train/dog/x/3.jpg": 1},
+        "val": {"val/cat/4.jpg": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    "names", [("train", "test"), ("training", "validation"), ("train", "dev"), ("train",)], ids=str
+)
+def test_what_splits_are_called(names, tree, take):
+    inventory, _ = take(tree(*(f"{name}/cat/1.jpg" for name in names)))
+    assert inventory.splits == tuple(sorted(names))
+
+
+@pytest.mark.parametrize("names", [("train", "bus"), ("val", "test"), ("Train", "Test"), ("test",)], ids=str)
+def test_other_names_are_classes(names, tree, take):
+    inventory, _ = take(tree(*(f"{name}/1.jpg" for name in names)))
+    assert (inventory.splits, inventory.classes.names) == (("train",), tuple(sorted(names)))
+
+
+def test_files_and_hidden_folders_beside_the_splits_do_not_matter(tree, take):
+    inventory, _ = take(tree(*SPLIT_TREE, "readme.txt", ".git/x", "__MACOSX/train/1.jpg", "train/cat/.x.jpg"))
+    assert inventory.splits == ("test", "train", "val")
+    assert inventory.ignored_files == 4
+
+
+def test_any_folders_can_be_splits(tree, take):
+    inventory, _ = take(tree("fold0/cat/1.jpg", "fold1/cat/2.jpg"), split_by="folder")
+    assert (inventory.splits, inventory.classes.names) == (("fold0", "fold1"), ("cat",))
+
+
+def test_splits_without_classes(tree, take):
+    inventory, inputs = take(tree("train/1.jpg", "train/2.jpg", "val/3.jpg"))
+    assert (inventory.splits, inventory.classes.names, inventory.labelled) == (("train", "val"), (), False)
+    assert {item.label for item in inputs} == {-1}
+
+
+def test_labels_can_be_left_out(tree, take):
+    inventory, inputs = take(tree("cat/1.jpg", "dog/x/2.jpg", "3.jpg"), label="none")
+    assert (inventory.classes.names, inventory.labelled) == ((), False)
+    assert {item.path: item.label for item in inputs} == {"cat/1.jpg": -1, "dog/x/2.jpg": -1, "3.jpg": -1}
+
+
+def test_a_test_folder_without_labels_is_no_silent_class(tree, take):
+    folder = tree("train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg", "test/4.jpg")
+    with pytest.raises(SourceError, match=r"images lie beside the class folders \(test/.*--label none"):
+        take(folder)
+    assert take(folder, label="none")[0].splits == ("test", "train")
+
+
+def test_an_image_beside_the_split_folders(tree, take):
+    with pytest.raises(SourceError, match=r"stray\.jpg lies beside the folders of the splits; move it"):
+        take(tree(*SPLIT_TREE, "stray.jpg"))
+
+
+@pytest.mark.parametrize("name", ["a b", "a-b", "größe"])
+def test_a_folder_that_cannot_be_a_splits_name(name, tree, take):
+    with pytest.raises(OptionError, match=f"a split is named by letters.*not '{name}'"):
+        take(tree("train/cat/1.jpg", f"{name}/cat/1.jpg"), split_by="folder")
+
+
+def test_shares_would_make_classes_of_splits(tree, take):
+    with pytest.raises(OptionError, match="has a folder for each split, which shares would make its classes"):
+        take(tree(*SPLIT_TREE), split="train=0.5,val=0.5")
+    inventory, inputs = take(tree(*SPLIT_TREE), split="a=0.5,b=0.5", label="none")
+    assert (inventory.splits, len(inputs)) == (("a", "b"), 5)
+    assert take(tree(*SPLIT_TREE).joinpath("train"), split="a=0.5,b=0.5")[0].classes.names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image": "path"}, "--image names a table's column"),
+        ({"label": "kind"}, "there is no column 'kind'"),
+        ({"split_by": "fold"}, "there is no column 'fold'"),
+    ],
+)
+def test_options_of_other_sources(options, message, tree, take):
+    with pytest.raises(OptionError, match=message):
+        take(tree("cat/1.jpg"), **options)
+
+
+def test_given_classes(tree, take):
+    inventory, inputs = take(
+        tree("cat/1.jpg", "dog/2.jpg", "0/3.jpg", "eel/4.jpg"), classes=["dog", "eel", "fox", "cat"]
+    )
+    assert inventory.classes.names == ("dog", "eel", "fox", "cat")
+    found = {item.path: (item.label, item.problem and item.problem[0]) for item in inputs}
+    assert found == {
+        "cat/1.jpg": (3, None),
+        "dog/2.jpg": (0, None),
+        "0/3.jpg": (-1, "bad_label"),  # a folder's name is no number
+        "eel/4.jpg": (1, None),
+    }
+
+
+def test_two_dots_at_a_names_beginning_hide_nothing(tree, take):
+    _, inputs = take(tree("..cat/..photo.jpg", "dog/...jpg"))
+    assert {item.path for item in inputs} == {"..cat/..photo.jpg", "dog/...jpg"}
+
+
+@pytest.fixture
+def odd_links(small_jpegs, tmp_path):
+    """Links out of the tree, to nothing and in a circle."""
+    folder, outside = tmp_path / "source", tmp_path / "outside"
+    (folder / "cat").mkdir(parents=True)
+    (outside / "dog").mkdir(parents=True)
+    (folder / "cat/1.jpg").write_bytes(small_jpegs[0])
+    (outside / "2.jpg").write_bytes(small_jpegs[1])
+    (outside / "dog/3.jpg").write_bytes(small_jpegs[2])
+    (folder / "cat/out.jpg").symlink_to(outside / "2.jpg")
+    (folder / "cat/broken.jpg").symlink_to("nowhere.jpg")
+    (folder / "cat/circle").symlink_to(folder, target_is_directory=True)
+    (folder / "cat/itself.jpg").symlink_to("itself.jpg")
+    (folder / "dog").symlink_to(outside / "dog", target_is_directory=True)
+    return folder
+
+
+def test_links_are_followed_or_rejected(odd_links, tmp_path):
+    result = tpufeed.shard(odd_links, tmp_path / "d", workers=1)
+    assert (result.images, result.manifest.class_names) == (3, ("cat", "dog"))
+    rejects = [json.loads(line) for line in (tmp_path / "d/rejects.jsonl").read_text().splitlines()]
+    assert {line["path"] for line in rejects} == {"cat/broken.jpg", "cat/itself.jpg"}
+    assert all("link" in line["message"] for line in rejects)
+
+
+@pytest.mark.parametrize("scheme", ["memory", "local"])
+def test_split_folders_elsewhere(scheme, small_jpegs, bytes_of, tmp_path):
+    url = f"memory://{tmp_path.name}" if scheme == "memory" else f"local://{tmp_path}/remote"
+    for store in (MemoryStore(url) if scheme == "memory" else FsspecStore(url),):
+        for number, name in enumerate(SPLIT_TREE):
+            store.put(name, small_jpegs[number])
+            (tmp_path / "local" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "local" / name).write_bytes(small_jpegs[number])
+    there = tpufeed.shard(url, tmp_path / "there", workers=1)
+    here = tpufeed.shard(tmp_path / "local", tmp_path / "here", workers=1)
+    assert list(there.manifest.splits) == ["test", "train", "val"]
+    assert bytes_of(there.url) == bytes_of(here.url)
+
+
+def test_splits_become_splits_of_the_dataset(photo_folder, tmp_path):
+    for number, path in enumerate(sorted(photo_folder.glob("*/*.jpg"))[::6]):
+        target = tmp_path / "source" / ("val" if number % 5 == 0 else "train") / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    manifest = tpufeed.shard(tmp_path / "source", tmp_path / "d", hosts=2, shard_bytes="50KB", workers=1).manifest
+    assert {name: split.records for name, split in manifest.splits.items()} == {"train": 12, "val": 3}
+    assert all(len(split.variants[0].shards) % 2 == 0 for split in manifest.splits.values())
+    assert tpufeed.verify(tmp_path / "d").records == 15
+
+
+def test_a_zip_is_read_through_fsspec(small_jpegs, tmp_path):
+    for number in range(4):
+        path = tmp_path / "source" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(small_jpegs[number])
+    archive = Path(shutil.make_archive(str(tmp_path / "photos"), "zip", tmp_path / "source"))
+    with pytest.raises(SourceError, match=r"photos\.zip is compressed.*zip::URL"):
+        tpufeed.shard(archive, tmp_path / "d", workers=1)
+    result = tpufeed.shard(f"zip::file://{archive}", tmp_path / "d", workers=1)
+    assert (result.images, result.manifest.class_names) == (4, ("a", "b"))
+
+
+def test_a_folder_called_like_a_file_is_a_folder(tree, take, tmp_path):
+    for name in ("photos.zip", "photos.csv", "photos.tar"):
+        shutil.copytree(tree("cat/1.jpg"), tmp_path / name)
+        assert [item.path for item in take(tmp_path / name)[1]] == ["cat/1.jpg"]
+
+
+def test_no_images_in_folders_of_tars(tree, take):
+    with pytest.raises(NoInputsError, match="no images found among 2 files"):
+        take(tree("train/0.tar", "val/0.tar"))

@@ -1,0 +1,142 @@
+"""All inputs of a build in a file, in an order that follows from their paths."""
+
+import sqlite3
+import tempfile
+import tracemalloc
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.errors import BuildError, OptionError, SourceError
+from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.rows import Row
+from tpufeed.sharding.sources import Source
+
+
+@pytest.fixture
+def make(tmp_path):
+    """`make(rows, splits=False, **options)`: an inventory of rows."""
+    with ExitStack() as stack:
+
+        def make_one(rows, splits=False, **options):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=tmp_path))
+            source = Source("memory://s", "table", splits, lambda _: iter(rows))
+            return stack.enter_context(Inventory(Path(folder), source, ShardOptions(**options)))
+
+        yield make_one
+
+
+def test_totals_by_split(make):
+    rows = [
+        Row("a.jpg", 10, "1", split="val"),
+        Row("bb.jpg", 20, "1", split="train"),
+        Row("é.jpg", 30, "1", split="train", columns={"x": 1}),
+    ]
+    inventory = make(rows, splits=True)
+    assert len(inventory) == 3
+    assert inventory.totals() == {"train": (2, 50, 6 + 6 + len('{"x": 1}')), "val": (1, 10, 5)}
+    assert inventory.splits == ("train", "val")
+
+
+def test_a_split_without_inputs_counts_nothing(make):
+    inventory = make([Row("a.jpg", 10, "1")], split={"train": 0.999999, "val": 0.000001})
+    assert inventory.totals() == {"train": (1, 10, 5), "val": (0, 0, 0)}
+    assert list(inventory.iter_inputs("val")) == []
+
+
+def test_the_largest_record_is_that_of_the_estimate(make):
+    inventory = make([Row("long-name.jpg", 10, "1"), Row("b.jpg", 15, "1")])
+    assert inventory.largest(1.0, 100) == ("long-name.jpg", 123)
+    assert inventory.largest(2.0, 0) == ("b.jpg", 35)
+
+
+def test_listed_twice(make):
+    assert make([Row(path, 1, "1") for path in "aabcccd"]).listed_twice() == 3
+    assert make([Row("a", 1, "1")]).listed_twice() == 0
+
+
+def test_a_sample_has_no_inputs_that_are_rejected_already(make):
+    rows = [Row(f"{n}.jpg", n, "1", problem=("unreadable", "gone") if n % 2 else None) for n in range(40)]
+    inventory = make(rows)
+    assert len(inventory.sample(100)) == 20
+    assert [item.path for item in inventory.sample(3)] == [
+        item.path for item, _ in inventory.iter_inputs("train") if item.problem is None
+    ][:3]
+
+
+def test_what_a_row_says_comes_back(make):
+    rows = [
+        Row("x.jpg", 10, "7", "cat", None, "/else/where.tar", 512, {"b": b"\xff", "n": [1, 2]}),
+        Row("y\n\0.jpg", 20, "8", "dog", problem=("unreadable", "no such file")),
+        Row("z.jpg", 30, "9"),
+    ]
+    inventory = make(rows)
+    found = {item.path: item for item, _ in inventory.iter_inputs("train")}
+    x, y, z = found["x.jpg"], found["y\n\0.jpg"], found["z.jpg"]
+    assert (x.bytes, x.version, x.label, x.file, x.offset) == (10, "7", 0, "/else/where.tar", 512)
+    assert x.columns == (("/w==",), (1, 2))
+    assert (y.label, y.problem) == (1, ("unreadable", "no such file"))
+    assert (z.label, z.problem) == (-1, ("bad_label", "the sample has no label"))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_paths_decide_the_order_alone(make, seed):
+    rows = [Row(f"{n}.jpg", n, str(n), f"{n % 3}") for n in range(50)]
+    others = [Row(f"{n}.jpg", 7, "1", columns={"x": n}) for n in reversed(range(50))]
+
+    def order(inventory):
+        return [item.path for item, _ in inventory.iter_inputs("train")]
+
+    assert order(make(rows, seed=seed)) == order(make(others, seed=seed))
+
+
+def test_more_splits_than_anyone_means(make):
+    with pytest.raises(OptionError, match=r"more than 100 splits, like \['0', '1', '10'\]; is this the right column"):
+        make([Row(f"{n}", 1, "1", split=str(n)) for n in range(101)], splits=True)
+
+
+def test_a_column_of_labels_without_any(make):
+    with pytest.raises(OptionError, match="no sample has a label in 'kind'"):
+        make([Row("a", 1, "1")], label="kind")
+    assert not make([Row("a", 1, "1")]).labelled
+    assert make([Row("a", 1, "1")], classes=("x",)).labelled
+
+
+@pytest.mark.parametrize(
+    "row",
+    [Row("\udcff", 1, "1"), Row("a", 1, "1", "\udcff"), Row("a", 1, "1", file="\ud800")],
+    ids=["path", "label", "file"],
+)
+def test_what_is_not_utf8_is_named(make, row):
+    with pytest.raises(SourceError, match=r"\\ud.* is not UTF-8") as raised:
+        make([row])
+    str(raised.value).encode()
+
+
+def test_memory_does_not_grow_with_the_rows(make):
+    def peak(count):
+        rows = (Row(f"folder/{n:08d}.jpg", 1000, "1", f"c{n % 10}", columns={"x": n}) for n in range(count))
+        tracemalloc.start()
+        try:
+            inventory = make(rows)
+            sum(1 for _ in inventory.iter_inputs("train"))
+            inventory.digest()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(100)
+    assert peak(16_000) < 1.5 * peak(8_000)
+
+
+def test_a_full_disk_for_temporary_files_is_named(photo_folder, monkeypatch, tmp_path):
+    def fail(self):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Inventory, "digest", fail)
+    with pytest.raises(BuildError, match=r"the list of inputs cannot be kept in .*disk is full.*TMPDIR"):
+        tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
+    assert not (tmp_path / "d").exists()

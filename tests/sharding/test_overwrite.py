@@ -1,0 +1,160 @@
+"""`overwrite=True`: what a build has made goes, manifest first, once the new one can begin."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.dataset.commit import find_build
+from tpufeed.errors import BuildError, DatasetExistsError, DuplicateWriterError, NoInputsError, OptionError, SourceError
+from tpufeed.storage.local import LocalStore
+from tpufeed.storage.memory import MemoryStore
+
+
+@pytest.fixture
+def finished(undisturbed, tmp_path):
+    """A copy of a dataset, and files beside it that no build has named."""
+    folder = Path(shutil.copytree(undisturbed.url, tmp_path / "d"))
+    (folder / "notes.txt").write_text("mine")
+    (folder / "train-00000-of-00099.tfrecord").write_bytes(b"mine")
+    return folder
+
+
+def state_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("state", ["finished", "unfinished", "orphans only", "nothing"])
+def test_the_new_build_is_as_in_an_empty_place(state, photo_folder, finished, bytes_of, tmp_path):
+    if state == "unfinished":
+        (finished / "manifest.json").unlink()
+        next((finished / "_tpufeed/reports").glob("*")).unlink()
+    elif state == "orphans only":
+        shutil.rmtree(finished / "_tpufeed/reports")
+        (finished / "manifest.json").unlink()
+    elif state == "nothing":
+        shutil.rmtree(finished)
+    result = tpufeed.shard(photo_folder, finished, overwrite=True, seed=5, shard_bytes="90KB", workers=1)
+    fresh = tpufeed.shard(photo_folder, tmp_path / "fresh", seed=5, shard_bytes="90KB", workers=1)
+    assert result.earlier_images == 0
+    names = {path.relative_to(fresh.url) for path in Path(fresh.url).rglob("*") if path.is_file()}
+    mine = set() if state == "nothing" else {Path("notes.txt"), Path("train-00000-of-00099.tfrecord")}
+    assert {path.relative_to(finished) for path in finished.rglob("*") if path.is_file()} == names | mine
+    assert {name: data for name, data in bytes_of(finished).items() if data != b"mine"} == bytes_of(fresh.url)
+    assert tpufeed.verify(finished).records == 90
+
+
+def test_the_same_command_builds_anew(build_options, photo_folder, finished, undisturbed):
+    before = (finished / "manifest.json").stat().st_mtime_ns
+    result = tpufeed.shard(photo_folder, finished, overwrite=True, workers=1, **build_options)
+    assert result.manifest.content_digest == undisturbed.manifest.content_digest
+    assert result.manifest.run_id != undisturbed.manifest.run_id
+    assert (finished / "manifest.json").stat().st_mtime_ns != before
+
+
+@pytest.mark.parametrize("source", ["missing", "empty", "small shards", "table", "damaged"])
+def test_a_source_that_is_refused_costs_nothing(source, photo_folder, finished, tmp_path):
+    before = state_of(finished)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "t.csv").write_text("photo\nx.jpg\n")
+    (tmp_path / "x.tar").write_bytes(b"no tar")
+    sources = {"missing": "typo", "empty": "empty", "table": "t.csv", "damaged": "x.tar"}
+    src = photo_folder if source == "small shards" else tmp_path / sources[source]
+    with pytest.raises((SourceError, NoInputsError, OptionError)) as raised:
+        tpufeed.shard(src, finished, overwrite=True, shard_bytes="1KB", workers=1)
+    assert raised.value.exit_code == 2
+    assert state_of(finished) == before
+    assert tpufeed.verify(finished).records == 90
+
+
+def test_a_disk_that_is_too_small_costs_nothing_and_what_goes_makes_room(photo_folder, finished, monkeypatch):
+    before = state_of(finished)
+    monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 1000)
+    with pytest.raises(BuildError, match=r"has room for \d.* MB; the shards will take about"):
+        tpufeed.shard(photo_folder, finished, overwrite=True, encode="png", workers=1)
+    assert state_of(finished) == before
+    freed = sum(info.size_bytes for info in find_build(LocalStore(str(finished))))
+    assert tpufeed.shard(photo_folder, finished, overwrite=True, workers=1).bytes < freed + 1000
+
+
+def test_files_of_others_stand_in_the_way_before_anything_goes(photo_folder, finished):
+    (finished / "train-00000-of-00001.tfrecord").write_bytes(b"mine")
+    before = state_of(finished)
+    with pytest.raises(
+        DuplicateWriterError, match=r"holds train-00000-of-00001\.tfrecord \(1 such files\) of no build"
+    ):
+        tpufeed.shard(photo_folder, finished, overwrite=True, shards=1, workers=1)
+    assert state_of(finished) == before
+
+
+@pytest.mark.parametrize("text", ['{"name":"a web page"}', "", "no JSON"])
+def test_a_manifest_of_something_else_stays(text, photo_folder, tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/manifest.json").write_text(text)
+    (tmp_path / "site/rejects.jsonl").write_text("mine")
+    before = state_of(tmp_path / "site")
+    with pytest.raises(DatasetExistsError, match=r"manifest.* Nothing was changed; .* remove .* by hand") as raised:
+        tpufeed.shard(photo_folder, tmp_path / "site", overwrite=True, workers=1)
+    assert raised.value.exit_code == 2
+    assert state_of(tmp_path / "site") == before
+
+
+@pytest.mark.parametrize("damage", ["manifest", "version", "plan", "report"])
+def test_what_is_damaged_can_be_built_anew(damage, photo_folder, finished):
+    path = {"plan": "_tpufeed/plan.jsonl", "report": "_tpufeed/reports/000001.json"}.get(damage, "manifest.json")
+    data = (finished / path).read_bytes()
+    changed = data.replace(b'"format_version": 1', b'"format_version": 9') if damage == "version" else data[:-30]
+    assert changed != data
+    (finished / path).write_bytes(changed)
+    result = tpufeed.shard(photo_folder, finished, overwrite=True, shard_bytes="90KB", workers=1)
+    assert result.images == 90
+    shards = {path.name for path in finished.glob("*.tfrecord")}
+    named = {shard.name for shard in result.manifest.splits["train"].variants[0].shards}
+    assert shards == named | {"train-00000-of-00099.tfrecord"}
+
+
+def test_the_manifest_goes_first_and_the_plan_last(finished):
+    names = [info.name for info in find_build(LocalStore(str(finished)))]
+    assert (names[0], names[-1]) == ("manifest.json", "_tpufeed/plan.jsonl")
+    assert "rejects.jsonl" in names
+    assert not {"notes.txt", "train-00000-of-00099.tfrecord"} & set(names)
+    assert len(set(names)) == len(names)
+
+
+def test_there_may_be_nothing(tmp_path):
+    assert find_build(LocalStore(str(tmp_path / "d"))) == []
+    assert not (tmp_path / "d").exists()
+
+
+def test_in_memory(photo_folder, tmp_path):
+    url = f"memory://{tmp_path}"
+    tpufeed.shard(photo_folder, url, shard_bytes="90KB")
+    MemoryStore(url).put("notes.txt", b"mine")
+    result = tpufeed.shard(photo_folder, url, overwrite=True, shards=2)
+    names = {info.name for info in MemoryStore(url).iter_objects()}
+    assert {name for name in names if name.endswith(".tfrecord")} == {
+        shard.name for shard in result.manifest.splits["train"].variants[0].shards
+    }
+    assert "notes.txt" in names
+
+
+def test_a_source_that_changed_is_built_anew(photo_folder, tmp_path):
+    source = Path(shutil.copytree(photo_folder, tmp_path / "photos"))
+    tpufeed.shard(source, tmp_path / "d", workers=1)
+    changed = min(source.glob("*/*.jpg"))
+    os.utime(changed, ns=(0, 0))
+    with pytest.raises(DatasetExistsError, match="has changed since"):
+        tpufeed.shard(source, tmp_path / "d", workers=1)
+    assert tpufeed.shard(source, tmp_path / "d", workers=1, overwrite=True).rejects == 0
+
+
+def test_reports_name_no_old_shard(photo_folder, finished):
+    tpufeed.shard(photo_folder, finished, overwrite=True, shards=2, workers=1)
+    reports = [json.loads(path.read_text()) for path in sorted((finished / "_tpufeed/reports").glob("*.json"))]
+    assert [report["shards"][0]["name"] for report in reports] == [
+        "train-00000-of-00002.tfrecord",
+        "train-00001-of-00002.tfrecord",
+    ]

@@ -1,0 +1,472 @@
+"""Tables of paths: CSV, TSV, JSON lines and Parquet, with further columns that become features."""
+
+import datetime
+import decimal
+import json
+import math
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+import tpufeed
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError, UnknownSchemeError
+from tpufeed.sharding.files import resolve
+from tpufeed.storage.filesystem import FsspecStore
+from tpufeed.storage.memory import MemoryStore
+
+
+@pytest.fixture
+def images(small_jpegs, tmp_path):
+    """A folder with 0.jpg to 9.jpg."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, data in enumerate(small_jpegs[:10]):
+        (folder / f"{number}.jpg").write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def table(images):
+    """`table(rows or text, suffix)`: a table beside the images."""
+
+    def make(content, suffix="csv"):
+        path = images / f"table.{suffix}"
+        if suffix == "parquet":
+            parquet.write_table(pa.Table.from_pylist(content) if isinstance(content, list) else content, path)
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
+        elif isinstance(content, str):
+            path.write_text(content, newline="")
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in content))
+        return path
+
+    return make
+
+
+def by_path(inputs):
+    return {item.path: item for item in inputs}
+
+
+def samples_of(url):
+    """Features besides the image's by file name."""
+    found = {}
+    dataset = open_dataset(url)
+    for split in dataset.manifest.splits:
+        for features in dataset.iter_examples(split):
+            values = {
+                name: [bytes(value) if isinstance(value, memoryview) else value for value in feature.values]
+                for name, feature in features.items()
+            }
+            found[values.pop("image/filename")[0].decode()] = values
+    return found
+
+
+def rejects_of(url):
+    return {
+        line["path"]: (line["reason"], line["message"])
+        for line in map(json.loads, Path(url, "rejects.jsonl").read_text().splitlines())
+    }
+
+
+ROWS = [
+    {"path": "0.jpg", "label": "dog", "n": 1, "x": 0.5, "text": 'a, "b"\nc', "fold": "val"},
+    {"path": "1.jpg", "label": "cat", "n": -2, "x": 2.0, "text": "größe", "fold": "train"},
+    {"path": "2.jpg", "label": "dog", "n": 3, "x": 1e-3, "text": "猫", "fold": "train"},
+]
+
+
+def as_csv(rows, delimiter):
+    quoted = [['"' + str(value).replace('"', '""') + '"' for value in row.values()] for row in rows]
+    return "\r\n".join(delimiter.join(line) for line in [list(rows[0]), *quoted]) + "\r\n"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "ndjson", "parquet", "CSV"])
+def test_every_kind_of_table_makes_the_same_dataset(suffix, images, table, small_jpegs, tmp_path):
+    content = as_csv(ROWS, "\t" if suffix == "tsv" else ",") if suffix.lower() in ("csv", "tsv") else ROWS
+    result = tpufeed.shard(table(content, suffix), tmp_path / "d", split_by="fold", workers=1)
+    manifest = result.manifest
+    assert {name: split.records for name, split in manifest.splits.items()} == {"train": 2, "val": 1}
+    assert manifest.class_names == ("cat", "dog")
+    assert [(f.name, f.dtype, f.shape) for f in manifest.features[-3:]] == [
+        ("n", "int64", ()),
+        ("x", "float32", ()),
+        ("text", "string", ()),
+    ]
+    found = samples_of(result.url)
+    for number, row in enumerate(ROWS):
+        sample = found[row["path"]]
+        assert sample["image/encoded"] == [small_jpegs[number]]
+        assert sample["image/class/text"] == [row["label"].encode()]
+        assert (sample["n"], sample["text"]) == ([row["n"]], [row["text"].encode()])
+        assert sample["x"] == pytest.approx([row["x"]])
+    assert tpufeed.verify(result.url).records == 3
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers_makes_the_same_bytes(workers, table, bytes_of, tmp_path):
+    rows = [{"path": f"{n}.jpg", "label": n % 3, "x": n / 7} for n in range(10)]
+    first = tpufeed.shard(table(rows, "jsonl"), tmp_path / "a", shards=4, workers=1)
+    assert bytes_of(first.url) == bytes_of(
+        tpufeed.shard(table(rows, "jsonl"), tmp_path / "b", shards=4, workers=workers).url
+    )
+
+
+def test_lists_missing_values_and_bytes(table, tmp_path):
+    rows = [
+        {"path": "0.jpg", "ids": [1, 2], "names": ["a", None], "raw": b"\0\xff", "x": float("nan"), "y": None},
+        {"path": "1.jpg", "ids": [], "names": None, "raw": b"", "x": 1.5, "y": None},
+    ]
+    result = tpufeed.shard(table(rows, "parquet"), tmp_path / "d", workers=1)
+    assert [(f.name, f.dtype, f.shape) for f in result.manifest.features[-5:]] == [
+        ("ids", "int64", None),
+        ("names", "string", None),
+        ("raw", "bytes", ()),
+        ("x", "float32", ()),
+        ("y", "string", None),
+    ]
+    found = samples_of(result.url)
+    assert (found["0.jpg"]["ids"], found["1.jpg"]["ids"]) == ([1, 2], [])
+    assert (found["0.jpg"]["names"], found["1.jpg"]["names"]) == ([b"a"], [])
+    assert (found["0.jpg"]["raw"], found["1.jpg"]["raw"]) == ([b"\0\xff"], [b""])
+    assert math.isnan(found["0.jpg"]["x"][0])
+    assert found["0.jpg"]["y"] == []
+    assert tpufeed.verify(result.url).records == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "suffix", "message"),
+    [
+        ("path,label\n0.jpg,a\n1.jpg\n", "csv", r"table\.csv, line 3: 1 fields; the header has 2 \(path, label\)"),
+        ("path,label\n0.jpg,a,b\n", "csv", r"line 2: 3 fields; the header has 2"),
+        ("path,x,x\n0.jpg,1,2\n", "csv", "two columns have the same name: path, x, x"),
+        ('path,label\n"0.jpg,a\n', "csv", "line 2: unexpected end of data"),
+        ('path,label\n"0.jpg"x,a\n', "csv", "line 2: .*expected after"),
+        ("path,label\n0.jpg," + "y" * 200_000 + "\n", "csv", "line 2: field larger than field limit"),
+        ("path,label\n0.jpg,größe\n".encode("latin-1"), "csv", r"table\.csv: not UTF-8: .*b'\\xf6'"),
+        ("path,label\n0.jpg,a\n".encode("utf-16"), "csv", "not UTF-8"),
+        ("path\n0.jpg\n".encode("utf-16"), "tsv", "not UTF-8"),
+        ('{"path":"0.jpg"}\n[1]\n', "jsonl", r"line 2: \[1\] is no object"),
+        ('{"path":"0.jpg"}\n{"path":\n', "jsonl", "line 2: not JSON: .*Expecting value"),
+        ('{"path":"0.jpg","x":' + "[" * 100_000 + "]" * 100_000 + "}\n", "jsonl", "line 1: not JSON: .*recursion"),
+        ('{"path":"0.jpg","x":' + "9" * 5000 + "}\n", "jsonl", "line 1: not JSON: .*4300 digits"),
+        (b'{"path":"\xff.jpg"}\n', "jsonl", "not UTF-8"),
+        (b"no parquet", "parquet.", ""),
+    ],
+)
+def test_a_table_that_cannot_be_read(content, suffix, message, images, take):
+    path = images / f"table.{suffix.rstrip('.')}"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SourceError, match=message or r"table\.parquet: not a readable Parquet file") as raised:
+        take(path)
+    assert raised.value.exit_code == 2
+    assert "\n" not in str(raised.value)
+
+
+def test_two_columns_of_one_name_in_parquet(table, take):
+    columns = [pa.array(["0.jpg"]), pa.array([1]), pa.array([2])]
+    with pytest.raises(SourceError, match="two columns have the same name: path, x, x"):
+        take(table(pa.Table.from_arrays(columns, names=["path", "x", "x"]), "parquet"))
+
+
+def test_types_of_parquet_that_no_feature_has_become_text(table, take):
+    content = pa.table(
+        {
+            "path": ["0.jpg", "1.jpg"],
+            "label": pa.array(["a", "b"]).dictionary_encode(),
+            "day": [datetime.date(2020, 1, 2), None],
+            "price": [decimal.Decimal("1.50"), decimal.Decimal(2)],
+            "big": pa.array([2**64 - 1, 1], pa.uint64()),
+            "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
+            "inner": [{"a": 1, "b": b"\xff"}, None],
+        }
+    )
+    inventory, inputs = take(table(content, "parquet"))
+    assert {f.dtype for f in inventory.schema} == {"string"}
+    assert by_path(inputs)["0.jpg"].columns == (
+        *(("2020-01-02",), ("1.50",), ("18446744073709551615",)),
+        *(('["k", 1]',), ('{"a": 1, "b": {"base64": "/w=="}}',)),
+    )
+
+
+def test_paths_and_labels_as_bytes_in_parquet(table, take):
+    """Some writers leave out that a column is text."""
+    _, inputs = take(table([{"path": b"0.jpg", "label": b"a"}, {"path": b"\xff.jpg", "label": b"b"}], "parquet"))
+    assert sorted((item.path, item.problem is None) for item in inputs) == [("0.jpg", True), ("�.jpg", False)]
+
+
+@pytest.mark.parametrize("damage", ["cut", "middle", "empty"])
+def test_a_damaged_parquet_file(damage, table, take):
+    path = table([{"path": f"{n % 10}.jpg", "x": f"{n:050d}"} for n in range(3000)], "parquet")
+    data = bytearray(path.read_bytes())
+    if damage == "middle":
+        data[100:4000] = bytes(3900)
+    path.write_bytes(b"" if damage == "empty" else data if damage == "middle" else data[: len(data) // 2])
+    with pytest.raises(SourceError, match=r"table\.parquet: not a readable Parquet file"):
+        take(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "suffix"),
+    [("", "csv"), ("path,label\n", "csv"), ("\n\n\n", "csv"), ("", "jsonl"), ("\n \n", "jsonl"), ([], "parquet")],
+)
+def test_a_table_without_rows(content, suffix, table, take):
+    path = table(pa.table({"path": pa.array([], pa.string())}) if suffix == "parquet" else content, suffix)
+    with pytest.raises(NoInputsError, match=r"table\.\w+: the table has no rows"):
+        take(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image": "nope"}, r"has no column 'nope' for the image; it has path, label, x"),
+        ({"label": "nope"}, "has no column 'nope' for the label"),
+        ({"split_by": "nope"}, "has no column 'nope' for the split"),
+        ({"split_by": "folder"}, "a table has no folders to split by"),
+        ({"label": "x"}, "no sample has a label in 'x'"),
+    ],
+)
+def test_columns_that_are_not_there(options, message, table, take):
+    with pytest.raises(OptionError, match=message):
+        take(table("path,label,x\n0.jpg,a,\n"), **options)
+
+
+@pytest.mark.parametrize("header", ["a;path", "a\tpath", "a,photo"])
+def test_no_column_is_like_one_of_images(header, table, take):
+    with pytest.raises(OptionError, match=r"none of its columns \(.*\) is called path, image, file.*--image COLUMN"):
+        take(table(f"{header}\n{header}\n"))
+
+
+@pytest.mark.parametrize("column", ["path", "Image", "FILE", "filename", "file_name", "image_path", "url"])
+def test_columns_are_found_by_their_names(column, table, take):
+    inventory, (item,) = take(table(f"x,{column},Category\n1,0.jpg,cat\n"))
+    assert (item.path, inventory.classes.names, [f.name for f in inventory.schema]) == ("0.jpg", ("cat",), ["x"])
+
+
+def test_columns_can_be_named(table, take):
+    inventory, (item,) = take(table("path,photo,label,kind\nnope,0.jpg,7,cat\n"), image="photo", label="kind")
+    assert (item.path, inventory.classes.names) == ("0.jpg", ("cat",))
+    assert [f.name for f in inventory.schema] == ["path", "label"]
+
+
+def test_without_labels_the_column_is_a_further_one(table, take):
+    inventory, (item,) = take(table('{"path":"0.jpg","label":[3,1]}\n', "jsonl"), label="none")
+    assert (inventory.labelled, item.label, item.columns) == (False, -1, ((3, 1),))
+
+
+def test_what_spreadsheets_and_pandas_write(table, take):
+    """A byte order mark, an unnamed index, blank lines, ends of lines of all kinds, and ids that were made floats."""
+    text = "\ufeff\r\n,path,label,code\r\n0,0.jpg,1.0,007\r\n\r\n1,1.jpg,,008\n2,2.jpg,0.0,\n"
+    inventory, inputs = take(table(text.encode()))
+    assert inventory.classes.names == ("0", "1")
+    assert [(f.name, f.dtype, f.shape) for f in inventory.schema] == [
+        ("column_0", "int64", ()),
+        ("code", "string", None),
+    ]
+    found = by_path(inputs)
+    assert [found[f"{n}.jpg"].label for n in range(3)] == [1, -1, 0]
+    assert found["1.jpg"].problem == ("bad_label", "the sample has no label")
+    assert [found[f"{n}.jpg"].columns for n in range(3)] == [((0,), ("007",)), ((1,), ("008",)), ((2,), ())]
+
+
+@pytest.mark.parametrize("label", ["[1,2]", '{"a":1}', "[]"])
+def test_a_label_that_is_several(label, table, take):
+    with pytest.raises(SourceError, match=r"table\.jsonl, row 2: .* is no label: .*--label none"):
+        take(table('{"path":"0.jpg","label":1}\n' + f'{{"path":"1.jpg","label":{label}}}\n', "jsonl"))
+
+
+def test_paths_of_all_kinds(images, table, small_jpegs, tmp_path):
+    """Each is an image or a reject with its reason, and names the row."""
+    (images / "sub").mkdir()
+    good = {
+        "0.jpg": 0,
+        "./1.jpg": 1,
+        "sub/../2.jpg": 2,
+        f"../{images.name}/3.jpg": 3,
+        str(images / "4.jpg"): 4,
+        f"file://{images}/5.jpg": 5,
+        f"local://{images}/6.jpg": 6,
+        f"memory://{tmp_path.name}/7.jpg": 7,
+        "größe 猫\n.jpg": 8,
+        "..8.jpg": 9,
+    }
+    MemoryStore(f"memory://{tmp_path.name}").put("7.jpg", small_jpegs[7])
+    (images / "größe 猫\n.jpg").write_bytes(small_jpegs[8])
+    (images / "..8.jpg").write_bytes(small_jpegs[9])
+    (images / "broken.jpg").symlink_to("nowhere")
+    bad = {
+        "missing.jpg": "there is no such file; row 11 of .*table.jsonl names it",
+        "/nowhere/x.jpg": "no such file",
+        "../missing.jpg": "no such file",
+        "broken.jpg": "no such file",
+        "foo://host/x.jpg": "row 15 of .*: nothing opens foo://",
+        "memory://nowhere/x.jpg": "no such file",
+        "memory://host": "is no name within a store",
+        "a\0b.jpg": "is no name within a store",
+        "sub": "no such file",
+        ".": "no such file",
+        "/": "is no name within a store",
+        "x" * 300 + ".jpg": "File name too long",
+    }
+    rows = [{"path": path, "n": n} for n, path in enumerate([*good, *bad])]
+    rows += [{"path": path} for path in (None, "", 5, ["0.jpg"])] + [{"n": 0}]
+    result = tpufeed.shard(table(rows, "jsonl"), tmp_path / "d", workers=1, max_rejects=len(bad) + 5)
+    found = samples_of(result.url)
+    assert {path: sample["image/encoded"] for path, sample in found.items()} == {
+        path: [small_jpegs[number]] for path, number in good.items()
+    }
+    rejects = rejects_of(result.url)
+    for path, message in bad.items():
+        reason, said = rejects.pop(path)
+        assert reason == "unreadable"
+        assert re.search(message, said), said
+    assert len(rejects) == 5
+    kinds = sorted(said.partition(" has ")[2].split(" in its")[0] for _, said in rejects.values())
+    assert kinds == ["a value of type int", "a value of type list", *["nothing"] * 3]
+
+
+def test_a_path_that_is_not_utf8(table, take):
+    with pytest.raises(SourceError, match=r"the file name '\\ud800\.jpg' is not UTF-8"):
+        take(table('{"path":"\\ud800.jpg"}\n', "jsonl"))
+
+
+def test_an_image_that_is_listed_twice_is_there_twice(table, tmp_path):
+    result = tpufeed.shard(table("path,label,x\n0.jpg,a,1\n0.jpg,b,2\n1.jpg,a,3\n"), tmp_path / "d", workers=1)
+    assert (result.images, result.listed_twice) == (3, 1)
+
+
+def test_rows_may_stand_in_any_order(table, bytes_of, tmp_path):
+    rows = [{"path": f"{n % 5}.jpg", "label": n % 2, "x": n} for n in range(10)]
+    one = tpufeed.shard(table(rows, "jsonl"), tmp_path / "a", workers=1)
+    other = tpufeed.shard(table(rows[::-1], "jsonl"), tmp_path / "b", workers=1)
+    assert bytes_of(one.url) == bytes_of(other.url)
+    assert one.manifest.input_digest == other.manifest.input_digest
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["train", ""], r"table\.csv, row 2: the column 'fold' says no split"),
+        (["train", "../x"], r"a split is named by letters.*not '\.\./x'"),
+        (["train", "tr ain"], "a split is named by letters"),
+        (["train-v0", "train"], "a split is named by letters"),
+    ],
+)
+def test_splits_that_cannot_be(values, message, table, take):
+    text = "path,fold\n" + "".join(f"{n}.jpg,{value}\n" for n, value in enumerate(values))
+    with pytest.raises((SourceError, OptionError), match=message) as raised:
+        take(table(text), split_by="fold")
+    assert raised.value.exit_code == 2
+
+
+def test_the_splits_column_is_no_feature(table, take):
+    inventory, _ = take(table("path,fold,x\n0.jpg,1,5\n1.jpg,2,6\n"), split_by="fold")
+    assert (inventory.splits, [f.name for f in inventory.schema]) == (("1", "2"), ["x"])
+
+
+def test_shares_deal_rows_by_their_paths(table, take):
+    rows = [{"path": f"{n}.jpg", "x": n} for n in range(10)]
+
+    def split_of(rows):
+        inventory, _ = take(table(rows, "jsonl"), split="a=0.5,b=0.5")
+        return {item.path: split for split in inventory.splits for item, _ in inventory.iter_inputs(split)}
+
+    some = split_of(rows[:6])
+    assert set(some.values()) == {"a", "b"}
+    assert some.items() <= split_of(rows).items()
+
+
+@pytest.mark.parametrize("name", ["image/encoded", "image/class/text", "image/filename"])
+def test_a_column_called_like_tpufeed_s_own_features(name, table, take):
+    with pytest.raises(SourceError, match=f"a column is called '{name}'.*rename it"):
+        take(table(f"path,{name}\n0.jpg,1\n"))
+
+
+def test_all_images_missing_is_no_dataset(table, tmp_path):
+    with pytest.raises(BuildError, match=r"none of the 2 images could be taken; the first: .*no such file"):
+        tpufeed.shard(table("path\nx.jpg\ny.jpg\n"), tmp_path / "d", workers=1)
+    assert not (tmp_path / "d/manifest.json").exists()
+
+
+def test_several_tables_are_one_source(images, take):
+    (images / "part-00.csv").write_text("path,label,x\n0.jpg,a,1\n")
+    (images / "part-01.csv").write_text("path,label,y\n1.jpg,b,2\n")
+    (images / "part-02.csv").write_text("path,label\n2.jpg,a\n")
+    for pattern in ("part-*.csv", "part-{00..02}.csv", "part-0?.csv"):
+        inventory, inputs = take(images / pattern)
+        assert sorted(by_path(inputs)) == ["0.jpg", "1.jpg", "2.jpg"]
+        assert [(f.name, f.shape) for f in inventory.schema] == [("x", None), ("y", None)]
+    assert len(take(images / "part-{00..01}.csv")[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error", "message"),
+    [
+        ("nope.csv", SourceError, r"nope\.csv does not exist"),
+        ("nope-*.csv", NoInputsError, r"no file is called like nope-\*\.csv"),
+        ("part-{00..03}.csv", SourceError, r"3 files are missing: part-01\.csv, part-02\.csv, part-03\.csv"),
+        ("part-{0..999999999}.csv", OptionError, "stands for 1,000,000,000 files"),
+        ("table.csv.gz", SourceError, r"is compressed.*unpack it first \(gunzip"),
+        ("table.jsonl.zst", SourceError, "is compressed"),
+    ],
+)
+def test_tables_that_are_not_there(pattern, error, message, images, take):
+    (images / "part-00.csv").write_text("path\n0.jpg\n")
+    with pytest.raises(error, match=message):
+        take(images / pattern)
+
+
+@pytest.mark.parametrize("place", ["memory", "local"])
+def test_a_table_elsewhere(place, small_jpegs, take, tmp_path):
+    """Its paths are relative to it; absolute ones are this machine's."""
+    url = f"memory://{tmp_path.name}/t" if place == "memory" else f"local://{tmp_path}/t"
+    store = MemoryStore(url) if place == "memory" else FsspecStore(url)
+    (tmp_path / "here.jpg").write_bytes(small_jpegs[3])
+    above = MemoryStore(f"memory://{tmp_path.name}") if place == "memory" else FsspecStore(f"local://{tmp_path}")
+    above.put("above/2.jpg", small_jpegs[2])
+    store.put("0.jpg", small_jpegs[0])
+    store.put("sub/1.jpg", small_jpegs[1])
+    paths = ["0.jpg", "sub/1.jpg", "../above/2.jpg", f"{tmp_path}/here.jpg", "missing.jpg"]
+    store.put(
+        "table.csv", "".join(f"{line}\n" for line in ["path,n", *(f"{p},{n}" for n, p in enumerate(paths))]).encode()
+    )
+    result = tpufeed.shard(f"{url}/table.csv", tmp_path / "d", workers=1)
+    found = samples_of(result.url)
+    assert {path: sample["image/encoded"] for path, sample in found.items()} == {
+        path: [small_jpegs[number]] for number, path in enumerate(paths[:4])
+    }
+    assert {path: reason for path, (reason, _) in rejects_of(result.url).items()} == {"missing.jpg": "unreadable"}
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "file"),
+    [
+        ("/data", "a/b.jpg", "a/b.jpg"),
+        ("/data", "./a.jpg", "a.jpg"),
+        ("/data", "../a.jpg", "/a.jpg"),
+        ("/data", "../database/a.jpg", "/database/a.jpg"),
+        ("/data", "/data/a.jpg", "a.jpg"),
+        ("/data", "/database/a.jpg", "/database/a.jpg"),
+        ("/", "a.jpg", "a.jpg"),
+        ("/data", "file:///x/a.jpg", "/x/a.jpg"),
+        ("/data", "gs://b/a.jpg", "gs://b/a.jpg"),
+        ("gs://bucket/t", "a.jpg", "a.jpg"),
+        ("gs://bucket/t", "../x/a.jpg", "gs://bucket/x/a.jpg"),
+        ("gs://bucket/t", "/x/a.jpg", "/x/a.jpg"),
+        ("gs://bucket/t", "file:///x/a.jpg", "/x/a.jpg"),
+        ("gs://bucket", "a.jpg", "a.jpg"),
+        ("local:///t", "a.jpg", "a.jpg"),
+        ("local:///t", "../a.jpg", "local:///a.jpg"),
+    ],
+)
+def test_where_a_path_leads(base, path, file):
+    assert resolve(base, path) == file
+
+
+def test_a_source_that_nothing_opens(take):
+    with pytest.raises(UnknownSchemeError, match=r"nothing opens foo://"):
+        take("foo://bucket/table.csv")

@@ -1,0 +1,358 @@
+"""WebDataset tars: the files of a sample share a key, and images are read in place."""
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.storage.filesystem import FsspecStore
+from tpufeed.storage.memory import MemoryStore
+
+FOLDER, LINK = tarfile.DIRTYPE.decode(), tarfile.SYMTYPE.decode()
+
+
+def encode_tar(members, tar_format=tarfile.PAX_FORMAT):
+    """A tar of (name, bytes or type) pairs."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(data, bytes):
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+            else:
+                info.type, info.linkname = data.encode(), "x"
+                tar.addfile(info)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def make_tar(tmp_path):
+    """`make_tar(members, name)`: a tar in a folder of its own."""
+    (tmp_path / "tars").mkdir()
+
+    def make(members, name="a.tar", **options):
+        path = tmp_path / "tars" / name
+        path.write_bytes(members if isinstance(members, bytes) else encode_tar(members, **options))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def sample(small_jpegs):
+    """`sample(number)`: the members of one sample, labelled."""
+
+    def make(number, **others):
+        key = f"{number:06d}"
+        parts = {"jpg": small_jpegs[number], "cls": f"{number % 3}\n".encode(), **others}
+        return [(f"{key}.{extension}", data) for extension, data in parts.items() if data is not None]
+
+    return make
+
+
+def samples_of(url):
+    found = {}
+    dataset = open_dataset(url)
+    for split in dataset.manifest.splits:
+        for features in dataset.iter_examples(split):
+            values = {
+                name: [bytes(value) if isinstance(value, memoryview) else value for value in feature.values]
+                for name, feature in features.items()
+            }
+            found[values.pop("image/filename")[0].decode()] = values
+    return found
+
+
+def rejects_of(url):
+    lines = map(json.loads, Path(url, "rejects.jsonl").read_text().splitlines())
+    return {line["path"]: (line["reason"], line["message"]) for line in lines}
+
+
+def by_path(inputs):
+    return {item.path: item for item in inputs}
+
+
+def test_samples_become_records(make_tar, sample, small_jpegs, tmp_path):
+    make_tar([*sample(0, txt="größe\n".encode(), json=b'{"x":1.5,"tags":["a","b"]}'), *sample(1)], "a.tar")
+    make_tar(sample(2, json=b'{"x":2}'), "b.tar")
+    result = tpufeed.shard(tmp_path / "tars", tmp_path / "d", workers=1)
+    assert result.manifest.class_names == ("0", "1", "2")
+    assert [(f.name, f.dtype, f.shape) for f in result.manifest.features[-3:]] == [
+        ("txt", "string", None),
+        ("x", "float32", None),
+        ("tags", "string", None),
+    ]
+    found = samples_of(result.url)
+    assert found.keys() == {"a.tar/000000.jpg", "a.tar/000001.jpg", "b.tar/000002.jpg"}
+    for number, features in enumerate(found[name] for name in sorted(found)):
+        assert features["image/encoded"] == [small_jpegs[number]]
+        assert features["image/class/label"] == [number]
+    assert found["a.tar/000000.jpg"]["txt"] == ["größe".encode()]
+    assert found["a.tar/000000.jpg"]["tags"] == [b"a", b"b"]
+    assert (found["b.tar/000002.jpg"]["x"], found["b.tar/000002.jpg"]["txt"]) == ([2.0], [])
+    assert tpufeed.verify(result.url).records == 3
+
+
+def test_many_tars_and_workers_make_the_same_bytes(make_tar, sample, bytes_of, tmp_path):
+    for tar in range(5):
+        make_tar([part for n in range(8) for part in sample(tar * 8 + n)], f"train-{tar:03d}.tar")
+    one = tpufeed.shard(tmp_path / "tars/train-*.tar", tmp_path / "one", shards=4, workers=1)
+    three = tpufeed.shard(tmp_path / "tars/train-*.tar", tmp_path / "three", shards=4, workers=3)
+    assert one.images == 40
+    assert bytes_of(one.url) == bytes_of(three.url)
+    whole = tpufeed.shard(tmp_path / "tars", tmp_path / "whole", shards=4, workers=1)
+    braces = tpufeed.shard(tmp_path / "tars/train-{000..004}.tar", tmp_path / "braces", shards=4, workers=1)
+    assert bytes_of(one.url) == bytes_of(whole.url) == bytes_of(braces.url)
+
+
+@pytest.mark.parametrize("place", ["memory", "local"])
+def test_tars_elsewhere(place, make_tar, sample, bytes_of, tmp_path):
+    path = make_tar([part for n in range(8) for part in sample(n)])
+    url = f"memory://{tmp_path.name}" if place == "memory" else f"local://{tmp_path}/remote"
+    (MemoryStore(url) if place == "memory" else FsspecStore(url)).put("a.tar", path.read_bytes())
+    here = tpufeed.shard(path, tmp_path / "here", workers=1)
+    for source in (f"{url}/a.tar", url, f"{url}/*.tar"):
+        there = tpufeed.shard(source, tmp_path / "there", workers=1, overwrite=True)
+        assert bytes_of(here.url) == bytes_of(there.url)
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_names_of_all_kinds(tar_format, make_tar, small_jpegs, tmp_path):
+    names = ["folder/a.jpg", "folder/a b.JPG", "größe/猫.png", "new\nline.jpg", "../up.jpg", "/abs.jpg", "[x].jpg"]
+    if tar_format != tarfile.USTAR_FORMAT:
+        names += ["x" * 150 + ".jpg", "deep/" * 60 + "y" * 120 + ".jpg"]
+    names.append("a.0.jpg")
+    make_tar([(name, small_jpegs[n]) for n, name in enumerate(names)], tar_format=tar_format)
+    found = samples_of(tpufeed.shard(tmp_path / "tars/a.tar", tmp_path / "d", workers=1).url)
+    assert len(found) == len(names)
+    for number, name in enumerate(names):
+        stem, extension = name.rsplit(".", 1)
+        assert found[f"a.tar/{stem}.{extension.lower()}"]["image/encoded"] == [small_jpegs[number]]
+
+
+def test_what_is_no_part_of_a_sample_is_counted(make_tar, sample, take):
+    members = [
+        ("folder", FOLDER),
+        ("README", b"no extension"),
+        (".hidden.jpg", b"x"),
+        ("__MACOSX/000000.jpg", b"x"),
+        ("000000.jpg.link", LINK),
+        *sample(0, npy=b"unknown"),
+    ]
+    inventory, inputs = take(make_tar(members))
+    assert list(by_path(inputs)) == ["a.tar/000000.jpg"]
+    assert inventory.ignored_files == 5  # a folder is none
+
+
+def test_a_sample_without_an_image_is_rejected(make_tar, sample, tmp_path):
+    result = tpufeed.shard(
+        make_tar([*sample(0), *sample(1, jpg=None, txt=b"x"), *sample(2)]), tmp_path / "d", workers=1
+    )
+    assert result.images == 2
+    assert rejects_of(result.url) == {
+        "a.tar/000001": ("unreadable", "the sample has no image, only cls, txt"),
+    }
+
+
+def test_a_sample_without_a_label_is_rejected(make_tar, sample, tmp_path):
+    result = tpufeed.shard(
+        make_tar([*sample(0), *sample(1, cls=None), *sample(2, cls=b" \n")]), tmp_path / "d", workers=1
+    )
+    assert result.manifest.rejects == {"bad_label": 2}
+
+
+def test_an_empty_image_is_rejected(make_tar, sample, tmp_path):
+    result = tpufeed.shard(make_tar([*sample(0), *sample(1, jpg=b"")]), tmp_path / "d", workers=1)
+    assert rejects_of(result.url)["a.tar/000001.jpg"][0] == "zero_bytes"
+
+
+def test_two_images_a_sample(make_tar, sample, small_jpegs, take):
+    path = make_tar(sample(0, png=small_jpegs[5]))
+    with pytest.raises(OptionError, match=r"'000000' has 2 images \(jpg, png\); say which one: --image jpg"):
+        take(path)
+    for image in ("png", ".PNG"):
+        _, (item,) = take(path, image=image)
+        assert (item.path, item.bytes) == ("a.tar/000000.png", len(small_jpegs[5]))
+
+
+def test_images_with_longer_extensions(make_tar, small_jpegs, take):
+    path = make_tar([("0.left.jpg", small_jpegs[0]), ("0.right.jpg", small_jpegs[1]), ("0.cls", b"1")])
+    _, (item,) = take(path, image="right.jpg")
+    assert item.path == "a.tar/0.right.jpg"
+
+
+def test_two_files_of_one_extension(make_tar, sample, take):
+    with pytest.raises(SourceError, match=r"a\.tar, byte \d+: the sample '000000' has two files \.JPG"):
+        take(make_tar([*sample(0), ("000000.JPG", b"x")]))
+
+
+def test_the_same_key_in_two_tars_is_two_samples(make_tar, sample, take, tmp_path):
+    for name in ("a.tar", "b.tar"):
+        make_tar(sample(0), name)
+    assert len(take(tmp_path / "tars")[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "classes", "labels"),
+    [
+        ({}, ("0", "1", "2"), [0, 1]),
+        ({"label": "kind"}, ("cat", "dog"), [1, 0]),
+        ({"label": "txt"}, ("one", "two"), [0, 1]),
+        ({"label": "none"}, (), [-1, -1]),
+        ({"label": "kind", "classes": ["fox", "cat", "dog"]}, ("fox", "cat", "dog"), [2, 1]),
+    ],
+)
+def test_where_labels_come_from(options, classes, labels, make_tar, sample, take):
+    members = [
+        *sample(0, json=b'{"kind":"dog"}', txt=b"one"),
+        *sample(1, json=b'{"kind":"cat"}', txt=b"two"),
+        *sample(2, cls=b"2", json=b'{"kind":"cat"}', txt=b"one"),
+    ]
+    inventory, inputs = take(make_tar(members), **options)
+    assert inventory.classes.names == classes
+    found = by_path(inputs)
+    assert [found[f"a.tar/00000{n}.jpg"].label for n in range(2)] == labels
+
+
+def test_without_labels_cls_is_a_further_column(make_tar, sample, take):
+    inventory, _ = take(make_tar(sample(0)), label="none")
+    assert [(f.name, f.dtype) for f in inventory.schema] == [("cls", "int64")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label": "kind"}, "no sample has a label in 'kind'"),
+        ({"split_by": "folder"}, "tars are split by shares"),
+        ({"split_by": "json"}, "tars are split by shares"),
+    ],
+)
+def test_options_that_lead_nowhere(options, message, make_tar, sample, take):
+    with pytest.raises(OptionError, match=message):
+        take(make_tar(sample(0)), **options)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"json": b"[1,2]"}, r"sample '000000': its \.json holds no object"),
+        ({"json": b"{"}, r"its \.json is not readable"),
+        ({"json": b"[" * 100_000}, r"its \.json is not readable: maximum recursion"),
+        ({"json": b"\xff"}, r"its \.json is not readable"),
+        ({"txt": b"\xff"}, r"its \.txt is not readable: 'utf-8'"),
+        ({"txt": bytes(2 << 20)}, r"its \.txt has 2097152 bytes; at most 1048576"),
+        ({"json": b'{"image/encoded":1}'}, "a column is called 'image/encoded'"),
+        ({"json": b'{"":1}'}, "a column is called ''"),
+        ({"json": b'{"cls":[1,2]}', "cls": None}, r"sample '000000': \[1, 2\] is no label"),
+        ({"json": b'{"x":"\\ud800"}'}, "is not UTF-8"),
+    ],
+    ids=["list", "cut", "deep", "bytes", "text", "large", "reserved", "no name", "labels", "surrogate"],
+)
+def test_parts_that_cannot_be_read(part, message, make_tar, sample, take):
+    with pytest.raises(SourceError, match=message) as raised:
+        take(make_tar(sample(0, **part)))
+    assert raised.value.exit_code == 2
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("cut", range(10))
+def test_a_tar_that_was_cut_short(cut, make_tar, sample, take):
+    data = encode_tar([part for n in range(4) for part in sample(n)]).rstrip(b"\0")
+    whole = len(data) + -len(data) % 512  # without the mark of its end
+    stop = whole * cut // 9 if cut % 2 else whole * cut // 9 // 512 * 512
+    with pytest.raises(SourceError, match=r"a\.tar, byte \d+: .*(cut short|not a sound tar)"):
+        take(make_tar(data.ljust(whole, b"\0")[:stop]))
+
+
+def test_a_tar_needs_the_mark_of_its_end_and_no_more(make_tar, sample, take):
+    data = encode_tar(sample(0))
+    end = len(data.rstrip(b"\0")) + -len(data.rstrip(b"\0")) % 512
+    assert len(take(make_tar(data[: end + 512]))[1]) == 1
+    assert len(take(make_tar(data + bytes(5 << 20)))[1]) == 1
+    with pytest.raises(SourceError, match=rf"byte {end}: the mark of a tar's end is missing"):
+        take(make_tar(data[:end]))
+
+
+def test_tars_end_to_end_lose_no_samples_silently(make_tar, sample, take):
+    with pytest.raises(SourceError, match="something follows the tar's end; of tars laid end to end only the first"):
+        take(make_tar(encode_tar(sample(0)) + encode_tar(sample(1))))
+
+
+@pytest.mark.parametrize("position", [0, 148, 124, 257])
+def test_a_damaged_header(position, make_tar, sample, take):
+    data = bytearray(encode_tar([*sample(0), *sample(1)]))
+    second = data.index(b"000001.jpg")
+    data[second + position] ^= 0x55
+    with pytest.raises(SourceError, match=r"a\.tar, byte \d+: not a sound tar: "):
+        take(make_tar(bytes(data)))
+
+
+def test_a_negative_size_ends_nowhere(make_tar, sample, take):
+    data = bytearray(encode_tar([*sample(0), *sample(1)], tarfile.GNU_FORMAT))
+    header = tarfile.TarInfo("000001.jpg")
+    header.size = -1024
+    second = data.index(b"000001.jpg")
+    data[second : second + 512] = header.tobuf(tarfile.GNU_FORMAT)
+    with pytest.raises(SourceError, match=r"a\.tar, byte \d+: not a sound tar"):
+        take(make_tar(bytes(data)))
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"no tar at all" * 1000, gzip.compress(b"x" * 5000)], ids=len)
+def test_what_is_no_tar(data, make_tar, take):
+    with pytest.raises(SourceError, match=r"a\.tar, byte \d+: not a sound tar"):
+        take(make_tar(data))
+
+
+@pytest.mark.parametrize("members", [[], [("folder", FOLDER)], [("README", b"x")]], ids=["none", "folder", "file"])
+def test_a_tar_without_samples(members, make_tar, take):
+    with pytest.raises(NoInputsError, match=r"no samples in these tars; expected files like 000123\.jpg"):
+        take(make_tar(members))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error", "message"),
+    [
+        ("a.tar.gz", SourceError, "is compressed, so that its parts cannot be read in place"),
+        ("a.tgz", SourceError, "is compressed"),
+        ("b.tar", SourceError, r"b\.tar does not exist"),
+        ("{0..3}.tar", SourceError, r"2 files are missing: 1\.tar, 3\.tar"),
+        ("{3..0}.tar", NoInputsError, "no file is called like"),
+        ("x-*.tar", NoInputsError, r"no file is called like x-\*\.tar"),
+    ],
+)
+def test_tars_that_are_not_there(pattern, error, message, make_tar, sample, take):
+    make_tar(sample(0), "0.tar")
+    folder = make_tar(sample(0), "2.tar").parent
+    with pytest.raises(error, match=message):
+        take(folder / pattern)
+
+
+def test_a_tar_that_changes_after_the_plan(make_tar, sample, monkeypatch, tmp_path):
+    path = make_tar([part for n in range(6) for part in sample(n)])
+    tpufeed.shard(path, tmp_path / "d", workers=1)
+    for file in [file for file in (tmp_path / "d").rglob("*") if file.is_file() and file.name != "plan.jsonl"]:
+        file.unlink()
+    data = bytearray(path.read_bytes())
+    data[600] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(tpufeed.errors.BuildError, match=r"none of the 6 images could be taken.*was listed"):
+        tpufeed.shard(path, tmp_path / "d", workers=1)
+
+
+def test_labels_and_shares_keep_their_places_when_tars_are_added(make_tar, sample, take, tmp_path):
+    def dealt():
+        inventory, _ = take(tmp_path / "tars", split="a=0.5,b=0.5")
+        return {item.path: split for split in inventory.splits for item, _ in inventory.iter_inputs(split)}
+
+    make_tar([part for n in range(9) for part in sample(n)], "a.tar")
+    before = dealt()
+    make_tar([part for n in range(9) for part in sample(n)], "b.tar")
+    assert set(before.values()) == {"a", "b"}
+    assert before.items() <= dealt().items()

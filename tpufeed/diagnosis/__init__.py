@@ -1,0 +1,1 @@
+"""Looking into a dataset and into what holds a training step."""

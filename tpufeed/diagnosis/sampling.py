@@ -1,0 +1,109 @@
+"""Which samples of a split to look at: spread over all of it, or those of one class."""
+
+import difflib
+import itertools
+import random
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.reader import Dataset, Reader
+from tpufeed.dataset.schema import LABEL, fixed_ints
+from tpufeed.errors import OptionError, RecordError
+from tpufeed.tfrecord.example import decode_example
+
+_NAMED = 5
+_BLOCK = 32
+
+Place = tuple[int, int]  # (shard, record)
+
+
+def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Place]:
+    """`count` samples, or all where there are fewer: one at random from each of as many equal parts of the split."""
+    shards = dataset.split(split).variants[0].shards
+    starts = [0, *itertools.accumulate(shard.records for shard in shards)]
+    count, draw = min(count, starts[-1]), random.Random(seed)
+    places = []
+    for part in range(count):
+        sample = draw.randrange(starts[-1] * part // count, starts[-1] * (part + 1) // count)
+        shard = bisect_right(starts, sample) - 1
+        places.append((shard, sample - starts[shard]))
+    return places
+
+
+def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: int) -> tuple[list[Place], list[str]]:
+    """Up to `count` samples of a class in the split's order, and what could not be read on the way.
+
+    Reads records in a random order until there are enough: most of the split where the class is rare.
+    """
+    found_split = dataset.split(split)
+    counts = found_split.class_counts
+    wanted = min(count, counts[label]) if label < len(counts) else count
+    reader, draw = dataset.reader(split), random.Random(seed)
+    found, problems = list[Place](), list[str]()
+    shards = list(range(len(found_split.variants[0].shards)))
+    draw.shuffle(shards)
+    for shard in shards:
+        records = list(range(found_split.variants[0].shards[shard].records))
+        draw.shuffle(records)
+        for start in range(0, len(records), _BLOCK):
+            if len(found) >= wanted:
+                return sorted(found[:wanted]), problems
+            places = [(shard, record) for record in records[start : start + _BLOCK]]
+            for place, payload in zip(places, iter_payloads(reader, places), strict=True):
+                if isinstance(payload, RecordError):
+                    problems.append(str(payload))
+                elif read_label(dataset.manifest, reader, payload) == label:
+                    found.append(place)
+    return sorted(found[:wanted]), problems
+
+
+def find_class(manifest: Manifest, name: str) -> int:
+    """The id of a class that is given by its name, or by its id.
+
+    Raises:
+        OptionError: there is none; the message lists names like it.
+    """
+    names = manifest.class_names
+    if name in names:
+        return names.index(name)
+    if name.isdecimal() and int(name) < len(names):
+        return int(name)
+    if not manifest.labelled:
+        raise OptionError(f"no class {name!r}: the samples of this dataset have no labels")
+    folded: dict[str, str] = {}
+    for known in names:
+        folded.setdefault(known.casefold(), known)
+    near = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, _NAMED)]
+    listed = ", ".join(near or names[:_NAMED])
+    raise OptionError(f"no class {name!r} among {len(names)}; {'near it' if near else 'the first'}: {listed}")
+
+
+def read_label(manifest: Manifest, reader: Reader, payload: memoryview) -> int | str | None:
+    """The label of a record; None where it has none."""
+    ints = fixed_ints(manifest.features)
+    try:
+        if LABEL in ints:
+            return reader.layout.decode(payload)[1][ints.index(LABEL)]
+        key = next((spec.key for spec in manifest.features if spec.name == LABEL), None)
+        feature = None if key is None else decode_example(payload).get(key)
+    except RecordError:
+        return None
+    if feature is None or not len(feature.values):
+        return None
+    value = feature.values[0]
+    return str(value, "utf-8", "replace") if isinstance(value, memoryview | bytes) else int(value)
+
+
+def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | RecordError]:
+    """The payload at each place, or why there is none: one damaged record costs no other."""
+    try:
+        yield from reader.read_many(places)
+        return
+    except RecordError:
+        pass
+    for place in places:
+        try:
+            yield reader.read(*place)
+        except RecordError as error:
+            yield error

@@ -1,0 +1,82 @@
+"""A folder of images: of class folders, of split folders with class folders in them, or flat."""
+
+from collections.abc import Iterator
+
+from tpufeed.errors import NoInputsError, SourceError, StoreError
+from tpufeed.sharding.rows import Found, Row
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
+
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
+_SHOWN = 3
+
+
+def has_split_folders(store: Store) -> bool:
+    """Whether all folders right below are called train, val, test and the like, `train` among them."""
+    try:
+        names = {name for name in store.iter_folders() if not _is_hidden(name)}
+    except StoreError as error:
+        raise SourceError(f"the source cannot be listed: {error}") from error
+    return bool(names & {"train", "training"}) and names <= _SPLITS
+
+
+def iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> Iterator[Row]:
+    """The images below the store's URL.
+
+    Args:
+        store: the folder.
+        by_split: the first folder of a path is its split.
+        labelled: the first folder (under it) is its class; images right in the folder have none.
+        found: counts files whose names are no image's.
+
+    Raises:
+        SourceError: some images lie in class folders and some beside them, or in no split's folder.
+        NoInputsError: there is none.
+    """
+    files = classed = 0
+    beside: list[str] = []
+    for info in _iter_objects(store):
+        files += 1
+        if not is_image_name(info.name):
+            found.ignored_files += 1
+            continue
+        *folders, _ = info.name.split("/")
+        split = None
+        if by_split:
+            if not folders:
+                raise SourceError(
+                    f"{store.url}: {info.name} lies beside the folders of the splits; move it into one of them"
+                )
+            split = folders.pop(0)
+        label = folders[0] if folders and labelled else None
+        classed += label is not None
+        if label is None and len(beside) < _SHOWN:
+            beside.append(info.name)
+        if labelled and classed and beside:
+            raise SourceError(
+                f"{store.url}: images lie beside the class folders ({', '.join(beside)} ...); move them into a class "
+                "folder, give one folder only, or say --label none to take all images without labels"
+            )
+        problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
+        yield Row(info.name, info.size_bytes, info.version, label, split, problem=problem)
+    if files == found.ignored_files:
+        raise NoInputsError(
+            f"{store.url}: no images found among {files} files; expected names that end in {', '.join(SUFFIXES)} "
+            "in one folder a class (photos/cat/1.jpg), or in one folder without classes"
+        )
+
+
+def _iter_objects(store: Store) -> Iterator[ObjectInfo]:
+    try:
+        yield from store.iter_objects()
+    except StoreError as error:
+        raise SourceError(f"the source cannot be listed: {error}") from error
+
+
+def is_image_name(name: str) -> bool:
+    """Hidden files and folders (.ipynb_checkpoints, ._x.jpg) are other programs' leavings, never classes."""
+    return name.lower().endswith(SUFFIXES) and not any(map(_is_hidden, name.split("/")))
+
+
+def _is_hidden(part: str) -> bool:
+    return (part.startswith(".") and not part.startswith("..")) or part == "__MACOSX"

@@ -1,0 +1,202 @@
+"""All inputs of a build, kept in a database file: memory does not grow with their number.
+
+SQLite sorts them outside memory, into the same global order as a list of their hashes would have.
+"""
+
+import hashlib
+import itertools
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tpufeed.dataset.naming import check_split_name
+from tpufeed.dataset.plan import Input
+from tpufeed.errors import OptionError, SourceError
+from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
+from tpufeed.sharding.labels import Classes, bad_label, make_classes
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.rows import Found, Label, Row
+from tpufeed.sharding.sources import Source
+
+_ROWS_AT_ONCE = 4096
+_MOST_SPLITS = 100
+_COLUMNS = "path, bytes, version, label, file, offset, columns, problem"
+
+
+class Inventory:
+    """The inputs of one source. Not for several threads.
+
+    Attributes:
+        base: the URL that their files are relative to.
+        classes: names and ids; no names without labels.
+        schema: features that further columns become.
+        splits: names, in the order of the dataset.
+        ignored_files: which are no images by their names.
+        labelled: whether inputs have labels.
+    """
+
+    def __init__(self, folder: Path, source: Source, options: ShardOptions) -> None:
+        """Read all rows of `source` into a file in `folder`.
+
+        Raises:
+            SourceError, NoInputsError, OptionError: the source cannot be understood.
+        """
+        self.base = source.base
+        # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
+        self._database = sqlite3.connect(folder / "inventory.sqlite", isolation_level=None)
+        self._database.executescript(
+            f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-65536; PRAGMA temp_store=FILE;"
+            f"CREATE TABLE inputs(key BLOB, split TEXT, extra INT, {_COLUMNS})"
+        )
+        try:
+            self._read(source, options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, source: Source, options: ShardOptions) -> None:
+        found, types, labels, splits = Found(), ColumnTypes(), dict[Label, None](), set[str]()
+        shares = None if source.splits else options.split_shares
+        rows = source.iter_rows(found)
+        self._database.execute("BEGIN")
+        while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            for row in chunk:
+                labels[row.label] = None
+                types.add(row.columns)
+            self._insert([_to_line(row, options.seed, shares) for row in chunk])
+            if source.splits:
+                splits.update(str(row.split) for row in chunk)
+                if len(splits) > _MOST_SPLITS:
+                    raise OptionError(
+                        f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}; is this the right column?"
+                    )
+        self._database.execute("COMMIT")
+        self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
+        self.labelled = options.label != "none" and (set(labels) != {None} or options.classes is not None)
+        if options.label not in ("auto", "none") and set(labels) == {None}:
+            raise OptionError(f"no sample has a label in {options.label!r}")
+        self.classes = (
+            make_classes(labels, options.classes, source.kind == "folder") if self.labelled else Classes((), {})
+        )
+        self.schema = types.schema()
+        self.ignored_files = found.ignored_files
+
+    def close(self) -> None:
+        """Give the file up; its folder's owner removes it."""
+        self._database.close()
+
+    def __enter__(self) -> "Inventory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return int(self._query("SELECT COUNT(*) FROM inputs").fetchone()[0])
+
+    def totals(self) -> dict[str, tuple[int, int, int]]:
+        """By split: inputs, bytes of their files, and bytes of their paths and columns."""
+        found = {name: (0, 0, 0) for name in self.splits}
+        for name, *sums in self._query("SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM inputs GROUP BY split"):
+            found[name] = (sums[0], sums[1], sums[2])
+        return found
+
+    def largest(self, slope: float, intercept: float) -> tuple[str, int]:
+        """Path and size of the largest record, where it takes `slope` times the file, `intercept` and the rest."""
+        path, size = self._query(
+            "SELECT path, ? * bytes + ? + extra AS size FROM inputs ORDER BY size DESC LIMIT 1", slope, intercept
+        ).fetchone()
+        return path, int(size)
+
+    def listed_twice(self) -> int:
+        """How many rows name a path that another row names as well."""
+        (rows,) = self._query("SELECT COUNT(*) - COUNT(DISTINCT path) FROM inputs").fetchone()
+        return int(rows)
+
+    def sample(self, count: int) -> list[Input]:
+        """A few inputs, drawn by the global order."""
+        found = self._query(
+            f"SELECT {_COLUMNS} FROM inputs WHERE problem IS NULL ORDER BY key, {_COLUMNS} LIMIT ?", count
+        )
+        return [self._to_input(line) for line in found]
+
+    def iter_inputs(self, split: str) -> Iterator[tuple[Input, int]]:
+        """The inputs of a split in the global order, each with the bytes that its path and columns take."""
+        lines = self._query(f"SELECT extra, {_COLUMNS} FROM inputs WHERE split = ? ORDER BY key, {_COLUMNS}", split)
+        for extra, *line in lines:
+            yield self._to_input(line), extra
+
+    def digest(self) -> str:
+        """Identity of all inputs together, whatever their order."""
+        return input_digest(
+            self._to_input(line) for line in self._query(f"SELECT {_COLUMNS} FROM inputs ORDER BY {_COLUMNS}")
+        )
+
+    def _to_input(self, line: Sequence[Any]) -> Input:
+        path, size, version, label, file, offset, columns, problem = line
+        values = encode_values(None if columns is None else json.loads(columns, object_hook=revive), self.schema)
+        wrong = None if problem is None else tuple(json.loads(problem))
+        number = self.classes.ids.get(label, -1)
+        if self.labelled and number < 0 and wrong is None:
+            wrong = bad_label(label, self.classes)
+        return Input(path, size, version, number, file, offset, values, wrong)
+
+    def _insert(self, lines: Sequence[Sequence[Any]]) -> None:
+        try:
+            self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 11)})", lines)
+        except UnicodeEncodeError as error:
+            raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
+
+    def _query(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        return self._database.execute(statement, values)
+
+
+def split_of(path: str, splits: dict[str, float]) -> str:
+    """The split of a path: stable, so that adding files moves none of the old ones."""
+    if len(splits) == 1:
+        return next(iter(splits))
+    point = int.from_bytes(_path_hash(path, None)[:8], "big") / 2**64
+    for name, stop in zip(splits, itertools.accumulate(splits.values()), strict=True):
+        if point < stop:
+            return name
+    return list(splits)[-1]
+
+
+def input_digest(inputs: Iterable[Input]) -> str:
+    """Of inputs in the order of their paths: what they are, and what becomes of them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for item in inputs:
+        line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
+        if item.file or item.columns or item.problem:
+            line += f"\0{item.file}\0{item.offset}\0{item.columns}\0{item.problem}"
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()
+
+
+def _to_line(row: Row, seed: int, shares: dict[str, float] | None) -> tuple[Any, ...]:
+    try:
+        path_bytes = len(row.path.encode())
+    except UnicodeEncodeError:
+        raise SourceError(f"the file name {row.path!r} is not UTF-8; rename it") from None
+    columns = None if row.columns is None else to_json(row.columns)
+    return (
+        _path_hash(row.path, seed),
+        str(row.split) if shares is None else split_of(row.path, shares),
+        path_bytes + len(columns or ""),
+        row.path,
+        row.bytes,
+        row.version,
+        row.label,
+        row.file,
+        row.offset,
+        columns,
+        None if row.problem is None else json.dumps(row.problem),
+    )
+
+
+def _path_hash(path: str, seed: int | None) -> bytes:
+    """blake2b of (seed, path): a global order that an external sort of ten million names gives as well."""
+    person = b"split" if seed is None else b"order"
+    return hashlib.blake2b(f"{seed}\0{path}".encode(), digest_size=16, person=person).digest()

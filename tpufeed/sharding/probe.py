@@ -1,0 +1,64 @@
+"""What records will take, in bytes and in seconds, from a few that are made for it."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpufeed.dataset.plan import Input
+from tpufeed.errors import ImageError
+from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.sharding.files import Files
+from tpufeed.sharding.inputs import read_input
+from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.plan import FEATURES_BYTES, SizeEstimate
+
+_PROBED_IMAGES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Sizes of records, the seconds that one image takes one core, and how many of how many were rejected."""
+
+    estimate: SizeEstimate
+    seconds_an_image: float
+    images: int
+    rejects: int
+
+
+def needs_probe(policy: ImagePolicy) -> bool:
+    """Whether records may be of other sizes than their files."""
+    return policy.presize_px is not None or policy.encode != "keep" or policy.greyscale == "rgb"
+
+
+def probe_images(inventory: Inventory, policy: ImagePolicy) -> Probe:
+    """Take a few images as the build would."""
+    files = Files(inventory.base)
+    inputs = inventory.sample(_PROBED_IMAGES)
+    start = time.perf_counter()
+    sizes = [size for item in inputs if (size := _stored_size(files, item, policy)) is not None]
+    seconds = time.perf_counter() - start
+    estimate = _fit(sizes) if needs_probe(policy) else SizeEstimate()
+    return Probe(estimate, seconds / max(1, len(inputs)), len(inputs), len(inputs) - len(sizes))
+
+
+def _stored_size(files: Files, item: Input, policy: ImagePolicy) -> tuple[int, int] | None:
+    try:
+        return item.bytes, len(store_image(read_input(files, item), policy, item.path).data)
+    except ImageError:
+        return None
+
+
+def _fit(sizes: list[tuple[int, int]]) -> SizeEstimate:
+    """The straight line through (bytes of the file, bytes stored): neither end of it is below zero."""
+    if not sizes:
+        return SizeEstimate()
+    files, stored = np.array(sizes, np.float64).T
+    slope, fixed = 0.0, float(stored.mean())
+    if np.ptp(files) > 0:
+        slope, fixed = map(float, np.polyfit(files, stored, 1))
+        if slope < 0:
+            slope, fixed = 0.0, float(stored.mean())
+        elif fixed < 0:
+            slope, fixed = float(stored.sum() / files.sum()), 0.0
+    return SizeEstimate(slope, fixed + FEATURES_BYTES)

@@ -1,0 +1,231 @@
+"""A table of images: CSV, TSV, JSON lines or Parquet with a column of paths."""
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError, StoreError
+from tpufeed.sharding.files import Files, resolve
+from tpufeed.sharding.rows import Label, Row
+from tpufeed.storage.ranges import open_object
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
+_LABEL_COLUMNS = ("label", "class", "category", "cls")
+_ROWS_AT_ONCE = 2048
+
+Record = Mapping[str, Any]
+
+
+class TableColumns:
+    """Which columns of a table are image, label and split. Raises OptionError where they cannot be told."""
+
+    def __init__(self, where: str, names: Sequence[str], image: str | None, label: str, split: str | None) -> None:
+        self._where, self._names = where, names
+        self.image = self._find("image", image) if image else self._guess(_IMAGE_COLUMNS)
+        if self.image is None:
+            raise OptionError(
+                f"{where}: none of its columns ({', '.join(names)}) is called {', '.join(_IMAGE_COLUMNS[:4])} or the "
+                "like; say which one holds the paths of the images: --image COLUMN"
+            )
+        self.label = (
+            None if label == "none" else self._guess(_LABEL_COLUMNS) if label == "auto" else self._find("label", label)
+        )
+        self.split = None if split is None else self._find("split", split)
+
+    def others(self, record: Record) -> Record:
+        """The values of a record that are neither image, label nor split."""
+        return {name: value for name, value in record.items() if name not in (self.image, self.label, self.split)}
+
+    def _find(self, what: str, name: str) -> str:
+        if name not in self._names:
+            raise OptionError(f"{self._where} has no column {name!r} for the {what}; it has {', '.join(self._names)}")
+        return name
+
+    def _guess(self, candidates: Sequence[str]) -> str | None:
+        by_lower = {name.lower(): name for name in self._names}
+        return next((by_lower[name] for name in candidates if name in by_lower), None)
+
+
+def iter_table(store: Store, name: str, image: str | None, label: str, split: str | None) -> Iterator[Row]:
+    """The rows of the table `name`.
+
+    Args:
+        store: where the table lies; paths in it are relative to this.
+        name: of the table; its ending says what it is.
+        image: the column of paths, or None for one that is called path, image, file or the like.
+        label: the column of labels; "auto" for one that is called label, class or the like; "none" for no labels.
+        split: the column of splits, or None.
+
+    Raises:
+        SourceError: the table cannot be read; names the row.
+        OptionError: it does not have these columns.
+        NoInputsError: it has no rows.
+    """
+    where = f"{store.url}/{name}"
+    files = Files(store.url)
+    with _open(store, name) as file:
+        records = _iter_records(file, name, where)
+        try:
+            first = list(itertools.islice(records, _ROWS_AT_ONCE))
+            if not first:
+                raise NoInputsError(f"{where}: the table has no rows")
+            names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
+            columns = TableColumns(where, names, image, label, split)
+            numbered = enumerate(itertools.chain(first, records), 1)
+            while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
+                yield from _to_rows(chunk, columns, files, where)
+        except StoreError as error:
+            raise SourceError(f"{where} cannot be read: {error}") from error
+
+
+def _open(store: Store, name: str) -> BinaryIO:
+    try:
+        return open_object(store, name)
+    except StoreError as error:
+        raise SourceError(f"the source cannot be read: {error}") from error
+
+
+def _to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Row]:
+    paths = [_to_path(record.get(columns.image)) for _, record in chunk]  # type: ignore[arg-type]  # there is one
+    found = files.stats([resolve(files.base.url, path) for path in paths if isinstance(path, str) and path])
+    stats = iter(found)
+    for (number, record), path in zip(chunk, paths, strict=True):
+        row_split = _to_split(record, columns, f"{where}, row {number}")
+        others = columns.others(record)
+        label: Label = None
+        if columns.label is not None:
+            try:
+                label = to_label(record.get(columns.label))
+            except SourceError as error:
+                raise SourceError(f"{where}, row {number}: {error}") from None
+        if not isinstance(path, str) or not path:
+            found_type = "nothing" if path in (None, "") else f"a value of type {type(path).__name__}"
+            message = f"row {number} of {where} has {found_type} in its column {columns.image!r}; expected a path"
+            problem = ("unreadable", message)
+            yield Row(f"{where}, row {number}", 0, "", label, row_split, columns=others, problem=problem)
+            continue
+        file = resolve(files.base.url, path)
+        problem_found = _problem(info := next(stats), number, where)
+        size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
+        yield Row(path, size, version, label, row_split, "" if file == path else file, 0, others, problem_found)
+
+
+def _to_path(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value  # some writers of Parquet do so
+
+
+def _problem(info: ObjectInfo | Exception | None, number: int, where: str) -> tuple[str, str] | None:
+    if isinstance(info, Exception):
+        return "unreadable", f"row {number} of {where}: {info}"
+    if info is None or info.version == BROKEN_LINK:
+        return "unreadable", f"there is no such file; row {number} of {where} names it"
+    return None
+
+
+def _to_split(record: Record, columns: TableColumns, where: str) -> str | None:
+    if columns.split is None:
+        return None
+    value = record.get(columns.split)
+    if value is None or value == "":
+        raise SourceError(f"{where}: the column {columns.split!r} says no split; fill it in, or leave the row out")
+    return str(value)
+
+
+def to_label(value: Any) -> Label:
+    """A label as a name or an id; None where there is none. Numbers that pandas made floats are ids again.
+
+    Raises:
+        SourceError: several labels, which are no class.
+    """
+    if value is None or value == "" or value != value:  # noqa: PLR0124  # NaN
+        return None
+    if isinstance(value, list | tuple | dict):
+        raise SourceError(
+            f"{str(value)[:60]} is no label: a sample has one class. To keep the values as a further column, say "
+            "--label none, or which column is the label"
+        )
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
+        return value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
+    suffix = name[name.rindex(".") :].lower()
+    if suffix == ".parquet":
+        return _iter_parquet(file, where)
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    records = (
+        _iter_json(text, where)
+        if suffix in (".jsonl", ".ndjson")
+        else _iter_csv(text, "\t" if suffix == ".tsv" else ",", where)
+    )
+    return _checked(text, records, where)
+
+
+def _checked(text: io.TextIOWrapper, records: Iterable[Record], where: str) -> Iterator[Record]:
+    try:
+        with text:
+            yield from records
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{where}: not UTF-8: {error.reason} ({error.object[error.start : error.end]!r})") from error
+
+
+def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Record]:
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    try:
+        first = next((fields for fields in reader if fields), [])
+        header = [name or f"column_{place}" for place, name in enumerate(first)]  # as pandas' index has none
+        _check_names(header, where)
+        for fields in reader:
+            if not fields:
+                continue
+            if len(fields) != len(header):
+                raise SourceError(
+                    f"{where}, line {reader.line_num}: {len(fields)} fields; the header has {len(header)} "
+                    f"({', '.join(header)})"
+                )
+            yield dict(zip(header, (field or None for field in fields), strict=True))
+    except csv.Error as error:
+        raise SourceError(f"{where}, line {reader.line_num}: {error}") from error
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    if len(set(names)) < len(names):
+        raise SourceError(f"{where}: two columns have the same name: {', '.join(names)}")
+
+
+def _iter_json(text: io.TextIOWrapper, where: str) -> Iterator[Record]:
+    for number, line in enumerate(text, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{where}, line {number}: not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise SourceError(f"{where}, line {number}: {line.strip()[:60]} is no object; expected one a line")
+        yield record
+
+
+def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "parquet") from error
+    try:
+        rows = parquet.ParquetFile(file)
+        _check_names(rows.schema_arrow.names, where)
+        for batch in rows.iter_batches(_ROWS_AT_ONCE):
+            yield from batch.to_pylist()
+    except SourceError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise SourceError(f"{where}: not a readable Parquet file: {error}") from error

@@ -1,0 +1,165 @@
+"""WebDataset tars: the files of a sample stand together and share a key, which is their name up to the first dot.
+
+An image is read in place, by its offset within its tar: nothing is unpacked.
+"""
+
+import json
+import tarfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from tpufeed.errors import NoInputsError, OptionError, SourceError, StoreError
+from tpufeed.sharding.folders import SUFFIXES as IMAGE_SUFFIXES
+from tpufeed.sharding.rows import Found, Row
+from tpufeed.sharding.tables import to_label
+from tpufeed.storage.ranges import open_object
+from tpufeed.storage.store import ObjectInfo, Store
+
+SUFFIXES = (".tar",)
+_IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
+_TEXTS = frozenset({"cls", "cls2", "txt", "text", "caption", "transcript"})
+_LARGEST_TEXT = 1 << 20
+_BLOCK_BYTES = 512
+_ZEROS_AT_ONCE = 1 << 20
+
+_Part = tuple[int, int]  # where its bytes stand: offset and size
+
+
+def iter_tar(store: Store, info: ObjectInfo, image: str | None, label: str, found: Found) -> Iterator[Row]:
+    """The samples of one tar.
+
+    Besides the image a sample may have `cls` (its label), `txt` and `json`; these become columns, the keys of the json
+    each its own.
+
+    Args:
+        store: where the tar lies.
+        info: of the tar.
+        image: the extension of the images, or None for any that is an image's.
+        label: the extension or the json's key that holds the label; "auto" for cls; "none" for no labels.
+        found: counts files that belong to nothing that is understood.
+
+    Raises:
+        SourceError: the tar is damaged, compressed or cut short; names the byte.
+        OptionError: a sample has two images.
+    """
+    where = f"{store.url}/{info.name}"
+    try:
+        with open_object(store, info.name) as file:
+            for key, parts in _iter_samples(file, where, found):
+                yield _to_row(file, info, where, (key, parts), _Wanted(image, label, found))
+    except StoreError as error:
+        raise SourceError(f"{where} cannot be read: {error}") from error
+
+
+class _Wanted:
+    def __init__(self, image: str | None, label: str, found: Found) -> None:
+        self.image, self.found = image and image.lower().removeprefix("."), found
+        self.label = None if label == "none" else "cls" if label == "auto" else label
+
+
+def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[str, dict[str, _Part]]]:
+    key, parts = None, dict[str, _Part]()
+    for member in _iter_members(file, where):
+        if not member.isfile():
+            found.ignored_files += not member.isdir()
+            continue
+        folder, slash, name = member.name.rpartition("/")
+        stem, dot, extension = name.partition(".")
+        if not dot or not stem or "__MACOSX" in folder:
+            found.ignored_files += 1
+            continue
+        if key != folder + slash + stem:
+            if key is not None:
+                yield key, parts
+            key, parts = folder + slash + stem, {}
+        if extension.lower() in parts:
+            raise SourceError(f"{where}, byte {member.offset}: the sample {key!r} has two files .{extension}")
+        parts[extension.lower()] = (member.offset_data, member.size)
+    if key is not None:
+        yield key, parts
+
+
+def _iter_members(file: BinaryIO, where: str) -> Iterator[tarfile.TarInfo]:
+    end = file.seek(0, 2)
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                tar.members = []  # type: ignore[attr-defined]  # it keeps every member it has seen
+                if member.size < 0:
+                    raise tarfile.ReadError(f"{member.name} of {member.size} bytes")
+                if member.offset_data + member.size > end:
+                    raise SourceError(
+                        f"{where}, byte {member.offset}: {member.name} wants {member.size} bytes, "
+                        f"{end - member.offset_data} are left; the tar was cut short"
+                    )
+                yield member
+            _check_end(file, tar.offset, where)
+    except tarfile.TarError as error:
+        raise SourceError(
+            f"{where}, byte {file.tell()}: not a sound tar: {error}. Compressed tars have to be unpacked first (gunzip)"
+        ) from error
+
+
+def _check_end(file: BinaryIO, start: int, where: str) -> None:
+    """`tarfile` stops without an error at a damaged header, at the end of a file that was cut, and at the tar's end."""
+    file.seek(start)
+    rest = file.read(_BLOCK_BYTES)
+    if len(rest) < _BLOCK_BYTES:
+        raise SourceError(f"{where}, byte {start}: the mark of a tar's end is missing; the tar was cut short")
+    if rest.strip(b"\0"):
+        raise SourceError(f"{where}, byte {start}: not a sound tar: a damaged header. The file was not copied well")
+    while rest:
+        if rest.strip(b"\0"):
+            raise SourceError(
+                f"{where}, byte {start}: something follows the tar's end; of tars laid end to end only the first would "
+                "be read"
+            )
+        start += len(rest)
+        rest = file.read(_ZEROS_AT_ONCE)
+
+
+def _to_row(file: BinaryIO, info: ObjectInfo, where: str, sample: tuple[str, dict[str, _Part]], wanted: _Wanted) -> Row:
+    key, parts = sample
+    images = [name for name in parts if (name == wanted.image if wanted.image else name.split(".")[-1] in _IMAGES)]
+    if len(images) > 1:
+        raise OptionError(
+            f"{where}: the sample {key!r} has {len(images)} images ({', '.join(images)}); say which one: "
+            f"--image {images[0]}"
+        )
+    columns = _read_columns(file, parts, f"{where}, sample {key!r}", wanted.found)
+    try:
+        label = None if wanted.label is None else to_label(columns.pop(wanted.label, None))
+    except SourceError as error:
+        raise SourceError(f"{where}, sample {key!r}: {error}") from None
+    name = f"{info.name}/{key}"
+    if not images:
+        problem = ("unreadable", f"the sample has no image, only {', '.join(parts)}")
+        return Row(name, 0, info.version, label, file=info.name, columns=columns, problem=problem)
+    offset, size = parts[images[0]]
+    return Row(f"{name}.{images[0]}", size, info.version, label, None, info.name, offset, columns)
+
+
+def _read_columns(file: BinaryIO, parts: dict[str, _Part], where: str, found: Found) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, (offset, size) in parts.items():
+        if name != "json" and name not in _TEXTS:
+            found.ignored_files += name.split(".")[-1] not in _IMAGES
+            continue
+        if size > _LARGEST_TEXT:
+            raise SourceError(f"{where}: its .{name} has {size} bytes; at most {_LARGEST_TEXT} are read")
+        file.seek(offset)
+        try:
+            text = file.read(size).decode("utf-8-sig").strip()
+            values = json.loads(text) if name == "json" else {name: text}
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{where}: its .{name} is not readable: {error}") from error
+        if not isinstance(values, dict):
+            raise SourceError(f"{where}: its .json holds no object")
+        columns |= values
+    return columns
+
+
+def no_samples(url: str) -> NoInputsError:
+    """What is wrong with tars without samples."""
+    return NoInputsError(f"{url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")
