@@ -1,13 +1,19 @@
-"""How fast `tpufeed shard` copies photos into shards, beside what else writes them out: ratios in one run.
+"""How fast `tpufeed shard` is beside what else writes photos into shards, and what it takes: ratios in one run.
 
 The source is in the page cache and the destination is `--work` (default: /dev/shm where there is one), so that no disk
-is measured. Beside it: concatenating the same files, and a loop over TensorFlow's TFRecordWriter.
+is measured; what `tpufeed` takes is that of the whole command, start of Python, listing and plan included.
 
-    python benchmarks/bench_shard.py [--photos 8000] [--repeats 5] [--save]
+- copy: `--check header` beside concatenating the same files, a loop over TensorFlow's TFRecordWriter, WebDataset's
+  ShardWriter and mosaicml-streaming's MDSWriter with xxh64 (each in one thread, as they are; scripts/setup-peers
+  installs the last two, n/a without).
+- decode: the full check beside decoding alone, simplejpeg in a process a core over bytes in memory.
+
+    python benchmarks/bench_shard.py [--photos 20000] [--repeats 5] [--save]
 """
 
 import argparse
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -18,11 +24,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
+sys.path.append(str(Path(__file__).parent.parent / ".peers"))
+
+SHARD_BYTES = 128 * 10**6
+DECODED_PHOTOS = 6000
+
+DECODE = """
+import sys, time
+from pathlib import Path
+import simplejpeg
+images = [Path(name).read_bytes() for name in sys.stdin.read().splitlines()]
+print("ready", flush=True)
+start = time.perf_counter()
+for data in images:
+    simplejpeg.decode_jpeg(data)
+print(len(images) / (time.perf_counter() - start))
+"""
+
+Way = Callable[[list[Path], Path], float | None]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=int, default=8000)
+    parser.add_argument("--photos", type=int, default=20000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp"))
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/shard.json")
@@ -32,28 +56,54 @@ def main() -> None:
     report(found, options)
 
 
-def rounds(work: Path, photos: int, repeats: int) -> dict[str, list[float]]:
-    """Images a second of each way, one figure a round; the ways take turns."""
+COPY: dict[str, Way] = {
+    "concatenating the files": lambda files, out: timed(files, lambda: concatenate(files, out)),
+    "tpufeed shard --check header": lambda files, out: timed(files, lambda: shard(files, out, "header")),
+    "TFRecordWriter loop": lambda files, out: timed(files, lambda: write_records(files, out)),
+    "WebDataset ShardWriter": lambda files, out: peer("webdataset", files, lambda: write_webdataset(files, out)),
+    "MDSWriter, xxh64": lambda files, out: peer("streaming", files, lambda: write_mds(files, out)),
+}
+DECODING: dict[str, Way] = {
+    "decoding alone, a process a core": lambda files, _: decode(files),
+    "tpufeed shard (full check)": lambda files, out: timed(files, lambda: shard(files, out, "full")),
+}
+
+
+def rounds(work: Path, photos: int, repeats: int) -> dict[str, dict[str, list[float | None]]]:
+    """Images a second of each way, one figure a round; the ways take turns. The first round warms memory up."""
     from make_photos import make_photos
 
-    make_photos(work / "photos", photos)
-    files = sorted((work / "photos").rglob("*.jpg"))
-    ways: dict[str, Callable[[Path], None]] = {
-        "concatenating the files": lambda out: concatenate(files, out),
-        "TFRecordWriter loop": lambda out: write_records(files, out),
-        "tpufeed shard --check header": lambda out: shard(work / "photos", out, "header"),
-        "tpufeed shard (full check)": lambda out: shard(work / "photos", out, "full"),
-    }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
-        for name, way in ways.items():
-            out = work / "out"
-            out.mkdir()
-            start = time.perf_counter()
-            way(out)
-            found[name].append(photos / (time.perf_counter() - start))
-            shutil.rmtree(out)
-    return found
+    tables = {}
+    for name, ways, count in (("copy", COPY, photos), ("decode", DECODING, min(photos, DECODED_PHOTOS))):
+        make_photos(work / "photos", count)
+        files = sorted((work / "photos").rglob("*.jpg"))
+        found: dict[str, list[float | None]] = {way: [] for way in ways}
+        for number in range(repeats + 1):
+            for way, run in ways.items():
+                out = work / "out"
+                out.mkdir()
+                rate = run(files, out)
+                if number:
+                    found[way].append(rate)
+                shutil.rmtree(out)
+        tables[name] = found
+        shutil.rmtree(work / "photos")
+    return tables
+
+
+def timed(files: list[Path], work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return len(files) / (time.perf_counter() - start)
+
+
+def peer(module: str, files: list[Path], work: Callable[[], None]) -> float | None:
+    """The rate of another tool, or None where it is not installed."""
+    try:
+        __import__(module)
+    except ImportError:
+        return None
+    return timed(files, work)
 
 
 def concatenate(files: list[Path], out: Path) -> None:
@@ -64,7 +114,7 @@ def concatenate(files: list[Path], out: Path) -> None:
 
 
 def write_records(files: list[Path], out: Path) -> None:
-    """What the TensorFlow guides do, in one thread."""
+    """What the TensorFlow guides do."""
     import tensorflow as tf
 
     with tf.io.TFRecordWriter(str(out / "all.tfrecord")) as writer:
@@ -76,26 +126,69 @@ def write_records(files: list[Path], out: Path) -> None:
             writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
 
 
-def shard(source: Path, out: Path, check: str) -> None:
-    """The command, as users run it: start of Python, listing, plan and commit included."""
-    command = [str(Path(sys.executable).with_name("tpufeed")), "shard", str(source), str(out / "dataset")]
-    subprocess.run([*command, "--check", check], check=True, capture_output=True, env=os.environ)
+def write_webdataset(files: list[Path], out: Path) -> None:
+    import webdataset
+
+    with webdataset.ShardWriter(f"{out}/%06d.tar", maxsize=SHARD_BYTES, verbose=0) as writer:
+        for number, file in enumerate(files):
+            writer.write({"__key__": f"{number:08d}", "jpg": file.read_bytes(), "cls": 0})
 
 
-def report(found: dict[str, list[float]], options: argparse.Namespace) -> None:
-    """The table, and the result file where asked for."""
-    from harness import describe, machine, print_table, write_result
+def write_mds(files: list[Path], out: Path) -> None:
+    from streaming import MDSWriter
 
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    copy = medians["concatenating the files"]
-    rows = [
-        [name, f"{medians[name]:,.0f}", f"{min(values):,.0f}", f"{max(values):,.0f}", f"{medians[name] / copy:.2f}"]
-        for name, values in found.items()
+    columns = {"image": "bytes", "label": "int"}
+    with MDSWriter(out=str(out / "mds"), columns=columns, hashes=["xxh64"], size_limit=SHARD_BYTES) as writer:
+        for file in files:
+            writer.write({"image": file.read_bytes(), "label": 0})
+
+
+def shard(files: list[Path], out: Path, check: str) -> None:
+    """The command, as users run it."""
+    command = [str(Path(sys.executable).with_name("tpufeed")), "shard", str(files[0].parents[1]), str(out / "dataset")]
+    subprocess.run([*command, "--check", check], check=True, capture_output=True)
+
+
+def decode(files: list[Path]) -> float:
+    """Images a second of all cores together, start and reading left out."""
+    cores = len(os.sched_getaffinity(0))
+    command = [sys.executable, "-c", DECODE]
+    workers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(cores)
     ]
-    print_table(f"{options.photos} photos of 90 KB", ["way", "img/s", "lowest", "highest", "to concatenating"], rows)
+    for number, worker in enumerate(workers):
+        assert worker.stdin is not None
+        worker.stdin.write("\n".join(map(str, files[number::cores])))
+        worker.stdin.close()
+    rates = []
+    for worker in workers:
+        assert worker.stdout is not None
+        rates.append(float(worker.stdout.read().split()[1]))
+        worker.wait()
+    return sum(rates)
+
+
+def report(tables: dict[str, dict[str, list[float | None]]], options: argparse.Namespace) -> None:
+    """The tables, and the result file where asked for."""
+    from harness import describe, figure, machine, print_table, write_result
+
+    medians: dict[str, float | None] = {}
+    for table, found in tables.items():
+        first, rows = None, []
+        for name, values in found.items():
+            known = [value for value in values if value is not None]
+            median = medians[name] = statistics.median(known) if known else None
+            first = first or median
+            ratio = None if median is None or first is None else median / first
+            spread = [figure(edge(known) if known else None, 0) for edge in (min, max)]
+            rows.append([name, figure(median, 0), *spread, figure(ratio, 2)])
+        print_table(f"{table}, photos of 90 KB", ["way", "img/s", "lowest", "highest", "to the first"], rows)
+    worker_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
+    print(f"the largest process of all: {worker_mb:,.0f} MB")
     print(describe(machine()))
     if options.save:
-        print(write_result("shard", {"photos": options.photos, "images_per_second": found, "medians": medians}))
+        result = {"photos": options.photos, "images_per_second": tables, "medians": medians, "process_mb": worker_mb}
+        print(write_result("shard", result))
 
 
 if __name__ == "__main__":

@@ -52,8 +52,9 @@ def test_the_readme_has_a_loop_for_each_framework() -> None:
 def test_the_commands_run_as_they_stand(workplace: Path) -> None:
     commands = [line for language, code in BLOCKS if language == "bash" for line in code.splitlines() if line]
     own = [line for line in commands if not line.startswith(PROJECT_SCRIPTS)]
-    assert [line.split()[:2] for line in own[:4]] == [
+    assert [line.split()[:2] for line in own[:5]] == [
         ["tpufeed", "shard"],
+        ["tpufeed", "show"],
         ["tpufeed", "cache"],
         ["tpufeed", "info"],
         ["tpufeed", "verify"],

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tpufeed import cache, errors, images
+    from tpufeed.dataset.adopt import adopt
     from tpufeed.dataset.partition import World
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
@@ -25,6 +26,7 @@ __all__ = [
     "TFRecordImages",
     "World",
     "__version__",
+    "adopt",
     "cache",
     "errors",
     "images",
@@ -42,6 +44,7 @@ _ROOM_OF_NAME = {
     "StepClock": "profiling.clock",
     "TFRecordImages": "loaders.torchhost",
     "World": "dataset.partition",
+    "adopt": "dataset.adopt",
     "numpy_loader": "loaders.stream",
     "open_dataset": "dataset.reader",
     "shard": "sharding.build",

@@ -51,13 +51,15 @@ def test_a_source_without_images(refused, tmp_path):
 def test_sources_that_cannot_be_read(refused, photo_folder, tmp_path):
     (tmp_path / "file.jpg").touch()
     refused(2, "nowhere does not exist", "shard", tmp_path / "nowhere", tmp_path / "d")
-    refused(2, r"file\.jpg is a file, not a folder of images", "shard", tmp_path / "file.jpg", tmp_path / "d")
+    refused(
+        2, r"file\.jpg is a file; expected a folder of images, a table", "shard", tmp_path / "file.jpg", tmp_path / "d"
+    )
     refused(2, "does not exist", "shard", tmp_path / "file.jpg/below", tmp_path / "d")
     shutil.copytree(photo_folder, tmp_path / "mixed")
     shutil.copy(next(photo_folder.glob("*/*.jpg")), tmp_path / "mixed/stray.jpg")
     refused(
         2,
-        r"1 images lie beside the class folders \(stray\.jpg .*move them",
+        r"images lie beside the class folders \(stray\.jpg .*move them",
         "shard",
         tmp_path / "mixed",
         tmp_path / "d",
@@ -67,8 +69,14 @@ def test_sources_that_cannot_be_read(refused, photo_folder, tmp_path):
 
 def test_a_destination_that_holds_a_dataset(refused, photo_folder, dataset_url):
     before = files_of(dataset_url)
-    refused(2, "already holds a dataset .*nothing was changed. Take another", "shard", photo_folder, dataset_url)
-    refused(2, "already holds a dataset that is no cache", "cache", "warmup", dataset_url, dataset_url)
+    refused(
+        2,
+        "already holds a dataset.*shard_bytes is 60000 there and .*nothing was changed. Take another",
+        "shard",
+        photo_folder,
+        dataset_url,
+    )
+    refused(2, "it is a dataset that is no cache", "cache", "warmup", dataset_url, dataset_url)
     assert files_of(dataset_url) == before
 
 
@@ -77,7 +85,7 @@ def test_a_destination_of_another_build(refused, photo_folder, dataset_url, tmp_
     (tmp_path / "d/manifest.json").unlink()
     refused(
         2,
-        "belongs to another build: shard_bytes is 60000 there and 70000 here",
+        "of another build: shard_bytes is 60000 there and 70000 here",
         *("shard", photo_folder, tmp_path / "d"),
         *("--shard-size", "70KB", "--split", "train=0.7,val=0.3"),
     )
@@ -100,9 +108,9 @@ def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
         (["--split", "train=0.9,val=x"], "is no split; write them like train=0.9,val=0.1"),
         (["--split", "a/b"], "a split is named by letters"),
         (["--split", "train=nan"], "a share is in"),
-        (["--check", "fast"], "check is 'full' or 'header', not 'fast'"),
+        (["--check", "fast"], "check is one of 'full', 'header', not 'fast'"),
         (["--workers", "0"], "workers are at least 1, not 0"),
-        (["--presize", "3"], "presize is a side in pixels between 8 and 16384, not 3"),
+        (["--presize", "3"], "presize.* between 8 and 16384, not 3"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )
@@ -114,7 +122,7 @@ def test_values_that_shard_cannot_take(flags, message, refused, photo_folder, tm
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--encode", "png"], "encode is 'raw' or 'jpeg', not 'png'"),
+        (["--encode", "gif"], "encode is one of raw, jpeg, png, webp, not 'gif'"),
         (["--size", "0"], "size is one or two numbers of pixels"),
         (["--variants", "0"], "variants are between 1 and 1000, not 0"),
         (["--workers", "-1"], "workers are at least 1, not -1"),
@@ -158,8 +166,9 @@ def test_an_unknown_scheme(refused, photo_folder, tmp_path):
 
 
 def test_no_dataset_there(refused, dataset_url, tmp_path):
-    for arguments in (["info", tmp_path], ["verify", tmp_path], ["cache", "warmup", tmp_path, tmp_path / "c"]):
+    for arguments in (["info", tmp_path], ["verify", tmp_path]):
         refused(2, r"holds no dataset: there is no manifest\.json\. Make one with: tpufeed shard", *arguments)
+    refused(2, "no images found among 0 files", "cache", "warmup", tmp_path, tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
@@ -201,7 +210,7 @@ def test_corrupt_images_only(refused, photo_folder, tmp_path):
     assert no_dataset(tmp_path / "d")
 
 
-def test_verify(run, refused, dataset_url, cache_url, tmp_path):
+def test_verify(run, dataset_url, cache_url, tmp_path):
     for url, records in ((dataset_url, 30), (cache_url, 60)):
         done = run("verify", url)
         assert (done.returncode, done.stderr) == (0, "")
@@ -209,4 +218,7 @@ def test_verify(run, refused, dataset_url, cache_url, tmp_path):
     shutil.copytree(dataset_url, tmp_path / "d")
     shard = max((tmp_path / "d").glob("val-*.tfrecord"))
     os.truncate(shard, shard.stat().st_size - 100)
-    refused(1, rf"{shard.name}, record \d+, byte \d+: truncated", "verify", tmp_path / "d")
+    done = run("verify", tmp_path / "d")
+    assert done.returncode == 1
+    assert re.fullmatch(rf"{shard.name}, record \d+, byte \d+: truncated.*\n", done.stdout)
+    assert done.stderr == f"error: {tmp_path}/d is damaged: 1 damage in 1 file\n"

@@ -13,6 +13,12 @@ import tpufeed
 from tpufeed.dataset.reader import open_dataset
 
 
+def counted(shown):
+    """Images by class, from the table that `info` prints."""
+    found = re.findall(r"^\W*\d+\W+(astronaut|cat|coffee)\b.*?(\d+)\W*$", shown, re.MULTILINE)
+    return {name: int(count) for name, count in found}
+
+
 def test_info_as_json_says_the_truth(run, dataset_url, cache_url):
     for url in (dataset_url, cache_url):
         dataset = open_dataset(url)
@@ -37,14 +43,14 @@ def test_info_as_a_table(run, dataset_url, cache_url):
     assert (done.returncode, done.stderr) == (0, "")
     for name, split in open_dataset(dataset_url).manifest.splits.items():
         assert re.search(rf"{name} .* {split.records} .* 1 .* {len(split.variants[0].shards)} ", done.stdout)
-    assert "classes: astronaut 10, cat 10, coffee 10" in done.stdout
+    assert counted(done.stdout) == {"astronaut": 10, "cat": 10, "coffee": 10}
     assert f"content digest: {open_dataset(dataset_url).content_digest}" in done.stdout
     assert "cache: raw 32x32, 2 variants of RandomResizedCrop, HorizontalFlip" in run("info", cache_url).stdout
 
 
 def test_info_counts_classes_beside_an_empty_split(run, photo_folder, tmp_path):
     tpufeed.shard(photo_folder, tmp_path / "d", split="train=0.999999,val=0.000001", workers=1)
-    assert "classes: astronaut 10, cat 10, coffee 10" in run("info", tmp_path / "d").stdout
+    assert counted(run("info", tmp_path / "d").stdout) == {"astronaut": 10, "cat": 10, "coffee": 10}
 
 
 @pytest.mark.parametrize("name", ["x[/red]", "[bold]x", "größe 猫", "b\udcffd"])
@@ -54,7 +60,7 @@ def test_names_that_a_terminal_might_take_amiss(name, run, dataset_url, tmp_path
     for encoding in ("utf-8", "ascii"):
         done = run("info", tmp_path / name, PYTHONIOENCODING=encoding)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "classes: astronaut 10" in done.stdout
+        assert counted(done.stdout)["astronaut"] == 10
     assert str(tmp_path) in run("info", tmp_path / name, "--json", PYTHONIOENCODING="utf-8").stdout
     assert run("info", tmp_path / name / "no", PYTHONIOENCODING="ascii").returncode == 2
 
@@ -94,7 +100,7 @@ def test_flags_and_arguments_make_the_same_dataset(run, photo_folder, tmp_path):
     )
     assert open_dataset(tmp_path / "cli").content_digest == built.manifest.content_digest
     assert open_dataset(tmp_path / "cli").manifest.options == built.manifest.options
-    assert re.search(rf"^a: {built.manifest.splits['a'].records} images, \d+ shards, ", done.stdout, re.MULTILINE)
+    assert re.search(rf"^ *a +{built.manifest.splits['a'].records} +1 +\d+ ", done.stdout, re.MULTILINE)
     assert f"dataset: {tmp_path}/cli" in done.stdout
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from tpufeed import __version__
-from tpufeed.cli import cache, info, shard, verify
+from tpufeed.cli import adopt, cache, info, shard, show, verify
 
 app = typer.Typer(
     help="An input pipeline for TPUs: raw images in, a fed training step out.",
@@ -18,8 +18,10 @@ caches = typer.Typer(help="Precompute the expensive part of an augmentation.", n
 app.command("shard")(shard.shard_command)
 caches.command("warmup")(cache.warmup_command)
 app.add_typer(caches, name="cache")
+app.command("adopt")(adopt.adopt_command)
 app.command("info")(info.info_command)
 app.command("verify")(verify.verify_command)
+app.command("show")(show.show_command)
 
 
 @caches.callback()

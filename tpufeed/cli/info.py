@@ -1,5 +1,6 @@
 """`tpufeed info`."""
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -9,9 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tpufeed.cli.console import reports_errors
+from tpufeed.dataset.manifest import CacheInfo, Manifest, Split
 from tpufeed.dataset.reader import Dataset, open_dataset
 
 _CLASSES_SHOWN = 20
+_PIPE_COLUMNS = 160  # where rich would fold tables at 80
+_OPTIONS_SAID_ELSEWHERE = ("command", "source", "ops", "variants", "encode", "source_digest")
 
 
 @reports_errors
@@ -23,62 +27,140 @@ def info_command(
 
     Example: tpufeed info gs://bucket/flowers
     """
-    dataset = open_dataset(url)
-    facts = _facts(dataset)
+    facts = _facts(open_dataset(url))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
         return
     console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = _PIPE_COLUMNS
     console.print(_split_table(facts))
-    for name in ("classes", "images", "rejects"):
-        found = facts[name]
-        shown = ", ".join(f"{key} {value:,}" for key, value in list(found.items())[:_CLASSES_SHOWN])
-        more = f" and {len(found) - _CLASSES_SHOWN} more" if len(found) > _CLASSES_SHOWN else ""
-        console.print(f"{name}: {shown or 'none'}{more}", markup=False)
-    if facts["cache"] is not None:
-        cache = facts["cache"]
-        ops = ", ".join(op["op"] for op in cache["ops"])
-        height, width, _ = cache["shape"]
-        console.print(f"cache: {cache['encode']} {height}x{width}, {cache['variants']} variants of {ops}", markup=False)
-    console.print(f"made by: tpufeed {facts['tool_version']}, {facts['options']}", markup=False)
-    console.print(f"content digest: {facts['content_digest']}", markup=False)
+    if facts["classes"]:
+        console.print(_class_table(facts))
+    for line in _iter_lines(facts):
+        console.print(line, markup=False)
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:
     manifest = dataset.manifest
-    splits = {
-        name: {
-            "images": split.records,
-            "variants": len(split.variants),
-            "shards": sum(len(variant.shards) for variant in split.variants),
-            "bytes": sum(shard.bytes for variant in split.variants for shard in variant.shards),
-            "class_counts": split.class_counts,
-        }
-        for name, split in manifest.splits.items()
-    }
     totals = [sum(counts) for counts in zip(*(split.class_counts for split in manifest.splits.values()), strict=False)]
     return {
-        "url": dataset.url.encode("utf-8", "backslashreplace").decode(),
-        "splits": splits,
+        "url": _printable(dataset.url),
+        "data_url": None if manifest.data_url is None else _printable(manifest.data_url),
+        "splits": {name: _split_facts(split) for name, split in manifest.splits.items()},
         "classes": dict(zip(manifest.class_names, totals, strict=False)),
         "features": manifest.features,
         "images": manifest.images,
+        "odd": manifest.odd,
         "rejects": manifest.rejects,
-        "cache": None if manifest.cache is None else msgspec.to_builtins(manifest.cache),
+        "cache": None if manifest.cache is None else _cache_facts(manifest, manifest.cache),
         "options": manifest.options,
+        "input_digest": manifest.input_digest,
+        "run_id": manifest.run_id,
+        "format_version": manifest.format_version,
         "tool_version": manifest.tool_version,
         "content_digest": dataset.content_digest,
     }
 
 
+def _split_facts(split: Split) -> dict[str, Any]:
+    sizes = [shard.bytes for variant in split.variants for shard in variant.shards]
+    return {
+        "images": split.records,
+        "variants": len(split.variants),
+        "shards": len(sizes),
+        "bytes": sum(sizes),
+        "smallest_shard_bytes": min(sizes, default=None),
+        "largest_shard_bytes": max(sizes, default=None),
+        "class_counts": split.class_counts,
+    }
+
+
+def _cache_facts(manifest: Manifest, cache: CacheInfo) -> dict[str, Any]:
+    facts: dict[str, Any] = msgspec.to_builtins(cache)
+    return facts | {"source": manifest.options.get("source")}
+
+
 def _split_table(facts: dict[str, Any]) -> Table:
     table = Table(title=Text(facts["url"]), title_justify="left")
     table.add_column("split")
-    for column in ("images", "variants", "shards", "MB", "MB a shard"):
+    for column in ("images", "variants", "shards", "MB", "MB a shard", "smallest", "largest"):
         table.add_column(column, justify="right")
     for name, split in facts["splits"].items():
-        size = split["bytes"] / 1e6
-        each = f"{size / split['shards']:,.1f}" if split["shards"] else "-"
-        row = (f"{split['images']:,}", str(split["variants"]), str(split["shards"]), f"{size:,.1f}", each)
-        table.add_row(name, *row)
+        sizes = [split["bytes"]] if split["shards"] else []
+        sizes += [split["bytes"] / split["shards"]] if split["shards"] else []
+        sizes += [split["smallest_shard_bytes"], split["largest_shard_bytes"]] if split["shards"] else []
+        megabytes = [f"{size / 1e6:,.1f}" for size in sizes] or ["0.0", "-", "-", "-"]
+        table.add_row(Text(name), f"{split['images']:,}", str(split["variants"]), str(split["shards"]), *megabytes)
     return table
+
+
+def _class_table(facts: dict[str, Any]) -> Table:
+    """Records by class and split, the first classes only."""
+    names, splits = list(facts["classes"]), facts["splits"]
+    table = Table(title=f"{len(names):,} classes", title_justify="left")
+    table.add_column("id", justify="right")
+    table.add_column("class")
+    for name in (*splits, "all"):
+        table.add_column(Text(name), justify="right")
+    for number, name in enumerate(names[:_CLASSES_SHOWN]):
+        counts = [split["class_counts"][number] for split in splits.values()]
+        row = (Text(f"{count:,}") for count in (*counts, facts["classes"][name]))
+        table.add_row(str(number), Text(_printable(name)), *row)
+    if len(names) > _CLASSES_SHOWN:
+        table.caption, table.caption_justify = f"... and {len(names) - _CLASSES_SHOWN:,} more; --json has all", "left"
+    return table
+
+
+def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """What stands below the tables: a line a topic."""
+    if facts["data_url"] is not None:
+        yield f"shards lie at: {facts['data_url']}"
+    yield f"images: {_counts(facts['images'])}"
+    if facts["odd"]:
+        yield f"odd cases: {_counts(facts['odd'])}"
+    yield f"rejects: {_counts(facts['rejects'])}"
+    features = (f"{feature.name} {feature.dtype}{_shape(feature.shape)}" for feature in facts["features"])
+    yield f"features: {', '.join(features)}"
+    if facts["cache"] is not None:
+        yield from _iter_cache_lines(facts["cache"])
+    options = facts["options"]
+    yield f"made by: tpufeed {facts['tool_version']} {options.get('command', '')}, from {options.get('source', '?')}"
+    for name, value in options.items():
+        if name not in _OPTIONS_SAID_ELSEWHERE and value is not None:
+            yield f"  {name}: {_value(value)}"
+    yield f"content digest: {facts['content_digest']}"
+
+
+def _iter_cache_lines(cache: Mapping[str, Any]) -> Iterator[str]:
+    height, width, channels = cache["shape"]
+    ops = ", ".join(op["op"] for op in cache["ops"])
+    yield f"cache: {cache['encode']} {height}x{width}, {cache['variants']} variants of {ops or 'no ops'}"
+    yield f"  shape: {height} x {width} x {channels} {cache['dtype']}"
+    for title, key in (("op", "ops"), ("live op", "final")):
+        for op in cache[key]:
+            parameters = ", ".join(f"{name}={_value(value)}" for name, value in op.items() if name != "op")
+            yield f"  {title}: {op['op']}({parameters})"
+    yield f"  source digest: {cache['source_digest']}"
+    yield f"  fingerprint: {cache['fingerprint']}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "[]" if shape is None else "" if not shape else f"[{'x'.join(map(str, shape))}]"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_value(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_value, value))})"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _printable(text: str) -> str:
+    """Paths need not be UTF-8; JSON must be."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,72 @@
+"""What planning a million inputs takes: `tpufeed shard` from listing to the stored plan, in a process of its own.
+
+The source is a folder of so many files of one byte in a thousand class folders, made in `--work` (default: /dev/shm
+where there is one): a real listing, with a stat of every file.
+
+    python benchmarks/bench_plan.py [--inputs 1000000] [--save]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+CLASSES = 1000
+
+PLAN = """
+import json, resource, sys, time
+from tpufeed.dataset.commit import join_or_begin
+from tpufeed.sharding.build import write_shard_plan
+from tpufeed.sharding.options import make_options
+from tpufeed.storage.registry import open_store
+source, destination, options = sys.argv[1], open_store(sys.argv[2]), make_options({"shard_bytes": "128KB"})
+start = time.perf_counter()
+plan, _ = join_or_begin(
+    destination, "shard", source, options.to_dict(), lambda path: write_shard_plan(path, source, destination, options)
+)
+seconds = time.perf_counter() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"seconds": seconds, "peak_mb": peak / 1e3, "tasks": len(plan.tasks)}))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--work", type=Path, default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp"))
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/plan.json")
+    options = parser.parse_args()
+    from harness import describe, machine, print_table, write_result
+
+    rows, found = [], {}
+    for inputs in (options.inputs // 10, options.inputs):
+        with tempfile.TemporaryDirectory(prefix="tpufeed-plan-", dir=options.work) as folder:
+            made = found[str(inputs)] = plan(Path(folder), inputs)
+        rows.append([f"{inputs:,}", f"{made['seconds']:.1f}", f"{made['peak_mb']:,.0f}", f"{made['tasks']:,}"])
+    print_table("from listing to the stored plan", ["inputs", "seconds", "peak MB", "shards"], rows)
+    print(describe(machine()))
+    if options.save:
+        print(write_result("plan", {"runs": found}))
+
+
+def plan(work: Path, inputs: int) -> dict[str, float]:
+    """Seconds and peak memory of planning so many inputs."""
+    start = time.perf_counter()
+    for number in range(CLASSES):
+        folder = work / "source" / f"class-{number:04d}"
+        folder.mkdir(parents=True)
+        for image in range(number, inputs, CLASSES):
+            (folder / f"{image:08d}.jpg").write_bytes(b"x")
+    print(f"made {inputs:,} files in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    command = [sys.executable, "-c", PLAN, str(work / "source"), str(work / "out")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout))
+
+
+if __name__ == "__main__":
+    main()

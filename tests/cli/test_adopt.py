@@ -1,0 +1,81 @@
+"""`tpufeed adopt` in processes of its own."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory, photos):
+    """Kaggle's layout, written by TensorFlow; not to be changed."""
+    import tensorflow as tf
+
+    def feature(value):
+        if isinstance(value, bytes):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+
+    folder = tmp_path_factory.mktemp("adopt") / "tfrecords-jpeg-224x224"
+    for split in ("train", "val", "test"):
+        (folder / split).mkdir(parents=True)
+        with tf.io.TFRecordWriter(str(folder / split / "00-224x224-7.tfrec")) as writer:
+            for number, data in enumerate(photos.values()):
+                record = {"image": data, "id": b"%d" % number} | ({} if split == "test" else {"class": number % 2})
+                features = tf.train.Features(feature={key: feature(value) for key, value in record.items()})
+                writer.write(tf.train.Example(features=features).SerializeToString())
+    (folder / "sample_submission.csv").touch()
+    return folder
+
+
+def test_beside_the_files(run, flowers, tmp_path):
+    folder = shutil.copytree(flowers, tmp_path / "flowers")
+    done = run("adopt", folder, "--splits", "train,val")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    for line, split in zip(lines, ("train", "val"), strict=False):
+        assert re.fullmatch(rf"{split}: 7 images, 1 shards, \d\.\d MB, 2 of 2 classes", line)
+    assert lines[2:8] == [
+        "image: image (bytes)",
+        "label: class (int64)",
+        "text: none",
+        "filename: id (string)",
+        "images: jpeg 6, png 8",
+        "left out: 1 files that are no TFRecords",
+    ]
+    assert re.fullmatch(r"adopted \d\.\d MB in \d+\.\d s at [\d,]+ MB/s", lines[8])
+    assert lines[9:] == [f"dataset: {folder}"]
+    facts = json.loads(run("info", folder, "--json").stdout)
+    assert facts["options"]["keys"] == {"image": "image", "label": "class", "text": None, "filename": "id"}
+    assert facts["classes"] == {"0": 8, "1": 6}
+    assert run("verify", folder).stdout.startswith("sound: 14 records in 2 shards")
+
+
+def test_elsewhere_with_flags(run, flowers, tmp_path):
+    (tmp_path / "classes.txt").write_text("rose\ntulip\n")
+    flags = ("--image", "image", "--label", "class", "--text", "none", "--filename", "none", "--splits", "val")
+    done = run("adopt", flowers, "--to", tmp_path / "to", *flags, "--classes", tmp_path / "classes.txt")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "filename: none\nother features: id (string)\n" in done.stdout
+    assert not (flowers / "manifest.json").exists()
+    assert run("info", tmp_path / "to").returncode == 0
+    assert json.loads(run("info", tmp_path / "to", "--json").stdout)["classes"] == {"rose": 4, "tulip": 3}
+    assert run("verify", tmp_path / "to").returncode == 0
+    warmed = run("cache", "warmup", tmp_path / "to", tmp_path / "cache", "--size", "32")
+    assert warmed.returncode == 0, warmed.stderr
+
+
+def test_errors_are_one_line_with_their_code(run, flowers, tmp_path):
+    for code, message, *arguments in (
+        (1, r"test/00-224x224-7\.tfrec, record 0, byte 0: feature 'class' is missing", flowers),
+        (2, "--label foo: there is no such feature; the records have class .int64., id", flowers, "--label", "foo"),
+        (2, "no TFRecord files below .*nowhere among 0 files", tmp_path / "nowhere"),
+    ):
+        done = run("adopt", *arguments)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr), done.stderr
+    assert run("adopt", flowers, "--to", tmp_path / "to", "--splits", "train").returncode == 0
+    done = run("adopt", flowers, "--to", tmp_path / "to", "--splits", "train")
+    assert done.returncode == 2
+    assert "already holds a manifest.json; nothing was changed" in done.stderr

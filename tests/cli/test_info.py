@@ -1,0 +1,103 @@
+"""`tpufeed info`: all that a manifest says, for people and as JSON."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.dataset.reader import open_dataset
+
+
+@pytest.fixture
+def edited(dataset_url, tmp_path):
+    """`edited(change)`: a copy of the dataset with another manifest."""
+
+    def edit(change):
+        copy = Path(shutil.copytree(dataset_url, tmp_path / "d"))
+        manifest = json.loads((copy / "manifest.json").read_text())
+        change(manifest)
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+        return copy
+
+    return edit
+
+
+def test_sizes_of_shards(run, dataset_url, cache_url):
+    for url in (dataset_url, cache_url):
+        splits = json.loads(run("info", url, "--json").stdout)["splits"]
+        for name, split in open_dataset(url).manifest.splits.items():
+            sizes = [shard.bytes for variant in split.variants for shard in variant.shards]
+            assert splits[name]["smallest_shard_bytes"] == min(sizes)
+            assert splits[name]["largest_shard_bytes"] == max(sizes)
+
+
+def test_classes_by_split(run, dataset_url):
+    splits = open_dataset(dataset_url).manifest.splits
+    lines = run("info", dataset_url).stdout.splitlines()
+    for number, name in enumerate(("astronaut", "cat", "coffee")):
+        (line,) = (line for line in lines if re.search(rf"\b{name}\b", line))
+        counts = [split.class_counts[number] for split in splits.values()]
+        assert re.findall(r"\d+", line) == [str(number), *map(str, counts), "10"]
+
+
+def test_many_classes(run, tmp_path, photo_folder):
+    photo = next(photo_folder.glob("*/*.jpg"))
+    for number in range(23):
+        (tmp_path / f"photos/c{number:02}").mkdir(parents=True)
+        shutil.copy(photo, tmp_path / f"photos/c{number:02}/p.jpg")
+    tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=1)
+    done = run("info", tmp_path / "d")
+    assert "23 classes" in done.stdout
+    assert "c19" in done.stdout
+    assert "c20" not in done.stdout
+    assert "... and 3 more; --json has all" in done.stdout
+    assert len(json.loads(run("info", tmp_path / "d", "--json").stdout)["classes"]) == 23
+
+
+def test_the_transform_of_a_cache(run, cache_url):
+    cache = open_dataset(cache_url).manifest.cache
+    shown = run("info", cache_url).stdout
+    assert "cache: raw 32x32, 2 variants of RandomResizedCrop, HorizontalFlip" in shown
+    assert re.search(r"op: RandomResizedCrop\(.*size=32, scale=\(0\.08, 1\.0\)", shown)
+    assert f"fingerprint: {cache.fingerprint}" in shown
+    assert f"source digest: {cache.source_digest}" in shown
+    facts = json.loads(run("info", cache_url, "--json").stdout)["cache"]
+    assert (facts["fingerprint"], facts["variants"], facts["shape"]) == (cache.fingerprint, 2, [32, 32, 3])
+    assert [op["op"] for op in facts["ops"]] == ["RandomResizedCrop", "HorizontalFlip"]
+
+
+def test_odd_cases_rejects_and_options(run, edited):
+    def change(manifest):
+        manifest["odd"] = {"exif_rotated": 3, "cmyk": 1200}
+        manifest["rejects"] = {"truncated": 2}
+        manifest["options"] |= {"exif": "apply", "sizes": [1000, 2], "nothing": None}
+
+    copy = edited(change)
+    shown = run("info", copy).stdout
+    assert "odd cases: exif_rotated 3, cmyk 1,200" in shown
+    assert "rejects: truncated 2" in shown
+    assert "  exif: apply" in shown
+    assert "  sizes: (1,000, 2)" in shown
+    assert "nothing" not in shown
+    facts = json.loads(run("info", copy, "--json").stdout)
+    assert (facts["odd"], facts["rejects"]) == ({"exif_rotated": 3, "cmyk": 1200}, {"truncated": 2})
+    assert facts["data_url"] is None
+
+
+def test_shards_that_lie_elsewhere(run, edited, dataset_url):
+    copy = edited(lambda manifest: manifest.update(data_url=dataset_url))
+    for shard in copy.glob("*.tfrecord"):
+        shard.unlink()
+    assert f"shards lie at: {dataset_url}" in run("info", copy).stdout
+    assert json.loads(run("info", copy, "--json").stdout)["data_url"] == dataset_url
+    assert run("verify", copy).stdout.startswith("sound: 30 records")
+    assert run("show", copy, "--out", copy / "sheet.png").returncode == 0
+
+
+def test_what_made_it(run, dataset_url):
+    shown = run("info", dataset_url).stdout
+    assert f"made by: tpufeed {tpufeed.__version__} shard, from " in shown
+    assert "features: image/encoded bytes, image/class/label int64" in shown

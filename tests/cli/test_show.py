@@ -1,0 +1,70 @@
+"""`tpufeed show`: the file it writes, what it says, and what it refuses."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
+def test_a_sheet(suffix, run, dataset_url, tmp_path):
+    out = tmp_path / f"sheet.{suffix}"
+    done = run("show", dataset_url, "--out", out, "--count", "9", "--size", "64")
+    assert (done.returncode, done.stderr) == (0, "")
+    with Image.open(out) as image:
+        width, height = image.size
+    assert done.stdout == f"{out}: 9 images, {width} x {height} pixels\n"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_choices_change_the_sheet(run, dataset_url, cache_url, tmp_path):
+    sheets = set()
+    for number, flags in enumerate(
+        [
+            [dataset_url],
+            [dataset_url, "--seed", "1"],
+            [dataset_url, "--split", "val"],
+            [dataset_url, "--class", "cat"],
+            [cache_url],
+        ]
+    ):
+        assert run("show", *flags, "--count", "4", "--out", tmp_path / f"{number}.png").returncode == 0
+        sheets.add((tmp_path / f"{number}.png").read_bytes())
+    assert len(sheets) == 5
+    assert run("show", dataset_url, "--count", "4", "--out", tmp_path / "again.png").returncode == 0
+    assert (tmp_path / "again.png").read_bytes() == (tmp_path / "0.png").read_bytes()
+
+
+def test_damage_is_a_warning_and_exit_1_after_the_sheet(run, dataset_url, tmp_path):
+    copy = Path(shutil.copytree(dataset_url, tmp_path / "d"))
+    shard = min(copy.glob("train-*.tfrecord"))
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1
+    shard.write_bytes(data)
+    done = run("show", copy, "--out", tmp_path / "sheet.png")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"warning: {shard}, record 0, byte 0: the CRC of the payload")
+    assert done.stderr.count("\n") == 1
+    assert "sheet.png: 2" in done.stdout
+    assert (tmp_path / "sheet.png").exists()
+
+
+def test_what_show_refuses(run, dataset_url, tmp_path):
+    for flags, message in (
+        (["--out", tmp_path / "sheet.bmp"], "the sheet's name ends in .png, .jpg or .webp"),
+        (["--out", tmp_path / "no/sheet.png"], "there is no folder"),
+        (["--out", tmp_path / "s.png", "--split", "test"], "has no split 'test'; it has train, val"),
+        (["--out", tmp_path / "s.png", "--class", "dog"], "no class 'dog' among 3; the first: astronaut, cat, coffee"),
+        (["--out", tmp_path / "s.png", "--count", "0"], "a sheet shows between 1"),
+        (["--out", tmp_path / "s.png", "--size", "1"], "size is a side in pixels"),
+    ):
+        done = run("show", dataset_url, *flags)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: ")
+        assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help(run):
+    assert "Example: tpufeed show " in run("show", "--help").stdout
