@@ -1,120 +1,216 @@
-"""`warmup`: from a dataset to a cache."""
+"""`warmup`: from a dataset, or raw images, to a cache."""
 
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Unpack
 
-from tpufeed.cache.plan import KIND, CacheOptions, Encoding, plan_cache
-from tpufeed.cache.worker import ENTRY, Augmenter, CacheContext, encode_pixels, iter_payloads
-from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, local_engine, run_build
-from tpufeed.dataset.commit import join_or_begin
-from tpufeed.dataset.plan import encode_plan
-from tpufeed.dataset.reader import Dataset, find_dataset, open_dataset
-from tpufeed.dataset.schema import record_layout
-from tpufeed.engines.engine import Job
-from tpufeed.errors import DatasetExistsError, ImageError, OptionError
-from tpufeed.images.ops import HorizontalFlip, Op, RandomResizedCrop
+import msgspec
+
+from tpufeed.cache.plan import KIND, CacheKeywords, CacheOptions, count_shards, fingerprint, make_options, record_size
+from tpufeed.cache.planning import Planning, Size, Warmable, open_warmable
+from tpufeed.cache.probe import Probe, probe_samples
+from tpufeed.cache.worker import ENTRY, CacheContext
+from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, local_engine, run_build
+from tpufeed.dataset.commit import find_build, is_stored, join_or_begin
+from tpufeed.dataset.plan import differing_options, write_plan
+from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.rejects import parse_budget
+from tpufeed.dataset.space import check_space
+from tpufeed.engines.engine import Engine, Job, available_cores
+from tpufeed.errors import DatasetExistsError, OptionError
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.sharding.options import parse_size
 from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import Store
 
-_FEATURES_BYTES = 400  # of a record, besides the image
-_PROBED_SAMPLES = 16
+_READ_WHOLE_BYTES = 2 * 10**9  # of a finished cache, to verify it
 
 
-def warmup(  # noqa: PLR0913  # the public face: flat keywords, gathered into CacheOptions at once
+def warmup(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,
     *,
-    size: int = 224,
-    variants: int = 1,
-    encode: Encoding = "raw",
-    ops: Sequence[Op] | None = None,
-    seed: int = 0,
-    shard_bytes: str | int = "128MB",
+    max_rejects: str | int | None = None,
+    overwrite: bool = False,
+    new_dir: bool = False,
     workers: int | None = None,
+    engine: Engine | None = None,
     listener: ProgressListener | None = None,
+    **options: Unpack[CacheKeywords],
 ) -> BuildResult:
     """Precompute the expensive part of an augmentation: a second dataset whose images are ready for the step.
 
-    An interrupted call, made again with the same arguments, goes on where it stopped; a finished one is recognised by
-    its fingerprint and nothing is rewritten.
+    An interrupted call, made again with the same arguments, goes on where it stopped; a finished one is verified and
+    nothing is rewritten.
 
     Args:
-        src: a dataset.
+        src: a dataset, or raw images as `tpufeed.shard` takes them: these are decoded once for all variants.
         dst: where the cache goes.
-        size: side in pixels of the images, where no `ops` are given.
-        variants: K differently augmented versions of each sample; epoch e reads number e mod K.
-        encode: "raw" for uint8 pixels (fastest, 150 kB an image at 224), "jpeg" for a tenth of the bytes.
-        ops: what is applied, by default RandomResizedCrop(size) and HorizontalFlip(). All images must come out equal in
-            size.
-        seed: of the random numbers.
-        shard_bytes: aim for shards of this size.
+        max_rejects: fail where more samples than this cannot be taken, as in `tpufeed.shard`.
+        overwrite: remove another cache that stands at `dst`.
+        new_dir: put this one beside it, into a folder that is named by its fingerprint.
         workers: processes; all cores by default.
+        engine: what runs the tasks, in place of `workers` processes on this host.
         listener: called with a `BuildProgress` a few times a second.
+        options: what decides the bytes, see `tpufeed.cache.plan.CacheKeywords`: size, or ops; final; variants; encode,
+            quality; seed; shard_bytes; for raw images also split, split_by, image, label, classes, max_pixels, min_side
+            and policy.
 
     Raises:
-        OptionError, DatasetNotFoundError, DatasetExistsError, DuplicateWriterError: nothing was changed.
-        TaskError, BuildError: the work failed; what is done stays, and the same call goes on from there.
+        OptionError, SourceError, NoInputsError, DatasetNotFoundError, DatasetExistsError, DuplicateWriterError: nothing
+            was changed.
+        OpError: an op fails on one of the first samples, or gives other pixels when it is run again.
+        TooManyRejectsError, TaskError, BuildError: the work failed; what is done stays, and the same call goes on.
     """
-    ops = (RandomResizedCrop(size=size), HorizontalFlip()) if ops is None else tuple(ops)
-    options = CacheOptions(ops, variants, encode, seed, parse_size(shard_bytes))
-    source, destination = open_dataset(src), open_store(dst)
-    shape = _output_size(source, options)
-    engine = local_engine(workers, source.store, destination)
-    fingerprint = options.fingerprint(source.content_digest)
+    checked, for_images = make_options(options)
+    budget = parse_budget(max_rejects)
+    if overwrite and new_dir:
+        raise OptionError("either overwrite the cache that stands there, or take a new folder; not both")
+    source, destination = open_warmable(src, for_images), open_store(dst)
+    size = _output_size(source, checked)
+    chosen = engine or local_engine(workers, *source.stores, destination)
+    identity = _identity(source, checked)
     present = find_dataset(destination)
+    if present is not None and new_dir and _differences(present, source, identity):
+        destination = open_store(f"{destination.url}-{fingerprint(source.digest(), identity)[:12]}")
+        present = find_dataset(destination)
     if present is not None:
-        _check_same_cache(present, fingerprint)
-        return finished_result(present)
-    identity = options.to_dict(source.content_digest)
-    plan, _ = join_or_begin(destination, KIND, source.url, identity, partial(_make_plan, source, options, shape))
-    job = Job(ENTRY, CacheContext(source, destination.url, plan.header, options))
-    return run_build(destination, plan, job, engine, listener, options.cache_info(source.content_digest, shape))
+        differing = _differences(present, source, identity)
+        if not differing and _is_sound(present):
+            return finished_result(present)
+        if not overwrite:
+            raise DatasetExistsError(_refusal(present, differing))
+    freed_bytes = sum(info.size_bytes for info in find_build(destination)) if overwrite else 0
+
+    def make_plan(path: Path) -> None:
+        with source.plan(checked, size) as planning:
+            measured = _measure(planning, source, checked, size)
+            check_space(destination, measured.bytes, freed_bytes)
+            header = msgspec.structs.replace(planning.header, splits=measured.shards)
+            write_plan(path, header, planning.iter_tasks(measured.shards))
+
+    plan, joined = join_or_begin(destination, KIND, source.url, identity, make_plan, overwrite)
+    job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked))
+    info = checked.cache_info(plan.header.input_digest, identity, size)
+    return run_build(Build(destination, plan, job, chosen, budget, joined, info), listener)
 
 
-def _output_size(source: Dataset, options: CacheOptions) -> tuple[int, int]:
-    shape = source.manifest.tensor_shape
-    size = Pipeline(options.ops, options.seed).output_size(None if shape is None else shape[:2])
+@dataclass(frozen=True, slots=True)
+class CachePreview:
+    """What a warming would do, from a few samples.
+
+    Attributes:
+        samples, shards: by split; the shards of all variants together.
+        bytes: of all variants together, about.
+        free_bytes: at the destination; None where nobody can say.
+        seconds: about what it would take.
+        seconds_a_sample: of one core, for all variants of a sample.
+        fingerprint: of the cache that it would be.
+    """
+
+    source: str
+    destination: str
+    samples: dict[str, int]
+    shards: dict[str, int]
+    variants: int
+    bytes: int
+    free_bytes: int | None
+    seconds: float
+    seconds_a_sample: float
+    probed: int
+    fingerprint: str
+
+
+def preview_warmup(
+    src: str | Path, dst: str | Path, *, workers: int | None = None, **options: Unpack[CacheKeywords]
+) -> CachePreview:
+    """What `warmup` with the same arguments would do. Changes nothing, raises as `warmup` does."""
+    checked, for_images = make_options(options)
+    source, destination = open_warmable(src, for_images), open_store(dst)
+    size = _output_size(source, checked)
+    local_engine(workers, *source.stores, destination)  # checks the number
+    with source.plan(checked, size) as planning:
+        measured = _measure(planning, source, checked, size)
+        samples = sum(planning.samples.values())
+        return CachePreview(
+            source=source.url,
+            destination=destination.url,
+            samples=planning.samples,
+            shards={name: shards * checked.variants for name, shards in measured.shards.items()},
+            variants=checked.variants,
+            bytes=int(measured.bytes),
+            free_bytes=destination.free_bytes(),
+            seconds=samples * measured.probe.seconds_a_sample / (workers or available_cores()),
+            seconds_a_sample=measured.probe.seconds_a_sample,
+            probed=measured.probe.samples,
+            fingerprint=fingerprint(planning.header.input_digest, _identity(source, checked)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    probe: Probe
+    shards: dict[str, int]
+    bytes: float
+
+
+def _measure(planning: Planning, source: Warmable, options: CacheOptions, size: Size) -> _Measured:
+    probe = probe_samples(source.reader, planning.header, planning.first, options)
+    each = record_size(options, size, probe.image_bytes)
+    shards = count_shards(planning.samples, options, each)
+    return _Measured(probe, shards, each * options.variants * sum(planning.samples.values()))
+
+
+def _identity(source: Warmable, options: CacheOptions) -> dict[str, Any]:
+    """Every option that decides bytes, as it comes back from JSON."""
+    identity: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**source.identity, **options.to_dict()}))
+    return identity
+
+
+def _output_size(source: Warmable, options: CacheOptions) -> Size:
+    size = Pipeline(options.ops, options.seed).output_size(source.size)
     if size is None:
         raise OptionError(
             "these ops leave images of different sizes; end with one that fixes the size, like "
             "RandomResizedCrop(size=224) or Resize(256) and CenterCrop(224)"
         )
+    Pipeline(options.final, options.seed).output_size(size)  # raises where they are no ops
     return size
 
 
-def _check_same_cache(present: Dataset, fingerprint: str) -> None:
-    found = None if present.manifest.cache is None else present.manifest.cache.fingerprint
-    if found != fingerprint:
-        held = "a dataset that is no cache" if found is None else f"a cache of another fingerprint ({found})"
-        raise DatasetExistsError(
-            f"{present.url} already holds {held}; this one would be {fingerprint} (see: tpufeed info {present.url}). "
-            "Nothing was changed. Take another destination, or remove this one first"
+def _differences(present: Dataset, source: Warmable, identity: dict[str, Any]) -> list[str]:
+    """What the cache at the destination has otherwise, as parts of a sentence; nothing where it is this one."""
+    if present.manifest.cache is None:
+        return ["it is a dataset that is no cache"]
+    stored = {name: value for name, value in present.manifest.options.items() if name not in ("command", "source")}
+    differing = differing_options(stored, identity)
+    if not differing and present.manifest.cache.source_digest != source.digest():
+        differing = [f"the images of {source.url} have changed since"]
+    return differing
+
+
+def _refusal(present: Dataset, differing: Sequence[str]) -> str:
+    if not differing:
+        return (
+            f"{present.url} already holds this cache, but it is damaged. Run: tpufeed verify {present.url}; say "
+            "--overwrite to warm it again"
         )
-    for split in present.manifest.splits.values():
-        for file in (file for variant in split.variants for file in variant.files):
-            stat = present.store.stat(file.name)
-            if stat is None or stat.size_bytes != file.bytes:
-                raise DatasetExistsError(
-                    f"{present.url} holds this cache, but {file.name} is damaged. Run: tpufeed verify {present.url}; "
-                    "remove the cache and warm it again"
-                )
+    return (
+        f"{present.url} already holds another cache: {'; '.join(differing)} (see: tpufeed info {present.url}). Nothing "
+        "was changed. Say --overwrite to replace it, --new-dir to put this one beside it, or take another destination"
+    )
 
 
-def _make_plan(source: Dataset, options: CacheOptions, size: tuple[int, int]) -> bytes:
-    return encode_plan(*plan_cache(source, options, size, _record_bytes(source, options, size)))
+def _is_sound(present: Dataset) -> bool:
+    """Whether all files have their sizes and, where there is no more than 2 GB, their CRCs."""
+    files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
+    whole = sum(file.bytes for file in files) <= _READ_WHOLE_BYTES
+    check: Callable[[Store, str, int, int], bool] = is_stored if whole else _has_size
+    with ThreadPoolExecutor(available_cores(), "tpufeed-verify") as executor:
+        return all(executor.map(lambda file: check(present.store, file.name, file.bytes, file.crc32c), files))
 
 
-def _record_bytes(source: Dataset, options: CacheOptions, size: tuple[int, int]) -> int:
-    """Bytes of a record: known for raw pixels, for JPEGs the mean of a few that are made for it."""
-    if options.encode == "raw":
-        return size[0] * size[1] * 3 + _FEATURES_BYTES
-    augment, layout = Augmenter(source, options), record_layout(source.manifest.features)
-    lengths = []
-    for split in source.manifest.splits:
-        for sample, payload in iter_payloads(source, split, 0, _PROBED_SAMPLES):
-            with suppress(ImageError):
-                lengths.append(len(encode_pixels(augment(sample, layout.decode(payload)[0])[0], options)))
-    return sum(lengths) // max(1, len(lengths)) + _FEATURES_BYTES
+def _has_size(store: Store, name: str, size_bytes: int, _: int) -> bool:
+    found = store.stat(name)
+    return found is not None and found.size_bytes == size_bytes

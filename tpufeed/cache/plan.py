@@ -1,22 +1,52 @@
 """Options and plan of a cache, as pure functions."""
 
 import hashlib
-import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 
 from tpufeed.dataset.manifest import CacheInfo
-from tpufeed.dataset.plan import PlanHeader, Task
-from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.plan import Task
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
 from tpufeed.errors import OptionError
+from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Op, to_dict
+from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.sharding.options import ShardKeywords, parse_size
 
 KIND = "cache warmup"
-Encoding = Literal["raw", "jpeg"]
+Encoding = Literal["raw", "jpeg", "png", "webp"]
+
+_FEATURES_BYTES = 400  # of a record, besides the image
+_LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64
+
+
+class CacheKeywords(TypedDict, total=False):
+    """The keywords of `warmup` that decide its bytes: those of the cache, then those for raw images.
+
+    `CacheOptions` explains the first; `size` is the side in pixels of the images where no `ops` are given. The others
+    are those of `tpufeed.shard`.
+    """
+
+    size: int
+    ops: Sequence[Op] | None
+    final: Sequence[Op]
+    variants: int
+    encode: Encoding
+    quality: int
+    seed: int
+    shard_bytes: str | int | None
+    split: str | Mapping[str, float] | None
+    split_by: str | None
+    image: str | None
+    label: str
+    classes: str | Path | Sequence[str] | None
+    max_pixels: int
+    min_side: int
+    policy: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,96 +55,123 @@ class CacheOptions:
 
     Attributes:
         ops: applied to every sample, with other random numbers in every variant.
+        final: ops that loaders apply live to what the cache holds, with other random numbers in every epoch.
         variants: K; epoch e reads variant e mod K.
-        encode: "raw" stores uint8 pixels, "jpeg" JPEGs of `quality`.
+        encode: "raw" stores uint8 pixels, the others encode them.
+        quality: of JPEG and WebP, 1 to 100.
         seed: of the random numbers.
-        shard_bytes: aim for shards of this size.
+        shard_bytes: aim for shards of this size; None: 128 MB, and less where there would be fewer than 64, so that
+            many cores have work.
     """
 
     ops: tuple[Op, ...]
     variants: int = 1
     encode: Encoding = "raw"
     seed: int = 0
-    shard_bytes: int = 128 * 10**6
+    shard_bytes: int | None = None
     quality: int = 90
+    final: tuple[Op, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.variants <= 1000:
             raise OptionError(f"variants are between 1 and 1000, not {self.variants}")
-        if self.encode not in ("raw", "jpeg"):
-            raise OptionError(f"encode is 'raw' or 'jpeg', not {self.encode!r}")
+        if self.encode not in get_args(Encoding):
+            raise OptionError(f"encode is one of {', '.join(get_args(Encoding))}, not {self.encode!r}")
+        if not 1 <= self.quality <= 100:
+            raise OptionError(f"quality is between 1 and 100, not {self.quality}")
 
-    def to_dict(self, source_digest: str) -> dict[str, Any]:
-        """As plain data, for plan and manifest; with the digest of the source's content it is the cache's identity."""
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for plan and manifest."""
         return {
-            "source_digest": source_digest,
             "ops": [to_dict(op) for op in self.ops],
+            "final": [to_dict(op) for op in self.final],
             "variants": self.variants,
             "encode": self.encode,
-            "quality": self.quality if self.encode == "jpeg" else None,
+            "quality": self.quality if self.encode in ("jpeg", "webp") else None,
             "seed": self.seed,
             "shard_bytes": self.shard_bytes,
         }
 
-    def fingerprint(self, source_digest: str) -> str:
-        """The identity in 32 hexadecimal digits: the same on every machine, for every process and Python version."""
-        return hashlib.blake2b(
-            msgspec.json.encode(self.to_dict(source_digest), order="deterministic"), digest_size=16
-        ).hexdigest()
-
-    def cache_info(self, source_digest: str, size: tuple[int, int]) -> CacheInfo:
-        """What the manifest says of the cache."""
+    def cache_info(self, source_digest: str, identity: Mapping[str, Any], size: tuple[int, int]) -> CacheInfo:
+        """What the manifest says of the cache; `identity` as for `fingerprint`."""
         return CacheInfo(
             source_digest=source_digest,
             ops=tuple(to_dict(op) for op in self.ops),
-            final=(),
+            final=tuple(to_dict(op) for op in self.final),
             encode=self.encode,
             shape=(*size, 3),
             dtype="uint8",
             variants=self.variants,
             seed=self.seed,
-            fingerprint=self.fingerprint(source_digest),
+            fingerprint=fingerprint(source_digest, identity),
         )
 
 
-def plan_cache(
-    source: Dataset, options: CacheOptions, size: tuple[int, int], record_bytes: int
-) -> tuple[PlanHeader, list[Task]]:
-    """Header and tasks: each task is a range of a split's samples, of about `shard_bytes` in each variant.
+def make_options(keywords: CacheKeywords) -> tuple[CacheOptions, ShardKeywords]:
+    """The options of the cache, and the keywords for raw images. Raises OptionError."""
+    given: dict[str, Any] = dict(keywords)
+    size, ops, shard_bytes = given.pop("size", 224), given.pop("ops", None), given.pop("shard_bytes", None)
+    own = {name: given.pop(name) for name in ("variants", "encode", "quality", "seed") if name in given}
+    options = CacheOptions(
+        ops=(RandomResizedCrop(size=size), HorizontalFlip()) if ops is None else tuple(ops),
+        final=tuple(given.pop("final", ())),
+        shard_bytes=None if shard_bytes is None else parse_size(shard_bytes),
+        **own,
+    )
+    return options, given  # type: ignore[return-value]  # what is left of a TypedDict
+
+
+def fingerprint(source_digest: str, identity: Mapping[str, Any]) -> str:
+    """32 hexadecimal digits of what a cache holds: the same on every machine, for every process and Python version.
+
+    Args:
+        source_digest: the content digest of a dataset, or the digest of raw inputs.
+        identity: every option that decides bytes, as plain data.
+    """
+    data = msgspec.json.encode({"source_digest": source_digest, **identity}, order="deterministic")
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def record_size(options: CacheOptions, size: tuple[int, int], probed_bytes: float) -> float:
+    """Bytes of a record: known for raw pixels, else those of the images that were probed."""
+    return (size[0] * size[1] * 3 if options.encode == "raw" else probed_bytes) + _FEATURES_BYTES
+
+
+def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes: float) -> dict[str, int]:
+    """By split: shards of each variant.
 
     Raises:
         OptionError: a shard would be smaller than a record.
     """
-    if record_bytes > options.shard_bytes:
+    target: float | None = options.shard_bytes
+    if target is None:
+        total = max(samples.values(), default=0) * record_bytes
+        target = min(_LARGE_SHARD, max(_SMALL_SHARD, total / _ENOUGH_SHARDS))
+    elif record_bytes > target:
         raise OptionError(
-            f"a shard of {options.shard_bytes} bytes cannot hold one record of {record_bytes}; give a --shard-size of "
-            "64MB to 256MB"
+            f"a shard of {options.shard_bytes} bytes cannot hold one record of {record_bytes:.0f}; give a --shard-size "
+            "of 64MB to 256MB"
         )
-    tasks: list[Task] = []
-    splits: dict[str, int] = {}
-    for name, split in source.manifest.splits.items():
-        shards = splits[name] = min(split.records, max(1, round(split.records * record_bytes / options.shard_bytes)))
-        cuts = [split.records * n // shards for n in range(shards + 1)] if shards else [0]
-        tasks += [Task(len(tasks) + n, name, n, shards, (), cuts[n], cuts[n + 1]) for n in range(shards)]
-    header = PlanHeader(
-        kind=KIND,
-        source=source.url,
-        options=options.to_dict(source.content_digest),
-        run_id=secrets.token_hex(8),
-        input_digest=source.content_digest,
-        splits=splits,
-        variants=options.variants,
-        class_names=source.manifest.class_names,
-        features=_cached_schema(source.manifest.features, options.encode, size),
-        notes={"images": options.variants * sum(split.records for split in source.manifest.splits.values())},
-    )
-    return header, tasks
+    return {name: min(count, max(1, round(count * record_bytes / target))) for name, count in samples.items()}
 
 
-def _cached_schema(features: Sequence[FeatureSpec], encode: Encoding, size: tuple[int, int]) -> tuple[FeatureSpec, ...]:
-    raw = FeatureSpec(TENSOR, "uint8", (*size, 3))
+def iter_ranges(samples: Mapping[str, int], shards: Mapping[str, int]) -> Iterator[Task]:
+    """Tasks of equally many samples: each is the range `[first, stop)` of a split."""
+    number = 0
+    for split, count in samples.items():
+        for shard in range(shards[split]):
+            first, stop = (count * edge // shards[split] for edge in (shard, shard + 1))
+            yield Task(number, split, shard, shards[split], (), first, stop)
+            number += 1
+
+
+def cached_schema(
+    features: Sequence[FeatureSpec], options: CacheOptions, size: tuple[int, int]
+) -> tuple[FeatureSpec, ...]:
+    """The features of a cache whose source has `features`."""
     own = record_schema(labelled=any(feature.name == LABEL for feature in features))
     known = {feature.name for feature in own}
     present = {feature.name for feature in features} | {HEIGHT, WIDTH, CHANNELS, FORMAT}
     others = (FeatureSpec(f.name, f.dtype, f.shape) for f in features[1:] if f.name not in known)
-    return (raw if encode == "raw" else own[0], *(f for f in own[1:] if f.name in present), *others)
+    image = FeatureSpec(TENSOR, "uint8", (*size, 3)) if options.encode == "raw" else own[0]
+    return (image, *(f for f in own[1:] if f.name in present), *others)

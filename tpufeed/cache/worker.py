@@ -1,6 +1,7 @@
 """One task of a cache: a range of samples, decoded once each, written to a shard of every variant."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,20 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from tpufeed.cache.plan import CacheOptions
-from tpufeed.dataset.commit import Reject, Report, ShardReport, put_report, put_shard
+from tpufeed.cache.source import CacheSource, Sample
+from tpufeed.dataset.commit import Reject, Report, ShardReport, is_reported, put_report, put_shard
 from tpufeed.dataset.plan import PlanHeader, Task, TaskRef, read_task
-from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import CHANNELS, FILENAME, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
+from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
 from tpufeed.dataset.writer import ShardWriter, WrittenShard
 from tpufeed.engines import engine
-from tpufeed.errors import ImageError
+from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.encoding import encode
 from tpufeed.images.ops import Draws
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
 from tpufeed.storage.registry import open_store
 from tpufeed.tfrecord.buffer import BytesLike
-from tpufeed.tfrecord.example import Feature, decode_example
+from tpufeed.tfrecord.example import Feature
 
 ENTRY = "tpufeed.cache.worker:run"
 _BLOCK = 128
@@ -31,7 +32,7 @@ _BLOCK = 128
 class CacheContext:
     """What the tasks of a cache share."""
 
-    source: Dataset
+    source: CacheSource
     destination: str
     header: PlanHeader
     options: CacheOptions
@@ -40,6 +41,8 @@ class CacheContext:
 def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
     """Make the shards that `ref` refers to."""
     destination = open_store(context.destination)
+    if is_reported(destination, ref.number):
+        return
     task = read_task(destination, ref)
     names = context.header.shard_names(task)
     with destination.temporary_folder() as folder:
@@ -49,7 +52,9 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
         for name, path, written in zip(names, paths, made.shards, strict=True):
             put_shard(destination, name, path, written)
             shards.append(ShardReport(name, written.bytes, written.crc32c, written.lengths))
-    put_report(destination, Report(task.number, tuple(shards), made.counts, made.images, made.rejects))
+    put_report(
+        destination, Report(task.number, tuple(shards), made.counts, made.images, tuple(made.rejects), dict(made.odd))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,61 +64,75 @@ class _Made:
     shards: list[WrittenShard]
     counts: tuple[int, ...]
     images: dict[str, int]
-    rejects: tuple[Reject, ...]
+    rejects: list[Reject]
+    odd: Counter[str]
 
 
 def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engine.ProgressMeter) -> _Made:
-    header, encoding = context.header, context.options.encode
-    layout = record_layout(header.features)
-    source_features = context.source.manifest.features
-    source, source_ints = record_layout(source_features), fixed_ints(source_features)
-    keys, int_names = {feature.name: feature.key for feature in source_features[1:]}, fixed_ints(header.features)
-    augment = Augmenter(context.source, context.options)
-    counts, rejects, done = [0] * len(header.class_names), list[Reject](), 0
+    header, options = context.header, context.options
+    layout, int_names = record_layout(header.features), fixed_ints(header.features)
+    counts, rejects, odd, done = [0] * len(header.class_names), list[Reject](), Counter[str](), 0
     with ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
-        for sample, payload in iter_payloads(context.source, task.split, task.first, task.stop):
-            image, values = source.decode(payload)
-            ints = dict(zip(source_ints, values, strict=True))
-            stored = decode_example(payload)
-            features = {name: stored[key] for name, key in keys.items() if key in stored}
-            try:
-                variants = augment(sample, image)
-            except ImageError as error:
-                rejects.append(Reject(_text(features, FILENAME), error.reason, str(error)))
+        for sample, variants in iter_augmented(context.source.iter_samples(header, task), Augmenter(options)):
+            if isinstance(sample, Reject):
+                rejects.append(sample)
                 meter.add(rejects=len(paths))
                 continue
-            rest = {name: value for name, value in features.items() if name not in int_names}
-            rest[FORMAT] = Feature("bytes", (encoding.encode(),))
+            rest = {**sample.rest, FORMAT: Feature("bytes", (options.encode.encode(),))}
             for writer, pixels in zip(writers, variants, strict=True):
-                ints |= zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True)
-                data = encode_pixels(pixels, context.options)
+                ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
+                data = encode_pixels(pixels, options)
                 writer.add(data, [ints[name] for name in int_names], rest)
                 meter.add(images=1, size=len(data))
-            if header.class_names:
-                counts[ints[LABEL]] += 1
+            if sample.label is not None:
+                counts[sample.label] += 1
+            odd.update(sample.odd)
             done += 1
     meter.flush()
     shards = [writer.finish() for writer in writers]
-    return _Made(shards, tuple(counts), {f"{encoding}, augmented": done}, tuple(rejects))
+    return _Made(shards, tuple(counts), {f"{options.encode}, augmented": done}, rejects, odd)
+
+
+def iter_augmented(
+    samples: Iterator[Sample | Reject], augment: "Augmenter"
+) -> Iterator[tuple[Sample | Reject, list[Pixels]]]:
+    """Each sample with its variants; one that does not decode becomes a reject."""
+    for sample in samples:
+        if isinstance(sample, Reject):
+            yield sample, []
+            continue
+        try:
+            variants = augment(sample)
+        except ImageError as error:
+            yield Reject(sample.name, error.reason, str(error)), []
+        else:
+            yield sample, variants
 
 
 class Augmenter:
-    """The variants of a sample, from one decoding."""
+    """The variants of a sample, from one decoding. Not for several threads.
 
-    def __init__(self, source: Dataset, options: CacheOptions) -> None:
+    Raises:
+        ImageError: the image does not decode.
+        OpError: an op failed; names the sample.
+    """
+
+    def __init__(self, options: CacheOptions) -> None:
         self._pipeline = Pipeline(options.ops, options.seed)
         self._variants = options.variants
-        self._tensor_shape = source.manifest.tensor_shape
         self._scratch = np.empty(0, np.uint8)
         self._block, self._draws = -1, list[DrawnBatch]()
 
-    def __call__(self, sample: int, image: memoryview) -> list[Pixels]:
-        draws = self._draw(sample)
-        if self._tensor_shape is None:
+    def __call__(self, sample: Sample) -> list[Pixels]:
+        draws = self._draw(sample.number)
+        try:
+            if isinstance(sample.image, np.ndarray):
+                return [self._pipeline.run(sample.image, drawn) for drawn in draws]
+            image = memoryview(sample.image)
             return self._pipeline.run_variants(image, draws, [None] * self._variants, self._memory)
-        pixels = np.frombuffer(image, np.uint8).reshape(self._tensor_shape)
-        return [self._pipeline.run(pixels, drawn) for drawn in draws]
+        except OpError as error:
+            raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
 
     def _draw(self, sample: int) -> list[list[Draws]]:
         """Random numbers come in blocks: one call a block and variant rather than one a sample."""
@@ -130,23 +149,8 @@ class Augmenter:
         return self._scratch[:size]
 
 
-def iter_payloads(source: Dataset, split: str, start: int, stop: int) -> Iterator[tuple[int, memoryview]]:
-    """The samples `[start, stop)` of a split with their records' payloads."""
-    reader = source.reader(split)
-    first = 0
-    for shard, entry in enumerate(source.split(split).variants[0].shards):
-        for sample in range(max(first, start), min(first + entry.records, stop)):
-            yield sample, reader.read(shard, sample - first)
-        first += entry.records
-
-
 def encode_pixels(pixels: Pixels, options: CacheOptions) -> BytesLike:
     """The bytes that a record holds of uint8 pixels."""
     if options.encode == "raw":
         return np.ascontiguousarray(pixels).data.cast("B")
     return encode(pixels, options.encode, options.quality)
-
-
-def _text(features: Mapping[str, Feature], name: str) -> str:
-    feature = features.get(name)
-    return str(feature.values[0], "utf-8", "replace") if feature and isinstance(feature.values[0], memoryview) else ""

@@ -1,0 +1,126 @@
+"""How fast a cache is warmed, beside decoding alone: ratios in one run, the destination in memory.
+
+- rates: RandomResizedCrop and flip to raw 224 pixels, K = 1 and K = 4 variants, beside simplejpeg alone in a process a
+  core over bytes in memory.
+- slow ops: 50 ms of sleep, and 50 ms of computing, an image: what the images take in all, with one worker and with two,
+  and what is left above the op itself.
+
+What `tpufeed` takes is that of the whole command. A first round warms memory up and is left out.
+
+    python benchmarks/bench_warmup.py [--photos 4000] [--repeats 5] [--save]
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
+
+SLOW_PHOTOS = 240
+SLOW_SECONDS = 0.05
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=int, default=4000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--work", type=Path, default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp"))
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/warmup.json")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tpufeed-warmup-", dir=options.work) as folder:
+        work = Path(folder)
+        found = {"rates": rates(work, options.photos, options.repeats), "slow": slow(work, options.repeats)}
+    report(found, options)
+
+
+def rates(work: Path, photos: int, repeats: int) -> dict[str, list[float]]:
+    """Images a second of the source, one figure a round; the ways take turns."""
+    from bench_shard import decode
+    from make_photos import make_photos
+
+    make_photos(work / "photos", photos)
+    files = sorted((work / "photos").rglob("*.jpg"))
+    command("shard", work / "photos", work / "shards", "--check", "header")
+    found: dict[str, list[float]] = {}
+    for number in range(repeats + 1):
+        figures = {
+            "decoding alone, a process a core": decode(files),
+            "warmup, K = 1": photos / warm(work / "shards", work / "out", "--variants", 1),
+            "warmup, K = 4": photos / warm(work / "shards", work / "out", "--variants", 4),
+            "warmup from the raw photos, K = 1": photos / warm(work / "photos", work / "out", "--variants", 1),
+        }
+        for name, figure in figures.items():
+            found.setdefault(name, [])
+            if number:
+                found[name].append(figure)
+    return found
+
+
+def slow(work: Path, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """By op and number of workers: milliseconds of one worker an image, start of the command left out.
+
+    The start is what the same command takes for the same photos without the slow op.
+    """
+    from make_photos import make_photos
+
+    make_photos(work / "few", SLOW_PHOTOS)
+    command("shard", work / "few", work / "slow", "--check", "header")
+    found: dict[str, dict[str, list[float]]] = {}
+    crop = ("--op", "RandomResizedCrop(224)", "--shard-size", "3MB")
+    for _ in range(max(1, repeats // 2)):
+        for op in ("sleep_50ms", "compute_50ms"):
+            for workers in (1, 2):
+                base = warm(work / "slow", work / "out", *crop, "--workers", workers)
+                took = warm(work / "slow", work / "out", *crop, "--op", f"slow_ops:{op}", "--workers", workers)
+                milliseconds = (took - base) * workers / SLOW_PHOTOS * 1e3
+                found.setdefault(op, {}).setdefault(str(workers), []).append(milliseconds)
+    return found
+
+
+def warm(source: Path, out: Path, *flags: object) -> float:
+    """Seconds of the command."""
+    start = time.perf_counter()
+    command("cache", "warmup", source, out, *flags)
+    seconds = time.perf_counter() - start
+    shutil.rmtree(out)
+    return seconds
+
+
+def command(*arguments: object) -> None:
+    """Run `tpufeed`, with slow_ops.py where its workers find it."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    tpufeed = str(Path(sys.executable).with_name("tpufeed"))
+    subprocess.run([tpufeed, *map(str, arguments)], check=True, capture_output=True, env=environment)
+
+
+def report(found: dict, options: argparse.Namespace) -> None:
+    """The tables, and the result file where asked for."""
+    from harness import describe, machine, print_table, write_result
+
+    medians = {name: statistics.median(values) for name, values in found["rates"].items()}
+    first = next(iter(medians.values()))
+    rows = [
+        [name, f"{medians[name]:,.0f}", f"{min(values):,.0f}", f"{max(values):,.0f}", f"{medians[name] / first:.2f}"]
+        for name, values in found["rates"].items()
+    ]
+    print_table(f"{options.photos} photos of 90 KB", ["way", "img/s", "lowest", "highest", "to decoding"], rows)
+    print(f"K = 4 takes {medians['warmup, K = 1'] / medians['warmup, K = 4']:.2f} times the time of K = 1")
+    slow_rows = []
+    for op, by_workers in found["slow"].items():
+        for workers, values in by_workers.items():
+            each = statistics.median(values)
+            slow_rows.append([op, workers, f"{each:.1f}", f"{each - SLOW_SECONDS * 1e3:+.2f}"])
+    print_table("slow ops", ["op", "workers", "ms of a worker an image", "above the op"], slow_rows)
+    print(describe(machine()))
+    if options.save:
+        print(write_result("warmup", {"photos": options.photos, **found, "medians": medians}))
+
+
+if __name__ == "__main__":
+    main()

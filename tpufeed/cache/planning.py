@@ -1,0 +1,172 @@
+"""What is to be warmed: a dataset, or raw images, and the plan that follows from either."""
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tpufeed.cache.plan import KIND, CacheOptions, cached_schema, iter_ranges
+from tpufeed.cache.source import CacheSource, DatasetSource, RawSource
+from tpufeed.dataset.naming import PLAN
+from tpufeed.dataset.plan import PlanHeader, Task
+from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.schema import record_schema
+from tpufeed.errors import DatasetNotFoundError, OptionError
+from tpufeed.sharding.build import take_inventory
+from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options
+from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import Store
+
+Size = tuple[int, int]
+
+_OF_SHARDS = frozenset(
+    {"shard_bytes", "shards", "hosts", "seed", "check", "encode", "quality", "presize_px", "presize_mode"}
+)
+_PROBED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """A plan in the making.
+
+    Attributes:
+        header: without the numbers of shards.
+        samples: of each split.
+        first: tasks of a few samples, for a probe.
+        iter_tasks: all tasks, for so many shards of each split.
+    """
+
+    header: PlanHeader
+    samples: dict[str, int]
+    first: list[Task]
+    iter_tasks: Callable[[Mapping[str, int]], Iterator[Task]]
+
+
+class Warmable(Protocol):
+    """Something that a cache can be made of.
+
+    Attributes:
+        url: where it is.
+        reader: what workers read it with.
+        stores: that workers read from.
+        size: of all images, as (height, width), where they are equal.
+        identity: what decides its bytes, as plain data.
+    """
+
+    url: str
+    reader: CacheSource
+    stores: tuple[Store, ...]
+    size: Size | None
+    identity: dict[str, Any]
+
+    def plan(self, options: CacheOptions, size: Size) -> AbstractContextManager[Planning]:
+        """Begin a plan."""
+
+    def digest(self) -> str:
+        """What it holds now."""
+
+
+def open_warmable(src: str | Path, keywords: ShardKeywords) -> Warmable:
+    """The dataset at `src`, or else the raw images.
+
+    Raises:
+        OptionError: options for raw images, where there is a dataset.
+        DatasetNotFoundError: a dataset that is not finished.
+    """
+    store = open_store(src)
+    dataset = find_dataset(store)
+    if dataset is None:
+        if store.stat(PLAN) is not None:
+            raise DatasetNotFoundError(
+                f"{store.url} holds the beginnings of a dataset; run its command again to finish it first"
+            )
+        return _Images(store.url, make_options(keywords))
+    if keywords:
+        raise OptionError(
+            f"{store.url} is a dataset, whose splits and labels stand; {', '.join(keywords)} are options for raw images"
+        )
+    return _OfDataset(dataset)
+
+
+class _OfDataset:
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self.url = dataset.url
+        self.reader: CacheSource = DatasetSource(dataset)
+        self.stores: tuple[Store, ...] = (dataset.store, dataset.shards)
+        shape = dataset.manifest.tensor_shape
+        self.size: Size | None = None if shape is None else shape[:2]
+        self.identity: dict[str, Any] = {"source_digest": dataset.content_digest}
+
+    def digest(self) -> str:
+        return self._dataset.content_digest
+
+    @contextmanager
+    def plan(self, options: CacheOptions, size: Size) -> Iterator[Planning]:
+        manifest = self._dataset.manifest
+        samples = {name: split.records for name, split in manifest.splits.items()}
+        header = PlanHeader(
+            kind=KIND,
+            source=self.url,
+            options={**self.identity, **options.to_dict()},
+            run_id=secrets.token_hex(8),
+            input_digest=self.digest(),
+            splits={},
+            variants=options.variants,
+            class_names=manifest.class_names,
+            features=cached_schema(manifest.features, options, size),
+            notes={"images": options.variants * sum(samples.values())},
+        )
+        first = [Task(0, name, 0, 1, (), 0, min(count, _PROBED)) for name, count in samples.items()]
+        yield Planning(header, samples, first, lambda shards: iter_ranges(samples, shards))
+
+
+class _Images:
+    def __init__(self, url: str, options: ShardOptions) -> None:
+        self.url, self._options = url, options
+        self.reader: CacheSource = RawSource(options.images)
+        self.stores: tuple[Store, ...] = (open_store(url),)
+        self.size: Size | None = None  # they differ
+        chosen = options.to_dict()
+        self.identity: dict[str, Any] = {
+            "images": {name: value for name, value in chosen.items() if name not in _OF_SHARDS}
+        }
+
+    def digest(self) -> str:
+        with take_inventory(self.url, self._options) as inventory:
+            return inventory.digest()
+
+    @contextmanager
+    def plan(self, options: CacheOptions, size: Size) -> Iterator[Planning]:
+        with take_inventory(self.url, self._options) as inventory:
+            samples = {name: count for name, (count, _, _) in inventory.totals().items()}
+            header = PlanHeader(
+                kind=KIND,
+                source=self.url,
+                options={**self.identity, **options.to_dict()},
+                run_id=secrets.token_hex(8),
+                input_digest=inventory.digest(),
+                splits={},
+                variants=options.variants,
+                class_names=inventory.classes.names,
+                features=cached_schema((*record_schema(inventory.labelled), *inventory.schema), options, size),
+                base=inventory.base,
+                notes={
+                    "images": options.variants * len(inventory),
+                    "ignored_files": inventory.ignored_files,
+                    "listed_twice": inventory.listed_twice(),
+                },
+            )
+            first = [Task(0, inventory.splits[0], 0, 1, tuple(inventory.sample(_PROBED)))]
+            yield Planning(header, samples, first, lambda shards: _iter_inputs(inventory, samples, shards))
+
+
+def _iter_inputs(inventory: Inventory, samples: Mapping[str, int], shards: Mapping[str, int]) -> Iterator[Task]:
+    """The ranges with their inputs. A sample's id is its place in the global order, whether it is taken or not."""
+    inputs = {split: inventory.iter_inputs(split) for split in samples}
+    for task in iter_ranges(samples, shards):
+        run = tuple(next(inputs[task.split])[0] for _ in range(task.stop - task.first))
+        yield Task(task.number, task.split, task.shard, task.shards, run, task.first, task.stop)
