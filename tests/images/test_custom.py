@@ -96,7 +96,7 @@ def test_a_target_that_is_none_is_refused(target):
         Custom(target)
 
 
-@pytest.mark.parametrize("version", ["", None, 1.5, True, "x" * 101, "a\nb", ["1"]])
+@pytest.mark.parametrize("version", ["", None, 1.5, True, "x" * 101, "a\nb", " ", "1 ", ["1"]])
 def test_a_version_that_is_none_is_refused(version):
     with pytest.raises(OptionError, match="Custom: a version is a short text, like '2', not"):
         Custom("a:b", version)
@@ -236,3 +236,22 @@ def test_an_op_that_changes_its_size_is_found():
 
     with pytest.raises(OpError, match=r"not deterministic: it gave \(3, 5, 3\) after \(4, 5, 3\)"):
         check_deterministic(Pipeline([Shrinking()], 0), IMAGE, [()])
+
+
+def test_the_check_gives_each_run_a_copy():
+    class Careless(types.SimpleNamespace):
+        version, draws = 1, 0
+
+        def output_size(self, size):
+            return size
+
+        def skips(self, draws):
+            return False
+
+        def apply(self, image, draws, out):
+            image += np.uint8(1)
+            return image
+
+    before = IMAGE.copy()
+    check_deterministic(Pipeline([Careless()], 0), IMAGE, [()])
+    assert np.array_equal(IMAGE, before)

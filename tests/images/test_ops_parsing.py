@@ -37,6 +37,7 @@ def ranges(low, high):
 
 
 names = st.from_regex(r"[a-z_ü][a-z0-9_]{0,6}", fullmatch=True).map(lambda name: name + "x")
+versions = st.text("ab1.@ -", min_size=1, max_size=9).filter(lambda text: text == text.strip())
 factors = st.floats(0, 99) | ranges(0, 100)
 all_ops = st.one_of(
     st.builds(Resize, sizes),
@@ -51,7 +52,7 @@ all_ops = st.one_of(
     st.builds(GaussianBlur, ranges(0.01, 100), chances),
     st.builds(RandomErasing, chances, ranges(1e-6, 1), ranges(0.01, 100), fills | st.just("random")),
     st.builds(RandAugment, st.integers(0, 100), st.integers(0, 30), fills),
-    st.builds(Custom, st.builds("{}.{}:{}".format, names, names, names), st.text("ab1.@ -", min_size=1, max_size=9)),
+    st.builds(Custom, st.builds("{}.{}:{}".format, names, names, names), versions),
 )
 
 
@@ -61,7 +62,7 @@ def test_an_op_comes_back_from_its_text_and_its_description(op):
     assert to_dict(parse_op(repr(op))) == to_dict(op)
     assert from_dict(to_dict(op)) == op
     if isinstance(op, Custom):
-        assert parse_op(f"{op.target}@{op.version}") in (op, Custom(op.target, op.version.strip() or "?"))
+        assert parse_op(f"{op.target}@{op.version}") == op
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,16 @@ def test_neutral_parameters_leave_the_image(op):
     assert isinstance(op, Custom) or op.skips([0.0] * op.draws)
 
 
+@pytest.mark.parametrize("side", [2, 5])
+def test_no_pair_of_transforms_writes_to_the_image(side):
+    image = strided(side, side, 3)
+    for first in range(14):
+        for second in range(14):
+            draws = [(first + 0.5) / 14, 0.0, (second + 0.5) / 14, 0.9]
+            found = RandAugment(2).apply(image, draws, None)  # the image is read-only
+            assert np.array_equal(RandAugment(2).apply(image, draws, np.empty_like(found)), found)
+
+
 def test_grey_images_stay_grey():
     grey = np.repeat(picture(40, 30)[..., :1], 3, axis=2)
     for op in (ColorJitter(saturation=(0.3, 3)), ColorJitter(hue=0.5), Grayscale(1)):

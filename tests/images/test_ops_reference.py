@@ -182,6 +182,8 @@ def test_erasing_by_hand():
     assert op.apply(np.zeros((9, 9, 3), np.uint8), draws, None)[0, 0].tolist() == [1, 2, 3]
     whole = RandomErasing(1, scale=(1.0, 1.0), ratio=(1.0, 1.0))
     assert erased(whole, draws) == (0, 0, 0, 0)  # none of the ten tries fits
+    assert erased(op, draws, (10, 40, 3)) == (0, 0, 0, 0)  # as high as the image is no longer smaller than it
+    assert erased(op, draws, (11, 36, 3)) == (0, 0, 10, 10)
     second = RandomErasing(1, scale=(0.25, 1.0), ratio=(1.0, 1.0))
     assert erased(second, [0.0, LARGEST, 0.0, *draws[3:]]) == (0, 0, 61, 61)
     random = RandomErasing(1, scale=(0.25, 0.25), value="random").apply(np.zeros((90, 90, 3), np.uint8), draws, None)
@@ -276,6 +278,14 @@ def test_rand_augment_draws_each_transform_equally_often(photo):
     assert two.draws == 4
     assert two.skips([0.0, 0.9, 0.05, 0.9])
     assert math.isclose(draws[:, 0].mean(), 0.5, abs_tol=0.02)
+
+
+@pytest.mark.parametrize("magnitude", range(31))
+def test_every_level_is_solarized_and_posterized_as_by_torchvision(magnitude):
+    levels = np.repeat(np.arange(256, dtype=np.uint8).reshape(16, 16, 1), 3, axis=2)
+    for name in ("Solarize", "Posterize"):
+        found = RandAugment(1, magnitude).apply(levels, [(TRANSFORMS.index(name) + 0.5) / 14, 0.0], None)
+        assert np.array_equal(found, torchvision_s(name, Image.fromarray(levels), magnitude, 1))
 
 
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=4), st.integers(1, 20), st.integers(1, 20))

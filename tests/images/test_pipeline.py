@@ -26,6 +26,7 @@ from tpufeed.images import (
 from tpufeed.images.decoding import decode
 from tpufeed.images.draws import uniforms
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Window
 
 PIPELINES = {
     "train": [RandomResizedCrop(224), HorizontalFlip()],
@@ -141,6 +142,25 @@ def test_a_crop_that_is_not_resized_is_cut_from_the_whole_jpeg(photos, op):
     draws = [drawn_for(pipeline, 0, sample) for sample in range(5)]
     for drawn, found in zip(draws, pipeline.run_variants(photos["china.jpg"], draws, [None] * 5), strict=True):
         assert np.array_equal(found, pipeline.run(pixels, drawn))
+
+
+def test_a_window_beyond_the_image_may_be_resized(photos):
+    class Shrunk:
+        version, draws, fill = 1, 0, (50, 60, 70)
+
+        def output_size(self, size):
+            return 40, 30
+
+        def window(self, height, width, draws):
+            return Window(-height, -width, 4 * height, 2 * width, 40, 30)
+
+    pipeline = Pipeline([Shrunk()], 0)
+    for out in (None, np.empty((40, 30, 3), np.uint8)):
+        found = pipeline.run(decode(photos["astronaut.png"]), [()], out)
+        assert (found[:10] == (50, 60, 70)).all()
+        assert (found[:, :15] == (50, 60, 70)).all()
+        assert (found[10:20, 15:] != (50, 60, 70)).mean() > 0.9
+        assert (found[20:] == (50, 60, 70)).all()
 
 
 @pytest.mark.parametrize("size", [16, 40, 100, 150])

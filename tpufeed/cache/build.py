@@ -14,12 +14,14 @@ from tpufeed.cache.probe import Probe, probe_samples
 from tpufeed.cache.worker import ENTRY, CacheContext
 from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, local_engine, run_build
 from tpufeed.dataset.commit import find_build, is_stored, join_or_begin
-from tpufeed.dataset.plan import differing_options, write_plan
+from tpufeed.dataset.naming import MANIFEST
+from tpufeed.dataset.plan import check_same_plan, differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.rejects import parse_budget
 from tpufeed.dataset.space import check_space
 from tpufeed.engines.engine import Engine, Job, available_cores
-from tpufeed.errors import DatasetExistsError, OptionError
+from tpufeed.errors import DamageError, DatasetExistsError, DuplicateWriterError, ObjectNotFoundError, OptionError
+from tpufeed.images.ops import from_dict, to_dict
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -48,7 +50,7 @@ def warmup(  # noqa: PLR0913  # the public face
         src: a dataset, or raw images as `tpufeed.shard` takes them: these are decoded once for all variants.
         dst: where the cache goes.
         max_rejects: fail where more samples than this cannot be taken, as in `tpufeed.shard`.
-        overwrite: remove another cache that stands at `dst`.
+        overwrite: remove another cache or dataset that stands at `dst`, or the beginnings of one.
         new_dir: put this one beside it, into a folder that is named by its fingerprint.
         workers: processes; all cores by default.
         engine: what runs the tasks, in place of `workers` processes on this host.
@@ -71,10 +73,10 @@ def warmup(  # noqa: PLR0913  # the public face
     size = _output_size(source, checked)
     chosen = engine or local_engine(workers, *source.stores, destination)
     identity = _identity(source, checked)
-    present = find_dataset(destination)
-    if present is not None and new_dir and _differences(present, source, identity):
+    if new_dir and _is_taken(destination, source, identity):
         destination = open_store(f"{destination.url}-{fingerprint(source.digest(), identity)[:12]}")
-        present = find_dataset(destination)
+    _refuse_source(source.stores[0], destination)
+    present = _find_present(destination, overwrite)
     if present is not None:
         differing = _differences(present, source, identity)
         if not differing and _is_sound(present):
@@ -125,7 +127,11 @@ class CachePreview:
 def preview_warmup(
     src: str | Path, dst: str | Path, *, workers: int | None = None, **options: Unpack[CacheKeywords]
 ) -> CachePreview:
-    """What `warmup` with the same arguments would do. Changes nothing, raises as `warmup` does."""
+    """What `warmup` with the same arguments would do, whatever stands at `dst`. Changes nothing.
+
+    Raises:
+        OptionError, SourceError, NoInputsError, DatasetNotFoundError, OpError: as `warmup` does.
+    """
     checked, for_images = make_options(options)
     source, destination = open_warmable(src, for_images), open_store(dst)
     size = _output_size(source, checked)
@@ -157,8 +163,8 @@ class _Measured:
 
 def _measure(planning: Planning, source: Warmable, options: CacheOptions, size: Size) -> _Measured:
     probe = probe_samples(source.reader, planning.header, planning.first, options)
+    shards = count_shards(planning.samples, options, record_size(options, size, probe.first_bytes))
     each = record_size(options, size, probe.image_bytes)
-    shards = count_shards(planning.samples, options, each)
     return _Measured(probe, shards, each * options.variants * sum(planning.samples.values()))
 
 
@@ -176,13 +182,48 @@ def _output_size(source: Warmable, options: CacheOptions) -> Size:
             "RandomResizedCrop(size=224) or Resize(256) and CenterCrop(224)"
         )
     Pipeline(options.final, options.seed).output_size(size)  # raises where they are no ops
+    for op in options.final:
+        from_dict(to_dict(op))  # as loaders will, which know no ops but tpufeed's
     return size
+
+
+def _is_taken(destination: Store, source: Warmable, identity: dict[str, Any]) -> bool:
+    """Whether another cache or dataset stands there, or the beginnings of one."""
+    try:
+        present = find_dataset(destination)
+        if present is not None:
+            return bool(_differences(present, source, identity))
+        check_same_plan(destination, read_plan(destination).header, KIND, source.url, identity)
+    except ObjectNotFoundError:
+        return False
+    except (DuplicateWriterError, DamageError):
+        return True
+    return False
+
+
+def _find_present(destination: Store, overwrite: bool) -> Dataset | None:
+    try:
+        return find_dataset(destination)
+    except DamageError:
+        if not overwrite:
+            raise
+        return None  # it will be removed, whatever it was
+
+
+def _refuse_source(source: Store, destination: Store) -> None:
+    """Raises OptionError where a cache would stand in its source, which --overwrite would remove."""
+    paths = [store.local_path(MANIFEST) for store in (source, destination)]
+    places = [
+        store.url if path is None else path.resolve() for store, path in zip((source, destination), paths, strict=True)
+    ]
+    if places[0] == places[1]:
+        raise OptionError(f"{destination.url} is the source itself; take another destination")
 
 
 def _differences(present: Dataset, source: Warmable, identity: dict[str, Any]) -> list[str]:
     """What the cache at the destination has otherwise, as parts of a sentence; nothing where it is this one."""
     if present.manifest.cache is None:
-        return ["it is a dataset that is no cache"]
+        return ["a dataset that is no cache"]
     stored = {name: value for name, value in present.manifest.options.items() if name not in ("command", "source")}
     differing = differing_options(stored, identity)
     if not differing and present.manifest.cache.source_digest != source.digest():
@@ -196,8 +237,9 @@ def _refusal(present: Dataset, differing: Sequence[str]) -> str:
             f"{present.url} already holds this cache, but it is damaged. Run: tpufeed verify {present.url}; say "
             "--overwrite to warm it again"
         )
+    what = "another cache: " if present.manifest.cache is not None else ""
     return (
-        f"{present.url} already holds another cache: {'; '.join(differing)} (see: tpufeed info {present.url}). Nothing "
+        f"{present.url} already holds {what}{'; '.join(differing)} (see: tpufeed info {present.url}). Nothing "
         "was changed. Say --overwrite to replace it, --new-dir to put this one beside it, or take another destination"
     )
 

@@ -31,9 +31,9 @@ class CacheKeywords(TypedDict, total=False):
     are those of `tpufeed.shard`.
     """
 
-    size: int
+    size: int | None
     ops: Sequence[Op] | None
-    final: Sequence[Op]
+    final: Sequence[Op] | None
     variants: int
     encode: Encoding
     quality: int
@@ -73,12 +73,13 @@ class CacheOptions:
     final: tuple[Op, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.variants <= 1000:
-            raise OptionError(f"variants are between 1 and 1000, not {self.variants}")
+        for name, most in (("variants", 1000), ("quality", 100)):
+            if not _is_whole(getattr(self, name), 1, most):
+                raise OptionError(f"{name} is a whole number between 1 and {most}, not {getattr(self, name)!r}")
         if self.encode not in get_args(Encoding):
             raise OptionError(f"encode is one of {', '.join(get_args(Encoding))}, not {self.encode!r}")
-        if not 1 <= self.quality <= 100:
-            raise OptionError(f"quality is between 1 and 100, not {self.quality}")
+        if not _is_whole(self.seed, 0, 2**63 - 1):
+            raise OptionError(f"a seed is a whole number between 0 and 2**63 - 1, not {self.seed!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for plan and manifest."""
@@ -110,15 +111,26 @@ class CacheOptions:
 def make_options(keywords: CacheKeywords) -> tuple[CacheOptions, ShardKeywords]:
     """The options of the cache, and the keywords for raw images. Raises OptionError."""
     given: dict[str, Any] = dict(keywords)
-    size, ops, shard_bytes = given.pop("size", 224), given.pop("ops", None), given.pop("shard_bytes", None)
+    unknown = given.keys() - CacheKeywords.__optional_keys__
+    if unknown:
+        raise OptionError(
+            f"warmup has no option {', '.join(sorted(unknown))}; there are {', '.join(CacheKeywords.__annotations__)}"
+        )
+    size, ops, shard_bytes = given.pop("size", None), given.pop("ops", None), given.pop("shard_bytes", None)
+    if size is not None and ops is not None:
+        raise OptionError(f"size={size!r} is that of the default ops; give either a size, or ops of which one fixes it")
     own = {name: given.pop(name) for name in ("variants", "encode", "quality", "seed") if name in given}
     options = CacheOptions(
-        ops=(RandomResizedCrop(size=size), HorizontalFlip()) if ops is None else tuple(ops),
-        final=tuple(given.pop("final", ())),
+        ops=(RandomResizedCrop(224 if size is None else size), HorizontalFlip()) if ops is None else tuple(ops),
+        final=tuple(given.pop("final", None) or ()),
         shard_bytes=None if shard_bytes is None else parse_size(shard_bytes),
         **own,
     )
     return options, given  # type: ignore[return-value]  # what is left of a TypedDict
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def fingerprint(source_digest: str, identity: Mapping[str, Any]) -> str:

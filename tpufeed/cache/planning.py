@@ -130,14 +130,16 @@ class _Images:
         self.reader: CacheSource = RawSource(options.images)
         self.stores: tuple[Store, ...] = (open_store(url),)
         self.size: Size | None = None  # they differ
-        chosen = options.to_dict()
-        self.identity: dict[str, Any] = {
-            "images": {name: value for name, value in chosen.items() if name not in _OF_SHARDS}
-        }
+        self.identity = {name: value for name, value in options.to_dict().items() if name not in _OF_SHARDS}
+        if options.split is not None:  # whose order matters, and a dict's is none to JSON
+            self.identity["split"] = list(options.split.items())
+        self._digest: str | None = None
 
     def digest(self) -> str:
-        with take_inventory(self.url, self._options) as inventory:
-            return inventory.digest()
+        if self._digest is None:
+            with take_inventory(self.url, self._options) as inventory:
+                self._digest = inventory.digest()
+        return self._digest
 
     @contextmanager
     def plan(self, options: CacheOptions, size: Size) -> Iterator[Planning]:
@@ -160,13 +162,15 @@ class _Images:
                     "listed_twice": inventory.listed_twice(),
                 },
             )
-            first = [Task(0, inventory.splits[0], 0, 1, tuple(inventory.sample(_PROBED)))]
+            first = list(_iter_inputs(inventory, {name: min(count, _PROBED) for name, count in samples.items()}))
             yield Planning(header, samples, first, lambda shards: _iter_inputs(inventory, samples, shards))
 
 
-def _iter_inputs(inventory: Inventory, samples: Mapping[str, int], shards: Mapping[str, int]) -> Iterator[Task]:
+def _iter_inputs(
+    inventory: Inventory, samples: Mapping[str, int], shards: Mapping[str, int] | None = None
+) -> Iterator[Task]:
     """The ranges with their inputs. A sample's id is its place in the global order, whether it is taken or not."""
     inputs = {split: inventory.iter_inputs(split) for split in samples}
-    for task in iter_ranges(samples, shards):
+    for task in iter_ranges(samples, dict.fromkeys(samples, 1) if shards is None else shards):
         run = tuple(next(inputs[task.split])[0] for _ in range(task.stop - task.first))
         yield Task(task.number, task.split, task.shard, task.shards, run, task.first, task.stop)

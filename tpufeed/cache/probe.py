@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +16,23 @@ from tpufeed.images.decoding import decode
 from tpufeed.images.determinism import check_deterministic
 from tpufeed.images.pipeline import Pipeline
 
-_PROBED_SAMPLES, _REPEATED_SAMPLES = 16, 4
+_PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
 _PROBED_SECONDS = 5.0  # an op may take seconds an image
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Mean bytes of an encoded image, seconds that all variants of a sample take one core, and samples tried."""
+    """What came of a few samples.
+
+    Attributes:
+        image_bytes: of an encoded image, their mean.
+        first_bytes: the same of the first samples alone: no matter of time, as what plans are cut by must be.
+        seconds_a_sample: that all variants take one core.
+        samples: tried.
+    """
 
     image_bytes: float
+    first_bytes: float
     seconds_a_sample: float
     samples: int
 
@@ -36,7 +44,8 @@ def probe_samples(source: CacheSource, header: PlanHeader, tasks: Iterable[Task]
         OpError: an op raises, returns what is no image of its size, or gives other pixels the second time; names op
             and sample.
     """
-    augment, final = Augmenter(options), Pipeline(options.final, options.seed)
+    seed = source.draws_seed(options.seed)
+    augment, ops, final = Augmenter(options, seed), Pipeline(options.ops, seed), Pipeline(options.final, seed)
     lengths, seconds = list[int](), list[float]()
     begun = time.monotonic()
     for sample in itertools.islice(first_samples(source, header, tasks), _PROBED_SAMPLES):
@@ -47,13 +56,16 @@ def probe_samples(source: CacheSource, header: PlanHeader, tasks: Iterable[Task]
             continue
         lengths += [len(encode_pixels(pixels, options)) for pixels in variants]
         seconds.append(time.perf_counter() - start)
-        if len(seconds) <= _REPEATED_SAMPLES:
-            _repeat(sample, Pipeline(options.ops, options.seed), None)
+        if len(seconds) <= _FIRST_SAMPLES:
+            _repeat(sample, ops, None)
             _repeat(sample, final, variants[0])
-        if time.monotonic() - begun > _PROBED_SECONDS:
+        if len(seconds) >= _FIRST_SAMPLES and time.monotonic() - begun > _PROBED_SECONDS:
             break
-    samples = len(seconds)
-    return Probe(sum(lengths) / max(1, len(lengths)), sum(seconds) / max(1, samples), samples)
+    return Probe(_mean(lengths), _mean(lengths[: _FIRST_SAMPLES * options.variants]), _mean(seconds), len(seconds))
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / max(1, len(numbers))
 
 
 def _repeat(sample: Sample, pipeline: Pipeline, pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] | None) -> None:

@@ -1,8 +1,7 @@
 """What a cache is made of: the samples of a dataset, or raw images."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -45,6 +44,9 @@ class CacheSource(Protocol):
     def iter_samples(self, header: PlanHeader, task: Task) -> Iterator[Sample | Reject]:
         """The samples of a task, in order. Header and task are those of the cache's plan."""
 
+    def draws_seed(self, seed: int) -> int:
+        """The seed that ops over these samples draw with, where the user's is `seed`."""
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
@@ -66,6 +68,9 @@ class DatasetSource:
             pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
             yield Sample(number, _text(rest.get(FILENAME)) or f"sample {number}", pixels, label, rest)
 
+    def draws_seed(self, seed: int) -> int:
+        return self.dataset.manifest.draws_seed(seed)
+
     def _iter_payloads(self, split: str, start: int, stop: int) -> Iterator[tuple[int, memoryview]]:
         reader = self.dataset.reader(split)
         first = 0
@@ -83,7 +88,10 @@ class RawSource:
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Iterator[Sample | Reject]:
         features = InputFeatures(header)
-        take: Callable[[bytes, str], tuple[bytes | Pixels, tuple[str, ...]]] = partial(load_image, policy=self.policy)
+
+        def take(data: bytes, name: str) -> tuple[bytes | Pixels, tuple[str, ...]]:
+            return load_image(data, self.policy, name)
+
         for number, (item, taken) in enumerate(iter_taken(Files(header.base), task.inputs, take), task.first):
             if isinstance(taken, ImageError):
                 yield Reject(item.path, taken.reason, str(taken))
@@ -91,6 +99,9 @@ class RawSource:
             image, odd = taken
             label = item.label if features.labelled else None
             yield Sample(number, item.path, image, label, features(item), odd)
+
+    def draws_seed(self, seed: int) -> int:
+        return seed
 
 
 def first_samples(source: CacheSource, header: PlanHeader, tasks: Iterable[Task]) -> Iterator[Sample]:

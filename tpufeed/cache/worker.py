@@ -74,7 +74,8 @@ def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engi
     counts, rejects, odd, done = [0] * len(header.class_names), list[Reject](), Counter[str](), 0
     with ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
-        for sample, variants in iter_augmented(context.source.iter_samples(header, task), Augmenter(options)):
+        augment = Augmenter(options, context.source.draws_seed(options.seed))
+        for sample, variants in iter_augmented(context.source.iter_samples(header, task), augment):
             if isinstance(sample, Reject):
                 rejects.append(sample)
                 meter.add(rejects=len(paths))
@@ -111,15 +112,15 @@ def iter_augmented(
 
 
 class Augmenter:
-    """The variants of a sample, from one decoding. Not for several threads.
+    """The variants of a sample, from one decoding; `seed` is the source's `draws_seed`. Not for several threads.
 
     Raises:
         ImageError: the image does not decode.
         OpError: an op failed; names the sample.
     """
 
-    def __init__(self, options: CacheOptions) -> None:
-        self._pipeline = Pipeline(options.ops, options.seed)
+    def __init__(self, options: CacheOptions, seed: int) -> None:
+        self._pipeline = Pipeline(options.ops, seed)
         self._variants = options.variants
         self._scratch = np.empty(0, np.uint8)
         self._block, self._draws = -1, list[DrawnBatch]()

@@ -1,26 +1,31 @@
 """`tpufeed cache warmup`, also `python -m tpufeed.cache warmup`."""
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpufeed.cache.build import CachePreview, preview_warmup, warmup
-from tpufeed.cache.plan import CacheKeywords
 from tpufeed.cli.console import BuildDisplay, parse_policies, print_build, print_json, print_table, reports_errors
-from tpufeed.images.parsing import parse_op
+
+if TYPE_CHECKING:
+    from tpufeed.cache.build import CachePreview
+    from tpufeed.cache.plan import CacheKeywords
 
 
 @reports_errors
 def warmup_command(
     src: Annotated[str, typer.Argument(help="A dataset, or raw images as `tpufeed shard` takes them; a path or URL.")],
     dst: Annotated[str, typer.Argument(help="Where the cache goes; a path or URL.")],
-    size: Annotated[int, typer.Option(help="Side of the images in pixels, where no --op is given.")] = 224,
+    size: Annotated[
+        int | None, typer.Option(help="Side of the images in pixels, where no --op is given.", show_default="224")
+    ] = None,
     op: Annotated[
         list[str] | None,
         typer.Option(
             help="What is applied, in order, like 'RandomResizedCrop(size=224, scale=(0.3, 1.0))', HorizontalFlip, or "
-            "a function of yours: my.augment:heavy@2 is version 2 of `heavy` in my/augment.py. Several times.",
+            "a function of yours: my.augment:heavy@2 is version 2 of `heavy` in my/augment.py, here or wherever Python "
+            "finds modules. Several times.",
             show_default="RandomResizedCrop and HorizontalFlip",
         ),
     ] = None,
@@ -68,6 +73,11 @@ def warmup_command(
 
     Example: tpufeed cache warmup gs://bucket/flowers gs://bucket/flowers-224 --size 224 --variants 4
     """
+    if str(Path.cwd()) not in sys.path:  # as `python -m` has it; last, so that a file here hides no module
+        sys.path.append(str(Path.cwd()))
+    from tpufeed.cache.build import preview_warmup, warmup
+    from tpufeed.images.parsing import parse_op
+
     chosen: dict[str, Any] = {
         "size": size,
         "ops": None if op is None else [parse_op(text) for text in op],
@@ -106,7 +116,7 @@ def warmup_command(
     print_build(result, as_json)
 
 
-def _print_preview(preview: CachePreview) -> None:
+def _print_preview(preview: "CachePreview") -> None:
     rows = [
         (name, f"{samples:,}", str(preview.variants), str(preview.shards[name]))
         for name, samples in preview.samples.items()

@@ -5,19 +5,19 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
 import msgspec
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from tpufeed.cli import INTERRUPTED
-from tpufeed.dataset.build import BuildProgress, BuildResult
 from tpufeed.errors import OptionError, TpufeedError
+
+if TYPE_CHECKING:  # a command imports what it runs when it runs it
+    from rich.progress import ProgressColumn
+
+    from tpufeed.dataset.build import BuildProgress, BuildResult
 
 P = ParamSpec("P")
 
@@ -67,6 +67,8 @@ class BuildDisplay:
     """Progress of a build: a live line on a terminal, JSON lines on stderr where asked for, else nothing."""
 
     def __init__(self, verb: str, log_json: bool = False) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
         columns: list[ProgressColumn] = [
             TextColumn(verb),
             BarColumn(bar_width=None),
@@ -89,7 +91,7 @@ class BuildDisplay:
     def __exit__(self, *_: object) -> None:
         self._display.stop()
 
-    def listen(self, progress: BuildProgress) -> None:
+    def listen(self, progress: "BuildProgress") -> None:
         """Show how far the build is."""
         now = time.monotonic()
         seconds = max(now - self._start, 1e-3)
@@ -109,7 +111,7 @@ class BuildDisplay:
             + (f" {progress.rejects:,} rejected" if progress.rejects else ""),
         )
 
-    def finish(self, result: BuildResult) -> None:
+    def finish(self, result: "BuildResult") -> None:
         """Say how the build ended, and what is to be warned of."""
         if self._log_json:
             _log({"event": "done", **build_report(result)})
@@ -141,6 +143,10 @@ def print_json(facts: Any) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout; its first column is text, the others are figures."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=Text(title), title_justify="left", box=SIMPLE)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
@@ -149,7 +155,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     Console(highlight=False, soft_wrap=True).print(table)
 
 
-def build_report(result: BuildResult) -> dict[str, Any]:
+def build_report(result: "BuildResult") -> dict[str, Any]:
     """What `--json` says of a finished build."""
     manifest = result.manifest
     done = result.images - result.earlier_images
@@ -180,7 +186,7 @@ def build_report(result: BuildResult) -> dict[str, Any]:
     }
 
 
-def print_build(result: BuildResult, as_json: bool) -> None:
+def print_build(result: "BuildResult", as_json: bool) -> None:
     """The summary of a finished build."""
     if as_json:
         print_json(build_report(result))

@@ -1,7 +1,7 @@
 """`tpufeed info`."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tpufeed.cli.console import reports_errors
-from tpufeed.dataset.manifest import CacheInfo, Manifest, Split
-from tpufeed.dataset.reader import Dataset, open_dataset
+
+if TYPE_CHECKING:
+    from tpufeed.dataset.manifest import CacheInfo, Manifest, Split
+    from tpufeed.dataset.reader import Dataset
 
 _CLASSES_SHOWN = 20
 _PIPE_COLUMNS = 160  # where rich would fold tables at 80
@@ -27,6 +29,8 @@ def info_command(
 
     Example: tpufeed info gs://bucket/flowers
     """
+    from tpufeed.dataset.reader import open_dataset
+
     facts = _facts(open_dataset(url))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
@@ -41,7 +45,7 @@ def info_command(
         console.print(line, markup=False)
 
 
-def _facts(dataset: Dataset) -> dict[str, Any]:
+def _facts(dataset: "Dataset") -> dict[str, Any]:
     manifest = dataset.manifest
     totals = [sum(counts) for counts in zip(*(split.class_counts for split in manifest.splits.values()), strict=False)]
     return {
@@ -63,7 +67,7 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _split_facts(split: Split) -> dict[str, Any]:
+def _split_facts(split: "Split") -> dict[str, Any]:
     sizes = [shard.bytes for variant in split.variants for shard in variant.shards]
     return {
         "images": split.records,
@@ -76,7 +80,7 @@ def _split_facts(split: Split) -> dict[str, Any]:
     }
 
 
-def _cache_facts(manifest: Manifest, cache: CacheInfo) -> dict[str, Any]:
+def _cache_facts(manifest: "Manifest", cache: "CacheInfo") -> dict[str, Any]:
     facts: dict[str, Any] = msgspec.to_builtins(cache)
     return facts | {"source": manifest.options.get("source")}
 

@@ -1,13 +1,15 @@
 """`tpufeed shard`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tpufeed.cli.console import BuildDisplay, parse_policies, print_build, print_json, print_table, reports_errors, warn
-from tpufeed.sharding.build import Preview, preview_shard, shard
-from tpufeed.sharding.options import ShardKeywords
+
+if TYPE_CHECKING:
+    from tpufeed.sharding.build import Preview
+    from tpufeed.sharding.options import ShardKeywords
 
 
 @reports_errors
@@ -80,6 +82,8 @@ def shard_command(
 
     Example: tpufeed shard photos/ gs://bucket/flowers --split train=0.9,val=0.1 --presize 256
     """
+    from tpufeed.sharding.build import preview_shard, shard
+
     chosen: dict[str, Any] = {
         "shard_bytes": shard_size,
         "shards": shards,
@@ -112,7 +116,7 @@ def shard_command(
     print_build(result, as_json)
 
 
-def _print_preview(preview: Preview) -> None:
+def _print_preview(preview: "Preview") -> None:
     rows = [
         (name, f"{split.inputs:,}", str(split.shards), f"{split.bytes / 1e6:,.1f}", _each(split.bytes, split.shards))
         for name, split in preview.splits.items()

@@ -101,6 +101,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ]
         return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
 
+    def draws_seed(self, seed: int) -> int:
+        """The seed that ops over these samples draw with, where the user's is `seed`.
+
+        Over a cache it is another one: ops with the seed of its own ops would draw their very numbers again, and undo
+        each flip in epoch e that variant e was given.
+        """
+        if self.cache is None:
+            return seed
+        salt = hashlib.blake2b(self.cache.fingerprint.encode(), digest_size=8).digest()
+        return seed ^ int.from_bytes(salt, "little")
+
     @property
     def tensor_shape(self) -> tuple[int, int, int] | None:
         """(height, width, channels) of a raw cache's images; None where they are encoded."""

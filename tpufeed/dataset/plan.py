@@ -6,7 +6,7 @@ plan of any size is neither passed around nor read whole by workers.
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -216,10 +216,20 @@ def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, opt
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """What differs between the options of two builds, both as JSON gives them, in words."""
     return [
-        f"{name} is {_say(stored.get(name))} there and {_say(wanted.get(name))} here"
+        f"{place} is {_say(there)} there and {_say(here)} here"
         for name in (*wanted, *sorted(stored.keys() - wanted.keys()))
-        if stored.get(name) != wanted.get(name)
+        for place, there, here in _iter_parts(name, stored.get(name), wanted.get(name))
+        if there != here
     ]
+
+
+def _iter_parts(name: str, stored: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """An option, or each of several ops: a message has no room for all."""
+    if isinstance(stored, list) and isinstance(wanted, list) and any(isinstance(x, dict) for x in (*stored, *wanted)):
+        for number, (there, here) in enumerate(itertools.zip_longest(stored, wanted), 1):
+            yield f"{name}, number {number}," if max(len(stored), len(wanted)) > 1 else name, there, here
+    else:
+        yield name, stored, wanted
 
 
 def _say(value: object) -> str:

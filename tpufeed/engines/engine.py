@@ -5,6 +5,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -76,6 +77,12 @@ class ProgressMeter:
 
 class Engine(Protocol):
     """Runs each task until it has ended well once."""
+
+    def prepare(self, entry: str) -> AbstractContextManager[None]:
+        """Start what will run jobs of this entry, as far as that takes time, while a plan is being made.
+
+        Not needed before `run`. What has not been used is stopped when the context ends.
+        """
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
         """Events as they come; each task is `Done` exactly once. Leaving the iteration early stops the work.

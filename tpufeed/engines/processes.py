@@ -22,6 +22,7 @@ _DEATHS_ALLOWED = 2  # of workers at one task: a killed worker says little of th
 _EXIT_SECONDS = 5.0  # for a worker that has closed its end to be gone, dumping its core perhaps
 _LEAVE_SECONDS = 0.05  # for one that is told to go in mid-task
 _IDLE = -1
+_PREPARED = 8  # workers, at the most: later ones start while the first ones work
 # A worker is a core's worth: libraries that would start a thread a core have to be told, before they are imported.
 _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -31,9 +32,19 @@ class ProcessEngine:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
+        self._prepared: list[_Worker] = []
+
+    @contextmanager
+    def prepare(self, entry: str) -> Iterator[None]:
+        self._prepared = [_Worker(entry) for _ in range(min(self.workers, _PREPARED))]
+        try:
+            yield
+        finally:
+            _stop_all(self._prepared)
+            self._prepared = []
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
-        pool = _Pool(job, tasks)
+        pool = _Pool(job, tasks, self._prepared)
         try:
             while pool.start_waiting(self.workers):
                 for worker, message in pool.receive():
@@ -41,15 +52,15 @@ class ProcessEngine:
                         raise TaskError(f"{task_name(tasks[worker.task_number])}: {message}")
                     yield pool.bury(worker) if message is None else message
         finally:
-            for worker in pool.workers:
-                worker.stop()
+            _stop_all(pool.workers)
 
 
 class _Pool:
     """Worker processes and the tasks that wait for one."""
 
-    def __init__(self, job: Job, tasks: Sequence[Any]) -> None:
+    def __init__(self, job: Job, tasks: Sequence[Any], prepared: "list[_Worker]") -> None:
         self.workers: list[_Worker] = []
+        self._prepared = prepared
         self._job = job
         self._tasks = tasks
         self._waiting = deque(range(len(tasks)))
@@ -60,7 +71,8 @@ class _Pool:
         idle = [worker for worker in self.workers if worker.task_number == _IDLE]
         while self._waiting and (idle or len(self.workers) < most):
             if not idle:
-                idle.append(_Worker(self._job))
+                idle.append(self._prepared.pop() if self._prepared else _Worker(self._job.entry))
+                idle[0].begin(self._job)
                 self.workers += idle
             number = self._waiting.popleft()
             idle.pop().give(number, self._tasks[number])
@@ -96,7 +108,7 @@ class _Pool:
 class _Worker:
     """A worker process, the number of the task that it has, and how far it is with that."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, entry: str) -> None:
         ours, theirs = socket.socketpair()
         environment = _ONE_THREAD | os.environ
         environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
@@ -105,12 +117,15 @@ class _Worker:
         with theirs, _blocked_sigint():
             # -P: the same modules as here, never those that happen to lie in the working folder.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tpufeed.engines.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "tpufeed.engines.worker", str(theirs.fileno()), entry],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,
             )
         self.connection: Connection = Connection(ours.detach())
+
+    def begin(self, job: Job) -> None:
+        """Say what its tasks belong to."""
         with suppress(OSError):  # a worker that is dead already shows as such when it is asked for a message
             self.connection.send(job)
 
@@ -141,6 +156,13 @@ class _Worker:
         self._process.kill()
         code = self._process.wait()
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+
+def _stop_all(workers: "Sequence[_Worker]") -> None:
+    for worker in workers:  # each leaves by itself once its end is closed, and all at the same time
+        worker.connection.close()
+    for worker in workers:
+        worker.stop()
 
 
 @contextmanager

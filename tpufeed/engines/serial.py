@@ -1,6 +1,7 @@
 """Tasks one after the other in this process: for small builds, debugging, and stores that no other process sees."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tpufeed.engines.engine import Done, Event, Job, Progress, failure_message, task_name
@@ -9,6 +10,9 @@ from tpufeed.errors import TaskError
 
 class SerialEngine:
     """An `Engine` without parallelism."""
+
+    def prepare(self, entry: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
         function = job.load()

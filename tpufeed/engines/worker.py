@@ -1,17 +1,24 @@
-"""The entry point of a worker process: `python -m tpufeed.engines.worker DESCRIPTOR`."""
+"""The entry point of a worker process: `python -m tpufeed.engines.worker DESCRIPTOR ENTRY`."""
 
+import importlib
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tpufeed.engines.engine import Done, Job, TaskFunction, failure_message
 
 
-def main(descriptor: int) -> None:
-    """Take a job, then run its tasks as they come, until the launcher's end of the socket closes."""
+def main(descriptor: int, entry: str) -> None:
+    """Take a job, then run its tasks as they come, until the launcher's end of the socket closes.
+
+    The module of `entry` is imported before there is a job, which may be long in coming.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher has blocked it until here
     connection = Connection(descriptor)
+    with suppress(ImportError):  # the job says so when it comes
+        importlib.import_module(entry.partition(":")[0])
     try:
         job, function = _receive_job(connection)
         while True:
@@ -39,4 +46,4 @@ def _receive_job(connection: Connection) -> tuple[Job, TaskFunction]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -99,7 +99,7 @@ def _is_name(text: str) -> bool:
 
 def _check_version(version: object) -> str:
     text = str(version) if isinstance(version, int) and not isinstance(version, bool) else version
-    if not isinstance(text, str) or not 0 < len(text) <= 100 or not text.isprintable():
+    if not isinstance(text, str) or not 0 < len(text) <= 100 or not text.isprintable() or text != text.strip():
         raise OptionError(f"Custom: a version is a short text, like '2', not {shown(version)}")
     return text
 

@@ -76,9 +76,10 @@ def shard(
     def make_plan(path: Path) -> None:
         write_shard_plan(path, source.url, destination, checked, freed_bytes)
 
-    plan, joined = join_or_begin(destination, KIND, source.url, checked.to_dict(), make_plan, overwrite)
-    job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images))
-    return run_build(Build(destination, plan, job, engine, budget, joined), listener)
+    with engine.prepare(ENTRY):
+        plan, joined = join_or_begin(destination, KIND, source.url, checked.to_dict(), make_plan, overwrite)
+        job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images))
+        return run_build(Build(destination, plan, job, engine, budget, joined), listener)
 
 
 def write_shard_plan(path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int = 0) -> None:
