@@ -1,7 +1,8 @@
-"""What planning a million inputs takes: `tpufeed shard` from listing to the stored plan, in a process of its own.
+"""What sharding takes in memory: planning a million inputs, and the largest process of a build.
 
-The source is a folder of so many files of one byte in a thousand class folders, made in `--work` (default: /dev/shm
-where there is one): a real listing, with a stat of every file.
+Planning goes from listing to the stored plan, in a process of its own. Its source is a folder of so many files of one
+byte in a thousand class folders, made in `--work` (default: /dev/shm where there is one): a real listing, a stat of
+every file. The builds are whole commands over photos of 90 KB and of 3000x2000.
 
     python benchmarks/bench_plan.py [--inputs 1000000] [--save]
 """
@@ -14,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
 
 CLASSES = 1000
 
@@ -35,6 +36,19 @@ print(json.dumps({"seconds": seconds, "peak_mb": peak / 1e3, "tasks": len(plan.t
 """
 
 
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3)
+"""
+BUILDS = {
+    "photos of 90 KB, --check header": ((375, 500), 4000, ("--check", "header")),
+    "photos of 90 KB, full check": ((375, 500), 4000, ()),
+    "3000x2000, --presize 256": ((2000, 3000), 60, ("--presize", "256")),
+    "3000x2000, --encode png": ((2000, 3000), 60, ("--encode", "png")),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1_000_000)
@@ -49,9 +63,15 @@ def main() -> None:
             made = found[str(inputs)] = plan(Path(folder), inputs)
         rows.append([f"{inputs:,}", f"{made['seconds']:.1f}", f"{made['peak_mb']:,.0f}", f"{made['tasks']:,}"])
     print_table("from listing to the stored plan", ["inputs", "seconds", "peak MB", "shards"], rows)
+    builds = {}
+    for name, (size, photos, flags) in BUILDS.items():
+        with tempfile.TemporaryDirectory(prefix="tpufeed-plan-", dir=options.work) as folder:
+            builds[name] = build(Path(folder), size, photos, flags)
+    build_rows = [[name, f"{peak:,.0f}"] for name, peak in builds.items()]
+    print_table("the largest process of a build", ["build", "peak MB"], build_rows)
     print(describe(machine()))
     if options.save:
-        print(write_result("plan", {"runs": found}))
+        print(write_result("plan", {"runs": found, "build_process_mb": builds}))
 
 
 def plan(work: Path, inputs: int) -> dict[str, float]:
@@ -66,6 +86,16 @@ def plan(work: Path, inputs: int) -> dict[str, float]:
     command = [sys.executable, "-c", PLAN, str(work / "source"), str(work / "out")]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
+
+
+def build(work: Path, size: tuple[int, int], photos: int, flags: tuple[str, ...]) -> float:
+    """Peak MB of the largest process, launcher or worker, of `tpufeed shard`."""
+    from make_photos import make_photos
+
+    make_photos(work / "photos", photos, size=size)
+    tpufeed = str(Path(sys.executable).with_name("tpufeed"))
+    command = [sys.executable, "-c", MEASURE, tpufeed, "shard", str(work / "photos"), str(work / "out"), *flags]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ is measured; what `tpufeed` takes is that of the whole command, start of Python,
 
 import argparse
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -183,11 +182,9 @@ def report(tables: dict[str, dict[str, list[float | None]]], options: argparse.N
             spread = [figure(edge(known) if known else None, 0) for edge in (min, max)]
             rows.append([name, figure(median, 0), *spread, figure(ratio, 2)])
         print_table(f"{table}, photos of 90 KB", ["way", "img/s", "lowest", "highest", "to the first"], rows)
-    worker_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
-    print(f"the largest process of all: {worker_mb:,.0f} MB")
     print(describe(machine()))
     if options.save:
-        result = {"photos": options.photos, "images_per_second": tables, "medians": medians, "process_mb": worker_mb}
+        result = {"photos": options.photos, "images_per_second": tables, "medians": medians}
         print(write_result("shard", result))
 
 

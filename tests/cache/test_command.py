@@ -1,79 +1,38 @@
-"""`tpufeed cache warmup` and `python -m tpufeed.cache warmup`, killed and in other processes; the fingerprint."""
+"""`tpufeed cache warmup` and `python -m tpufeed.cache warmup`: the same flags and results, as text and as JSON."""
 
+import json
 import os
-import random
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.cache.plan import CacheOptions
+from tpufeed.cache.build import preview_warmup
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DatasetNotFoundError
-from tpufeed.images.ops import HorizontalFlip, RandomResizedCrop
+from tpufeed.errors import OpError
+from tpufeed.images.ops import CenterCrop, GaussianBlur, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, to_dict
 
 TPUFEED = [str(Path(sys.executable).with_name("tpufeed")), "cache", "warmup"]
 MODULE = [sys.executable, "-m", "tpufeed.cache", "warmup"]
 FLAGS = ["--size", "64", "--variants", "3", "--shard-size", "40KB"]
 OPTIONS = {"size": 64, "variants": 3, "shard_bytes": "40KB"}
-DIGEST = "0123456789abcdef0123456789abcdef"
 
 
 def run(command, *arguments, **environment):
-    return subprocess.run(
+    done = subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, check=False, env={**os.environ, **environment}
     )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
 
 
 @pytest.fixture(scope="module")
 def undisturbed(source, tmp_path_factory):
     return warmup(source, tmp_path_factory.mktemp("command") / "cache", workers=1, **OPTIONS)
-
-
-def start_and_kill(source, folder, reports, whole_group):
-    """SIGKILL once so many reports are there; the fault has fired where it returns True."""
-    process = subprocess.Popen(
-        [*TPUFEED, source, str(folder), *FLAGS, "--workers", "2"],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    while process.poll() is None and len(list(folder.glob("_tpufeed/reports/*.json"))) < reports:
-        time.sleep(0.001)
-    if whole_group:
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    killed = process.wait() == -signal.SIGKILL and (folder / "_tpufeed/plan.jsonl").exists()
-    return killed and not (folder / "manifest.json").exists()
-
-
-@pytest.mark.parametrize("seed", [21, 22])
-def test_killed_anywhere_and_run_again_it_ends_with_the_same_bytes(seed, source, undisturbed, bytes_of, tmp_path):
-    rng = random.Random(seed)
-    tasks = len(list(Path(undisturbed.url).glob("_tpufeed/reports/*.json")))
-    for attempt in range(20):
-        folder, reports, whole_group = tmp_path / f"{attempt}", rng.randrange(1, tasks), rng.random() < 0.5
-        print(f"seed {seed}, attempt {attempt}: killed at {reports} of {tasks} reports, {whole_group=}")
-        if start_and_kill(source, folder, reports, whole_group):
-            break
-    else:
-        pytest.fail("no build was killed before its end")
-    with pytest.raises(DatasetNotFoundError):
-        open_dataset(folder)
-    done = run(TPUFEED, source, folder, *FLAGS)
-    assert done.returncode == 0, done.stderr
-    assert "done by an earlier run" in done.stdout
-    assert bytes_of(folder) == bytes_of(undisturbed.url)
-    assert open_dataset(folder).content_digest == undisturbed.manifest.content_digest
-    assert tpufeed.verify(folder).records == 3 * 60
-    assert not (folder / "_tpufeed/tmp").exists()
 
 
 def test_both_commands_do_the_same(source, undisturbed, bytes_of, tmp_path):
@@ -95,55 +54,135 @@ def test_both_commands_take_the_same_options():
     assert "cache warmup [OPTIONS]" in helps[0].stdout
 
 
-def test_flags_and_arguments_make_the_same_cache(source, tmp_path):
-    done = run(TPUFEED, source, tmp_path / "cli", "--size", 24, "--encode", "jpeg", "--seed", 9, "--workers", 2)
+@pytest.mark.parametrize("kind", ["dataset", "raw images"])
+def test_every_flag_reaches_the_manifest(kind, source, photo_folder, tmp_path):
+    (tmp_path / "classes.txt").write_text("\n".join(("cat", "astronaut", "coffee", "rocket", "camera", "no one")))
+    ops = ["Resize(40)", "RandomResizedCrop(size=24, scale=(0.3, 1.0))", "GaussianBlur(3)"]
+    flags = ["--final", "RandomCrop(20)", "--final", "HorizontalFlip", "--variants", 2, "--encode", "webp"]
+    flags += ["--quality", 70, "--seed", 9, "--shard-size", "30KB", "--max-rejects", "3%", "--workers", 1]
+    for op in ops:
+        flags += ["--op", op]
+    keywords = {
+        "ops": [Resize(40), RandomResizedCrop(24, scale=(0.3, 1.0)), GaussianBlur(3)],
+        "final": [RandomCrop(20), HorizontalFlip()],
+        "variants": 2,
+        "encode": "webp",
+        "quality": 70,
+        "seed": 9,
+        "shard_bytes": 30_000,
+    }
+    stored = {**keywords, **{name: [to_dict(op) for op in keywords[name]] for name in ("ops", "final")}}
+    if kind == "raw images":
+        source = photo_folder
+        flags += ["--split", "train=0.7,val=0.3", "--label", "auto", "--classes", tmp_path / "classes.txt"]
+        flags += ["--max-pixels", 10**6, "--min-side", 8, "--policy", "alpha=black", "--policy", "exif=ignore"]
+        chosen = {"label": "auto", "max_pixels": 10**6, "min_side": 8}
+        keywords |= chosen | {"policy": {"alpha": "black", "exif": "ignore"}, "split": {"train": 0.7, "val": 0.3}}
+        keywords |= {"classes": ["cat", "astronaut", "coffee", "rocket", "camera", "no one"]}
+        stored |= chosen | {"alpha": "black", "exif": "ignore", "split": [["train", 0.7], ["val", 0.3]]}
+        stored |= {"classes": keywords["classes"]}
+    done = run(TPUFEED, source, tmp_path / "cli", *flags)
     assert done.returncode == 0, done.stderr
-    built = warmup(source, tmp_path / "api", size=24, encode="jpeg", seed=9, workers=1)
-    assert open_dataset(tmp_path / "cli").content_digest == built.manifest.content_digest
-    assert open_dataset(tmp_path / "cli").manifest.cache.fingerprint == built.manifest.cache.fingerprint
+    built = warmup(source, tmp_path / "api", workers=1, **keywords)
+    manifest = open_dataset(tmp_path / "cli").manifest
+    stored = json.loads(json.dumps(stored))
+    assert {name: manifest.options[name] for name in stored} == stored
+    assert manifest.cache == built.manifest.cache
+    assert manifest.content_digest == built.manifest.content_digest
+    assert (manifest.cache.encode, manifest.cache.seed, manifest.cache.variants) == ("webp", 9, 2)
 
 
-@pytest.mark.parametrize(
-    ("options", "fingerprint"),
-    [
-        (CacheOptions((RandomResizedCrop(size=224), HorizontalFlip())), "56c244d085b0135c01393d8545315885"),
-        (
-            CacheOptions((RandomResizedCrop(size=224), HorizontalFlip()), 4, "jpeg", 7, 64 * 10**6),
-            "9b7635e0e9c35ae14ca134785b42302d",
-        ),
-    ],
-)
-def test_fingerprints_are_those_of_the_first_release(options, fingerprint):
-    """Literals: where they change, every cache that users have is orphaned."""
-    assert options.fingerprint(DIGEST) == fingerprint
-
-
-def test_everything_that_changes_bytes_changes_the_fingerprint():
-    crop, flip = RandomResizedCrop(size=224), HorizontalFlip()
-    different = [
-        CacheOptions((crop, flip)),
-        CacheOptions((flip, crop)),
-        CacheOptions((crop,)),
-        CacheOptions((RandomResizedCrop(size=225), flip)),
-        CacheOptions((RandomResizedCrop(size=224, scale=(0.09, 1.0)), flip)),
-        CacheOptions((crop, HorizontalFlip(0.25))),
-        CacheOptions((crop, flip), variants=2),
-        CacheOptions((crop, flip), encode="jpeg"),
-        CacheOptions((crop, flip), encode="jpeg", quality=91),
-        CacheOptions((crop, flip), seed=1),
-        CacheOptions((crop, flip), shard_bytes=10**6),
+def test_flags_for_tables(photo_folder, tmp_path):
+    rows = ["where,what,part"]
+    rows += [
+        f"{path},{path.parent.name},{'val' if n % 5 else 'train'}"
+        for n, path in enumerate(photo_folder.glob("*/*.jpg"))
     ]
-    found = [options.fingerprint(DIGEST) for options in different]
-    assert len({*found, different[0].fingerprint("f" * 32)}) == len(different) + 1
-    assert CacheOptions((crop, flip), quality=91).fingerprint(DIGEST) == found[0]  # raw pixels know no quality
-
-
-def test_a_fingerprint_is_the_same_in_every_process():
-    program = (
-        "from tpufeed.cache.plan import CacheOptions\n"
-        "from tpufeed.images.ops import HorizontalFlip, RandomResizedCrop\n"
-        f"print(CacheOptions((RandomResizedCrop(size=224), HorizontalFlip())).fingerprint({DIGEST!r}))"
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    done = run(
+        *(TPUFEED, tmp_path / "t.csv", tmp_path / "c", "--size", 24),
+        *("--image", "where", "--label", "what", "--split-by", "part", "--workers", 1),
     )
-    found = [run([sys.executable], "-c", program, PYTHONHASHSEED=seed).stdout.strip() for seed in ("0", "1", "4711")]
-    expected = CacheOptions((RandomResizedCrop(size=224), HorizontalFlip())).fingerprint(DIGEST)
-    assert found == [expected] * 3
+    assert done.returncode == 0, done.stderr
+    manifest = open_dataset(tmp_path / "c").manifest
+    assert (manifest.options["image"], manifest.options["label"], manifest.options["split_by"]) == (
+        "where",
+        "what",
+        "part",
+    )
+    assert set(manifest.splits) == {"train", "val"}
+    assert "cat" in manifest.class_names
+
+
+def test_ways_out_on_the_command_line(source, tmp_path):
+    assert run(TPUFEED, source, tmp_path / "c", "--size", 24).returncode == 0
+    refused = run(TPUFEED, source, tmp_path / "c", "--size", 32)
+    assert refused.returncode == 2
+    assert re.fullmatch(
+        r"error: .* already holds another cache: ops, number 1, .*--overwrite.*--new-dir.*\n", refused.stderr
+    )
+    beside = run(TPUFEED, source, tmp_path / "c", "--size", 32, "--new-dir", "--json")
+    assert json.loads(beside.stdout)["url"].startswith(f"{tmp_path / 'c'}-")
+    over = run(TPUFEED, source, tmp_path / "c", "--size", 32, "--overwrite", "--json")
+    assert json.loads(over.stdout)["content_digest"] == json.loads(beside.stdout)["content_digest"]
+    both = run(TPUFEED, source, tmp_path / "c", "--size", 32, "--overwrite", "--new-dir")
+    assert (both.returncode, "not both" in both.stderr) == (2, True)
+    assert run(TPUFEED, source, tmp_path / "c", "--size", 32, "--op", "Resize(3)").returncode == 2
+
+
+def test_json_and_log_json(source, undisturbed, tmp_path):
+    done = run(TPUFEED, source, tmp_path / "c", *FLAGS, "--json", "--log-json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["images"] == undisturbed.images
+    assert report["content_digest"] == undisturbed.manifest.content_digest
+    assert report["splits"]["train"]["variants"] == 3
+    assert report["stored"] == {"raw, augmented": 60}
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {"progress", "done"} >= {event["event"] for event in events}
+    assert events[-1] == {"event": "done", **report}
+    refused = run(TPUFEED, source, tmp_path / "c", "--size", 9, "--log-json")
+    (event,) = map(json.loads, refused.stderr.splitlines())
+    assert (refused.returncode, event["event"], event["type"]) == (2, "error", "DatasetExistsError")
+
+
+def state_of(folder):
+    return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("encode", ["raw", "jpeg", "png", "webp"])
+@pytest.mark.parametrize("kind", ["dataset", "raw images"])
+def test_a_preview_changes_nothing_and_comes_near(kind, encode, source, photo_folder, tmp_path):
+    url = source if kind == "dataset" else photo_folder
+    before = state_of(Path(url)), state_of(tmp_path)
+    options = {"size": 48, "variants": 2, "encode": encode, "shard_bytes": "40KB"}
+    foretold = preview_warmup(url, tmp_path / "c", workers=1, **options)
+    assert (state_of(Path(url)), state_of(tmp_path)) == before
+    done = warmup(url, tmp_path / "c", workers=1, **options)
+    splits = done.manifest.splits
+    assert foretold.samples == {name: split.records for name, split in splits.items()}
+    assert foretold.shards == {name: 2 * len(split.variants[0].shards) for name, split in splits.items()}
+    assert foretold.bytes == pytest.approx(done.bytes, rel=0.15)
+    assert foretold.fingerprint == done.manifest.cache.fingerprint
+    assert (foretold.variants, foretold.probed) == (2, 16)
+    assert foretold.seconds > 0
+
+
+def test_dry_run(source, undisturbed, tmp_path):
+    before = state_of(tmp_path)
+    done = run(TPUFEED, source, tmp_path / "c", *FLAGS, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.endswith("nothing was changed\n")
+    assert f"fingerprint: {undisturbed.manifest.cache.fingerprint}\n" in done.stdout
+    foretold = json.loads(run(MODULE, source, tmp_path / "c", *FLAGS, "--dry-run", "--json").stdout)
+    assert foretold["bytes"] == pytest.approx(undisturbed.bytes, rel=0.1)
+    assert foretold["samples"] == {"train": 50, "val": 10}
+    assert run(TPUFEED, source, tmp_path / "c", "--op", "HorizontalFlip", "--dry-run").returncode == 2
+    assert state_of(tmp_path) == before
+
+
+def test_a_preview_tries_the_ops(source, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    with pytest.raises(OpError, match=r"\(sample \d+\): .*augmentations:raises"):
+        preview_warmup(source, tmp_path / "c", ops=[CenterCrop(9), tpufeed.images.Custom("augmentations:raises")])

@@ -92,10 +92,11 @@ def warmup(  # noqa: PLR0913  # the public face
             header = msgspec.structs.replace(planning.header, splits=measured.shards)
             write_plan(path, header, planning.iter_tasks(measured.shards))
 
-    plan, joined = join_or_begin(destination, KIND, source.url, identity, make_plan, overwrite)
-    job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked))
-    info = checked.cache_info(plan.header.input_digest, identity, size)
-    return run_build(Build(destination, plan, job, chosen, budget, joined, info), listener)
+    with chosen.prepare(ENTRY):
+        plan, joined = join_or_begin(destination, KIND, source.url, identity, make_plan, overwrite)
+        job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked))
+        info = checked.cache_info(plan.header.input_digest, identity, size)
+        return run_build(Build(destination, plan, job, chosen, budget, joined, info), listener)
 
 
 @dataclass(frozen=True, slots=True)

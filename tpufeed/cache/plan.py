@@ -97,8 +97,8 @@ class CacheOptions:
         """What the manifest says of the cache; `identity` as for `fingerprint`."""
         return CacheInfo(
             source_digest=source_digest,
-            ops=tuple(to_dict(op) for op in self.ops),
-            final=tuple(to_dict(op) for op in self.final),
+            ops=tuple(identity["ops"]),  # as a reader of the manifest sees them: lists in place of tuples
+            final=tuple(identity["final"]),
             encode=self.encode,
             shape=(*size, 3),
             dtype="uint8",

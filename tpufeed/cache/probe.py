@@ -17,7 +17,7 @@ from tpufeed.images.determinism import check_deterministic
 from tpufeed.images.pipeline import Pipeline
 
 _PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
-_PROBED_SECONDS = 5.0  # an op may take seconds an image
+_PROBED_SECONDS = 1.0  # an op may take seconds an image
 
 
 @dataclass(frozen=True, slots=True)

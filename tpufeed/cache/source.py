@@ -59,11 +59,12 @@ class DatasetSource:
         layout, names = record_layout(features), fixed_ints(features)
         shape = self.dataset.manifest.tensor_shape
         keys = {feature.name: feature.key for feature in features[1:]}
-        kept = {feature.name for feature in header.features} - set(fixed_ints(header.features))
+        ours = fixed_ints(header.features)
+        kept = [f.name for f in header.features[1:] if f.name in keys and f.name not in ours]  # in the schema's order
         for number, payload in self._iter_payloads(task.split, task.first, task.stop):
             image, values = layout.decode(payload)
             stored = decode_example(payload)
-            rest = {name: stored[key] for name, key in keys.items() if name in kept and key in stored}
+            rest = {name: stored[keys[name]] for name in kept if keys[name] in stored}
             label = dict(zip(names, values, strict=True)).get(LABEL)
             pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
             yield Sample(number, _text(rest.get(FILENAME)) or f"sample {number}", pixels, label, rest)

@@ -71,6 +71,7 @@ class _Made:
 def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engine.ProgressMeter) -> _Made:
     header, options = context.header, context.options
     layout, int_names = record_layout(header.features), fixed_ints(header.features)
+    image_format = {FORMAT: Feature("bytes", (options.encode.encode(),))}
     counts, rejects, odd, done = [0] * len(header.class_names), list[Reject](), Counter[str](), 0
     with ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
@@ -80,7 +81,7 @@ def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engi
                 rejects.append(sample)
                 meter.add(rejects=len(paths))
                 continue
-            rest = {**sample.rest, FORMAT: Feature("bytes", (options.encode.encode(),))}
+            rest = {**image_format, **sample.rest, **image_format}  # first, as in the schema
             for writer, pixels in zip(writers, variants, strict=True):
                 ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
                 data = encode_pixels(pixels, options)
@@ -114,6 +115,8 @@ def iter_augmented(
 class Augmenter:
     """The variants of a sample, from one decoding; `seed` is the source's `draws_seed`. Not for several threads.
 
+    All come out equal in size, into memory that the next call overwrites: fresh memory costs more than the default ops.
+
     Raises:
         ImageError: the image does not decode.
         OpError: an op failed; names the sample.
@@ -123,17 +126,21 @@ class Augmenter:
         self._pipeline = Pipeline(options.ops, seed)
         self._variants = options.variants
         self._scratch = np.empty(0, np.uint8)
+        self._outs: Sequence[Pixels | None] = [None] * options.variants
         self._block, self._draws = -1, list[DrawnBatch]()
 
     def __call__(self, sample: Sample) -> list[Pixels]:
         draws = self._draw(sample.number)
         try:
             if isinstance(sample.image, np.ndarray):
-                return [self._pipeline.run(sample.image, drawn) for drawn in draws]
-            image = memoryview(sample.image)
-            return self._pipeline.run_variants(image, draws, [None] * self._variants, self._memory)
+                made = [self._pipeline.run(sample.image, *each) for each in zip(draws, self._outs, strict=True)]
+            else:
+                made = self._pipeline.run_variants(memoryview(sample.image), draws, self._outs, self._memory)
         except OpError as error:
             raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
+        if self._outs[0] is None:
+            self._outs = [np.empty(pixels.shape, np.uint8) for pixels in made]
+        return made
 
     def _draw(self, sample: int) -> list[list[Draws]]:
         """Random numbers come in blocks: one call a block and variant rather than one a sample."""

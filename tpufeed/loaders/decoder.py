@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tpufeed.dataset.reader import Dataset, Reader
-from tpufeed.errors import ImageError, OptionError, RecordError
+from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import Draws, Op, from_dict
 from tpufeed.images.pipeline import Pipeline
@@ -107,6 +107,7 @@ def decode_samples(
     Raises:
         RecordError: one is damaged, or its image does not decode; names shard and record, and where the framing is
             damaged the byte.
+        OpError: one of the ops failed; names shard and record.
         ShardError: a shard is not the manifest's.
     """
     copy = None if outs is None else decoder.copier(reader.layout, outs)
@@ -121,6 +122,10 @@ def decode_samples(
                 pixels.append(decoder.decode(image, [op[row] for op in draws]).copy())
             elif copy is None or not reader.layout.is_fixed(payload):
                 decoder.decode(image, [op[row] for op in draws], outs[row])
+        except OptionError:  # a function that cannot be imported is no damage of the record
+            raise
+        except OpError as error:
+            raise OpError(f"{reader.place(*places[row])}: {error}") from error
         except (ImageError, RecordError, ValueError) as error:
             raise RecordError(f"{reader.place(*places[row])}: {error}") from error
     return Decoded(pixels if outs is None else list(outs), ints, payloads)

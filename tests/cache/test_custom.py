@@ -1,0 +1,174 @@
+"""Functions of the user's as ops: run in every worker; what is wrong with one is said before anything is written."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.cache import warmup
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.engines.processes import ProcessEngine
+from tpufeed.engines.serial import SerialEngine
+from tpufeed.errors import OpError, OptionError, TaskError
+from tpufeed.images.ops import CenterCrop, Custom
+
+SIDE = 32
+CROP = f"CenterCrop({SIDE})"
+MODULE = Path(__file__).with_name("augmentations.py")
+COMMANDS = {
+    "tpufeed": [str(Path(sys.executable).with_name("tpufeed")), "cache", "warmup"],
+    "module": [sys.executable, "-m", "tpufeed.cache", "warmup"],
+}
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A folder with my_ops.py in it."""
+    shutil.copy(MODULE, tmp_path / "my_ops.py")
+    return tmp_path
+
+
+def run(command, folder, *arguments):
+    done = subprocess.run(
+        [*COMMANDS[command], *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_workers_import_it_from_the_current_folder(command, source, here, bytes_of):
+    flags = ("--op", CROP, "--op", "my_ops:heavy@2", "--variants", 2, "--shard-size", "40KB")
+    done = run(command, here, source, "c", *flags, "--workers", 2)
+    assert done.returncode == 0, done.stderr
+    (_, op) = open_dataset(here / "c").manifest.cache.ops
+    assert op == {"op": "Custom", "version": "2", "target": "my_ops:heavy"}
+    assert run(command, here, source, "one", *flags, "--workers", 1).returncode == 0
+    assert bytes_of(here / "c") == bytes_of(here / "one")
+    assert "complete already" in run(command, here, source, "c", *flags).stdout
+    other = run(command, here, source, "c", "--op", CROP, "--op", "my_ops:heavy@3", *flags[4:])
+    assert other.returncode == 2
+    assert '"version":"2"' in other.stderr
+    assert '"version":"3"' in other.stderr
+
+
+BAD = {
+    "my_ops:raises": (1, r"'my_ops:raises'.* raised KeyError: 'no such colour'"),
+    "my_ops:smaller": (1, r"'my_ops:smaller'.* returned the shape \(31, 32, 3\) for \(32, 32, 3\): leave the size"),
+    "my_ops:floats": (1, r"'my_ops:floats'.* returned pixels of float64, not uint8: return image.clip"),
+    "my_ops:mirrored": (1, r"'my_ops:mirrored'.* not C-contiguous: return np.ascontiguousarray"),
+    "my_ops:unseeded": (1, r"'my_ops:unseeded'.* is not deterministic: .* Take all of them from the Generator"),
+    "my_ops:counting": (1, r"'my_ops:counting'.* is not deterministic"),
+    "my_ops:missing": (2, r"there is no missing in .*my_ops"),
+    "no_such_module:heavy": (
+        2,
+        r"importing no_such_module for no_such_module:heavy raised ModuleNotFoundError.*PYTHONPATH",
+    ),
+    "lambda image, rng: image": (2, r"op 'lambda image, rng: image': "),
+}
+
+
+@pytest.mark.parametrize("place", ["--op", "--final"])
+@pytest.mark.parametrize("target", BAD)
+def test_what_is_wrong_is_said_at_the_probe(target, place, source, here, monkeypatch, capsys):
+    """In this process, as nothing gets as far as a worker; it names the op, the sample and the way out."""
+    from typer.testing import CliRunner
+
+    from tpufeed.cli.app import app
+
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(str(here))
+    code, message = BAD[target]
+    before = sorted(here.iterdir())
+    done = CliRunner().invoke(app, ["cache", "warmup", str(source), "c", "--op", CROP, place, target, "--workers", "2"])
+    said = capsys.readouterr().err + done.stderr
+    assert done.exit_code == code, said
+    assert re.search(message, said), said
+    if code == 1:
+        assert re.search(r"error: (cat|coffee|astronaut)/\d+\.(jpg|png) \(sample \d+\): ", said), said
+    assert [path for path in sorted(here.iterdir()) if path.name != "__pycache__"] == before
+    sys.modules.pop("my_ops", None)
+    from tpufeed.images import custom
+
+    custom._load.cache_clear()
+
+
+def test_a_lambda_or_a_local_function_is_refused_as_it_is_given():
+    for function in (lambda image, _rng: image, np.random.default_rng().random):
+        with pytest.raises(OptionError, match="put it, by `def` and under a name of its own, into a module"):
+            Custom(function)
+
+
+@pytest.fixture
+def importable(here, monkeypatch):
+    """my_ops with a limit that no image but a few bright ones passes."""
+    monkeypatch.syspath_prepend(str(here))
+    yield here
+    sys.modules.pop("my_ops", None)
+    from tpufeed.images import custom
+
+    custom._load.cache_clear()
+
+
+@pytest.mark.parametrize("engine", [SerialEngine(), ProcessEngine(2)], ids=["serial", "processes"])
+def test_one_that_fails_late_is_an_error_that_names_op_and_sample(engine, source, importable):
+    images = [image for split in ("train", "val") for image in middles(source, split)]
+    probed, others = images[:16], images[16:]
+    limit = max(pixels.mean() for _, pixels in probed)
+    bright = [name for name, pixels in others if pixels.mean() > limit]
+    assert bright
+    (importable / "my_ops.py").write_text(MODULE.read_text().replace("LIMIT = 1000", f"LIMIT = {float(limit)!r}"))
+    with pytest.raises(TaskError) as caught:
+        warmup(
+            source, importable / "c", ops=[CenterCrop(SIDE), Custom("my_ops:late")], engine=engine, shard_bytes="40KB"
+        )
+    said = str(caught.value)
+    found = re.search(
+        r"-v0-\d+-of-\d+\.tfrecord: (\S+) \(sample \d+\): .*'my_ops:late'.* raised ValueError: too bright", said
+    )
+    assert found, said
+    assert found[1] in bright
+    assert not (importable / "c/manifest.json").exists()
+    (importable / "my_ops.py").write_text(MODULE.read_text())
+    if isinstance(engine, ProcessEngine):  # mended, the same call goes on; this process has imported the old one
+        done = warmup(
+            source, importable / "c", ops=[CenterCrop(SIDE), Custom("my_ops:late")], engine=engine, shard_bytes="40KB"
+        )
+        assert done.images == len(images)
+
+
+def middles(url, split):
+    dataset = open_dataset(url)
+    from tpufeed.images.decoding import decode
+
+    for found in dataset.iter_examples(split):
+        pixels = decode(found["image/encoded"].values[0])
+        top, left = (pixels.shape[0] - SIDE) // 2, (pixels.shape[1] - SIDE) // 2
+        yield bytes(found["image/filename"].values[0]).decode(), pixels[top : top + SIDE, left : left + SIDE]
+
+
+def test_any_engine_makes_the_same_cache(source, importable, bytes_of):
+    options = {"ops": [CenterCrop(SIDE), Custom("my_ops:heavy")], "variants": 2, "shard_bytes": "40KB"}
+    serial = warmup(source, importable / "serial", engine=SerialEngine(), **options)
+    processes = warmup(source, importable / "processes", engine=ProcessEngine(3), **options)
+    assert bytes_of(serial.url) == bytes_of(processes.url)
+    assert tpufeed.verify(serial.url).records == serial.images
+
+
+def test_a_failed_probe_keeps_what_stands(source, importable):
+    done = warmup(source, importable / "c", size=SIDE, workers=1)
+    before = {path: path.stat().st_mtime_ns for path in Path(done.url).rglob("*") if path.is_file()}
+    with pytest.raises(OpError):
+        warmup(source, done.url, ops=[CenterCrop(SIDE), Custom("my_ops:raises")], workers=1, overwrite=True)
+    assert {path: path.stat().st_mtime_ns for path in Path(done.url).rglob("*") if path.is_file()} == before

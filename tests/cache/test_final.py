@@ -1,0 +1,117 @@
+"""`final` ops: recorded in the cache, applied by every loader without being told, fresh in every epoch."""
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.cache import warmup
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, from_dict
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.loaders.torchhost import TFRecordImages
+
+SIDE, LARGE = 24, 32
+FINAL = [RandomCrop(SIDE), HorizontalFlip()]
+
+
+@pytest.fixture(scope="module")
+def cached(source, tmp_path_factory):
+    """Two variants of 32 pixels, for crops of 24."""
+    url = tmp_path_factory.mktemp("final") / "cache"
+    return warmup(source, url, ops=[RandomResizedCrop(LARGE)], final=FINAL, variants=2, workers=1)
+
+
+def pixels_of(url, variant, split="train"):
+    dataset = open_dataset(url)
+    shape = dataset.manifest.tensor_shape
+    found = [example["image/tensor"].values[0] for example in dataset.iter_examples(split, variant)]
+    return [np.frombuffer(data, np.uint8).reshape(shape) for data in found]
+
+
+def numpy_epochs(url, count):
+    with tpufeed.numpy_loader(url, columns=["image", "sample"], shuffle=False, batch_size=5, remainder="pad") as loader:
+        for _ in range(count):
+            yield {int(i): image.copy() for images, ids, _ in loader for i, image in zip(ids, images, strict=True)}
+
+
+def tf_epochs(url, count):
+    loader = tpufeed.tf_dataset(url, columns=["image", "sample"], shuffle=False, batch_size=5, remainder="pad")
+    for _ in range(count):
+        yield {int(i): image for batch in loader for i, image in zip(batch[1].numpy(), batch[0].numpy(), strict=True)}
+
+
+def torch_epochs(url, count):
+    images = TFRecordImages(url)
+    for epoch in range(count):
+        images.set_epoch(epoch)
+        yield {i: images[i][0].numpy() for i in range(len(images))}
+
+
+LOADERS = {"numpy_loader": numpy_epochs, "tf_dataset": tf_epochs, "TFRecordImages": torch_epochs}
+
+
+def test_the_manifest_records_them(cached, source):
+    info = open_dataset(cached.url).manifest.cache
+    assert [from_dict(op) for op in info.final] == FINAL
+    assert info.shape == (LARGE, LARGE, 3)
+    assert [op["op"] for op in open_dataset(cached.url).manifest.options["final"]] == ["RandomCrop", "HorizontalFlip"]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_loaders_apply_them_afresh_in_every_epoch(loader, cached):
+    stored = [pixels_of(cached.url, variant) for variant in range(2)]
+    draws_seed = cached.manifest.draws_seed(0)
+    seen = []
+    for epoch, images in enumerate(LOADERS[loader](cached.url, 4)):
+        pipeline = Pipeline(FINAL, draws_seed)
+        for sample, image in images.items():
+            assert image.shape == (SIDE, SIDE, 3)
+            draws = [op[0] for op in pipeline.draw(epoch, np.array([sample]))]
+            assert np.array_equal(image, pipeline.run(stored[epoch % 2][sample], draws)), (epoch, sample)
+        assert sorted(images) == list(range(len(stored[0])))
+        seen.append(images)
+    for one, other in ((0, 1), (0, 2), (1, 3)):  # epochs 0 and 2 read the same variant
+        same = [np.array_equal(seen[one][sample], seen[other][sample]) for sample in seen[one]]
+        assert sum(same) < len(same) / 10
+
+
+def test_ops_that_a_loader_is_given_take_their_place(cached):
+    with tpufeed.numpy_loader(cached.url, "val", ops=[CenterCrop(SIDE)], shuffle=False, batch_size=1) as loader:
+        for (image, _), whole in zip(loader, pixels_of(cached.url, 0, "val"), strict=True):
+            assert np.array_equal(image[0], whole[4:28, 4:28])
+
+
+@pytest.mark.parametrize("encode", ["jpeg", "png"])
+def test_they_apply_to_encoded_images_too(encode, source, tmp_path):
+    done = warmup(source, tmp_path / "c", ops=[Resize((LARGE, LARGE))], final=FINAL, encode=encode, workers=1)
+    for images in numpy_epochs(done.url, 2):
+        assert {image.shape for image in images.values()} == {(SIDE, SIDE, 3)}
+
+
+def test_a_final_flip_does_not_undo_the_one_in_the_cache(source, tmp_path):
+    """With the same seed and place among its ops it would draw the same number, and turn every image back."""
+    ops = [HorizontalFlip(), CenterCrop((40, 50))]
+    done = warmup(source, tmp_path / "c", ops=ops, final=[HorizontalFlip()], workers=1)
+    plain = pixels_of(warmup(source, tmp_path / "plain", ops=ops[1:], workers=1).url, 0)
+    (images,) = numpy_epochs(done.url, 1)
+    same = [np.abs(images[sample].astype(int) - plain[sample]).mean() < 1 for sample in images]
+    assert len(same) * 0.2 < sum(same) < len(same) * 0.8
+    again = warmup(done.url, tmp_path / "again", ops=[HorizontalFlip()], workers=1)  # nor does a cache of a cache
+    same = [np.abs(one.astype(int) - two).mean() < 1 for one, two in zip(pixels_of(again.url, 0), plain, strict=True)]
+    assert len(same) * 0.2 < sum(same) < len(same) * 0.8
+
+
+def test_variants_share_label_extras_and_place(cached):
+    dataset = open_dataset(cached.url)
+    for split in dataset.manifest.splits:
+        first, second = (
+            [
+                {name: list(map(bytes, f.values)) if f.kind == "bytes" else list(f.values) for name, f in found.items()}
+                for found in dataset.iter_examples(split, variant)
+            ]
+            for variant in range(2)
+        )
+        for one, other in zip(first, second, strict=True):
+            assert one.pop("image/tensor") != other.pop("image/tensor")
+            assert one == other
+            assert {"image/class/label", "image/class/text", "image/filename"} <= one.keys()
