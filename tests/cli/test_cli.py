@@ -76,7 +76,7 @@ def test_a_destination_that_holds_a_dataset(refused, photo_folder, dataset_url):
         photo_folder,
         dataset_url,
     )
-    refused(2, "it is a dataset that is no cache", "cache", "warmup", dataset_url, dataset_url)
+    refused(2, "is the source itself; take another destination", "cache", "warmup", dataset_url, dataset_url)
     assert files_of(dataset_url) == before
 
 
@@ -124,7 +124,7 @@ def test_values_that_shard_cannot_take(flags, message, refused, photo_folder, tm
     [
         (["--encode", "gif"], "encode is one of raw, jpeg, png, webp, not 'gif'"),
         (["--size", "0"], "size is one or two numbers of pixels"),
-        (["--variants", "0"], "variants are between 1 and 1000, not 0"),
+        (["--variants", "0"], "variants is a whole number between 1 and 1000, not 0"),
         (["--workers", "-1"], "workers are at least 1, not -1"),
         (["--shard-size", "10KB"], "a shard of 10000 bytes cannot hold one record of .*--shard-size"),
     ],

@@ -155,4 +155,6 @@ sys.meta_path.insert(0, Finder())
     while process.poll() is None and not (tmp_path / "importing").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert (*process.communicate(), process.returncode) == ("", "interrupted\n", 130)
+    stdout, stderr = process.communicate()
+    assert (stdout, process.returncode) == ("", 130)
+    assert re.fullmatch(r"interrupted.*\n", stderr)
