@@ -1,6 +1,6 @@
 """What a cache is made of: the samples of a dataset, or raw images."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,7 +15,8 @@ from tpufeed.images.decoding import Pixels
 from tpufeed.images.policy import ImagePolicy, load_image
 from tpufeed.sharding.files import Files
 from tpufeed.sharding.inputs import InputFeatures, iter_taken
-from tpufeed.tfrecord.example import Feature, decode_example
+from tpufeed.tfrecord.example import Feature, decode_entries, decode_example
+from tpufeed.tfrecord.layout import FixedLayout
 
 
 class Sample(NamedTuple):
@@ -62,8 +63,7 @@ class DatasetSource:
         ours = fixed_ints(header.features)
         kept = [f.name for f in header.features[1:] if f.name in keys and f.name not in ours]  # in the schema's order
         for number, payload in self._iter_payloads(task.split, task.first, task.stop):
-            image, values = layout.decode(payload)
-            stored = decode_example(payload)
+            image, values, stored = _parse(layout, payload)
             rest = {name: stored[keys[name]] for name in kept if keys[name] in stored}
             label = dict(zip(names, values, strict=True)).get(LABEL)
             pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
@@ -111,6 +111,17 @@ def first_samples(source: CacheSource, header: PlanHeader, tasks: Iterable[Task]
         for sample in source.iter_samples(header, task):
             if isinstance(sample, Sample):
                 yield sample
+
+
+def _parse(layout: FixedLayout, payload: memoryview) -> tuple[memoryview, tuple[int, ...], Mapping[str, Feature]]:
+    """Image, fixed integers and features of a record; what stands behind the integers is all that has to be parsed."""
+    parts = layout.split(payload)
+    if parts is None:
+        return *layout.decode(payload), decode_example(payload)
+    image_bytes, values, rest = parts
+    stored = {key: Feature("int64", (value,)) for key, value in zip(layout.int_keys, values, strict=True)}
+    image = payload[layout.image_offset : layout.image_offset + image_bytes]
+    return image, values, stored | decode_entries(rest)
 
 
 def _text(feature: Feature | None) -> str:

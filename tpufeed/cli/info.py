@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _CLASSES_SHOWN = 20
 _PIPE_COLUMNS = 160  # where rich would fold tables at 80
-_OPTIONS_SAID_ELSEWHERE = ("command", "source", "ops", "variants", "encode", "source_digest")
+_OPTIONS_SAID_ELSEWHERE = ("command", "source", "ops", "variants", "source_digest")
 
 
 @reports_errors

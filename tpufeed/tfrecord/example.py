@@ -57,6 +57,18 @@ def decode_example(payload: BytesLike, where: str = "record") -> dict[str, Featu
         raise RecordError(f"{where}: not a tf.train.Example: {error}") from error
 
 
+def decode_entries(entries: BytesLike, where: str = "record") -> dict[str, Feature]:
+    """The features of map entries in a row, as `encode_entry` writes them; bytes values are views.
+
+    Raises:
+        RecordError: they are none.
+    """
+    try:
+        return dict(_iter_entries(memoryview(entries)))
+    except (IndexError, ValueError, struct.error) as error:
+        raise RecordError(f"{where}: no features of a tf.train.Example: {error}") from error
+
+
 def encode_varint(value: int, width: int = 0) -> bytes:
     """A protobuf varint of the 64-bit two's complement of `value`.
 
@@ -150,13 +162,19 @@ def _iter_messages(buffer: memoryview, number: int) -> Iterator[memoryview]:
 
 def _iter_features(example: memoryview) -> Iterator[tuple[str, Feature]]:
     for features in _iter_messages(example, 1):
-        for entry in _iter_messages(features, 1):
-            name, feature = "", Feature(None, ())
-            for value in _iter_messages(entry, 1):
-                name = str(value, "utf-8")
-            for value in _iter_messages(entry, 2):
-                feature = _decode_feature(value)
-            yield name, feature
+        yield from _iter_entries(features)
+
+
+def _iter_entries(features: memoryview) -> Iterator[tuple[str, Feature]]:
+    for entry in _iter_messages(features, 1):
+        name, feature = "", Feature(None, ())
+        for number, wire, value in _iter_fields(entry):
+            if wire == _BYTES and isinstance(value, memoryview):
+                if number == 1:
+                    name = str(value, "utf-8")
+                elif number == 2:
+                    feature = _decode_feature(value)
+        yield name, feature
 
 
 def _decode_feature(buffer: memoryview) -> Feature:
