@@ -2,12 +2,15 @@
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so it is in what a shell starts with `&`, and in all below
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "tpufeed", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
