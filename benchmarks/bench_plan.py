@@ -28,7 +28,8 @@ from tpufeed.storage.registry import open_store
 source, destination, options = sys.argv[1], open_store(sys.argv[2]), make_options({"shard_bytes": "128KB"})
 start = time.perf_counter()
 plan, _ = join_or_begin(
-    destination, "shard", source, options.to_dict(), lambda path: write_shard_plan(path, source, destination, options)
+    destination, "shard", source, options.to_dict(),
+    lambda path, freed_bytes: write_shard_plan(path, source, destination, options, freed_bytes),
 )
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -13,7 +13,7 @@ from tpufeed.cache.planning import Planning, Size, Warmable, open_warmable
 from tpufeed.cache.probe import Probe, probe_samples
 from tpufeed.cache.worker import ENTRY, CacheContext
 from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, local_engine, run_build
-from tpufeed.dataset.commit import find_build, is_stored, join_or_begin
+from tpufeed.dataset.commit import is_stored, join_or_begin
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.plan import check_same_plan, differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
@@ -83,9 +83,8 @@ def warmup(  # noqa: PLR0913  # the public face
             return finished_result(present)
         if not overwrite:
             raise DatasetExistsError(_refusal(present, differing))
-    freed_bytes = sum(info.size_bytes for info in find_build(destination)) if overwrite else 0
 
-    def make_plan(path: Path) -> None:
+    def make_plan(path: Path, freed_bytes: int) -> None:
         with source.plan(checked, size) as planning:
             measured = _measure(planning, source, checked, size)
             check_space(destination, measured.bytes, freed_bytes)

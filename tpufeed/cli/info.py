@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tpufeed.cli.console import reports_errors
+from tpufeed.cli.console import print_json, reports_errors
 
 if TYPE_CHECKING:
     from tpufeed.dataset.manifest import CacheInfo, Manifest, Split
@@ -33,7 +33,7 @@ def info_command(
 
     facts = _facts(open_dataset(url))
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
+        print_json(facts)
         return
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:

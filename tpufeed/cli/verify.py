@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tpufeed.cli.console import reports_errors
+from tpufeed.cli.console import print_json, reports_errors
 
 if TYPE_CHECKING:
     from tpufeed.dataset.verify import Verified, VerifyListener, VerifyProgress
@@ -102,4 +102,4 @@ def _print_json(url: str, found: "Verified | None", damages: "Sequence[Damage]")
     }
     if found is not None:
         facts |= {name: getattr(found, name) for name in ("shards", "records", "bytes", "decoded")}
-    print(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
+    print_json(facts)

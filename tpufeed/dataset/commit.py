@@ -69,12 +69,13 @@ def join_or_begin(
     kind: str,
     source: str,
     options: dict[str, Any],
-    make_plan: Callable[[Path], None],
+    make_plan: Callable[[Path, int], None],
     overwrite: bool = False,
 ) -> tuple[Plan, bool]:
     """The plan of this build at `store`, and whether an earlier run had stored it already.
 
-    `make_plan` is called only where there is none yet, or none that counts; it writes the plan to a new file.
+    `make_plan` is called only where there is none yet, or none that counts; it writes the plan to a new file, and is
+    told how many bytes will be removed before there are shards.
 
     Args:
         overwrite: once there is a new plan, remove what stands at `store`, see `find_build`. A source that cannot be
@@ -126,11 +127,11 @@ def find_build(store: Store) -> list[ObjectInfo]:
     return [present[name] for name in dict.fromkeys((*names, *reports, PLAN)) if name in present]
 
 
-def _begin(store: Store, make_plan: Callable[[Path], None], old: Sequence[ObjectInfo]) -> bool:
+def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[ObjectInfo]) -> bool:
     """Put a new plan in the place of `old`. False where another run of the same command was quicker."""
     present = {info.name for info in store.iter_objects()} - {info.name for info in old}
     with store.temporary_folder() as folder:
-        make_plan(folder / "plan")
+        make_plan(folder / "plan", sum(info.size_bytes for info in old))
         taken = sorted(present & read_header(folder / "plan").output_names)
         if taken and (old or store.stat(PLAN) is None):
             raise DuplicateWriterError(

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from tpufeed.dataset.advice import iter_warnings
 from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, local_engine, run_build
-from tpufeed.dataset.commit import find_build, join_or_begin
+from tpufeed.dataset.commit import join_or_begin
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
@@ -64,16 +64,13 @@ def shard(
     checked, budget = make_options(options), parse_budget(max_rejects)
     source, destination = open_store(src), open_store(dst)
     engine = local_engine(workers, source, destination)
-    freed_bytes = 0
-    if overwrite:
-        freed_bytes = sum(info.size_bytes for info in find_build(destination))
-    else:
+    if not overwrite:
         finished = find_dataset(destination)
         if finished is not None:
             _check_same_dataset(finished, source.url, checked)
             return finished_result(finished)
 
-    def make_plan(path: Path) -> None:
+    def make_plan(path: Path, freed_bytes: int) -> None:
         write_shard_plan(path, source.url, destination, checked, freed_bytes)
 
     with engine.prepare(ENTRY):
@@ -82,7 +79,7 @@ def shard(
         return run_build(Build(destination, plan, job, engine, budget, joined), listener)
 
 
-def write_shard_plan(path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int = 0) -> None:
+def write_shard_plan(path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int) -> None:
     """Write the plan of a build to a new file, in memory that does not grow with the inputs.
 
     `freed_bytes` of the destination will be removed before there are shards.

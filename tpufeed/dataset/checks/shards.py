@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.dataset.checks.records import Picks, RecordCheck, Sample
-from tpufeed.errors import Damage, ObjectNotFoundError, RecordError, StoreError
+from tpufeed.errors import Damage, RecordError, StoreError
+from tpufeed.storage.ranges import open_object
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.framing import HEADER_BYTES, OVERHEAD_BYTES, decode_record, decode_records, encode_header
@@ -211,13 +212,5 @@ def _open(store: Store, name: str) -> Iterator[_LocalReader | _RemoteReader]:
     if path is None:
         yield _RemoteReader(store, name)
         return
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError as error:
-        raise ObjectNotFoundError(f"{path}: {error.strerror}") from error
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from error
-    try:
-        yield _LocalReader(descriptor, str(path))
-    finally:
-        os.close(descriptor)
+    with open_object(store, name) as file:
+        yield _LocalReader(file.fileno(), str(path))
