@@ -13,6 +13,8 @@ TpufeedError                        exit code 1: the work failed
 +-- StoreError (OSError)            bytes that cannot be read or written
 |   +-- ObjectNotFoundError (FileNotFoundError)
 |   +-- ObjectExistsError (FileExistsError)      a create-only put met an object
+|   +-- ObjectChangedError                        another version than the one asked for
+|   +-- AccessError (PermissionError)             credentials that are missing, expired or not enough
 +-- DamageError (ValueError)        stored bytes that are not what was written
 |   +-- RecordError                         framing, a CRC, or a tf.train.Example
 |   +-- ShardError                          size or CRC of a shard against the manifest
@@ -93,6 +95,14 @@ class ObjectNotFoundError(StoreError, FileNotFoundError):
 
 class ObjectExistsError(StoreError, FileExistsError):
     """A create-only put met an object of the same name."""
+
+
+class ObjectChangedError(StoreError):
+    """The object is not the version that was asked for: replaced or removed since."""
+
+
+class AccessError(StoreError, PermissionError):
+    """Credentials are missing or expired, or do not allow this."""
 
 
 class DamageError(TpufeedError, ValueError):

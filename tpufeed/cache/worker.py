@@ -10,7 +10,7 @@ import numpy as np
 
 from tpufeed.cache.plan import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
-from tpufeed.dataset.commit import Reject, Report, ShardReport, is_reported, put_report, put_shard
+from tpufeed.dataset.commit import Reject, Report, is_reported, put_report, put_shard
 from tpufeed.dataset.plan import PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
 from tpufeed.dataset.writer import ShardWriter, WrittenShard
@@ -48,10 +48,7 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
     with destination.temporary_folder() as folder:
         paths = [folder / f"variant-{number}" for number in range(len(names))]
         made = _write(context, task, paths, engine.ProgressMeter(report_progress))
-        shards = []
-        for name, path, written in zip(names, paths, made.shards, strict=True):
-            put_shard(destination, name, path, written)
-            shards.append(ShardReport(name, written.bytes, written.crc32c, written.lengths))
+        shards = [put_shard(destination, *shard) for shard in zip(names, paths, made.shards, strict=True)]
     put_report(
         destination, Report(task.number, tuple(shards), made.counts, made.images, tuple(made.rejects), dict(made.odd))
     )

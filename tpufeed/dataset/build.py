@@ -192,7 +192,9 @@ class _Part:
     def add(self, report: Report) -> None:
         self.class_counts += np.array(report.class_counts, np.int64)
         for variant, shard in enumerate(report.shards):
-            self.shards[variant].append(Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths)))
+            self.shards[variant].append(
+                Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths), shard.generation)
+            )
             self.offsets[variant].append(np.cumsum([0, *shard.lengths], dtype=np.uint64))
 
 

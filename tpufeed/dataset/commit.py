@@ -40,12 +40,16 @@ class Reject(msgspec.Struct, frozen=True):
 
 
 class ShardReport(msgspec.Struct, frozen=True):
-    """A shard that stands at the destination; `lengths` are its records' sizes, framing included."""
+    """A shard that stands at the destination.
+
+    `lengths` are its records' sizes, framing included; `generation` is the object's where the store gives them out.
+    """
 
     name: str
     bytes: int
     crc32c: int
     lengths: tuple[int, ...]
+    generation: str | None = None
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -147,29 +151,40 @@ def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[O
     return True
 
 
-def put_shard(store: Store, name: str, path: Path, written: WrittenShard) -> None:
+def put_shard(store: Store, name: str, path: Path, written: WrittenShard) -> ShardReport:
     """Put a task's shard from a local file. One that is there already with the same bytes is the same shard.
 
     Other bytes under the name are an orphan: a task of this plan that was cut off before its report, under another
     version of a decoder perhaps. It is replaced.
     """
-    try:
-        store.put_file(name, path)
-    except ObjectExistsError:
-        if not is_stored(store, name, written.bytes, written.crc32c):
+
+    def put(replaces: ObjectInfo | None) -> ObjectInfo:
+        if replaces is not None:
             _logger.warning("replacing %s/%s, which no report vouches for", store.url, name)
-            store.delete(name)
-            put_shard(store, name, path, written)  # the same build's other run may have been quicker
+        return store.put_file(name, path, replaces)
+
+    stored = _put(store, name, written.bytes, written.crc32c, put)
+    generation = stored.version if store.generations else None
+    return ShardReport(name, written.bytes, written.crc32c, written.lengths, generation)
 
 
 def put_data(store: Store, name: str, data: bytes) -> None:
     """Put a small object; what is there under its name is the same, or replaced."""
-    try:
-        store.put(name, data)
-    except ObjectExistsError:
-        if not is_stored(store, name, len(data), crc32c(data)):
-            store.delete(name)
-            put_data(store, name, data)
+    _put(store, name, len(data), crc32c(data), lambda replaces: store.put(name, data, replaces))
+
+
+def _put(
+    store: Store, name: str, size_bytes: int, crc: int, put: Callable[[ObjectInfo | None], ObjectInfo]
+) -> ObjectInfo:
+    replaces = None
+    while True:
+        try:
+            return put(replaces)
+        except ObjectExistsError:
+            found = store.stat(name)
+            if found is not None and _holds(store, found, size_bytes, crc):
+                return found
+            replaces = found  # the same build's other run may be quicker, and then this is asked again
 
 
 def put_report(store: Store, report: Report) -> None:
@@ -206,10 +221,16 @@ def is_intact(store: Store, report: Report) -> bool:
 def is_stored(store: Store, name: str, size_bytes: int, crc: int) -> bool:
     """Whether the object `name` has this size and CRC-32C."""
     found = store.stat(name)
-    if found is None or found.size_bytes != size_bytes:
+    return found is not None and _holds(store, found, size_bytes, crc)
+
+
+def _holds(store: Store, found: ObjectInfo, size_bytes: int, crc: int) -> bool:
+    if found.size_bytes != size_bytes:
         return False
+    if found.crc32c is not None:
+        return found.crc32c == crc
     try:
-        return stored_crc32c(store, name, size_bytes) == crc
+        return stored_crc32c(store, found.name, size_bytes) == crc
     except ObjectNotFoundError:  # replaced at this moment by another run of the same build
         return False
 

@@ -7,10 +7,9 @@ from typing import TypeVar
 
 from tpufeed.dataset.plan import Input, PlanHeader
 from tpufeed.dataset.schema import FILENAME, LABEL, TEXT, record_schema
-from tpufeed.errors import BuildError, ImageError, ObjectNotFoundError, StoreError, TpufeedError
+from tpufeed.errors import BuildError, ImageError, ObjectChangedError, ObjectNotFoundError, StoreError, TpufeedError
 from tpufeed.sharding.columns import decode_values
 from tpufeed.sharding.files import Files
-from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import Feature
 
 T = TypeVar("T")
@@ -76,11 +75,12 @@ def read_input(files: Files, item: Input) -> bytes:
     try:
         store, name = files.find(item.file or item.path)
         stop = item.offset + item.bytes
-        data = store.read_range(name, item.offset, stop) if item.offset else store.read(name)
-        if files.is_local:  # elsewhere it would cost a request an image
-            _check_unchanged(store, name, item)  # after reading, so that a file replaced just before shows, too
+        version = item.version
+        data = store.read_range(name, item.offset, stop, version) if item.offset else store.read(name, version)
     except ObjectNotFoundError as error:
         raise ImageError("changed_during_build", f"the file is gone, or a link to nothing: {error}") from error
+    except ObjectChangedError as error:
+        raise ImageError("changed_during_build", str(error)) from error
     except StoreError as error:
         raise ImageError("unreadable", str(error)) from error
     except ImageError:
@@ -90,9 +90,3 @@ def read_input(files: Files, item: Input) -> bytes:
     if len(data) != item.bytes:
         raise ImageError("changed_during_build", f"the file has {len(data)} bytes; {item.bytes} were listed")
     return data
-
-
-def _check_unchanged(store: Store, name: str, item: Input) -> None:
-    now = store.stat(name)
-    if now is not None and (now.version != item.version or (not item.offset and now.size_bytes != item.bytes)):
-        raise ImageError("changed_during_build", "the file is not the one that was listed: size or mtime differ")

@@ -52,8 +52,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
                     meter.add(images=1, size=item.bytes)
         meter.flush()
         written = writer.finish()
-        put_shard(destination, name, path, written)
-    shard = ShardReport(name, written.bytes, written.crc32c, written.lengths)
+        shard = put_shard(destination, name, path, written)
     put_report(destination, made.report(task.number, shard))
 
 

@@ -1,6 +1,6 @@
 """Objects through fsspec: any URL that it knows. It has no preconditions, so one writer at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +10,8 @@ import fsspec
 
 from tpufeed.errors import MissingExtraError, ObjectExistsError, ObjectNotFoundError, StoreError, TpufeedError
 from tpufeed.storage.naming import check_name
-from tpufeed.storage.store import ObjectInfo
+from tpufeed.storage.reading import read_by_threads
+from tpufeed.storage.store import ObjectInfo, Span
 from tpufeed.storage.temporary import temporary_folder
 
 _VERSION_KEYS = ("generation", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
@@ -22,6 +23,9 @@ class FsspecStore:
 
     shared = True
     conditional = False
+    pins = False
+    generations = False
+    retries = 0
 
     def __init__(self, url: str) -> None:
         protocol, _, path = url.partition("://")
@@ -36,16 +40,24 @@ class FsspecStore:
         except Exception as error:  # some connect already here, some want what a URL cannot say
             raise StoreError(f"{url}: {type(error).__name__}: {error}") from error
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, version: str = "") -> bytes:
         with self._errors(name):
             return bytes(self._fs.cat_file(self._path(name)))
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
+    def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
         with self._errors(name):
             data = bytes(self._fs.cat_file(self._path(name), start=start, end=stop))
             if len(data) > stop - start:
                 raise StoreError(f"{self.url}/{name}: the server sends the whole object when asked for a range of it")
         return data
+
+    def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
+        data = self.read_range(name, start, start + len(buffer), version)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+        return read_by_threads(self, spans)
 
     def stat(self, name: str) -> ObjectInfo | None:
         with self._errors(name):
@@ -75,15 +87,17 @@ class FsspecStore:
     def free_bytes(self) -> None:
         return None
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         with self._errors(name):
-            self._refuse_existing(name)
+            self._refuse_existing(name, replaces)
             self._fs.pipe_file(self._path(name), data)
+        return self._stored(name)
 
-    def put_file(self, name: str, path: Path) -> None:
+    def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
         with self._errors(name):
-            self._refuse_existing(name)
+            self._refuse_existing(name, replaces)
             self._fs.put_file(str(path), self._path(name))
+        return self._stored(name)
 
     def delete(self, name: str) -> None:
         with self._errors(name):
@@ -96,11 +110,17 @@ class FsspecStore:
     def temporary_folder(self) -> AbstractContextManager[Path]:
         return temporary_folder()
 
-    def _refuse_existing(self, name: str) -> None:
-        path = self._path(name)
-        if self._fs.exists(path):
+    def _refuse_existing(self, name: str, replaces: ObjectInfo | None) -> None:
+        found = self.stat(name)
+        if found is not None and (replaces is None or found.version != replaces.version):
             raise ObjectExistsError(f"{self.url}/{name} exists already")
-        self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        self._fs.makedirs(self._path(name).rsplit("/", 1)[0], exist_ok=True)
+
+    def _stored(self, name: str) -> ObjectInfo:
+        found = self.stat(name)
+        if found is None:
+            raise StoreError(f"{self.url}/{name} is not there although it was just put")
+        return found
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{check_name(name)}"

@@ -4,13 +4,15 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
-from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
 from tpufeed.storage.naming import check_name
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo
+from tpufeed.storage.reading import read_span
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Span
 from tpufeed.storage.temporary import temporary_folder
 
 _TEMPORARY = "_tpufeed/tmp"
@@ -22,18 +24,21 @@ class LocalStore:
 
     shared = True
     conditional = True
+    pins = True
+    generations = False
+    retries = 0
 
     def __init__(self, url: str) -> None:
         self.url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))  # noqa: PTH100, PTH111  # resolves '..'
         self._root = Path(self.url)
         self._prefix = self.url.rstrip("/") + "/"
 
-    def read(self, name: str) -> bytes:
-        with self._errors(name), open(self._path(name), "rb", buffering=0) as file:  # noqa: PTH123  # 10 us less
+    def read(self, name: str, version: str = "") -> bytes:
+        with self._opened(name, version) as file:
             return file.readall()
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        with self._errors(name), open(self._path(name), "rb", buffering=0) as file:  # noqa: PTH123
+    def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
+        with self._opened(name, version) as file:
             data = os.pread(file.fileno(), stop - start, start)
             while len(data) < stop - start:  # Linux reads 2 GiB at once at the most
                 more = os.pread(file.fileno(), stop - start - len(data), start + len(data))
@@ -41,6 +46,26 @@ class LocalStore:
                     break
                 data += more
             return data
+
+    def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
+        with self._opened(name, version) as file:
+            done = 0
+            while done < len(buffer):
+                count = os.preadv(file.fileno(), [buffer[done:]], start + done)
+                if not count:
+                    break
+                done += count
+            return done
+
+    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+        return (read_span(self, span) for span in spans)
+
+    @contextmanager
+    def _opened(self, name: str, version: str) -> Iterator[FileIO]:
+        with self._errors(name), open(self._path(name), "rb", buffering=0) as file:  # noqa: PTH123  # 10 us less
+            yield file
+            if version and version != str(os.fstat(file.fileno()).st_mtime_ns):  # after reading: it may be written to
+                raise ObjectChangedError(f"{self._prefix}{name}: it is another file than was listed: its mtime differs")
 
     def stat(self, name: str) -> ObjectInfo | None:
         with self._errors(name):
@@ -71,25 +96,30 @@ class LocalStore:
                 folder = folder.parent
             return shutil.disk_usage(folder).free
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         with self.temporary_folder() as folder, self._errors(name):
             path = folder / "object"
             with path.open("wb") as file:  # buffered, as a raw write may stop short without an error
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            self.put_file(name, path)
+            return self.put_file(name, path, replaces)
 
-    def put_file(self, name: str, path: Path) -> None:
+    def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
         final = Path(self._path(name))
         with self._errors(name):
             final.parent.mkdir(parents=True, exist_ok=True)
-            _move_to_new(path, final)
+            status = path.stat()
+            if replaces is not None and self.stat(name) == replaces:
+                path.replace(final)  # two that replace the same object at once both succeed
+            else:
+                _move_to_new(path, final)
             descriptor = os.open(final.parent, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+        return ObjectInfo(name, status.st_size, str(status.st_mtime_ns))
 
     def delete(self, name: str) -> None:
         with self._errors(name), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):

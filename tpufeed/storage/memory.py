@@ -1,13 +1,14 @@
 """Objects in this process's memory (memory://): for tests and for trying things out."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tpufeed.errors import ObjectExistsError, ObjectNotFoundError
+from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
 from tpufeed.storage.naming import check_name
-from tpufeed.storage.store import ObjectInfo
+from tpufeed.storage.reading import read_span
+from tpufeed.storage.store import ObjectInfo, Span
 from tpufeed.storage.temporary import temporary_folder
 
 _lock = threading.Lock()
@@ -20,20 +21,34 @@ class MemoryStore:
 
     shared = False
     conditional = True
+    pins = True
+    generations = True
+    retries = 0
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") if url != "memory://" else url
         self._root = f"{self.url.removeprefix('memory://').strip('/')}/".removeprefix("/")
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, version: str = "") -> bytes:
         with _lock:
             found = _objects.get(self._key(name))
         if found is None:
             raise ObjectNotFoundError(f"{self.url}/{name}: no such object")
-        return found[0]
+        data, generation = found
+        if version not in ("", str(generation)):
+            raise ObjectChangedError(f"{self.url}/{name}: it is generation {generation} by now, not {version}")
+        return data
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        return self.read(name)[start:stop]
+    def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
+        return self.read(name, version)[start:stop]
+
+    def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
+        data = self.read_range(name, start, start + len(buffer), version)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+        return (read_span(self, span) for span in spans)
 
     def stat(self, name: str) -> ObjectInfo | None:
         with _lock:
@@ -55,15 +70,17 @@ class MemoryStore:
     def free_bytes(self) -> None:
         return None
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         with _lock:
             key = self._key(name)
-            if key in _objects:
+            found = _objects.get(key)
+            if found is not None and (replaces is None or str(found[1]) != replaces.version):
                 raise ObjectExistsError(f"{self.url}/{name} exists already")
             _objects[key] = bytes(data), next(_generation)
+            return ObjectInfo(name, len(data), str(_objects[key][1]))
 
-    def put_file(self, name: str, path: Path) -> None:
-        self.put(name, path.read_bytes())
+    def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
+        return self.put(name, path.read_bytes(), replaces)
 
     def delete(self, name: str) -> None:
         with _lock:

@@ -1,21 +1,41 @@
 """What a store is: named bytes below one URL."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from tpufeed.errors import StoreError
 
 BROKEN_LINK = "broken link"  # the version of a link to nothing
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object. `version` is its generation, or for files the mtime in nanoseconds: equal means unchanged."""
+    """One object.
+
+    Attributes:
+        name: below the store's URL.
+        size_bytes: how long it is.
+        version: its generation, or for files the mtime in nanoseconds: equal means unchanged.
+        crc32c: CRC-32C of its bytes, where the store vouches for one.
+    """
 
     name: str
     size_bytes: int
     version: str
+    crc32c: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes `[start, stop)` of an object, up to its end where `stop` is None; `version` as in `Store.read_range`."""
+
+    name: str
+    start: int = 0
+    stop: int | None = None
+    version: str = ""
 
 
 class Store(Protocol):
@@ -23,21 +43,39 @@ class Store(Protocol):
 
     Thread-safe. Workers in other processes open their own from `url`.
 
+    Where a `version` is given, the bytes are that version's: ObjectChangedError is raised where the object is another
+    by now. A store that cannot tell without asking once more (`pins` is False) reads what is there.
+
     Attributes:
         url: where it stands, as the user may type it.
         shared: other processes that open `url` see the same objects.
         conditional: `put` and `put_file` are atomically create-only; where False, let one writer write at a time.
+        pins: reads of a version are of that version.
+        generations: versions are given out by the store, and no two contents of a name ever have the same.
+        retries: requests that had to be made again so far.
     """
 
     url: str
     shared: bool
     conditional: bool
+    pins: bool
+    generations: bool
+    retries: int
 
-    def read(self, name: str) -> bytes:
-        """All bytes. Raises ObjectNotFoundError."""
+    def read(self, name: str, version: str = "") -> bytes:
+        """All bytes. Raises ObjectNotFoundError, ObjectChangedError."""
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """The bytes `[start, stop)`; fewer only where the object ends. Raises ObjectNotFoundError."""
+    def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
+        """The bytes `[start, stop)`; fewer only where the object ends. Raises as `read` does."""
+
+    def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
+        """Fill `buffer` from byte `start` on; returns how many bytes came, fewer only where the object ends."""
+
+    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+        """The bytes of each span in turn, or why they cannot be read; a remote store reads many at once, ahead of need.
+
+        `spans` is drawn from as results are taken.
+        """
 
     def stat(self, name: str) -> ObjectInfo | None:
         """What the object is now, or None where there is none."""
@@ -51,11 +89,15 @@ class Store(Protocol):
     def free_bytes(self) -> int | None:
         """How much more fits, or None where nobody can say."""
 
-    def put(self, name: str, data: bytes) -> None:
-        """Create the object, whole or not at all. Raises ObjectExistsError."""
+    def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
+        """Create the object, whole or not at all; `replaces` is what to put it in the place of.
 
-    def put_file(self, name: str, path: Path) -> None:
-        """Create the object from a closed file of `temporary_folder()`, which it may move. Raises ObjectExistsError."""
+        Raises:
+            ObjectExistsError: there is an object already, or another than the one to be replaced.
+        """
+
+    def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
+        """`put` of a closed file of `temporary_folder()`, which it may move."""
 
     def delete(self, name: str) -> None:
         """Remove the object; a missing one is no error."""
