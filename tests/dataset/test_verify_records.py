@@ -15,7 +15,7 @@ from tpufeed.dataset.checks.records import RecordCheck, parse_picks
 from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError, RecordError
-from tpufeed.tfrecord.example import Feature, decode_example, encode_example
+from tpufeed.tfrecord.example import Feature, decode_example, encode_entries, encode_example
 from tpufeed.tfrecord.layout import FixedLayout
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -66,7 +66,7 @@ def forged_payloads(payload, changes):
     if IMAGE not in changes and all(features[key].kind == "int64" and len(features[key].values) == 1 for key in keys):
         image = features.pop(IMAGE).values[0]
         values = [features.pop(key).values[0] for key in keys]
-        prefix, suffix = FixedLayout(IMAGE, keys).encode(len(image), values, features)
+        prefix, suffix = FixedLayout(IMAGE, keys).encode(len(image), values, encode_entries(features))
         yield prefix + image + suffix
 
 
@@ -261,7 +261,7 @@ def test_features_of_every_kind(dataset_url):
 
     def run(**changes):
         features = {key: value for key, value in {**sound, **changes}.items() if value is not None}
-        prefix, suffix = layout.encode(3, [], features)
+        prefix, suffix = layout.encode(3, [], encode_entries(features))
         return check.check(memoryview(prefix + b"abc" + suffix))
 
     assert bytes(run().image) == b"abc"
@@ -291,7 +291,7 @@ def test_the_place_of_a_scalar_takes_any_value(dataset_url):
     for size in (0, 1, 90, 110, 127, 128, 300, 20_000):
         for number in (0, 127, 128, 1 << 40, -1):
             features = {"name": texts(b"n" * size), "id": ints(number), "score": Feature("float", (1.5,))}
-            prefix, suffix = layout.encode(size, [], features)
+            prefix, suffix = layout.encode(size, [], encode_entries(features))
             assert len(check.check(memoryview(prefix + b"i" * size + suffix)).image) == size
             for cut in (1, 5, 20):
                 with pytest.raises(RecordError):

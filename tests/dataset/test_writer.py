@@ -15,7 +15,7 @@ import tpufeed
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.errors import DatasetNotFoundError, StoreError
-from tpufeed.tfrecord.example import Feature
+from tpufeed.tfrecord.example import Feature, encode_entries
 from tpufeed.tfrecord.framing import iter_records
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -29,7 +29,7 @@ samples = st.lists(st.tuples(st.binary(max_size=300), st.tuples(int64s, int64s),
 def write(path, images):
     with ShardWriter(path, LAYOUT) as writer:
         for image, ints, text in images:
-            writer.add(image, ints, {"text": Feature("bytes", (text.encode(),))})
+            writer.add(image, ints, encode_entries({"text": Feature("bytes", (text.encode(),))}))
     return writer.finish()
 
 
@@ -93,10 +93,10 @@ def test_a_missing_folder_is_named(tmp_path):
 
 def test_a_value_that_does_not_fit_leaves_the_shard_sound(tmp_path):
     with ShardWriter(tmp_path / "shard", LAYOUT) as writer:
-        writer.add(b"one", (1, 1), {})
+        writer.add(b"one", (1, 1), b"")
         with pytest.raises(tpufeed.errors.RecordError):
-            writer.add(b"two", (1 << 63, 1), {})
-        writer.add(b"three", (3, 3), {})
+            writer.add(b"two", (1 << 63, 1), b"")
+        writer.add(b"three", (3, 3), b"")
     data = (tmp_path / "shard").read_bytes()
     assert len(list(iter_records(memoryview(data)))) == 2
     assert (writer.finish().bytes, writer.finish().crc32c) == (len(data), crc32c.crc32c(data))

@@ -12,7 +12,7 @@ import tpufeed
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import ObjectNotFoundError, RecordError, ShardError, TpufeedError
-from tpufeed.tfrecord.example import decode_example
+from tpufeed.tfrecord.example import decode_example, encode_entries
 from tpufeed.tfrecord.framing import encode_record, iter_records
 
 
@@ -137,7 +137,7 @@ def test_a_sound_record_with_too_few_pixels_is_named(cache_url, tmp_path, cut, r
     image, ints = layout.decode(memoryview(payloads[7]))
     features = decode_example(payloads[7])
     rest = {name: value for name, value in features.items() if name not in (layout.image_key, *layout.int_keys)}
-    prefix, suffix = layout.encode(cut, ints, rest)
+    prefix, suffix = layout.encode(cut, ints, encode_entries(rest))
     payloads[7] = prefix + bytes(image[:cut]) + suffix
     records = [encode_record(payload) for payload in payloads]
     path.write_bytes(b"".join(records))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpufeed.errors import RecordError
-from tpufeed.tfrecord.example import Feature, decode_example, encode_example, encode_varint
+from tpufeed.tfrecord.example import Feature, decode_example, encode_entries, encode_example, encode_varint
 from tpufeed.tfrecord.layout import FixedLayout
 
 IMAGE, LABEL, HEIGHT = "image/encoded", "image/class/label", "image/height"
@@ -18,7 +18,7 @@ int64s = st.integers(-(2**63), 2**63 - 1)
 
 
 def payload_of(layout, image, ints, rest=REST):
-    prefix, suffix = layout.encode(len(image), ints, rest)
+    prefix, suffix = layout.encode(len(image), ints, encode_entries(rest))
     return prefix + image + suffix
 
 
@@ -109,7 +109,7 @@ def test_what_another_tool_has_written_again_is_read():
 
 def test_a_list_of_ten_values_is_not_taken_for_a_padded_one():
     layout = FixedLayout(IMAGE, (LABEL,))
-    prefix, suffix = layout.encode(1, (5,), {})
+    prefix, suffix = layout.encode(1, (5,), b"")
     ten = suffix[:-10] + bytes(range(10))
     payload = prefix + b"x" + ten
     assert decode_example(payload)[LABEL] == Feature("int64", list(range(10)))

@@ -1,5 +1,17 @@
 """Dataset -> presized and pre-augmented dataset, in one or more variants."""
 
-from tpufeed.cache.build import warmup
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpufeed.cache.build import warmup
 
 __all__ = ["warmup"]
+
+
+def __getattr__(name: str) -> Any:
+    """On first use: workers import `tpufeed.cache.worker` without what plans a build."""
+    if name == "warmup":
+        from tpufeed.cache.build import warmup
+
+        return warmup
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

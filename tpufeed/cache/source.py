@@ -1,6 +1,6 @@
 """What a cache is made of: the samples of a dataset, or raw images."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -9,14 +9,16 @@ import numpy as np
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.plan import PlanHeader, Task
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import FILENAME, LABEL, fixed_ints, record_layout
+from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, fixed_ints, record_layout
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.policy import ImagePolicy, load_image
 from tpufeed.sharding.files import Files
 from tpufeed.sharding.inputs import InputFeatures, iter_taken
-from tpufeed.tfrecord.example import Feature, decode_entries, decode_example
-from tpufeed.tfrecord.layout import FixedLayout
+from tpufeed.tfrecord.example import decode_entries, decode_example, encode_entries, encode_entry, split_entries
+from tpufeed.tfrecord.layout import ScalarEntry
+
+_FILENAME_ENTRY = ScalarEntry(FILENAME, "bytes")
 
 
 class Sample(NamedTuple):
@@ -27,7 +29,7 @@ class Sample(NamedTuple):
         name: for messages.
         image: encoded, plain and upright; or uint8 RGB pixels.
         label: the class's id, or None.
-        rest: the features besides image, label, sizes and format.
+        rest: the features besides image, label, sizes and format, as encoded entries.
         odd: odd cases that a policy dealt with.
     """
 
@@ -35,7 +37,7 @@ class Sample(NamedTuple):
     name: str
     image: bytes | memoryview | Pixels
     label: int | None
-    rest: dict[str, Feature]
+    rest: bytes
     odd: tuple[str, ...] = ()
 
 
@@ -60,14 +62,22 @@ class DatasetSource:
         layout, names = record_layout(features), fixed_ints(features)
         shape = self.dataset.manifest.tensor_shape
         keys = {feature.name: feature.key for feature in features[1:]}
-        ours = fixed_ints(header.features)
-        kept = [f.name for f in header.features[1:] if f.name in keys and f.name not in ours]  # in the schema's order
+        own = {*fixed_ints(header.features), FORMAT}
+        kept = {f.name: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
+        as_stored = all(name == key and key not in layout.int_keys for name, key in kept.items())
         for number, payload in self._iter_payloads(task.split, task.first, task.stop):
-            image, values, stored = _parse(layout, payload)
-            rest = {name: stored[keys[name]] for name in kept if keys[name] in stored}
+            parts = layout.split(payload) if as_stored else None
+            if parts is None:
+                image, values = layout.decode(payload)
+                stored = decode_example(payload)
+                entries = {name: encode_entry(name, stored[key]) for name, key in kept.items() if key in stored}
+            else:
+                image = payload[layout.image_offset : layout.image_offset + parts[0]]
+                values, entries = parts[1], split_entries(parts[2])
             label = dict(zip(names, values, strict=True)).get(LABEL)
             pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
-            yield Sample(number, _text(rest.get(FILENAME)) or f"sample {number}", pixels, label, rest)
+            rest = b"".join([entries[name] for name in kept if name in entries])  # in the schema's order
+            yield Sample(number, _text(entries.get(FILENAME)) or f"sample {number}", pixels, label, rest)
 
     def draws_seed(self, seed: int) -> int:
         return self.dataset.manifest.draws_seed(seed)
@@ -99,7 +109,7 @@ class RawSource:
                 continue
             image, odd = taken
             label = item.label if features.labelled else None
-            yield Sample(number, item.path, image, label, features(item), odd)
+            yield Sample(number, item.path, image, label, encode_entries(features(item)), odd)
 
     def draws_seed(self, seed: int) -> int:
         return seed
@@ -113,18 +123,12 @@ def first_samples(source: CacheSource, header: PlanHeader, tasks: Iterable[Task]
                 yield sample
 
 
-def _parse(layout: FixedLayout, payload: memoryview) -> tuple[memoryview, tuple[int, ...], Mapping[str, Feature]]:
-    """Image, fixed integers and features of a record; what stands behind the integers is all that has to be parsed."""
-    parts = layout.split(payload)
-    if parts is None:
-        return *layout.decode(payload), decode_example(payload)
-    image_bytes, values, rest = parts
-    stored = {key: Feature("int64", (value,)) for key, value in zip(layout.int_keys, values, strict=True)}
-    image = payload[layout.image_offset : layout.image_offset + image_bytes]
-    return image, values, stored | decode_entries(rest)
-
-
-def _text(feature: Feature | None) -> str:
-    if feature is None or not feature.values or not isinstance(feature.values[0], memoryview):
+def _text(entry: bytes | None) -> str:
+    if entry is None:
         return ""
-    return str(feature.values[0], "utf-8", "replace")
+    short = _FILENAME_ENTRY.read(entry, 0)
+    if short is not None:
+        return str(short[0], "utf-8", "replace")
+    (feature,) = decode_entries(entry).values()
+    value = feature.values[0] if feature.values else None
+    return str(value, "utf-8", "replace") if isinstance(value, memoryview) else ""

@@ -22,7 +22,7 @@ from tpufeed.images.ops import Draws
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
 from tpufeed.storage.registry import open_store
 from tpufeed.tfrecord.buffer import BytesLike
-from tpufeed.tfrecord.example import Feature
+from tpufeed.tfrecord.example import Feature, encode_entry
 
 ENTRY = "tpufeed.cache.worker:run"
 _BLOCK = 128
@@ -68,7 +68,7 @@ class _Made:
 def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engine.ProgressMeter) -> _Made:
     header, options = context.header, context.options
     layout, int_names = record_layout(header.features), fixed_ints(header.features)
-    image_format = {FORMAT: Feature("bytes", (options.encode.encode(),))}
+    image_format = encode_entry(FORMAT, Feature("bytes", (options.encode.encode(),)))
     counts, rejects, odd, done = [0] * len(header.class_names), list[Reject](), Counter[str](), 0
     with ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
@@ -78,7 +78,7 @@ def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engi
                 rejects.append(sample)
                 meter.add(rejects=len(paths))
                 continue
-            rest = {**image_format, **sample.rest, **image_format}  # first, as in the schema
+            rest = image_format + sample.rest
             for writer, pixels in zip(writers, variants, strict=True):
                 ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
                 data = encode_pixels(pixels, options)

@@ -1,7 +1,7 @@
 """Writing one shard: framing, CRCs and offsets in a single pass over each record's parts."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ from tpufeed.dataset.index import Offsets
 from tpufeed.errors import StoreError
 from tpufeed.tfrecord.buffer import BytesLike
 from tpufeed.tfrecord.crc32c import crc32c, mask_crc32c
-from tpufeed.tfrecord.example import Feature
 from tpufeed.tfrecord.framing import encode_footer, encode_header
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -44,8 +43,8 @@ class ShardWriter:
         with _errors(path):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
-    def add(self, image: BytesLike, ints: Sequence[int], rest: Mapping[str, Feature]) -> None:
-        """Append a record: the image's bytes, the layout's integers, then the other features."""
+    def add(self, image: BytesLike, ints: Sequence[int], rest: bytes) -> None:
+        """Append a record: the image's bytes, the layout's integers, then the other features as encoded entries."""
         prefix, suffix = self._layout.encode(len(image), ints, rest)
         header = encode_header(len(prefix) + len(image) + len(suffix))
         footer = encode_footer(mask_crc32c(crc32c(suffix, crc32c(image, crc32c(prefix)))))

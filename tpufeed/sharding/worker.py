@@ -13,7 +13,7 @@ from tpufeed.images.policy import ImagePolicy, StoredImage, store_image
 from tpufeed.sharding.files import Files
 from tpufeed.sharding.inputs import InputFeatures, iter_taken
 from tpufeed.storage.registry import open_store
-from tpufeed.tfrecord.example import Feature
+from tpufeed.tfrecord.example import Feature, encode_entries
 
 ENTRY = "tpufeed.sharding.worker:run"
 
@@ -65,15 +65,15 @@ class _Made:
         self._counts = [0] * len(header.class_names)
         self._images, self._odd = Counter[str](), Counter[str]()
 
-    def features(self, item: Input, image: StoredImage) -> tuple[tuple[int, ...], dict[str, Feature]]:
-        """The integers of the fixed layout, and the other features, of an image that is taken."""
+    def features(self, item: Input, image: StoredImage) -> tuple[tuple[int, ...], bytes]:
+        """The integers of the fixed layout, and the other features encoded, of an image that is taken."""
         self._images[image.format if image.kept else f"{image.format}, encoded anew"] += 1
         self._odd.update(image.odd)
         ints: tuple[int, ...] = (image.height, image.width, image.channels)
         if self._rest.labelled:
             self._counts[item.label] += 1
             ints = (item.label, *ints)
-        return ints, {FORMAT: Feature("bytes", (image.format.encode(),)), **self._rest(item)}
+        return ints, encode_entries({FORMAT: Feature("bytes", (image.format.encode(),)), **self._rest(item)})
 
     def report(self, task: int, shard: ShardReport) -> Report:
         """The report of the whole task."""

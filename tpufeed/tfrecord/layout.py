@@ -6,7 +6,7 @@ follow the integer features in a stated order, each value a varint padded to 10 
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import SupportsIndex
 
@@ -42,8 +42,10 @@ class FixedLayout:
         self._heads = tuple(_int_head(name) for name in self.int_keys)
         self._ints = struct.Struct("".join(f"{len(head)}s{_INT_BYTES}s" for head in self._heads))
 
-    def encode(self, image_bytes: int, ints: Sequence[int], rest: Mapping[str, Feature]) -> tuple[bytes, bytes]:
+    def encode(self, image_bytes: int, ints: Sequence[int], rest: bytes) -> tuple[bytes, bytes]:
         """`(prefix, suffix)` such that prefix + image + suffix is the payload, for an image of `image_bytes` bytes.
+
+        `rest` are the other features, as `encode_entries` gives them.
 
         Raises:
             RecordError: a value that its feature cannot hold.
@@ -52,7 +54,7 @@ class FixedLayout:
             integers = [head + _encode_int_once(value) for head, value in zip(self._heads, ints, strict=True)]
         except (TypeError, OverflowError) as error:
             raise RecordError(f"features {self.int_keys}: {error}") from error
-        suffix = b"".join([*integers, *(encode_entry(name, feature) for name, feature in rest.items())])
+        suffix = b"".join([*integers, rest])
         value = _length_field(1, image_bytes)
         bytes_list = _length_field(1, len(value) + image_bytes)
         feature = self._key_field + _length_field(2, len(bytes_list) + len(value) + image_bytes)
