@@ -148,10 +148,10 @@ def shard(files: list[Path], out: Path, check: str) -> None:
     subprocess.run([*command, "--check", check], check=True, capture_output=True)
 
 
-def decode(files: list[Path]) -> float:
+def decode(files: list[Path], program: str = DECODE, *arguments: object) -> float:
     """Images a second of all cores together, start and reading left out."""
     cores = len(os.sched_getaffinity(0))
-    command = [sys.executable, "-c", DECODE]
+    command = [sys.executable, "-c", program, *map(str, arguments)]
     workers = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(cores)
     ]

@@ -15,6 +15,7 @@ TpufeedError                        exit code 1: the work failed
 |   +-- ObjectExistsError (FileExistsError)      a create-only put met an object
 |   +-- ObjectChangedError                        another version than the one asked for
 |   +-- AccessError (PermissionError)             credentials that are missing, expired or not enough
+|   +-- UnavailableError (ConnectionError)        no answer, or only failures, until a deadline
 +-- DamageError (ValueError)        stored bytes that are not what was written
 |   +-- RecordError                         framing, a CRC, or a tf.train.Example
 |   +-- ShardError                          size or CRC of a shard against the manifest
@@ -103,6 +104,10 @@ class ObjectChangedError(StoreError):
 
 class AccessError(StoreError, PermissionError):
     """Credentials are missing or expired, or do not allow this."""
+
+
+class UnavailableError(StoreError, ConnectionError):
+    """The store did not answer, or only with failures that pass, until a deadline. Nothing is known of the object."""
 
 
 class DamageError(TpufeedError, ValueError):

@@ -153,11 +153,11 @@ def test_a_finished_dataset_that_is_read_only_is_complete(disk, command):
 
 
 CHANGES = {
-    "grown": ("open(victim, 'ab').write(b'more')", "size or mtime differ"),
-    "truncated": ("os.truncate(victim, 5000)", "size or mtime differ"),
+    "grown": ("open(victim, 'ab').write(b'more')", "mtime differs"),
+    "truncated": ("os.truncate(victim, 5000)", "mtime differs"),
     "deleted": ("os.unlink(victim)", "the file is gone"),
-    "replaced": ("shutil.copyfile(victim, victim + '~'); os.replace(victim + '~', victim)", "size or mtime differ"),
-    "overwritten": ("open(victim, 'r+b').write(b'xx')", "size or mtime differ"),
+    "replaced": ("shutil.copyfile(victim, victim + '~'); os.replace(victim + '~', victim)", "mtime differs"),
+    "overwritten": ("open(victim, 'r+b').write(b'xx')", "mtime differs"),
 }
 
 

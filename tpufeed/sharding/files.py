@@ -16,7 +16,6 @@ class Files:
 
     def __init__(self, base: str) -> None:
         self.base = open_store(base)
-        self.is_local = self.base.local_path("x") is not None
         self._elsewhere: dict[str, Store] = {}
 
     def find(self, file: str) -> tuple[Store, str]:

@@ -1,19 +1,26 @@
 """Inputs of a task: their bytes, what is made of these, and the features besides the image."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from tpufeed.dataset.plan import Input, PlanHeader
 from tpufeed.dataset.schema import FILENAME, LABEL, TEXT, record_schema
-from tpufeed.errors import BuildError, ImageError, ObjectChangedError, ObjectNotFoundError, StoreError, TpufeedError
+from tpufeed.errors import (
+    BuildError,
+    ImageError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    TpufeedError,
+    UnavailableError,
+)
 from tpufeed.sharding.columns import decode_values
 from tpufeed.sharding.files import Files
+from tpufeed.storage.naming import check_name
+from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.example import Feature
 
 T = TypeVar("T")
-_READ_AHEAD = 32  # files of a remote source
 
 
 class InputFeatures:
@@ -38,55 +45,74 @@ def iter_taken(
 ) -> Iterator[tuple[Input, T | ImageError]]:
     """Each input with what `take(bytes, path)` makes of it, or with why it cannot be taken.
 
-    Those of a remote source are read ahead by threads.
+    Raises:
+        BuildError: there is not enough memory for an image.
+        UnavailableError: a store does not answer. No image is rejected for that.
     """
-    if files.is_local:
-        for item in inputs:
-            yield item, _take(item, take, lambda: read_input(files, item))  # noqa: B023  # called at once
-        return
-    with ThreadPoolExecutor(_READ_AHEAD, "tpufeed-read") as executor:
-        waiting: deque[tuple[Input, Future[bytes]]] = deque()
-        for item in inputs:
-            waiting.append((item, executor.submit(read_input, files, item)))
-            if len(waiting) >= _READ_AHEAD:
-                first, data = waiting.popleft()
-                yield first, _take(first, take, data.result)
-        while waiting:
-            first, data = waiting.popleft()
-            yield first, _take(first, take, data.result)
+    for item, data in iter_read(files, inputs):
+        if isinstance(data, ImageError):
+            yield item, data
+            continue
+        try:
+            taken: T | ImageError = take(data, item.path)
+        except ImageError as error:
+            taken = error
+        except MemoryError as error:
+            raise _out_of_memory(item) from error
+        yield item, taken
 
 
-def _take(item: Input, take: Callable[[bytes, str], T], read: Callable[[], bytes]) -> T | ImageError:
-    try:
-        return take(read(), item.path)
-    except ImageError as error:
-        return error
-    except MemoryError as error:  # no reject: on a larger machine the same build would take the image
-        raise BuildError(
-            f"{item.path}: there is not enough memory for its pixels. Try fewer --workers, or refuse what is so large: "
-            "--max-pixels"
-        ) from error
+def iter_read(files: Files, inputs: Sequence[Input]) -> Iterator[tuple[Input, bytes | ImageError]]:
+    """Each input with its bytes, or with why there are none. Remote ones are read many at a time, ahead of need.
+
+    Raises:
+        UnavailableError: a store does not answer.
+    """
+    places = [_place(files, item) for item in inputs]
+    spans: dict[Store, list[Span]] = {}
+    for place in places:
+        if not isinstance(place, ImageError):
+            spans.setdefault(place[0], []).append(place[1])
+    results = {store: store.read_many(wanted) for store, wanted in spans.items()}
+    for item, place in zip(inputs, places, strict=True):
+        if isinstance(place, ImageError):
+            yield item, place
+            continue
+        try:
+            data = next(results[place[0]])
+        except MemoryError as error:
+            raise _out_of_memory(item) from error
+        yield item, _checked(item, data)
 
 
-def read_input(files: Files, item: Input) -> bytes:
-    """The bytes of an input. Raises ImageError."""
+def _out_of_memory(item: Input) -> BuildError:
+    """No reject: on a larger machine the same build would take the image."""
+    return BuildError(
+        f"{item.path}: there is not enough memory for its pixels. Try fewer --workers, or refuse what is so large: "
+        "--max-pixels"
+    )
+
+
+def _place(files: Files, item: Input) -> tuple[Store, Span] | ImageError:
     if item.problem is not None:
-        raise ImageError(*item.problem)
+        return ImageError(*item.problem)
     try:
         store, name = files.find(item.file or item.path)
-        stop = item.offset + item.bytes
-        version = item.version
-        data = store.read_range(name, item.offset, stop, version) if item.offset else store.read(name, version)
-    except ObjectNotFoundError as error:
-        raise ImageError("changed_during_build", f"the file is gone, or a link to nothing: {error}") from error
-    except ObjectChangedError as error:
-        raise ImageError("changed_during_build", str(error)) from error
-    except StoreError as error:
-        raise ImageError("unreadable", str(error)) from error
-    except ImageError:
-        raise
-    except TpufeedError as error:  # a URL that nothing opens
-        raise ImageError("unreadable", str(error)) from error
+        check_name(name)
+    except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
+        return ImageError("unreadable", str(error))
+    stop = item.offset + item.bytes if item.offset else None  # of a whole file the length tells whether it is the same
+    return store, Span(name, item.offset, stop, item.version)
+
+
+def _checked(item: Input, data: bytes | StoreError) -> bytes | ImageError:
+    if isinstance(data, UnavailableError):
+        raise data
+    if isinstance(data, ObjectNotFoundError):
+        return ImageError("changed_during_build", f"the file is gone, or a link to nothing: {data}")
+    if isinstance(data, StoreError):
+        changed = isinstance(data, ObjectChangedError)
+        return ImageError("changed_during_build" if changed else "unreadable", str(data))
     if len(data) != item.bytes:
-        raise ImageError("changed_during_build", f"the file has {len(data)} bytes; {item.bytes} were listed")
+        return ImageError("changed_during_build", f"the file has {len(data)} bytes; {item.bytes} were listed")
     return data

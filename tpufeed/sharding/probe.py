@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpufeed.dataset.plan import Input
 from tpufeed.errors import ImageError
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.sharding.files import Files
-from tpufeed.sharding.inputs import read_input
+from tpufeed.sharding.inputs import iter_taken
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.plan import FEATURES_BYTES, SizeEstimate
 
@@ -36,17 +35,15 @@ def probe_images(inventory: Inventory, policy: ImagePolicy) -> Probe:
     files = Files(inventory.base)
     inputs = inventory.sample(_PROBED_IMAGES)
     start = time.perf_counter()
-    sizes = [size for item in inputs if (size := _stored_size(files, item, policy)) is not None]
+
+    def take(data: bytes, name: str) -> int:
+        return len(store_image(data, policy, name).data)
+
+    taken = list(iter_taken(files, inputs, take))
+    sizes = [(item.bytes, size) for item, size in taken if not isinstance(size, ImageError)]
     seconds = time.perf_counter() - start
     estimate = _fit(sizes) if needs_probe(policy) else SizeEstimate()
     return Probe(estimate, seconds / max(1, len(inputs)), len(inputs), len(inputs) - len(sizes))
-
-
-def _stored_size(files: Files, item: Input, policy: ImagePolicy) -> tuple[int, int] | None:
-    try:
-        return item.bytes, len(store_image(read_input(files, item), policy, item.path).data)
-    except ImageError:
-        return None
 
 
 def _fit(sizes: list[tuple[int, int]]) -> SizeEstimate:
