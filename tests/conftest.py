@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ def _folder(package: str, *below: str) -> Path:
     assert spec is not None, f"pip install 'tpufeed[photos]': {package} is missing"
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0], *below)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stage_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Remote datasets of tests are staged among the tests' files, also by the processes that they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPUFEED_STAGE_DIR", str(tmp_path_factory.mktemp("stage")))
+        yield
 
 
 @pytest.fixture(scope="session")

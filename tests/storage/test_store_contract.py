@@ -1,23 +1,31 @@
-"""One contract for every store: memory, local folders and fsspec's file systems."""
+"""One contract for every store: memory, local folders, Google Cloud Storage and fsspec's file systems."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import pytest
+from crc32c import crc32c
 
-from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, OptionError, StoreError
+from tests.gcs_server import GcsServer
+from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, OptionError, StoreError
 from tpufeed.storage.filesystem import FsspecStore
+from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.store import ObjectInfo
+from tpufeed.storage.store import ObjectInfo, Span
 
 STORES = {
     "memory": lambda path: MemoryStore(f"memory://{path.name}"),
     "local": lambda path: LocalStore(str(path / "local")),
+    "gs": lambda path: GcsStore(f"gs://bucket{path}"),
     "fsspec memory": lambda path: FsspecStore(f"memory://{path}"),
     "fsspec file": lambda path: FsspecStore(f"file://{path}/file"),
 }
-CONDITIONAL = {"memory", "local"}
+CONDITIONAL = {"memory", "local", "gs"}
+PINS = CONDITIONAL
+GENERATIONS = {"memory", "gs"}
 
 NAMES = [
     "plain.txt",
@@ -37,6 +45,14 @@ NAMES = [
 BAD_NAMES = ["", ".", "..", "../up", "a/../b", "a/..", "/absolute", "a//b", "a/", "./a", "a/./b", "nul\0"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def gcs_server():
+    with GcsServer(md5=False) as server, pytest.MonkeyPatch.context() as patch:
+        for key, value in server.environment().items():
+            patch.setenv(key, value)
+        yield server
+
+
 @pytest.fixture(params=STORES, ids=lambda name: name.replace(" ", "-"))
 def store(request, tmp_path):
     return STORES[request.param](tmp_path)
@@ -47,22 +63,48 @@ def conditional_store(request, tmp_path):
     return STORES[request.param](tmp_path)
 
 
+@pytest.fixture(params=sorted(PINS))
+def pinning_store(request, tmp_path):
+    return STORES[request.param](tmp_path)
+
+
 def listing(store, prefix=""):
     return {info.name: info.size_bytes for info in store.iter_objects(prefix)}
 
 
-def put_as_file(store, name, data):
+def put_as_file(store, name, data, replaces=None):
     with store.temporary_folder() as folder:
         path = folder / "object"
         path.write_bytes(data)
-        store.put_file(name, path)
+        return store.put_file(name, path, replaces)
 
 
-def test_only_the_stores_that_have_preconditions_say_so(request, tmp_path):
-    assert {name for name, make in STORES.items() if make(tmp_path).conditional} == CONDITIONAL
+both_puts = pytest.mark.parametrize(
+    "put", [lambda store, *args: store.put(*args), put_as_file], ids=["put", "put_file"]
+)
 
 
-@pytest.mark.parametrize("put", [lambda store, *args: store.put(*args), put_as_file], ids=["put", "put_file"])
+def replace_later(store, name, data):
+    """Local versions are mtimes, and a clock's tick may be as long as 10 ms."""
+    info = store.put(name, data, store.stat(name))
+    path = store.local_path(name)
+    if path is not None:
+        status = path.stat()
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
+        info = store.stat(name)
+    return info
+
+
+def test_only_the_stores_that_have_preconditions_say_so(tmp_path):
+    made = {name: make(tmp_path) for name, make in STORES.items()}
+    assert {name for name, store in made.items() if store.conditional} == CONDITIONAL
+    assert {name for name, store in made.items() if store.pins} == PINS
+    assert {name for name, store in made.items() if store.generations} == GENERATIONS
+    assert {name for name, store in made.items() if not store.shared} == {"memory"}
+    assert all(store.retries == 0 for store in made.values())
+
+
+@both_puts
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_put_is_read_listed_and_deleted(store, put, name):
     data = bytes(range(256))
@@ -77,7 +119,7 @@ def test_what_is_put_is_read_listed_and_deleted(store, put, name):
     assert listing(store) == {}
 
 
-@pytest.mark.parametrize("put", [lambda store, *args: store.put(*args), put_as_file], ids=["put", "put_file"])
+@both_puts
 def test_a_put_never_replaces(store, put):
     put(store, "a", b"first")
     for data in (b"second", b"first", b""):
@@ -137,6 +179,10 @@ def test_what_is_absent_is_not_found(store):
         assert isinstance(caught.value, StoreError)
         with pytest.raises(ObjectNotFoundError):
             store.read_range(name, 0, 1)
+        with pytest.raises(ObjectNotFoundError):
+            store.read_range(name, 0, 0)
+        with pytest.raises(ObjectNotFoundError):
+            store.read_into(name, 0, memoryview(bytearray(1)))
         store.delete(name)
     assert store.read("folder/object") == b"x"
 
@@ -187,6 +233,8 @@ def test_names_cannot_leave_the_store(store, name, tmp_path):
     calls = [
         lambda: store.read(name),
         lambda: store.read_range(name, 0, 1),
+        lambda: store.read_into(name, 0, memoryview(bytearray(1))),
+        lambda: list(store.read_many([Span(name)])),
         lambda: store.stat(name),
         lambda: store.put(name, b"x"),
         lambda: put_as_file(store, name, b"x"),
@@ -244,7 +292,7 @@ def test_a_temporary_folder_is_removed_when_an_error_leaves_it(store):
     assert not made[0].exists()
 
 
-@pytest.mark.parametrize("put", [lambda store, *args: store.put(*args), put_as_file], ids=["put", "put_file"])
+@both_puts
 def test_exactly_one_of_concurrent_puts_of_a_name_wins(conditional_store, put):
     barrier = threading.Barrier(8)
 
@@ -286,3 +334,189 @@ def test_only_a_local_folder_knows_what_fits(store):
     assert (free is not None) == isinstance(store, LocalStore)
     if free is not None:
         assert free > 0
+
+
+@both_puts
+def test_a_put_returns_what_a_stat_says(store, put):
+    info = put(store, "a/b", b"12345")
+    assert info == store.stat("a/b")
+    assert (info.name, info.size_bytes) == ("a/b", 5)
+    assert info.crc32c in {None, crc32c(b"12345")}
+
+
+@both_puts
+def test_a_put_replaces_the_version_it_names_and_no_other(store, put):
+    first = put(store, "a", b"first")
+    second = replace_later(store, "a", b"second, longer")
+    assert second.version != first.version
+    assert store.read("a") == b"second, longer"
+    with pytest.raises(ObjectExistsError, match="exists already"):
+        put(store, "a", b"third", first)
+    assert store.read("a") == b"second, longer"
+    third = put(store, "a", b"third", second)
+    assert store.read("a") == b"third"
+    assert store.stat("a") == third
+    store.delete("a")
+    put(store, "a", b"fourth", third)  # what was to be replaced is gone: so much the better
+    assert store.read("a") == b"fourth"
+
+
+def test_a_put_does_not_replace_a_version_of_another_store(store):
+    store.put("a", b"first")
+    with pytest.raises(ObjectExistsError):
+        store.put("a", b"second", ObjectInfo("a", 5, "no version of this store"))
+    assert store.read("a") == b"first"
+
+
+def test_versions_that_a_store_gives_out_are_never_the_same(tmp_path):
+    for name in sorted(GENERATIONS):
+        store = STORES[name](tmp_path)
+        seen = set()
+        for _ in range(5):
+            seen.add(store.put("a", b"same").version)
+            store.delete("a")
+        assert len(seen) == 5
+
+
+def test_reads_of_a_version_are_of_that_version(pinning_store):
+    store = pinning_store
+    first = store.put("a", b"0123456789")
+    buffer = bytearray(4)
+
+    def reads(version):
+        span = Span("a", 2, 6, version)
+        return [
+            lambda: store.read("a", version),
+            lambda: store.read_range("a", 2, 6, version),
+            lambda: bytes(buffer[: store.read_into("a", 2, memoryview(buffer), version)]),
+            lambda: raised_or(next(store.read_many([Span("a", version=version)]))),
+            lambda: raised_or(next(store.read_many([span]))),
+        ]
+
+    expected = [b"0123456789", b"2345", b"2345", b"0123456789", b"2345"]
+    assert [read() for read in reads(first.version)] == expected
+    second = replace_later(store, "a", b"9876543210")
+    for read in reads(first.version):
+        with pytest.raises(ObjectChangedError, match="/a: it is"):
+            read()
+    assert [read() for read in reads(second.version)] == [b"9876543210", b"7654", b"7654", b"9876543210", b"7654"]
+    store.delete("a")
+    for read in reads(first.version):
+        with pytest.raises(ObjectNotFoundError):
+            read()
+
+
+def raised_or(result):
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "expected"), [(0, 10, 10), (3, 4, 4), (8, 5, 2), (10, 3, 0), (50, 3, 0), (4, 0, 0)]
+)
+def test_a_range_is_read_into_a_buffer(store, start, size, expected):
+    store.put("digits", b"0123456789")
+    buffer = bytearray(b"." * (size + 4))
+    assert store.read_into("digits", start, memoryview(buffer)[2 : 2 + size]) == expected
+    assert bytes(buffer) == b".." + b"0123456789"[start : start + size].ljust(size, b".") + b".."
+
+
+def test_threads_read_a_large_object_into_one_buffer(store):
+    data = os.urandom(5 << 20)
+    store.put("large", data)
+    buffer = bytearray(len(data))
+    starts = range(0, len(data), 700_001)
+    with ThreadPoolExecutor(8) as pool:
+        counts = pool.map(
+            lambda start: store.read_into("large", start, memoryview(buffer)[start : start + 700_001]), starts
+        )
+    assert sum(counts) == len(data)
+    assert buffer == data
+
+
+def test_spans_are_read_in_turn_and_what_is_absent_is_an_error_in_its_place(store):
+    for number in range(150):
+        store.put(f"folder/{number}", b"%d" % number * (number % 7))
+    names = [
+        name for number in range(150) for name in ((f"folder/{number}",) if number % 50 else (f"absent/{number}",))
+    ]
+    found = list(store.read_many(Span(name) for name in names))
+    assert len(found) == len(names)
+    for number, result in enumerate(found):
+        if number % 50:
+            assert result == b"%d" % number * (number % 7)
+        else:
+            assert isinstance(result, ObjectNotFoundError)
+            assert f"absent/{number}" in str(result)
+
+
+def test_spans_may_be_parts_of_objects(store):
+    store.put("digits", b"0123456789")
+    store.put("größe/q?a=1&b#c%20d\n", b"odd")
+    spans = [
+        Span("digits", 2, 5),
+        Span("digits", 7),
+        Span("digits", 4, 4),
+        Span("digits", 8, 100),
+        Span("digits", 10, 12),
+        Span("digits", 50),
+        Span("absent", 3, 3),
+        Span("größe/q?a=1&b#c%20d\n"),
+        Span("digits", 0, 3),
+    ]
+    found = list(store.read_many(spans))
+    assert isinstance(found.pop(6), ObjectNotFoundError)
+    assert found == [b"234", b"789", b"", b"89", b"", b"", b"odd", b"012"]
+    assert list(store.read_many([])) == []
+
+
+def test_spans_are_drawn_as_results_are_taken(store):
+    store.put("a", b"1")
+    drawn = []
+
+    def spans():
+        for number in range(10_000):
+            drawn.append(number)
+            yield Span("a")
+
+    results = store.read_many(spans())
+    assert drawn == []
+    assert list(islice(results, 20)) == [b"1"] * 20
+    assert len(drawn) < 500
+    results.close()
+    threads = [
+        thread.name for thread in threading.enumerate() if thread.name.startswith(("tpufeed-bulk", "tpufeed-read"))
+    ]
+    assert threads == []
+
+
+def test_an_error_of_the_spans_reaches_who_takes_the_results(store):
+    store.put("a", b"1")
+
+    def spans():
+        yield Span("a")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        list(store.read_many(spans()))
+
+
+def test_exactly_one_of_concurrent_puts_in_the_place_of_a_version_wins(tmp_path):
+    for name in sorted(GENERATIONS):  # of two that replace a local file at once both succeed
+        store = STORES[name](tmp_path)
+        first = store.put("a", b"first")
+        barrier = threading.Barrier(8)
+
+        def race(number, store=store, first=first, barrier=barrier):
+            barrier.wait()
+            try:
+                store.put("a", b"%d" % number, first)
+            except ObjectExistsError:
+                return None
+            return number
+
+        with ThreadPoolExecutor(8) as pool:
+            winners = [number for number in pool.map(race, range(8)) if number is not None]
+        assert len(winners) == 1
+        assert store.read("a") == b"%d" % winners[0]

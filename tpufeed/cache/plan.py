@@ -15,7 +15,8 @@ from tpufeed.errors import OptionError
 from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Op, to_dict
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.sharding.options import ShardKeywords, parse_size
+from tpufeed.sharding.options import ShardKeywords
+from tpufeed.storage.sizes import parse_size
 
 KIND = "cache warmup"
 Encoding = Literal["raw", "jpeg", "png", "webp"]

@@ -65,7 +65,8 @@ class DatasetSource:
         own = {*fixed_ints(header.features), FORMAT}
         kept = {f.name: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
         as_stored = all(name == key and key not in layout.int_keys for name, key in kept.items())
-        for number, payload in self._iter_payloads(task.split, task.first, task.stop):
+        payloads = self.dataset.reader(task.split).iter_payloads(task.first, task.stop)
+        for number, payload in enumerate(payloads, task.first):
             parts = layout.split(payload) if as_stored else None
             if parts is None:
                 image, values = layout.decode(payload)
@@ -81,14 +82,6 @@ class DatasetSource:
 
     def draws_seed(self, seed: int) -> int:
         return self.dataset.manifest.draws_seed(seed)
-
-    def _iter_payloads(self, split: str, start: int, stop: int) -> Iterator[tuple[int, memoryview]]:
-        reader = self.dataset.reader(split)
-        first = 0
-        for shard, entry in enumerate(self.dataset.split(split).variants[0].shards):
-            for sample in range(max(first, start), min(first + entry.records, stop)):
-                yield sample, reader.read(shard, sample - first)
-            first += entry.records
 
 
 @dataclass(frozen=True, slots=True)

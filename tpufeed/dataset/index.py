@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.dataset.manifest import Variant
-from tpufeed.errors import ShardError
-from tpufeed.storage.store import Store
+from tpufeed.errors import ShardError, StoreError
+from tpufeed.storage.store import Span, Store
 
 Offsets = npt.NDArray[np.uint64]
 
@@ -41,37 +41,46 @@ class Index:
         self._header_bytes = variant.index.bytes - self._starts[-1] * _ITEM_BYTES
         self._lock = threading.Lock()
         self._mapped: Offsets | None = None
-        self._parts: dict[int, Offsets] = {}
         if self._header_bytes < 64:
             raise ShardError(f"{self._where}: {variant.index.bytes} bytes cannot hold the manifest's records")
 
-    def offsets(self, shard: int) -> Offsets:
-        """The records+1 offsets of shard number `shard`.
+    def offsets(self, shards: Sequence[int]) -> list[Offsets]:
+        """The records+1 offsets of each of these shards; those of a remote index are asked for at once.
 
         Raises:
             ShardError: the index does not belong to the manifest.
         """
-        with self._lock:
-            found = self._parts.get(shard)
-            if found is None:
-                found = self._parts[shard] = self._load(shard)
-        return found
-
-    def _load(self, shard: int) -> Offsets:
-        start, stop = self._starts[shard], self._starts[shard + 1]
         path = self._store.local_path(self._variant.index.name)
-        if path is not None:
+        parts = self._read(shards) if path is None else self._cut(path, shards)
+        return [self._checked(shard, part) for shard, part in zip(shards, parts, strict=True)]
+
+    def _cut(self, path: Path, shards: Sequence[int]) -> list[Offsets]:
+        with self._lock:
             if self._mapped is None:
                 self._mapped = self._map(path)
-            part = self._mapped[start:stop]
-        else:
-            at = self._header_bytes
-            data = self._store.read_range(self._variant.index.name, at + start * _ITEM_BYTES, at + stop * _ITEM_BYTES)
-            part = np.frombuffer(data, _ITEM, len(data) // _ITEM_BYTES)
-        size = self._variant.shards[shard].bytes
-        if len(part) != stop - start or part[0] != 0 or part[-1] != size or bool((part[1:] < part[:-1]).any()):
+        return [self._mapped[self._starts[shard] : self._starts[shard + 1]] for shard in shards]
+
+    def _read(self, shards: Sequence[int]) -> list[Offsets]:
+        at, parts = self._header_bytes, list[Offsets]()
+        spans = [
+            (at + self._starts[shard] * _ITEM_BYTES, at + self._starts[shard + 1] * _ITEM_BYTES) for shard in shards
+        ]
+        for data in self._store.read_many([Span(self._variant.index.name, *span) for span in spans]):
+            if isinstance(data, StoreError):
+                raise data
+            parts.append(np.frombuffer(data, _ITEM, len(data) // _ITEM_BYTES))
+        return parts
+
+    def _checked(self, shard: int, part: Offsets) -> Offsets:
+        entry = self._variant.shards[shard]
+        if (
+            len(part) != entry.records + 1
+            or part[0] != 0
+            or part[-1] != entry.bytes
+            or bool((part[1:] < part[:-1]).any())
+        ):
             raise ShardError(
-                f"{self._where}: the offsets of {self._variant.shards[shard].name} do not fit its {size} bytes. "
+                f"{self._where}: the offsets of {entry.name} do not fit its {entry.bytes} bytes. "
                 f"Run: tpufeed verify {self._store.url}"
             )
         return part

@@ -1,6 +1,7 @@
 """The manifest: what a dataset is. It is put last, and a dataset exists if and only if it does."""
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from tpufeed.errors import ManifestError, ManifestVersionError
 
 FORMAT = "tpufeed-dataset"
 FORMAT_VERSION = 1
+_IMAGE_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,8 +166,10 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     if not manifest.features:
         yield "no features"
     image = manifest.features[0]
-    if image.dtype == "uint8" and (image.shape is None or len(image.shape) != 3 or min(image.shape) < 1):
+    if image.dtype == "uint8" and not _is_image(image.shape):
         yield f"{image.name} of shape {image.shape} is no image"
+    if manifest.cache is not None and not _is_image(manifest.cache.shape):
+        yield f"a cache of shape {manifest.cache.shape} holds no images"
     for name, split in manifest.splits.items():
         if not split.variants:
             yield f"split {name!r} has no shards"
@@ -183,6 +187,11 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
         yield "a file stands for two"
+
+
+def _is_image(shape: tuple[int, ...] | None) -> bool:
+    """Whether (height, width, channels) can be an image's: loaders ask for the memory of a batch of it."""
+    return shape is not None and len(shape) == 3 and min(shape) >= 1 and math.prod(shape) < _IMAGE_BYTES
 
 
 def _is_name(name: str) -> bool:

@@ -6,7 +6,7 @@ Within a segment the records of each shard's part are permuted. Global sample g 
 rank r of W owns the g with g mod W = r. So any W that divides L gives the same global sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -84,6 +84,21 @@ class EpochOrder:
             return []
         first, last = self._shard_at(start), self._shard_at(stop - 1)
         return [int(shard) for shard in self._shards[first : last + 1] if self._length(int(shard))]
+
+    def due_shards(self, lanes: Iterable[int], position: int = 0) -> list[int]:
+        """The shards that these lanes read from global position `position` on, the one that is due first, first."""
+        due: dict[int, int] = {}
+        for lane in lanes:
+            start, stop = int(self._lane_starts[lane]), int(self._lane_stops[lane])
+            at = start + max(0, -(-(position - lane) // self.lanes))
+            if at >= stop:
+                continue
+            for slot in range(self._shard_at(at), self._shard_at(stop - 1) + 1):
+                shard = int(self._shards[slot])
+                first = (max(int(self._shard_starts[slot]), at) - start) * self.lanes + lane
+                if self._length(shard):
+                    due[shard] = min(first, due.get(shard, first))
+        return sorted(due, key=due.__getitem__)
 
     def _lane_places(self, lane: int, elements: Ints) -> tuple[Ints, Ints]:
         flat = self._lane_starts[lane] + elements

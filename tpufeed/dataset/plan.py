@@ -173,6 +173,8 @@ def read_plan(store: Store) -> Plan:
                     "the build with the tpufeed that began it, or take another destination"
                 )
             header = msgspec.json.decode(first, type=PlanHeader)
+            if header.variants is not None and header.variants < 1:
+                raise ValueError(f"it makes {header.variants} variants")
             refs: list[TaskRef] = []
             start, crc, end = len(first), crc32c(first), None
             for line in file:
@@ -181,14 +183,14 @@ def read_plan(store: Store) -> Plan:
                     break
                 crc = crc32c(line, crc)
                 task = msgspec.json.decode(line, type=_TaskHead)
-                name = header.shard_names(task)[0]
+                name = shard_name(task.split, None if header.variants is None else 0, task.shard, task.shards)
                 refs.append(TaskRef(task.number, task.split, start, start + len(line) - 1, name))
                 start += len(line)
         if end is None:
             raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
         if end.crc32c != crc:
             raise ValueError(f"its CRC-32C is {crc:#010x}; {end.crc32c:#010x} was written")
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         if isinstance(error, ManifestError):
             raise
         raise ManifestError(
@@ -198,8 +200,14 @@ def read_plan(store: Store) -> Plan:
 
 
 def read_task(store: Store, ref: TaskRef) -> Task:
-    """The task that `ref` refers to."""
-    return msgspec.json.decode(store.read_range(PLAN, ref.start, ref.stop), type=Task)
+    """The task that `ref` refers to. Raises ManifestError where it does not stand there: the plan is another by now."""
+    try:
+        return msgspec.json.decode(store.read_range(PLAN, ref.start, ref.stop), type=Task)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ManifestError(
+            f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: {error}. Was it replaced? Run the same "
+            "command again"
+        ) from error
 
 
 def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, options: dict[str, Any]) -> None:

@@ -1,44 +1,46 @@
 """Opening a dataset, and reading its records with their CRCs verified."""
 
-import mmap
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
-from tpufeed.dataset.index import Index, Offsets
-from tpufeed.dataset.manifest import Manifest, Shard, Split, decode_manifest
+from tpufeed.dataset.manifest import Manifest, Split, decode_manifest
 from tpufeed.dataset.naming import MANIFEST
-from tpufeed.dataset.schema import record_layout
+from tpufeed.dataset.records import Reader
 from tpufeed.errors import (
     DatasetExistsError,
     DatasetNotFoundError,
+    ObjectChangedError,
     ObjectNotFoundError,
     OptionError,
-    ShardError,
 )
 from tpufeed.storage.registry import open_store
+from tpufeed.storage.staging.stage import Stage
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import Feature, decode_example
-from tpufeed.tfrecord.framing import decode_records
-from tpufeed.tfrecord.layout import FixedLayout
-
-_OPEN_SHARDS = 128  # each holds a descriptor
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that exists: its manifest and the store that holds it, with the index."""
+    """A dataset that exists: its manifest and the store that holds it, with the index.
+
+    `version` is that of the manifest's file, where it is one.
+    """
 
     store: Store
     manifest: Manifest
+    version: str = ""
 
     @cached_property
     def shards(self) -> Store:
         """The store that holds the shards: `store`, except where a dataset was adopted from elsewhere."""
         return self.store if self.manifest.data_url is None else open_store(self.manifest.data_url)
+
+    @cached_property
+    def is_remote(self) -> bool:
+        """Whether shards are no files of this machine."""
+        return self.shards.local_path("x") is None
 
     @property
     def url(self) -> str:
@@ -50,6 +52,23 @@ class Dataset:
         """What it holds, see `Manifest.content_digest`."""
         return self.manifest.content_digest
 
+    def check_current(self) -> None:
+        """Raises ObjectChangedError where a folder does not hold this dataset any more.
+
+        A build with --overwrite removes the manifest first, and its shards may have the same names and sizes; those of
+        a raw cache always have. What is copied over itself stays the same dataset.
+        """
+        found = self.store.stat(MANIFEST) if self.version else None
+        if not self.version or (found is not None and found.version == self.version):
+            return
+        present = find_dataset(self.store)
+        if present is None or present.content_digest != self.content_digest:
+            what = "removed" if present is None else "built anew"
+            raise ObjectChangedError(
+                f"{self.url} was {what} while it was read. Open it again once no build is at work there; what is "
+                "in use is better built anew in another place"
+            )
+
     def split(self, name: str) -> Split:
         """The split `name`. Raises OptionError naming those that there are."""
         found = self.manifest.splits.get(name)
@@ -57,16 +76,17 @@ class Dataset:
             raise OptionError(f"{self.url} has no split {name!r}; it has {', '.join(self.manifest.splits) or 'none'}")
         return found
 
-    def reader(self, split: str, variant: int = 0) -> "Reader":
-        """A reader of the records of one variant of a split."""
-        return Reader(self, split, variant)
+    def reader(
+        self, split: str, variant: int = 0, stage: Stage | None = None, open_shards: int | None = None
+    ) -> Reader:
+        """A reader of the records of one variant of a split; see `Reader`."""
+        return Reader(self, split, variant, stage, open_shards)
 
     def iter_examples(self, split: str, variant: int = 0) -> Iterator[dict[str, Feature]]:
         """Every sample of a split as its features, in the order of the shards."""
-        reader = self.reader(split, variant)
-        for shard, entry in enumerate(self.split(split).variants[variant].shards):
-            for record in range(entry.records):
-                yield decode_example(reader.read(shard, record), reader.place(shard, record))
+        records = self.split(split).records
+        for sample, payload in enumerate(self.reader(split, variant).iter_payloads(0, records)):
+            yield decode_example(payload, f"{self.url}, sample {sample} of split {split!r}")
 
 
 def open_dataset(url: str | Path) -> Dataset:
@@ -90,10 +110,12 @@ def open_dataset(url: str | Path) -> Dataset:
 def find_dataset(store: Store) -> Dataset | None:
     """The dataset that `store` holds, or None. Raises as `open_dataset` does."""
     try:
-        data = store.read(MANIFEST)
+        info = None if store.local_path(MANIFEST) is None else store.stat(MANIFEST)
+        version = "" if info is None else info.version
+        data = store.read(MANIFEST, version)
     except ObjectNotFoundError:
         return None
-    return Dataset(store, decode_manifest(data, f"{store.url}/{MANIFEST}"))
+    return Dataset(store, decode_manifest(data, f"{store.url}/{MANIFEST}"), version)
 
 
 def refuse_existing(store: Store) -> None:
@@ -103,87 +125,3 @@ def refuse_existing(store: Store) -> None:
             f"{store.url} already holds a dataset (see: tpufeed info {store.url}); nothing was changed. Take another "
             "destination, or remove this one first"
         )
-
-
-class Reader:
-    """Records of one variant of a split by shard and number. Thread-safe.
-
-    Local shards are mapped into memory and read in place; remote ones are read by ranges. Either way both CRCs of each
-    record are verified. A shard must not be truncated while it is read; replacing or deleting its file is harmless.
-    """
-
-    def __init__(self, dataset: Dataset, split: str, variant: int = 0) -> None:
-        variants = dataset.split(split).variants
-        if not 0 <= variant < len(variants):
-            raise OptionError(
-                f"{dataset.url}: split {split!r} has {len(variants)} variants, so none of number {variant}"
-            )
-        self.layout: FixedLayout = record_layout(dataset.manifest.features)
-        self._store = dataset.shards
-        self._shards = variants[variant].shards
-        self._index = Index(dataset.store, variants[variant])
-        self._opened: dict[int, _OpenShard] = {}
-        self._lock = threading.Lock()
-
-    def read(self, shard: int, record: int) -> memoryview:
-        """The payload of a record, valid as long as the view lives.
-
-        Raises:
-            RecordError: damage, naming shard, record and byte.
-            ShardError: the shard or the index is not the manifest's.
-        """
-        return self.read_many([(shard, record)])[0]
-
-    def read_many(
-        self, places: Sequence[tuple[int, int]], use: Callable[[int, memoryview], None] | None = None
-    ) -> list[memoryview]:
-        """Payloads of several records, each (shard, record); `use` as in `decode_records`. Raises as `read` does."""
-        spans = [self._span(shard, record) for shard, record in places]
-        records = [
-            view[start:stop]
-            if view is not None
-            else memoryview(self._store.read_range(self._shards[shard].name, start, stop))
-            for (shard, _), (view, start, stop) in zip(places, spans, strict=True)
-        ]
-        return decode_records(records, lambda number: f"{self.place(*places[number])}, byte {spans[number][1]}", use)
-
-    def place(self, shard: int, record: int) -> str:
-        """How errors name a record."""
-        return f"{self._store.url}/{self._shards[shard].name}, record {record}"
-
-    def _span(self, shard: int, record: int) -> tuple[memoryview | None, int, int]:
-        view, offsets = self._opened.get(shard) or self._open(shard)
-        return view, offsets.item(record), offsets.item(record + 1)
-
-    def _open(self, shard: int) -> "_OpenShard":
-        with self._lock:
-            if shard not in self._opened:
-                entry = self._shards[shard]
-                path = self._store.local_path(entry.name)
-                view = None if path is None else memoryview(_map_file(path, entry))
-                while len(self._opened) >= _OPEN_SHARDS:
-                    del self._opened[next(iter(self._opened))]
-                self._opened[shard] = _OpenShard(view, self._index.offsets(shard))
-            return self._opened[shard]
-
-
-class _OpenShard(NamedTuple):
-    """A shard's bytes, where they are mapped, and its records' offsets."""
-
-    view: memoryview | None
-    offsets: Offsets
-
-
-def _map_file(path: Path, shard: Shard) -> mmap.mmap | bytes:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size != shard.bytes:
-                raise ShardError(
-                    f"{path} has {size} bytes; the manifest says {shard.bytes}. Run: tpufeed verify {path.parent}"
-                )
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-    except OSError as error:
-        raise ShardError(
-            f"{path}: {error.strerror}; the manifest names this shard. Is the dataset complete?"
-        ) from error

@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 from tpufeed.dataset.manifest import Manifest
-from tpufeed.dataset.reader import Dataset, Reader
+from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME
 from tpufeed.diagnosis.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_label
 from tpufeed.diagnosis.sheet import Tile, draw_sheet, sheet_size

@@ -7,7 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from tpufeed.dataset.manifest import Manifest
-from tpufeed.dataset.reader import Dataset, Reader
+from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import LABEL, fixed_ints
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.tfrecord.example import decode_example

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpufeed.dataset.reader import Dataset, Reader
+from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.records import Reader
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import Draws, Op, from_dict

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tpufeed.dataset.order import EpochOrder, Places
 from tpufeed.dataset.partition import Share
-from tpufeed.dataset.reader import Reader
+from tpufeed.dataset.records import Reader
 from tpufeed.errors import LoaderError
 from tpufeed.loaders.columns import MASK
 from tpufeed.loaders.rows import Array, Rows

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -10,6 +11,7 @@ from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import Op
 from tpufeed.loaders.world import WorldLike
+from tpufeed.storage.sizes import parse_size
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -25,6 +27,8 @@ class LoaderKeywords(TypedDict, total=False):
     lanes: int | None
     threads: int | None
     prefetch: int
+    stage_dir: str | Path | None
+    stage_bytes: str | int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,10 @@ class LoaderOptions:
         lanes: see `dataset.order`; a multiple of the world's size.
         threads: that decode; by default one a core.
         prefetch: batches that are prepared ahead.
+        stage_dir: where verified copies of remote shards are kept for all processes of this host; by default what the
+            environment's TPUFEED_STAGE_DIR says, else /dev/shm where that has room, else the user's cache folder.
+        stage_bytes: what all copies there may take, as "64GB" or a number; by default half of what is free. 0 reads
+            remote records by ranges only. A dataset that fits is remote for its first epoch only.
     """
 
     batch_size: int = 128
@@ -58,6 +66,8 @@ class LoaderOptions:
     lanes: int | None = None
     threads: int | None = None
     prefetch: int = 4
+    stage_dir: str | Path | None = None
+    stage_bytes: str | int | None = None
 
     def __post_init__(self) -> None:
         optional = {"threads": self.threads, "lanes": self.lanes}
@@ -69,6 +79,8 @@ class LoaderOptions:
         if not isinstance(self.seed, int | np.integer):
             raise OptionError(f"seed is a whole number, not {self.seed!r}")
         object.__setattr__(self, "seed", int(self.seed))  # numpy's overflow in the hash, and are no JSON
+        if self.stage_bytes is not None and self.stage_bytes != 0:
+            object.__setattr__(self, "stage_bytes", parse_size(self.stage_bytes))
         if self.remainder not in ("drop", "pad", "repeat"):
             raise OptionError(f"remainder is 'drop', 'pad' or 'repeat', not {self.remainder!r}")
         if isinstance(self.columns, str) and self.columns != "default":

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from tpufeed.dataset.order import Places
-from tpufeed.dataset.reader import Reader
+from tpufeed.dataset.records import Reader
 from tpufeed.images.pipeline import DrawnBatch
 from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Column

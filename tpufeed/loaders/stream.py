@@ -9,7 +9,8 @@ import numpy as np
 
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import Share, World, default_lanes
-from tpufeed.dataset.reader import Dataset, Reader, open_dataset
+from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.dataset.records import Reader
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import OptionError
 from tpufeed.loaders.buffers import BufferPool
@@ -19,8 +20,10 @@ from tpufeed.loaders.epoch import BatchForm, Epoch, EpochIterator
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
 from tpufeed.loaders.rows import Rows, cut_chunks
 from tpufeed.loaders.world import find_world, to_world
+from tpufeed.storage.staging.stage import Stage
 
 _STATE_VERSION = 1
+_FEWEST_OPEN = 32
 
 
 def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "NumpyLoader":
@@ -77,6 +80,7 @@ class NumpyLoader:
         self._threads = options.threads or available_cores()
         self._rows = Rows(self._decoder, pool, tuple(columns), cut_chunks(options.batch_size, self._threads))
         self._readers: dict[int, Reader] = {}
+        self._stage: Stage | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._world: World | None = None
         self._find_world = find
@@ -121,12 +125,8 @@ class NumpyLoader:
     def __iter__(self) -> "EpochIterator":
         """The next epoch."""
         epoch = self._next_epoch
-        variant = epoch % len(self._entry.variants)
-        reader = self._readers.get(variant)
-        if reader is None:
-            reader = self._readers[variant] = self.dataset.reader(self.split, variant)
-        shards = [shard.records for shard in self._entry.variants[variant].shards]
-        order = EpochOrder(shards, self.options.seed, epoch, self.lanes, self.options.shuffle)
+        reader, order = self._open(epoch), self._order(epoch)
+        self._fetch_ahead(epoch, order)
         executor = self._executor  # `close` in another thread may take it away here
         if executor is None:
             executor = self._executor = ThreadPoolExecutor(self._threads, "tpufeed-decode")
@@ -185,6 +185,10 @@ class NumpyLoader:
             current.close()
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
+        if self._stage is not None:
+            for reader in self._readers.values():
+                reader.release()
+            self._stage.close()
 
     def __enter__(self) -> Self:
         return self
@@ -202,6 +206,44 @@ class NumpyLoader:
             "seed": self.options.seed,
             "shuffle": self.options.shuffle,
         }
+
+    def _order(self, epoch: int) -> EpochOrder:
+        shards = [shard.records for shard in self._entry.variants[epoch % len(self._entry.variants)].shards]
+        return EpochOrder(shards, self.options.seed, epoch, self.lanes, self.options.shuffle)
+
+    def _open(self, epoch: int) -> Reader:
+        """The reader of an epoch's variant; the others let go of what they hold in the stage."""
+        variant = epoch % len(self._entry.variants)
+        if self._stage is None and self.options.stage_bytes != 0 and self.dataset.is_remote:
+            folder, budget = self.options.stage_dir, self.options.stage_bytes
+            self._stage = Stage(
+                self.dataset.shards,
+                None if folder is None else Path(folder),
+                None if budget is None else int(budget),
+            )
+        for other, reader in self._readers.items():
+            if other != variant and self._stage is not None:
+                reader.release()
+        if variant not in self._readers:
+            # Twice the lanes: those that are read, and those that the batches ahead have come to.
+            most = None if self._stage is None else max(_FEWEST_OPEN, 2 * len(self._lanes_read))
+            self._readers[variant] = self.dataset.reader(self.split, variant, self._stage, most)
+        return self._readers[variant]
+
+    def _fetch_ahead(self, epoch: int, order: EpochOrder) -> None:
+        """Tell the stage what is due in this epoch, and then in the next one."""
+        if self._stage is None:
+            return
+        variants = len(self._entry.variants)
+        due = list(self._readers[epoch % variants].due(order.due_shards(self._lanes_read, self._start)))
+        following = self.dataset.reader(self.split, (epoch + 1) % variants)
+        due += following.due(self._order(epoch + 1).due_shards(self._lanes_read))
+        self._stage.fetch(dict.fromkeys(due))
+
+    @property
+    def _lanes_read(self) -> range:
+        """Lanes whose samples are this rank's."""
+        return range(self.world.rank, self.lanes, self.world.size)
 
     def _share(self, start: int) -> Share:
         share = Share(self._entry.records, self.options.batch_size, self.world, self.options.remainder, start)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tpufeed.dataset.reader import Dataset, Reader, open_dataset
+from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import LABEL, fixed_ints
 from tpufeed.errors import MissingExtraError
 from tpufeed.images.ops import Op

@@ -1,9 +1,7 @@
 """The options of `shard`, checked once."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -11,8 +9,7 @@ from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import OptionError
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.sharding.labels import read_classes
-
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+from tpufeed.storage.sizes import parse_size
 
 
 class ShardKeywords(TypedDict, total=False):
@@ -123,15 +120,6 @@ def make_options(keywords: ShardKeywords) -> ShardOptions:
 _KEYWORD_OF_FIELD = {"presize_px": "presize", "min_side_px": "min_side"}
 _IMAGE_KEYWORDS = ("check", "encode", "quality", "presize", "presize_mode", "max_pixels", "min_side")
 _POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension"})
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of "64MB", "1GiB" or 1048576. Raises OptionError."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
-    unit = None if match is None else _UNITS.get(match.group(2).lower())
-    if match is None or unit is None:
-        raise OptionError(f"{text!r} is no size; write it like 64MB or 128MiB")
-    return int(Decimal(match.group(1)) * unit)  # a float would overflow
 
 
 def parse_splits(text: str) -> dict[str, float]:

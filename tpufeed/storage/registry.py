@@ -12,6 +12,7 @@ def open_store(url: str | Path) -> Store:
 
     Raises:
         UnknownSchemeError: nothing opens this scheme.
+        OptionError: it names no bucket.
         MissingExtraError: its backend is not installed.
     """
     text = str(url)
@@ -26,6 +27,10 @@ def open_store(url: str | Path) -> Store:
         from tpufeed.storage.memory import MemoryStore
 
         return MemoryStore(text)
+    if scheme in ("gs", "gcs") and text.startswith(f"{scheme}://"):  # a chain as gs::... is fsspec's
+        from tpufeed.storage.gcs import GcsStore
+
+        return GcsStore(text)
     from fsspec.registry import known_implementations, registry
 
     if scheme not in known_implementations and scheme not in registry:

@@ -1,0 +1,209 @@
+"""One request and its answer, with the fault that the script has for them."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.gcs_server import service
+from tests.gcs_server.calls import Call, call_of
+from tests.gcs_server.errors import ApiError, response
+from tests.gcs_server.faults import Fault
+from tests.gcs_server.messages import Data, Request, Response
+from tests.gcs_server.records import Record
+from tests.gcs_server.throttle import Throttle
+from tests.gcs_server.wire import Wire
+from tests.gcs_server.world import World
+from tests.gcs_server.writing import keep_partial
+
+_PEEK_BYTES = 64 << 10  # of an upload, read before its fault is chosen: the object's name may lie in there
+_UPLOADS = {"write", "chunk"}
+
+
+class Ended(Exception):
+    """The connection is over: by a fault, or because the client wants no more."""
+
+
+@dataclass(slots=True)
+class Link:
+    """A connection's throttles, one each way; they live as long as its rate."""
+
+    up: Throttle | None = None
+    down: Throttle | None = None
+
+    def at(self, bytes_per_second: float) -> "Link":
+        if not bytes_per_second:
+            self.up = self.down = None
+        elif self.up is None or self.up.bytes_per_second != bytes_per_second:
+            self.up, self.down = Throttle(bytes_per_second), Throttle(bytes_per_second)
+        return self
+
+
+class Exchange:
+    """Used once: `run`."""
+
+    def __init__(self, wire: Wire, link: Link, world: World, request: Request, number: int):
+        self._wire, self._link, self._world, self._request, self._number = wire, link, world, request, number
+        self._started = time.monotonic()
+        self._call = Call(request, "?")
+        self._fault: Fault | None = None
+        self._record = Record(request.method, "?", request.target, "", "", "", self._started, number)
+
+    def run(self) -> None:
+        """Raises Ended where nothing can follow on the connection."""
+        self._receive()
+        settings = self._world.settings
+        if settings.latency_ms:
+            self._world.stopping.wait(settings.latency_ms / 1000)
+        self._answer()
+        if self._request.headers.get("connection", "").lower() == "close":
+            raise Ended
+
+    def _receive(self) -> None:
+        """The body, and in its first bytes what the call is and which fault it meets."""
+        request = self._request
+        if request.headers.get("expect", "").lower() == "100-continue":
+            self._wire.send(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+        body = memoryview(self._chunked() if "chunked" in request.headers.get("transfer-encoding", "") else b"")
+        at = len(body)
+        if not at:
+            body = memoryview(np.empty(request.body_bytes, np.uint8))  # no zeros first: they cost more than the bytes
+            at = min(len(body), _PEEK_BYTES)
+            self._wire.read_into(body[:at])
+        request.body = body[:at]
+        self._meet()
+        if self._link.up:
+            self._link.up.begin()
+            self._link.up.take(at)
+        stop = self._cut_of_upload(len(body))
+        if stop > at:
+            self._wire.read_into(body[at:stop], self._link.up)
+        at = max(at, stop)
+        request.body, self._record.received_bytes = body[:at], at
+        self._strike_upload(body, at)
+        request.body, self._record.received_bytes = body, len(body)
+
+    def _chunked(self) -> bytearray:
+        body = bytearray()
+        while size := int(self._wire.read_line().partition(b";")[0], 16):
+            piece = bytearray(size)
+            self._wire.read_into(memoryview(piece))
+            body += piece
+            self._wire.read_line()
+        while self._wire.read_line():
+            pass
+        return body
+
+    def _meet(self) -> None:
+        """Know the call, its fault and its speed."""
+        request = self._request
+        self._call = call = call_of(request, self._world.vault.uploads)
+        self._fault = fault = self._world.faults.fire(call)
+        rate = self._world.settings.connection_bytes_per_second
+        if fault is not None and fault.action == "slow":
+            rate = min(rate or fault.bytes_per_second, fault.bytes_per_second)
+        self._link.at(rate)
+        record = self._record
+        record.operation, record.bucket, record.name = call.operation, call.bucket, call.name
+        record.range = request.headers.get("content-range") or request.headers.get("range", "")
+        record.fault = fault.action if fault else ""
+
+    def _cut_of_upload(self, size: int) -> int:
+        """How much of an upload is received before its fault strikes: all of it, but for two."""
+        fault = self._fault
+        if fault and self._call.operation in _UPLOADS and self._in_body(fault):
+            return fault.cut(size)
+        return size
+
+    def _strike_upload(self, body: memoryview, at: int) -> None:
+        fault = self._fault
+        if fault is None or self._call.operation not in _UPLOADS:
+            return
+        if fault.action == "reset_midway":
+            if self._call.operation == "chunk":
+                keep_partial(self._world.vault, self._call)
+            self._end(reset=True)
+        if fault.action == "stall" and self._in_body(fault):
+            self._stall(fault)
+        if at < len(body):
+            self._wire.read_into(body[at:], self._link.up)
+        if fault.action == "corrupt" and len(body):
+            body[min(fault.cut(len(body)), len(body) - 1)] ^= 1
+
+    def _answer(self) -> None:
+        fault = self._fault
+        action = fault.action if fault else ""
+        if action == "reset":
+            self._end(reset=True)
+        if fault and action == "stall" and not self._in_body(fault):
+            self._stall(fault)
+        answer = self._refusal(fault) if fault and action == "status" else service.answer(self._world.vault, self._call)
+        if self._request.method == "HEAD":
+            answer.headers["Content-Length"], answer.body = str(len(answer.body)), b""
+        self._record.status, self._record.generation = answer.status, answer.generation
+        if action == "lose_response":
+            self._end(reset=True)
+        self._deliver(answer)
+
+    def _refusal(self, fault: Fault) -> Response:
+        headers = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
+        return response(ApiError(fault.status, fault.message, fault.reason, headers), self._call.dialect)
+
+    def _deliver(self, answer: Response) -> None:
+        """Log and send, with the faults of an answer's body."""
+        fault, wire, record, body = self._fault, self._wire, self._record, answer.body
+        head = answer.head(keep_alive=self._request.headers.get("connection", "").lower() != "close")
+        strikes = fault is not None and self._call.operation not in _UPLOADS and self._in_body(fault)
+        if fault is None or not (strikes or fault.action == "truncate"):
+            return self._send(head, body)
+        view = memoryview(body)
+        cut = fault.cut(len(view))
+        if fault.action == "corrupt":
+            return self._send(head, _flipped(body, cut))
+        record.sent_bytes = cut
+        if fault.action == "stall":
+            record.sent_bytes = cut if fault.then == "close" else len(view)
+            self._world.log.add(record)
+            wire.send(head, view[:cut], self._link.down)
+            if self._world.stopping.wait(fault.seconds) or fault.then == "close":
+                raise Ended
+            return wire.send_more(view[cut:], self._link.down)
+        self._world.log.add(record)
+        wire.send(head, view[:cut], self._link.down)
+        if fault.action == "reset_midway":
+            wire.reset()
+        raise Ended
+
+    def _send(self, head: bytes, body: Data) -> None:
+        self._record.sent_bytes = len(body)
+        self._world.log.add(self._record)
+        try:
+            self._wire.send(head, body, self._link.down)
+        except OSError:
+            self._record.sent_bytes = self._wire.sent_bytes
+            raise
+
+    @staticmethod
+    def _in_body(fault: Fault) -> bool:
+        """Whether it strikes inside a body."""
+        return fault.action in {"reset_midway", "truncate", "corrupt"} or (
+            fault.action == "stall" and fault.after_bytes >= 0
+        )
+
+    def _stall(self, fault: Fault) -> None:
+        if self._world.stopping.wait(fault.seconds) or fault.then == "close":
+            self._end(reset=False)
+
+    def _end(self, reset: bool) -> None:
+        """Log, and no answer: the connection is over."""
+        self._world.log.add(self._record)
+        if reset:
+            self._wire.reset()
+        raise Ended
+
+
+def _flipped(body: Data, at: int) -> Data:
+    copy = bytearray(body)
+    if copy:
+        copy[min(at, len(copy) - 1)] ^= 1
+    return copy

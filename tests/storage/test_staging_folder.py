@@ -1,0 +1,169 @@
+"""The stage's folder: whose it is, where it is by default, and what happens when its disk is full."""
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tpufeed.errors import OptionError
+from tpufeed.storage.staging import place
+from tpufeed.storage.staging.stage import Stage
+
+from .test_staging import PATIENCE, SIZE, WatchedStore, put, staged, until, use, warnings_of
+
+
+@pytest.fixture
+def store():
+    return WatchedStore()
+
+
+def make(store, parent, shards=100, **options):
+    return Stage(store, parent, shards * SIZE, connections=2, range_bytes=300, **options)
+
+
+def test_the_folder_is_the_users_alone_and_names_nothing(store, tmp_path):
+    with make(store, tmp_path / "new" / "folder") as stage:
+        use(stage, put(store, "secret-name"))
+        assert stage.folder.stat().st_mode & 0o777 == 0o700
+        assert stage.folder.parent == tmp_path / "new" / "folder"
+        assert not [path for path in stage.folder.iterdir() if "secret" in path.name or path.stat().st_mode & 0o077]
+
+
+def folder_of(parent):
+    return parent / f"tpufeed-stage-1-{os.getuid()}"
+
+
+def other_user(path):
+    path.mkdir(mode=0o700)
+    os.chown(path, 12345, 12345)
+
+
+SPOILED = {
+    "open to others": lambda path: (path.mkdir(), path.chmod(0o770)),
+    "a file": lambda path: path.write_bytes(b""),
+    "a link": lambda path: (path.with_name("target").mkdir(mode=0o700), path.symlink_to(path.with_name("target"))),
+    "a broken link": lambda path: path.symlink_to("nowhere"),
+    "another user's": other_user,
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_a_folder_that_is_not_the_users_alone_is_refused(store, tmp_path, spoil):
+    if spoil == "another user's" and os.getuid():
+        pytest.skip("only root can give a folder away")
+    SPOILED[spoil](folder_of(tmp_path))
+    with pytest.raises(OptionError, match=r"cannot be staged there: it is .* and must be a folder of user") as caught:
+        make(store, tmp_path)
+    assert str(folder_of(tmp_path)) in str(caught.value)
+    assert "stage_dir" in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(store, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OptionError, match="cannot be staged there: File exists"):
+        make(store, tmp_path / "file")
+
+
+def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
+    places = [tmp_path / name for name in ("unusable", "small", "good", "last")]
+    places[0].write_bytes(b"")
+    monkeypatch.setattr(place, "_default_places", lambda: places)
+    room = {places[1]: place._LEAST_ROOM_BYTES - 1, places[2]: place._LEAST_ROOM_BYTES}
+    monkeypatch.setattr(place, "free_bytes", lambda folder: room.get(folder, 0))
+    with Stage(store) as stage:
+        assert stage.folder == folder_of(places[2])
+        (stage.folder / "0.shard").write_bytes(b"x")
+    room[places[2]] -= 1  # taken by that copy, which does not drive the stage away
+    with Stage(store) as stage:
+        assert stage.folder == folder_of(places[2])
+    room[places[2]] -= 1
+    with Stage(store) as stage:
+        assert stage.folder == folder_of(places[3])  # small as it is: there is no other
+    assert not folder_of(places[1]).exists()
+
+
+def test_the_default_budget_is_half_of_what_would_be_free_without_the_copies(store, tmp_path):
+    size = 8 << 20
+    first = Stage(store, tmp_path)
+    free = place.free_bytes(tmp_path)
+    assert abs(first.budget_bytes - free // 2) < free // 10
+    first.close()
+    folder_of(tmp_path).joinpath("0.shard").write_bytes(bytes(size))
+    assert Stage(store, tmp_path)._folder.used_bytes() == size
+
+
+def test_what_is_in_memory_has_no_more_room_than_memory():
+    if not place.is_in_memory(Path("/dev/shm")):
+        pytest.skip("/dev/shm is no tmpfs here")
+    available = place._free_memory_bytes()
+    assert 0 < available < 1 << 50
+    assert place.free_bytes(Path("/dev/shm")) <= available * 1.1
+    assert not place.is_in_memory(Path("/proc"))
+
+
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
+    for name, text in {
+        "memory.max": "5000\n",
+        "memory.current": "3000\n",
+        "memory.stat": "anon 1\ninactive_file 500\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(place, "_CGROUP", tmp_path)
+    assert place._free_memory_bytes() == 2500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert place._free_memory_bytes() > 2500
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
+def test_a_full_disk_shrinks_the_budget_and_the_stage_goes_on(store, tmp_path, monkeypatch, caplog, call, number):
+    a, b, c = (put(store, name) for name in "abc")
+    with make(store, tmp_path) as stage:
+        use(stage, a)
+        real, fired = getattr(os, call), []
+
+        def full(*arguments):
+            if not fired:
+                fired.append(arguments)
+                raise OSError(number, os.strerror(number))
+            return real(*arguments)
+
+        monkeypatch.setattr(os, call, full)
+        stage.fetch([b])
+        until(lambda: stage.budget_bytes == SIZE)
+        assert fired
+        assert not list(stage.folder.glob("*.part"))
+        assert stage.open(b) is None
+        (warning,) = warnings_of(caplog)
+        assert "is full: the stage there goes on with 1,000 bytes instead of 100,000" in warning
+        use(stage, c)
+        assert len(staged(stage)) == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 1 MB, where one may mount."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no right to mount a file system")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("lied_to", [False, True], ids=["asked", "allocating"])
+def test_a_disk_that_is_smaller_than_the_budget(store, small_disk, caplog, monkeypatch, lied_to):
+    if lied_to:
+        monkeypatch.setattr("tpufeed.storage.staging.folder.free_bytes", lambda _: 1 << 40)
+    shards = [put(store, f"s{number}", 400_000) for number in range(4)]
+    with Stage(store, small_disk, 1 << 40, connections=2, range_bytes=100_000) as stage:
+        stage.fetch(shards)
+        for shard in shards[:2]:
+            assert bytes(stage.wait(shard, PATIENCE)) == store.read(shard.name)
+        until(lambda: stage.budget_bytes == 800_000)
+        stage.fetch(shards[2:])
+        for shard in shards[2:]:
+            assert bytes(stage.wait(shard, PATIENCE)) == store.read(shard.name)
+        assert stage.statistics().evictions >= 2
+    assert "is full" in caplog.text

@@ -1,0 +1,208 @@
+"""Records of a dataset by shard and number, with their CRCs verified."""
+
+import logging
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tpufeed.dataset.index import Index, Offsets
+from tpufeed.dataset.manifest import Shard
+from tpufeed.dataset.remote import Range, RemoteShards
+from tpufeed.dataset.schema import record_layout
+from tpufeed.errors import OptionError, RecordError, ShardError
+from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.stage import Stage
+from tpufeed.tfrecord.framing import decode_records
+from tpufeed.tfrecord.layout import FixedLayout
+
+if TYPE_CHECKING:
+    from tpufeed.dataset.reader import Dataset
+
+_logger = logging.getLogger(__name__)
+
+_OPEN_SHARDS = 128  # each holds a descriptor
+_TRIES = 3  # of a record that arrives damaged
+_CHUNK_BYTES = 16 << 20
+
+
+class Reader:
+    """Records of one variant of a split by shard and number. Thread-safe.
+
+    Local shards are mapped into memory and read in place, as are remote ones that are staged; the others are read by
+    ranges. Either way both CRCs of each record are verified. A shard must not be truncated while it is read; replacing
+    or deleting its file is harmless.
+
+    Args:
+        dataset: what to read.
+        split: which part of it.
+        variant: of a cache.
+        stage: local copies of remote shards, see `due`.
+        open_shards: how many are kept open; a staged one is in use as long as it is.
+    """
+
+    def __init__(
+        self,
+        dataset: "Dataset",
+        split: str,
+        variant: int = 0,
+        stage: Stage | None = None,
+        open_shards: int | None = None,
+    ) -> None:
+        variants = dataset.split(split).variants
+        if not 0 <= variant < len(variants):
+            raise OptionError(
+                f"{dataset.url}: split {split!r} has {len(variants)} variants, so none of number {variant}"
+            )
+        self.layout: FixedLayout = record_layout(dataset.manifest.features)
+        self._dataset = dataset
+        self._store = dataset.shards
+        self._shards = variants[variant].shards
+        self._index = Index(dataset.store, variants[variant])
+        self._remote = RemoteShards(self._store, self._shards) if dataset.is_remote else None
+        self._stage = stage
+        self._most_open = open_shards or _OPEN_SHARDS
+        self._opened: dict[int, _OpenShard] = {}
+        self._lock = threading.Lock()
+
+    def read(self, shard: int, record: int) -> memoryview:
+        """The payload of a record, valid as long as the view lives.
+
+        Raises:
+            RecordError: damage, naming shard, record and byte.
+            ShardError: the shard or the index is not the manifest's.
+            ObjectChangedError: the dataset was built anew, or removed, before the shard was first read.
+        """
+        return self.read_many([(shard, record)])[0]
+
+    def read_many(
+        self, places: Sequence[tuple[int, int]], use: Callable[[int, memoryview], None] | None = None
+    ) -> list[memoryview]:
+        """Payloads of several records, each (shard, record); `use` as in `decode_records`. Raises as `read` does.
+
+        Damage of what came over a network may be the network's: it is asked for again, and `use` called again.
+        """
+        opened = self._opened if self._remote is None else self._open({shard for shard, _ in places})
+        spans = [self._span(opened, shard, record) for shard, record in places]
+        for tries_left in reversed(range(_TRIES)):
+            records, fetched = self._cut(places, spans)
+            try:
+                return decode_records(
+                    records, lambda number: f"{self.place(*places[number])}, byte {spans[number][1]}", use
+                )
+            except RecordError as error:
+                if not fetched or not tries_left:
+                    raise
+                _logger.warning("%s; reading it again", error)
+        raise AssertionError("the last try returns or raises")
+
+    def iter_payloads(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Payloads of the samples `[start, stop)` of the split; remote ones are read ahead. Raises as `read` does."""
+        chunks = self._iter_chunks(start, stop)
+        if self._remote is None:
+            for chunk in chunks:
+                yield from map(self.read, *zip(*chunk, strict=True))
+            return
+        with ThreadPoolExecutor(1, "tpufeed-ahead") as executor:
+            ahead: Future[list[memoryview]] | None = None
+            for chunk in chunks:
+                now, ahead = ahead, executor.submit(self.read_many, chunk)
+                if now is not None:
+                    yield from now.result()
+            if ahead is not None:
+                yield from ahead.result()
+
+    def due(self, shards: Iterable[int]) -> Iterator[RemoteShard]:
+        """For `Stage.fetch`: these shards, as long as they are not in this machine's files already."""
+        return iter(()) if self._remote is None else self._remote.to_stage(shards)
+
+    def release(self) -> None:
+        """Close all shards; those that are asked for again are opened again."""
+        with self._lock:
+            self._opened.clear()
+
+    def place(self, shard: int, record: int) -> str:
+        """How errors name a record."""
+        return f"{self._store.url}/{self._shards[shard].name}, record {record}"
+
+    def _cut(
+        self, places: Sequence[tuple[int, int]], spans: Sequence[tuple[memoryview | None, int, int]]
+    ) -> tuple[list[memoryview], bool]:
+        """The records, and whether some came over a network."""
+        if self._remote is None:
+            return [view[start:stop] for view, start, stop in spans if view is not None], False
+        far = [
+            Range(shard, start, stop)
+            for (shard, _), (view, start, stop) in zip(places, spans, strict=True)
+            if view is None
+        ]
+        fetched = iter(self._remote.read(far))
+        return [next(fetched) if view is None else view[start:stop] for view, start, stop in spans], bool(far)
+
+    def _iter_chunks(self, start: int, stop: int) -> Iterator[list[tuple[int, int]]]:
+        """Places of the samples in turn, some MB at a time and never of two shards."""
+        first = 0
+        for shard, entry in enumerate(self._shards):
+            begin, end = max(first, start) - first, min(first + entry.records, stop) - first
+            step = max(1, _CHUNK_BYTES * entry.records // max(1, entry.bytes))
+            for at in range(begin, end, step):
+                yield [(shard, record) for record in range(at, min(at + step, end))]
+            first += entry.records
+
+    def _span(self, opened: dict[int, "_OpenShard"], shard: int, record: int) -> tuple[memoryview | None, int, int]:
+        view, offsets = opened.get(shard) or self._open({shard})[shard]
+        return view, offsets.item(record), offsets.item(record + 1)
+
+    def _open(self, shards: set[int]) -> dict[int, "_OpenShard"]:
+        """These shards; those that are new are opened, and those that are staged by now are looked at there."""
+        with self._lock:
+            opened = {shard: found for shard in shards if (found := self._opened.get(shard)) is not None}
+            new = sorted(shards - opened.keys())
+            views = [self._view(shard) for shard in new]
+            if new:
+                self._dataset.check_current()  # only now: what is mapped stays the file that it is
+                offsets = self._index.offsets(new)
+                opened.update(zip(new, map(_OpenShard, views, offsets), strict=True))
+            if self._stage is not None:
+                for shard in shards.difference(new):
+                    if opened[shard].view is None and (view := self._view(shard)) is not None:
+                        opened[shard] = _OpenShard(view, opened[shard].offsets)
+            self._opened.update(opened)
+            while len(self._opened) > self._most_open:
+                del self._opened[next(iter(self._opened))]
+            return opened
+
+    def _view(self, shard: int) -> memoryview | None:
+        entry = self._shards[shard]
+        if self._remote is not None:
+            # A shard that is damaged where it comes from cannot be staged: reading by ranges finds the record.
+            with suppress(ShardError):
+                return None if self._stage is None else self._stage.open(*self._remote.to_stage([shard]))
+            return None
+        path = self._store.local_path(entry.name)
+        return None if path is None else memoryview(_map_file(path, entry))
+
+
+class _OpenShard(NamedTuple):
+    """A shard's bytes, where they are mapped, and its records' offsets."""
+
+    view: memoryview | None
+    offsets: Offsets
+
+
+def _map_file(path: Path, shard: Shard) -> mmap.mmap | bytes:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size != shard.bytes:
+                raise ShardError(
+                    f"{path} has {size} bytes; the manifest says {shard.bytes}. Run: tpufeed verify {path.parent}"
+                )
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    except OSError as error:
+        raise ShardError(
+            f"{path}: {error.strerror}; the manifest names this shard. Is the dataset complete?"
+        ) from error

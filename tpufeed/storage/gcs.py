@@ -1,0 +1,141 @@
+"""Objects in Google Cloud Storage: each put under a precondition, each read pinned and checked, each fault retried."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.storage.gcs_bulk import read_many
+from tpufeed.storage.gcs_crc32c import to_crc32c
+from tpufeed.storage.gcs_download import Download
+from tpufeed.storage.gcs_errors import PreconditionError
+from tpufeed.storage.gcs_folder import FIELDS, GcsFolder, generation_of
+from tpufeed.storage.gcs_retrying import Patience
+from tpufeed.storage.gcs_session import Request, check_installed
+from tpufeed.storage.gcs_upload import Content, ReadError, Upload, content_of_bytes, content_of_file
+from tpufeed.storage.store import ObjectInfo, Span
+from tpufeed.storage.temporary import temporary_folder
+
+_NO_GENERATION = "0"  # as a precondition: there is no object
+_LOOKS = 3  # how often what a put met may be gone when it is looked at
+_PATIENCE = Patience()
+
+
+class GcsStore:
+    """A `Store` over gs://bucket/folder. The network is first asked for something by the first call.
+
+    `patience` says how long faults are waited out.
+    """
+
+    shared = True
+    conditional = True
+    pins = True
+    generations = True
+
+    def __init__(self, url: str, patience: Patience = _PATIENCE) -> None:
+        self._folder = GcsFolder(url, patience, self._count_retry)
+        self.url = self._folder.url
+        self.retries = 0
+        self._counting = threading.Lock()
+        check_installed()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.url, self._folder.patience)
+
+    def read(self, name: str, version: str = "") -> bytes:
+        try:
+            return Download(self._folder, name, version).read()
+        except ObjectNotFoundError as error:
+            raise self._folder.absence(name, version, error) from error
+
+    def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
+        buffer = memoryview(bytearray(max(0, stop - start)))
+        return bytes(buffer[: self.read_into(name, start, buffer, version)])
+
+    def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
+        try:
+            if len(buffer):
+                return Download(self._folder, name, version).read_into(start, buffer)
+            self._folder.find(name, version)  # there is no range of no bytes
+        except ObjectNotFoundError as error:
+            raise self._folder.absence(name, version, error) from error
+        return 0
+
+    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+        return read_many(self._folder, spans)
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        try:
+            return self._to_info(self._folder.find(name))
+        except ObjectNotFoundError:
+            return None
+
+    def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        start = f"{self._folder.key(prefix.rstrip('/'))}/" if prefix else self._folder.root
+        params = {"prefix": start, "fields": f"items({FIELDS}),nextPageToken"}
+        for page in self._folder.iter_pages(self._folder.where(prefix), params):
+            for found in page.get("items", ()):
+                if not found["name"].endswith("/"):  # consoles make such empty objects to show empty folders
+                    yield self._to_info(found)
+
+    def iter_folders(self) -> Iterator[str]:
+        params = {"prefix": self._folder.root, "delimiter": "/", "fields": "prefixes,nextPageToken"}
+        for page in self._folder.iter_pages(self.url, params):
+            for found in page.get("prefixes", ()):
+                yield found[len(self._folder.root) :].rstrip("/")
+
+    def free_bytes(self) -> None:
+        return None
+
+    def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
+        return self._put(name, content_of_bytes(data), replaces)
+
+    def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
+        try:
+            return self._put(name, content_of_file(path), replaces)
+        except ReadError as error:
+            raise StoreError(f"{self._folder.where(name)}: {error}") from error
+
+    def delete(self, name: str) -> None:
+        found = self.stat(name)
+        if found is None:
+            return
+        # A second try must not remove what another writer has put since the first.
+        params = {"ifGenerationMatch": found.version}
+        request = Request("DELETE", self._folder.path(name), params, accept=(404, 412))
+        self._folder.call(self._folder.where(name), "storage.objects.delete", request)
+
+    def local_path(self, name: str) -> None:
+        return None
+
+    def temporary_folder(self) -> AbstractContextManager[Path]:
+        return temporary_folder()
+
+    def _put(self, name: str, content: Content, replaces: ObjectInfo | None) -> ObjectInfo:
+        generation = _NO_GENERATION if replaces is None else generation_of(replaces.version)
+        lost = False  # the answer to a request that may have been applied
+        for _ in range(_LOOKS):
+            upload = Upload(self._folder, name, content, generation)
+            try:
+                return self._to_info(upload.run())
+            except PreconditionError:
+                lost = lost or upload.tries_failed > 0
+            found = self.stat(name)
+            if found is not None:
+                if lost and (found.size_bytes, found.crc32c) == (content.size_bytes, content.crc32c):
+                    return found
+                break
+            generation = _NO_GENERATION
+        replaced = "" if replaces is None else f", no longer as generation {replaces.version}"
+        raise ObjectExistsError(f"{self._folder.where(name)} exists already{replaced}")
+
+    def _count_retry(self) -> None:
+        with self._counting:
+            self.retries += 1
+
+    def _to_info(self, resource: Any) -> ObjectInfo:
+        crc32c = to_crc32c(resource["crc32c"]) if "crc32c" in resource else None
+        name = resource["name"][len(self._folder.root) :]
+        return ObjectInfo(name, int(resource["size"]), resource["generation"], crc32c)

@@ -1,0 +1,152 @@
+"""Requests about the objects below one URL, made again until they succeed or patience ends."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, OptionError, StoreError
+from tpufeed.storage.gcs_errors import Target, denied
+from tpufeed.storage.gcs_retrying import Patience, TransientError, Tries, UnauthorizedError
+from tpufeed.storage.gcs_session import GcsSession, Request, open_session
+from tpufeed.storage.naming import check_name
+
+FIELDS = "name,size,generation,crc32c"
+NEVER_A_GENERATION = "1"  # generations are microseconds since 1970
+
+T = TypeVar("T")
+Send = Callable[[Request], AbstractContextManager[Any]]
+
+
+class GcsFolder:
+    """What lies below gs://bucket/folder. Thread-safe.
+
+    Attributes:
+        url: as the user typed it, without a slash at its end.
+        bucket: its name.
+        root: what the keys of its objects begin with: "folder/", or "".
+        patience: with faults.
+        count_retry: called before each try that is not a call's first.
+    """
+
+    def __init__(self, url: str, patience: Patience, count_retry: Callable[[], None]) -> None:
+        scheme, _, path = url.partition("://")
+        self.url = f"{scheme}://{path.rstrip('/')}"
+        self.bucket, _, folder = path.rstrip("/").partition("/")
+        if not self.bucket:
+            raise OptionError(f"{url}: this names no bucket; write {scheme}://BUCKET or {scheme}://BUCKET/FOLDER")
+        self.root = f"{check_name(folder)}/" if folder else ""
+        self.patience, self.count_retry = patience, count_retry
+        self._session: tuple[int, GcsSession] | None = None
+
+    @property
+    def session(self) -> GcsSession:
+        """The process's; it is made by the first request."""
+        found = self._session
+        if found is None or found[0] != os.getpid():
+            found = self._session = os.getpid(), open_session()
+        return found[1]
+
+    def persist(self, where: str, permission: str, attempt: Callable[[Send, Tries], T]) -> T:
+        """What `attempt` returns as soon as it raises no TransientError.
+
+        Args:
+            where: URL of the object or folder, for messages.
+            permission: what the caller needs for it, as storage.objects.get.
+            attempt: one try of all that is left to do.
+
+        Raises:
+            StoreError: it cannot succeed, or patience has ended.
+            PreconditionError: as the service said.
+        """
+        target, tries = Target(where, self.bucket, permission), Tries(where, self.patience)
+
+        def send(request: Request) -> AbstractContextManager[Any]:
+            return self.session.answer(request, target, self.patience)
+
+        while True:
+            try:
+                return attempt(send, tries)
+            except UnauthorizedError as error:
+                if tries.refreshed:
+                    raise denied(target, self.session.identity, f"HTTP 401: {error}") from error
+                tries.refreshed = True
+                self.count_retry()
+                self._refresh(target, tries)
+            except TransientError as error:
+                time.sleep(tries.pause_after(error))
+                self.count_retry()
+
+    def where(self, name: str) -> str:
+        """The URL of an object, for messages."""
+        return f"{self.url}/{name}"
+
+    def key(self, name: str) -> str:
+        """The object's name in its bucket. Raises OptionError where it could lead out of the folder."""
+        return self.root + check_name(name)
+
+    def path(self, name: str = "", kind: str = "") -> str:
+        """The path at the service of an object, or of all; `kind` is "/download" or "/upload"."""
+        objects = f"{kind}/storage/v1/b/{quote(self.bucket, safe='')}/o"
+        return f"{objects}/{quote(self.key(name), safe='')}" if name else objects
+
+    def find(self, name: str, version: str = "") -> Any:
+        """What the service says of an object. Raises ObjectNotFoundError."""
+        check_name(name)
+        params = {"fields": FIELDS, **({"generation": generation_of(version)} if version else {})}
+        return self.call_json(self.where(name), "storage.objects.get", Request("GET", self.path(name), params))
+
+    def absence(self, name: str, version: str, error: ObjectNotFoundError) -> StoreError:
+        """The error for an object that is not there, which one of another generation may be."""
+        try:
+            found = self.find(name)["generation"] if version else ""
+        except ObjectNotFoundError:
+            return error
+        if not found:
+            return error
+        return ObjectChangedError(f"{self.where(name)}: it is generation {found} by now, not {version}")
+
+    def iter_pages(self, where: str, params: dict[str, str]) -> Iterator[Any]:
+        """The pages of a listing. Raises StoreError where the bucket does not exist."""
+        token = ""
+        while True:
+            request = Request("GET", self.path(), {**params, **({"pageToken": token} if token else {})})
+            page = self.call_json(where, "storage.objects.list", request)
+            yield page
+            token = page.get("nextPageToken", "")
+            if not token:
+                return
+
+    def call(self, where: str, permission: str, request: Request) -> bytes:
+        """The body of the answer to a request. Raises as `persist` does."""
+
+        def attempt(send: Send, _: Tries) -> bytes:
+            with send(request) as response:
+                content: bytes = response.content
+                return content
+
+        return self.persist(where, permission, attempt)
+
+    def call_json(self, where: str, permission: str, request: Request) -> Any:
+        """The JSON that answers a request. Raises as `persist` does."""
+
+        def attempt(send: Send, _: Tries) -> Any:
+            with send(request) as response:
+                return response.json()  # here, as what is no JSON is a proxy's, and tried again
+
+        return self.persist(where, permission, attempt)
+
+    def _refresh(self, target: Target, tries: Tries) -> None:
+        while True:
+            try:
+                return self.session.refresh(target)
+            except TransientError as error:
+                time.sleep(tries.pause_after(error))
+                self.count_retry()
+
+
+def generation_of(version: str) -> str:
+    """The generation that a version names; one of another store's matches none here."""
+    return version if version.isascii() and version.isdigit() else NEVER_A_GENERATION

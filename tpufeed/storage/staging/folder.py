@@ -1,0 +1,247 @@
+"""The folder of staged copies, which all processes of a user on a host share. In use means flocked, which death ends.
+
+KEY.shard   a copy, whole and verified; whoever reads it holds a shared lock on it
+KEY.part    a copy that is being fetched by the holder of its exclusive lock; abandoned where there is none
+lock        locked while copies appear, vanish or change their names; those who only read never wait for it
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from tpufeed.storage.staging.place import find_folder, free_bytes, is_in_memory, make_folder, refuse_folder
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+_SHARD, _PART, _LOCK = ".shard", ".part", "lock"
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+
+_logger = logging.getLogger(__name__)
+
+
+class Refusal(Enum):
+    """Why a copy is not ours to fetch."""
+
+    STAGED = "it is there"
+    ELSEWHERE = "somebody is fetching it"
+    FULL = "there is no room for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A copy that we are fetching; `descriptor` has the exclusive lock."""
+
+    key: str
+    size_bytes: int
+    descriptor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is to be fetched, and what may go for it.
+
+    Attributes:
+        key: names the copy.
+        size_bytes: how long it is.
+        spared: copies that do not go, whether in use or not.
+        due: when others are due, as rising numbers; they go after the rest, the last due first. The rest goes from the
+            one that was used longest ago.
+        exceed: take it also where there is no room.
+    """
+
+    key: str
+    size_bytes: int
+    spared: frozenset[str] = frozenset()
+    due: Mapping[str, int] = field(default_factory=dict)
+    exceed: bool = False
+
+
+class StageFolder:
+    """See above. Thread-safe.
+
+    Args:
+        parent: holds the folder, or None for the best of the default places.
+        budget_bytes: what all copies together may take, or None for half of what would be free without them.
+
+    Attributes:
+        path: the folder.
+        budget_bytes: as given; lower it when the disk turns out to be full.
+        evictions: copies that this has evicted so far.
+
+    Raises:
+        OptionError: it cannot be made, is not this user's alone, or knows no locks.
+    """
+
+    def __init__(self, parent: Path | None, budget_bytes: int | None) -> None:
+        self.path = find_folder(parent)
+        self.evictions = 0
+        try:
+            with self._locked():
+                self._remove_abandoned()
+            if budget_bytes is None:
+                budget_bytes = (self.used_bytes() + free_bytes(self.path)) // 2
+        except OSError as error:
+            raise refuse_folder(self.path, error) from error
+        self.budget_bytes = budget_bytes
+        self._in_memory = is_in_memory(self.path)
+
+    def hold(self, key: str, size_bytes: int) -> int | None:
+        """A descriptor of a copy whose shared lock keeps it from being evicted, or None where there is none.
+
+        Marks the copy as the last used, and removes one of another size. Never waits. Raises OSError.
+        """
+        path = self.path / f"{key}{_SHARD}"
+        with ExitStack() as stack:
+            try:
+                descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except (FileNotFoundError, BlockingIOError):  # none, or one that is being evicted
+                return None
+            status = os.fstat(descriptor)
+            if not status.st_nlink:  # evicted before we had the lock
+                return None
+            if status.st_size != size_bytes:
+                _logger.warning("%s has %d bytes and should have %d: removed", path, status.st_size, size_bytes)
+                path.unlink(missing_ok=True)
+                return None
+            _touch(descriptor)
+            stack.pop_all()
+            return descriptor
+
+    def touch(self, key: str) -> None:
+        """Mark a copy as the last used."""
+        with suppress(OSError):
+            _touch(self.path / f"{key}{_SHARD}")
+
+    def claim(self, claim: Claim) -> Part | Refusal:
+        """Begin to fetch a copy. Others see so, and its bytes count, until `publish` or `discard`. Raises OSError."""
+        with self._locked(), ExitStack() as stack:
+            if (self.path / f"{claim.key}{_SHARD}").exists():
+                return Refusal.STAGED
+            path = self.path / f"{claim.key}{_PART}"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return Refusal.ELSEWHERE
+            stack.callback(path.unlink)
+            os.ftruncate(descriptor, 0)  # what a dead process has left
+            if not self._make_room(claim):
+                return Refusal.FULL
+            os.ftruncate(descriptor, claim.size_bytes)
+            stack.pop_all()
+            return Part(claim.key, claim.size_bytes, descriptor)
+
+    def reserve(self, part: Part) -> None:
+        """Have its bytes allocated. Raises OSError, with one of `FULL` where they do not fit."""
+        if part.size_bytes > free_bytes(self.path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if part.size_bytes:
+            os.posix_fallocate(part.descriptor, 0, part.size_bytes)
+
+    def publish(self, part: Part) -> int:
+        """Make a verified copy visible; returns its descriptor, which holds it as `hold` does. Raises OSError."""
+        if not self._in_memory:  # a copy that a crash of the machine has emptied would be trusted after it
+            os.fdatasync(part.descriptor)
+        with self._locked():
+            (self.path / f"{part.key}{_PART}").rename(self.path / f"{part.key}{_SHARD}")
+            _touch(part.descriptor)
+            fcntl.flock(part.descriptor, fcntl.LOCK_SH)
+        return part.descriptor
+
+    def discard(self, part: Part) -> None:
+        """Give up a copy. Raises OSError."""
+        try:
+            with self._locked():
+                (self.path / f"{part.key}{_PART}").unlink(missing_ok=True)
+        finally:
+            release(part.descriptor)
+
+    def used_bytes(self) -> int:
+        """What copies and parts take. Raises OSError."""
+        return sum(copy.size_bytes for copy in self._copies())
+
+    def _make_room(self, claim: Claim) -> bool:
+        excess = self.used_bytes() + claim.size_bytes - self.budget_bytes
+        if excess <= 0:
+            return True
+        excess -= self._remove_abandoned(but=claim.key)
+        copies = [copy for copy in self._copies() if copy.suffix == _SHARD and copy.key not in claim.spared]
+        copies.sort(key=lambda copy: (copy.key in claim.due, -claim.due.get(copy.key, 0), copy.used_ns))
+        if excess > sum(copy.size_bytes for copy in copies) and not claim.exceed:
+            return False  # evicting them would help nobody
+        for copy in copies:
+            if excess <= 0:
+                break
+            if self._remove_unlocked(copy):
+                excess -= copy.size_bytes
+                self.evictions += 1
+        return excess <= 0 or claim.exceed
+
+    def _remove_abandoned(self, but: str = "") -> int:
+        parts = [copy for copy in self._copies() if copy.suffix == _PART and copy.key != but]
+        return sum(part.size_bytes for part in parts if self._remove_unlocked(part))
+
+    def _remove_unlocked(self, copy: "_Copy") -> bool:
+        path = self.path / f"{copy.key}{copy.suffix}"
+        try:
+            descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            release(descriptor)
+
+    def _copies(self) -> "list[_Copy]":
+        copies = []
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                key, suffix = os.path.splitext(entry.name)  # noqa: PTH122  # a Path for each costs more than the stat
+                if suffix in (_SHARD, _PART):
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        copies.append(_Copy(key, suffix, status.st_size, status.st_mtime_ns))
+        return copies
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_folder(self.path)  # somebody may have tidied up
+        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            release(descriptor)
+
+
+def release(descriptor: int) -> None:
+    """Unlock and close. A process that was forked meanwhile has the descriptor too: closing alone would not unlock."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    key: str
+    suffix: str
+    size_bytes: int
+    used_ns: int
+
+
+def _touch(file: Path | int) -> None:
+    now = time.time_ns()  # the kernel's own "now" is too coarse to tell one use from the next
+    os.utime(file, ns=(now, now))

@@ -1,0 +1,165 @@
+"""The stage: verified local copies of remote shards, fetched ahead of need and shared by all processes of a host.
+
+A copy has passed its CRC-32C when it appears, and another process that finds one trusts its name, which holds size and
+CRC, and its size. While it is looked at it is not evicted. It stays when the process ends, for the next one.
+"""
+
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from tpufeed.errors import OptionError
+from tpufeed.storage.staging.counts import Counts, StageStatistics
+from tpufeed.storage.staging.fetcher import Fetcher
+from tpufeed.storage.staging.folder import StageFolder
+from tpufeed.storage.staging.shard import RemoteShard, copy_key
+from tpufeed.storage.store import Store
+
+_POLL_SECONDS = 0.05  # other processes fetch, too
+
+
+class Stage:
+    """Copies of the shards of one store, for one consumer. Thread-safe; a forked process goes on with a fresh plan.
+
+    Threads start with the first `fetch`; who only opens needs none.
+
+    Args:
+        store: where the shards are.
+        parent: a folder to stage in, or None for /dev/shm where that has 1 GB to give, else the user's cache.
+        budget_bytes: what all processes together may take of it, or None for half of what is free there.
+        connections: ranges to read at once.
+        range_bytes: how long they are; each connection has a buffer of this size.
+
+    Raises:
+        OptionError: no folder to stage in, or numbers that are none.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        parent: Path | None = None,
+        budget_bytes: int | None = None,
+        connections: int = 16,
+        range_bytes: int = 8 << 20,
+    ) -> None:
+        if connections < 1 or range_bytes < 1 or (budget_bytes is not None and budget_bytes < 1):
+            raise OptionError(
+                f"{connections} connections, ranges of {range_bytes} and stage_bytes={budget_bytes}: give numbers from "
+                "1 on (to do without a stage, make none)"
+            )
+        self._store = store
+        self._folder = StageFolder(parent, budget_bytes)
+        self._counts = Counts()
+        self._make_fetcher = partial(Fetcher, store, self._folder, self._counts, connections, range_bytes)
+        self._mapped: weakref.WeakValueDictionary[RemoteShard, mmap.mmap] = weakref.WeakValueDictionary()
+        self._renew()
+        os.register_at_fork(after_in_child=partial(_after_fork, weakref.ref(self)))
+
+    @property
+    def folder(self) -> Path:
+        """Where the copies are."""
+        return self._folder.path
+
+    @property
+    def budget_bytes(self) -> int:
+        """What they may take: less than was asked for where the disk turned out to be full."""
+        return self._folder.budget_bytes
+
+    def fetch(self, shards: Iterable[RemoteShard]) -> None:
+        """Say which shards are due, the first first: all that are still to be opened. Returns at once.
+
+        Replaces what was said before, except for what is being fetched already. Shards are fetched as far ahead as
+        the budget allows: none makes one go that is due sooner, or that was fetched for this stage and not opened yet.
+        What cannot be fetched is logged once, and tried again later.
+        """
+        self._fetcher.fetch(shards, self._mapped)
+
+    def open(self, shard: RemoteShard) -> memoryview | None:
+        """The bytes of a shard, or None where they are not here (yet). Never waits.
+
+        The copy is in use, and stays, as long as the view or anything made from it lives.
+
+        Raises:
+            ShardError: it came with the wrong size or CRC-32C from each of several downloads.
+        """
+        key = copy_key(self._store.url, shard)
+        mapping = self._mapped.get(shard)
+        if mapping is None:
+            view = self._map(key, shard)
+            if view is None:
+                self._fetcher.missed(shard, key)
+                return None
+        else:
+            view = memoryview(mapping)
+            self._folder.touch(key)
+        self._fetcher.opened(shard)
+        return view
+
+    def wait(self, shard: RemoteShard, timeout_seconds: float) -> memoryview | None:
+        """`open`, as soon as there is something to open; None after `timeout_seconds`. It must have been asked for."""
+        deadline = time.monotonic() + timeout_seconds
+        while (view := self.open(shard)) is None and (left := deadline - time.monotonic()) > 0:
+            self._fetcher.wait(min(left, _POLL_SECONDS))
+        return view
+
+    def statistics(self) -> StageStatistics:
+        """What it has done so far."""
+        return StageStatistics(
+            **asdict(self._counts),
+            evictions=self._folder.evictions,
+            used_bytes=self._folder.used_bytes(),
+            budget_bytes=self._folder.budget_bytes,
+        )
+
+    def close(self) -> None:
+        """Stop fetching. Copies stay, and so do views; a `fetch` starts again."""
+        fetcher = self._fetcher
+        self._finalizer()
+        self._renew()
+        fetcher.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _renew(self) -> None:
+        self._fetcher = self._make_fetcher()
+        self._finalizer = weakref.finalize(self, self._fetcher.stop)
+
+    def _map(self, key: str, shard: RemoteShard) -> memoryview | None:
+        try:
+            descriptor = self._folder.hold(key, shard.size_bytes)
+            if descriptor is None:
+                return None
+            try:
+                if not shard.size_bytes:
+                    return memoryview(b"")
+                # It keeps a duplicate of the descriptor, and with that the lock, until its last view goes.
+                mapping = mmap.mmap(descriptor, shard.size_bytes, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
+        except OSError as error:  # too many open files, say: ranges will do
+            self._fetcher.warn_once("open", f"{self.folder}: copies there cannot be opened: {error.strerror}")
+            return None
+        self._mapped[shard] = mapping
+        return memoryview(mapping)
+
+    def _forked(self) -> None:
+        """The threads are the parent's, and its locks may never be released here."""
+        self._fetcher.close_descriptors()
+        self._finalizer.detach()
+        self._renew()
+
+
+def _after_fork(stage: weakref.ref[Stage]) -> None:
+    found = stage()
+    if found is not None:
+        found._forked()
