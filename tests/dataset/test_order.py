@@ -135,6 +135,20 @@ def test_lanes_differ_by_one_and_read_the_shards_that_they_say(sizes, seed, lane
 
 
 @settings(max_examples=100)
+@given(shard_sizes, seeds, lane_counts, st.booleans())
+def test_the_parts_of_a_lane_hold_its_records_shard_by_shard(sizes, seed, lanes, shuffle):
+    order = EpochOrder(sizes, seed, 1, lanes, shuffle)
+    for lane in range(lanes):
+        places = order.places(lane, order.records, lanes)
+        found = list(zip(places.shard.tolist(), places.record.tolist(), strict=True))
+        for shard, first, stop in order.lane_parts(lane):
+            part, found = found[: stop - first], found[stop - first :]
+            assert part
+            assert sorted(part) == [(shard, record) for record in range(first, stop)]
+        assert not found
+
+
+@settings(max_examples=100)
 @given(shard_sizes, lane_counts, st.data())
 def test_lanes_of_a_rank_adjoin(sizes, lanes, data):
     """Without shuffle a rank's samples are a range, for every world size that is a product of the first factors."""

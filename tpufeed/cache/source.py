@@ -50,6 +50,10 @@ class CacheSource(Protocol):
     def draws_seed(self, seed: int) -> int:
         """The seed that ops over these samples draw with, where the user's is `seed`."""
 
+    @property
+    def retries(self) -> int:
+        """Requests that this process made again, as far as it is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
@@ -83,6 +87,10 @@ class DatasetSource:
     def draws_seed(self, seed: int) -> int:
         return self.dataset.manifest.draws_seed(seed)
 
+    @property
+    def retries(self) -> int:
+        return self.dataset.shards.retries
+
 
 @dataclass(frozen=True, slots=True)
 class RawSource:
@@ -106,6 +114,10 @@ class RawSource:
 
     def draws_seed(self, seed: int) -> int:
         return seed
+
+    @property
+    def retries(self) -> int:
+        return 0  # each task opens stores of its own
 
 
 def first_samples(source: CacheSource, header: PlanHeader, tasks: Iterable[Task]) -> Iterator[Sample]:

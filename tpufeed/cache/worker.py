@@ -44,14 +44,14 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
     if is_reported(destination, ref.number):
         return
     task = read_task(destination, ref)
-    names = context.header.shard_names(task)
+    names, before = context.header.shard_names(task), context.source.retries
     with destination.temporary_folder() as folder:
         paths = [folder / f"variant-{number}" for number in range(len(names))]
         made = _write(context, task, paths, engine.ProgressMeter(report_progress))
         shards = [put_shard(destination, *shard) for shard in zip(names, paths, made.shards, strict=True)]
-    put_report(
-        destination, Report(task.number, tuple(shards), made.counts, made.images, tuple(made.rejects), dict(made.odd))
-    )
+    retries = destination.retries + context.source.retries - before
+    report = Report(task.number, tuple(shards), made.counts, made.images, tuple(made.rejects), dict(made.odd), retries)
+    put_report(destination, report)
 
 
 @dataclass(frozen=True, slots=True)

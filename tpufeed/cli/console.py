@@ -180,6 +180,7 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
         "ignored_files": result.ignored_files,
         "listed_twice": result.listed_twice,
         "warnings": result.warnings,
+        "retries": result.retries,
         "seconds": result.seconds,
         "images_per_second": done / result.seconds if done and result.seconds else None,
         "content_digest": manifest.content_digest,
@@ -214,7 +215,8 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
     if result.earlier_images:
         print(f"done by an earlier run: {result.earlier_images:,} images")
     rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
-    print(f"wrote {done:,} images in {result.seconds:.1f} s{rate}")
+    again = f", {result.retries:,} requests made again" if result.retries else ""
+    print(f"wrote {done:,} images in {result.seconds:.1f} s{rate}{again}")
     print(f"dataset: {result.url}")
 
 

@@ -43,7 +43,8 @@ ProgressListener = Callable[[BuildProgress], None]
 class BuildResult:
     """A finished build. `seconds` are those of this run; `earlier_images` were done before it.
 
-    `warnings` say what would serve training better, as sentences.
+    `retries` counts this run's requests to stores that were made again; `warnings` say what would serve training
+    better, as sentences.
     """
 
     url: str
@@ -54,6 +55,7 @@ class BuildResult:
     earlier_images: int
     ignored_files: int
     listed_twice: int = 0
+    retries: int = 0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -98,7 +100,7 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     inputs = plan.header.notes["images"] // len(plan.header.variant_numbers)
     rejects = Rejects(build.store, build.budget, inputs)
     pending = []
-    earlier = 0
+    earlier = retries = 0
     for ref, report in _iter_trusted(build.store, plan):
         if report is None:
             pending.append(ref)
@@ -119,7 +121,9 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
             )
             listener(progress)
         elif isinstance(event, Done):
-            rejects.add(_read_report(build.store, pending[event.number]))
+            report = _read_report(build.store, pending[event.number])
+            retries += report.retries
+            rejects.add(report)
             rejects.check()
     manifest = _finish(build, rejects)
     shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
@@ -132,6 +136,7 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
         earlier_images=earlier,
         ignored_files=plan.header.notes.get("ignored_files", 0),
         listed_twice=plan.header.notes.get("listed_twice", 0),
+        retries=retries + build.store.retries,
         warnings=manifest_warnings(manifest),
     )
 

@@ -55,7 +55,8 @@ class ShardReport(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """What came of a task: a shard a variant, and what was not taken.
 
-    `images` counts how images were stored, `odd` the odd cases that a policy dealt with. `checksum` is the CRC-32C of
+    `images` counts how images were stored, `odd` the odd cases that a policy dealt with, `retries` the requests to
+    stores that were made again. `checksum` is the CRC-32C of
     the encoded report with none; only a stored report has one.
     """
 
@@ -65,6 +66,7 @@ class Report(msgspec.Struct, frozen=True):
     images: dict[str, int]
     rejects: tuple[Reject, ...]
     odd: dict[str, int] = {}
+    retries: int = 0
     checksum: int = 0
 
 

@@ -1,13 +1,14 @@
 """The index of a variant: for each shard in turn its records+1 offsets within the shard; the last is its size.
 
 An npy file of uint64. Where a shard's part starts follows from the manifest's counts, so a reader of a remote dataset
-reads only the parts that it needs, and a reader of a local one maps the file.
+reads only the parts that it needs until the file is staged, and a reader of a local one maps the file.
 """
 
 import io
 import itertools
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ import numpy.typing as npt
 
 from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
+from tpufeed.storage.reading import SpanReader
+from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.stage import Stage
 from tpufeed.storage.store import Span, Store
 
 Offsets = npt.NDArray[np.uint64]
@@ -33,8 +37,12 @@ def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
 class Index:
     """Offsets of a variant's records. Thread-safe."""
 
-    def __init__(self, store: Store, variant: Variant) -> None:
+    def __init__(
+        self, store: Store, variant: Variant, reader: SpanReader | None = None, stage: Stage | None = None
+    ) -> None:
         self._store = store
+        self._reader = reader or SpanReader(store)
+        self._stage = stage
         self._variant = variant
         self._where = f"{store.url}/{variant.index.name}"
         self._starts = [0, *itertools.accumulate(shard.records + 1 for shard in variant.shards)]
@@ -50,22 +58,43 @@ class Index:
         Raises:
             ShardError: the index does not belong to the manifest.
         """
-        path = self._store.local_path(self._variant.index.name)
-        parts = self._read(shards) if path is None else self._cut(path, shards)
-        return [self._checked(shard, part) for shard, part in zip(shards, parts, strict=True)]
-
-    def _cut(self, path: Path, shards: Sequence[int]) -> list[Offsets]:
         with self._lock:
             if self._mapped is None:
-                self._mapped = self._map(path)
-        return [self._mapped[self._starts[shard] : self._starts[shard + 1]] for shard in shards]
+                self._mapped = self._open()
+            mapped = self._mapped
+        if mapped is None:
+            parts = self._read(shards)
+        else:
+            parts = [mapped[self._starts[shard] : self._starts[shard + 1]] for shard in shards]
+        return [self._checked(shard, part) for shard, part in zip(shards, parts, strict=True)]
+
+    def to_stage(self) -> RemoteShard:
+        """The file as a stage knows it."""
+        index = self._variant.index
+        return RemoteShard(index.name, index.bytes, index.crc32c)
+
+    def release(self) -> None:
+        """Let go of the file; it is opened again when it is asked for."""
+        with self._lock:
+            self._mapped = None
+
+    def _open(self) -> Offsets | None:
+        """The whole file, where it is one of this machine's by now."""
+        path = self._store.local_path(self._variant.index.name)
+        if path is not None:
+            return self._map(path)
+        view = None
+        if self._stage is not None:
+            with suppress(ShardError):  # it is damaged where it comes from: the parts that are read will tell
+                view = self._stage.open(self.to_stage())
+        return None if view is None else np.frombuffer(view, _ITEM, self._starts[-1], self._header_bytes)
 
     def _read(self, shards: Sequence[int]) -> list[Offsets]:
         at, parts = self._header_bytes, list[Offsets]()
         spans = [
             (at + self._starts[shard] * _ITEM_BYTES, at + self._starts[shard + 1] * _ITEM_BYTES) for shard in shards
         ]
-        for data in self._store.read_many([Span(self._variant.index.name, *span) for span in spans]):
+        for data in self._reader.read([Span(self._variant.index.name, *span) for span in spans]):
             if isinstance(data, StoreError):
                 raise data
             parts.append(np.frombuffer(data, _ITEM, len(data) // _ITEM_BYTES))

@@ -29,6 +29,14 @@ class Places(NamedTuple):
     sample: Ints
 
 
+class Part(NamedTuple):
+    """Records `[first, stop)` of a shard, at least one."""
+
+    shard: int
+    first: int
+    stop: int
+
+
 class EpochOrder:
     """The global sequence of one epoch over shards of `shard_records` records each.
 
@@ -77,13 +85,20 @@ class EpochOrder:
             shard[rows], record[rows] = self._lane_places(int(lane), positions[rows] // self.lanes)
         return Places(shard, record, self._first_sample[shard] + record)
 
+    def lane_parts(self, lane: int) -> list[Part]:
+        """What a lane reads, in its order; within a part the records are permuted."""
+        start, stop = int(self._lane_starts[lane]), int(self._lane_stops[lane])
+        parts = []
+        for slot in range(self._shard_at(start), self._shard_at(stop - 1) + 1) if start < stop else ():
+            begin, end = (int(at) for at in self._shard_starts[slot : slot + 2])
+            first, after = max(begin, start), min(end, stop)
+            if first < after:
+                parts.append(Part(int(self._shards[slot]), first - begin, after - begin))
+        return parts
+
     def lane_shards(self, lane: int) -> list[int]:
         """The shards that a lane reads, in its order."""
-        start, stop = self._lane_starts[lane], self._lane_stops[lane]
-        if start == stop:
-            return []
-        first, last = self._shard_at(start), self._shard_at(stop - 1)
-        return [int(shard) for shard in self._shards[first : last + 1] if self._length(int(shard))]
+        return [part.shard for part in self.lane_parts(lane)]
 
     def due_shards(self, lanes: Iterable[int], position: int = 0) -> list[int]:
         """The shards that these lanes read from global position `position` on, the one that is due first, first."""

@@ -14,6 +14,7 @@ from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.remote import Range, RemoteShards
 from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import OptionError, RecordError, ShardError
+from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 from tpufeed.tfrecord.framing import decode_records
@@ -61,8 +62,11 @@ class Reader:
         self._dataset = dataset
         self._store = dataset.shards
         self._shards = variants[variant].shards
-        self._index = Index(dataset.store, variants[variant])
-        self._remote = RemoteShards(self._store, self._shards) if dataset.is_remote else None
+        self._readers = SpanReader(dataset.store), SpanReader(self._store)
+        # An adopted dataset may have its index elsewhere: what is staged comes from the store of the shards.
+        index_stage = stage if dataset.store.url == self._store.url else None
+        self._index = Index(dataset.store, variants[variant], self._readers[0], index_stage)
+        self._remote = RemoteShards(self._store, self._shards, self._readers[1]) if dataset.is_remote else None
         self._stage = stage
         self._most_open = open_shards or _OPEN_SHARDS
         self._opened: dict[int, _OpenShard] = {}
@@ -116,13 +120,19 @@ class Reader:
                 yield from ahead.result()
 
     def due(self, shards: Iterable[int]) -> Iterator[RemoteShard]:
-        """For `Stage.fetch`: these shards, as long as they are not in this machine's files already."""
-        return iter(()) if self._remote is None else self._remote.to_stage(shards)
+        """For `Stage.fetch`: these shards and the index, as long as they are not in this machine's files already."""
+        if self._remote is not None:
+            yield from self._remote.to_stage(shards)
+            if self._dataset.store.url == self._store.url:
+                yield self._index.to_stage()
 
     def release(self) -> None:
-        """Close all shards; those that are asked for again are opened again."""
+        """Close all shards and connections; those that are asked for again are opened again."""
         with self._lock:
             self._opened.clear()
+        self._index.release()
+        for reader in self._readers:
+            reader.close()
 
     def place(self, shard: int, record: int) -> str:
         """How errors name a record."""
@@ -139,7 +149,7 @@ class Reader:
             for (shard, _), (view, start, stop) in zip(places, spans, strict=True)
             if view is None
         ]
-        fetched = iter(self._remote.read(far))
+        fetched = iter(self._remote.read(far) if far else ())
         return [next(fetched) if view is None else view[start:stop] for view, start, stop in spans], bool(far)
 
     def _iter_chunks(self, start: int, stop: int) -> Iterator[list[tuple[int, int]]]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tpufeed.dataset.manifest import Shard
 from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, ShardError, StoreError
+from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.store import Span, Store
 
@@ -28,8 +29,9 @@ class RemoteShards:
     the present one is pinned, if its size and CRC-32C are the manifest's.
     """
 
-    def __init__(self, store: Store, shards: Sequence[Shard]) -> None:
+    def __init__(self, store: Store, shards: Sequence[Shard], reader: SpanReader) -> None:
         self._store = store
+        self._reader = reader
         self._shards = shards
         self._versions: dict[int, str] = {}
 
@@ -56,11 +58,11 @@ class RemoteShards:
 
     def _read(self, ranges: Sequence[Range]) -> list[bytes]:
         self._pin(dict.fromkeys(shard for shard, _, _ in ranges if not self._is_pinned(shard)))
-        found = list(self._store.read_many([self._span(each) for each in ranges]))
+        found = self._reader.read([self._span(each) for each in ranges])
         changed = [number for number, data in enumerate(found) if isinstance(data, ObjectChangedError)]
         if changed:
             self._pin(dict.fromkeys(ranges[number].shard for number in changed))
-            again = self._store.read_many([self._span(ranges[number]) for number in changed])
+            again = self._reader.read([self._span(ranges[number]) for number in changed])
             for number, data in zip(changed, again, strict=True):
                 found[number] = data
         return [self._checked(each, data) for each, data in zip(ranges, found, strict=True)]

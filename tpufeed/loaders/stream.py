@@ -185,9 +185,10 @@ class NumpyLoader:
             current.close()
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
-        if self._stage is not None:
+        if self.dataset.is_remote:
             for reader in self._readers.values():
                 reader.release()
+        if self._stage is not None:
             self._stage.close()
 
     def __enter__(self) -> Self:
@@ -222,7 +223,7 @@ class NumpyLoader:
                 None if budget is None else int(budget),
             )
         for other, reader in self._readers.items():
-            if other != variant and self._stage is not None:
+            if other != variant and self.dataset.is_remote:
                 reader.release()
         if variant not in self._readers:
             # Twice the lanes: those that are read, and those that the batches ahead have come to.

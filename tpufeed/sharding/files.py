@@ -33,6 +33,11 @@ class Files:
             store = self._elsewhere[root] = open_store(root)
         return store, name
 
+    @property
+    def retries(self) -> int:
+        """Requests that were made again."""
+        return sum(store.retries for store in (self.base, *self._elsewhere.values()))
+
     def stats(self, files: list[str]) -> list[ObjectInfo | TpufeedError | None]:
         """What each file is now, or why nobody can say; remote ones are asked for many at once.
 

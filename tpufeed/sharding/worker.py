@@ -40,10 +40,11 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
     def take(data: bytes, name: str) -> StoredImage:
         return store_image(data, context.policy, name)
 
+    files = Files(context.header.base)
     with destination.temporary_folder() as folder:
         path = folder / "shard"
         with ShardWriter(path, record_layout(context.header.features)) as writer:
-            for item, image in iter_taken(Files(context.header.base), task.inputs, take):
+            for item, image in iter_taken(files, task.inputs, take):
                 if isinstance(image, ImageError):
                     made.rejects.append(Reject(item.path, image.reason, str(image)))
                     meter.add(rejects=1)
@@ -53,7 +54,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
         meter.flush()
         written = writer.finish()
         shard = put_shard(destination, name, path, written)
-    put_report(destination, made.report(task.number, shard))
+    put_report(destination, made.report(task.number, shard, destination.retries + files.retries))
 
 
 class _Made:
@@ -75,6 +76,7 @@ class _Made:
             ints = (item.label, *ints)
         return ints, encode_entries({FORMAT: Feature("bytes", (image.format.encode(),)), **self._rest(item)})
 
-    def report(self, task: int, shard: ShardReport) -> Report:
+    def report(self, task: int, shard: ShardReport, retries: int) -> Report:
         """The report of the whole task."""
-        return Report(task, (shard,), tuple(self._counts), dict(self._images), tuple(self.rejects), dict(self._odd))
+        counts, images, odd = tuple(self._counts), dict(self._images), dict(self._odd)
+        return Report(task, (shard,), counts, images, tuple(self.rejects), odd, retries)

@@ -5,7 +5,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from tpufeed.errors import StoreError
+from tpufeed.errors import UnavailableError
 
 _logger = logging.getLogger(__name__)
 # The system's, as a seeded generator gives all workers the same pauses and would take draws from the user's.
@@ -76,14 +76,14 @@ class Tries:
         """How many seconds to wait before the next try.
 
         Raises:
-            StoreError: there is no time left for one.
+            UnavailableError: there is no time left for one.
         """
         self.failed += 1
         self._in_a_row += 1
         now = time.monotonic()
         left = self._moved + self._patience.deadline_seconds - now
         if left <= 0:
-            raise StoreError(
+            raise UnavailableError(
                 f"{self._where}: gave up after {self.failed} tries in {now - self._started:.1f} s, the last "
                 f"{now - self._moved:.1f} s without progress; the last one failed by: {error}"
             ) from error

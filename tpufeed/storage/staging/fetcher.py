@@ -216,9 +216,11 @@ class Fetcher:
             self._finish(download)
 
     def _read_ranges(self) -> None:
-        buffer = memoryview(bytearray(self._range_bytes))
+        buffer = memoryview(b"")
         while (work := self._ranges.get()) is not None:
             download, start, stop = work
+            if len(buffer) < stop - start:
+                buffer = memoryview(bytearray(stop - start))
             if download.read(start, stop, buffer):
                 self._finish(download)
             if self._ranges.qsize() < self._connections:
