@@ -26,9 +26,9 @@ def test_no_more_is_read_than_a_block_or_a_record(photos, write_tfrecords, tmp_p
     class Counting(LocalStore):
         most = 0
 
-        def read_range(self, name, start, stop):
+        def read_range(self, name, start, stop, version=""):
             self.most = max(self.most, stop - start)
-            return super().read_range(name, start, stop)
+            return super().read_range(name, start, stop, version)
 
     path = write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo} for photo in photos.values()] * 3)
     store = Counting(str(tmp_path))

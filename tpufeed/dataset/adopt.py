@@ -209,7 +209,7 @@ def _make_manifest(
     manifest = Manifest(
         run_id=secrets.token_hex(8),
         tool_version=__version__,
-        splits={split: _put_index(target, split, found, len(class_names)) for split, found in scans.items()},
+        splits={split: _put_index(source, target, split, found, len(class_names)) for split, found in scans.items()},
         class_names=class_names,
         features=features,
         options={
@@ -249,10 +249,19 @@ def _name_classes(keys: Keys, scans: Sequence[ShardScan]) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
 
-def _put_index(target: Store, split: str, scans: Sequence[ShardScan], classes: int) -> Split:
+def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardScan], classes: int) -> Split:
     name, data = index_name(split, None), encode_index([scan.offsets for scan in scans])
     put_data(target, name, data)
-    shards = tuple(Shard(scan.info.name, scan.info.size_bytes, scan.crc32c, scan.records) for scan in scans)
+    shards = tuple(
+        Shard(
+            scan.info.name,
+            scan.info.size_bytes,
+            scan.crc32c,
+            scan.records,
+            scan.info.version if source.generations else None,
+        )
+        for scan in scans
+    )
     counts = sum((scan.class_counts for scan in scans), Counter[int]())
     variant = Variant(shards, IndexFile(name, len(data), crc32c(data)))
     return Split(sum(shard.records for shard in shards), tuple(counts[label] for label in range(classes)), (variant,))

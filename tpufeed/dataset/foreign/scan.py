@@ -112,7 +112,7 @@ class ShardStream:
         Raises:
             RecordError: damage, naming shard, record and byte.
             OptionError: the shard is compressed.
-            ShardError: it has changed since it was listed.
+            ShardError, ObjectChangedError: it has changed since it was listed.
         """
         if not self._info.size_bytes:
             self._store.read(self._info.name)  # a broken link passes for an empty file
@@ -148,7 +148,7 @@ class ShardStream:
             if self._stop is not None and self._stop.is_set():
                 raise ScanStopped
             end = min(max(stop, start + self._block_bytes), self._info.size_bytes)
-            data = self._store.read_range(self._info.name, have, end)
+            data = self._store.read_range(self._info.name, have, end, self._info.version)
             if len(data) != end - have:
                 raise ShardError(f"{self._where}: it ends before byte {end}; it was {self._info.size_bytes} bytes long")
             self.crc32c = crc32c(data, self.crc32c)
