@@ -4,8 +4,7 @@ import datetime
 import json
 import os
 import platform
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -51,12 +50,6 @@ def describe(machine: Mapping[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, load {machine['load']}, "
         f"Python {machine['python']}, {versions}, {machine['date']}"
     )
-
-
-def median_of(run: Callable[[], float], repeats: int) -> dict[str, Any]:
-    """The median of `repeats` runs, with all of them beside it."""
-    values = [run() for _ in range(repeats)]
-    return {"median": statistics.median(values), "low": min(values), "high": max(values), "values": values}
 
 
 def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:

@@ -9,16 +9,14 @@ import tensorflow as tf
 
 import tpufeed
 from tpufeed.dataset.manifest import Manifest
-from tpufeed.dataset.reader import open_dataset, refuse_existing
+from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import (
-    DatasetExistsError,
     DatasetNotFoundError,
     OptionError,
     RecordError,
     ShardError,
 )
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.registry import open_store
 
 
 @pytest.fixture(params=["local", "memory", "fsspec"])
@@ -103,12 +101,6 @@ def test_shards_without_a_manifest_are_no_dataset(copy):
     (copy / "manifest.json").unlink()
     with pytest.raises(DatasetNotFoundError, match="interrupted"):
         open_dataset(copy)
-
-
-def test_a_finished_dataset_is_in_the_way_of_another(dataset_url, tmp_path):
-    with pytest.raises(DatasetExistsError, match=r"already holds a dataset .*nothing was changed"):
-        refuse_existing(open_store(dataset_url))
-    refuse_existing(open_store(tmp_path))
 
 
 @pytest.mark.parametrize("where", ["payload", "length", "crc"])

@@ -9,7 +9,6 @@ from tpufeed.dataset.manifest import Manifest, Split, decode_manifest
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import (
-    DatasetExistsError,
     DatasetNotFoundError,
     ObjectChangedError,
     ObjectNotFoundError,
@@ -116,12 +115,3 @@ def find_dataset(store: Store) -> Dataset | None:
     except ObjectNotFoundError:
         return None
     return Dataset(store, decode_manifest(data, f"{store.url}/{MANIFEST}"), version)
-
-
-def refuse_existing(store: Store) -> None:
-    """Raises DatasetExistsError where `store` holds a finished dataset."""
-    if store.stat(MANIFEST) is not None:
-        raise DatasetExistsError(
-            f"{store.url} already holds a dataset (see: tpufeed info {store.url}); nothing was changed. Take another "
-            "destination, or remove this one first"
-        )
