@@ -17,6 +17,7 @@ from tpufeed.loaders.epoch import EpochIterator
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
 from tpufeed.loaders.rows import Array
 from tpufeed.loaders.stream import NumpyLoader
+from tpufeed.loaders.tfdirect import DirectLoader, set_gcs_defaults
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -25,7 +26,9 @@ _PREFETCH = 2
 _QUIET_SECONDS, _SETTLE_SECONDS = 0.05, 5.0
 
 
-def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "tf.data.Dataset":
+def tf_dataset(
+    url: str | Path, split: str = "train", *, direct: bool = False, **options: Unpack[LoaderKeywords]
+) -> "tf.data.Dataset":
     """Batches of a dataset or cache as a `tf.data.Dataset` of static shapes.
 
     Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,); see `LoaderOptions.columns` for
@@ -34,9 +37,21 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[LoaderKe
 
     A new iteration ends an earlier one that is still open.
 
+    With `direct` TensorFlow reads the shards, gs:// by its own client, all lanes at once, and nothing is staged; that
+    takes some 64 MB of records to draw from, or two batches, and 8 MiB a lane. Prefer it where the host has no room
+    for a stage, or each epoch reads other bytes anyway. The default reads remote shards once, pins them to their
+    generation, checks them against the manifest, and has an order that can be repeated. Pixels, labels, epochs,
+    variants and shares are the same. The order is another in each run; without `shuffle`, and unless `lanes` are given,
+    it is that of the default. TensorFlow's CRC checks are on, and records are counted: a shard that was cut between two
+    records, or goes on after those of the manifest, is an error when its end is read, at the latest with the epoch's
+    last batch. An object that is replaced by one of as many records is not noticed. `remainder` fills up with samples
+    from the rank's own first parts. TensorFlow takes settings for gs:// when it is imported: let tpufeed do that, or
+    heed the warning that it logs.
+
     Args:
         url: a dataset, at a path or a URL.
         split: which part of it.
+        direct: let TensorFlow read.
         **options: see `LoaderOptions`.
 
     Raises:
@@ -44,11 +59,18 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[LoaderKe
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
     """
+    if direct:
+        set_gcs_defaults()
     try:
         import tensorflow as tf
     except ImportError as error:
         raise MissingExtraError("TensorFlow", "tf") from error
-    loader = NumpyLoader(open_dataset(url), split, LoaderOptions(**options))
+    dataset, given = open_dataset(url), LoaderOptions(**options)
+    return _to_tensors(DirectLoader(dataset, split, given, tf) if direct else NumpyLoader(dataset, split, given), tf)
+
+
+def _to_tensors(loader: NumpyLoader, tf: Any) -> "tf.data.Dataset":
+    """The epochs of a loader, one an iteration."""
     source = _Source(loader, tf)
     # One outer element an iteration: it opens the epoch when the iteration starts, not when the graph is built.
     dataset = tf.data.Dataset.range(1).map(lambda _: tf.py_function(source.open_epoch, [], tf.int64))
