@@ -79,9 +79,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("place", ["--op", "--final"])
 @pytest.mark.parametrize("target", BAD)
-def test_what_is_wrong_is_said_at_the_probe(target, place, source, here, monkeypatch, capsys):
+def test_what_is_wrong_is_said_at_the_probe(target, source, here, monkeypatch, capsys):
     """In this process, as nothing gets as far as a worker; it names the op, the sample and the way out."""
     from typer.testing import CliRunner
 
@@ -91,7 +90,9 @@ def test_what_is_wrong_is_said_at_the_probe(target, place, source, here, monkeyp
     monkeypatch.syspath_prepend(str(here))
     code, message = BAD[target]
     before = sorted(here.iterdir())
-    done = CliRunner().invoke(app, ["cache", "warmup", str(source), "c", "--op", CROP, place, target, "--workers", "2"])
+    done = CliRunner().invoke(
+        app, ["cache", "warmup", str(source), "c", "--op", CROP, "--op", target, "--workers", "2"]
+    )
     said = capsys.readouterr().err + done.stderr
     assert done.exit_code == code, said
     assert re.search(message, said), said
@@ -102,6 +103,15 @@ def test_what_is_wrong_is_said_at_the_probe(target, place, source, here, monkeyp
     from tpufeed.images import custom
 
     custom._load.cache_clear()
+
+
+def test_none_can_be_a_final_op(source, here):
+    """A loader would import what a manifest names."""
+    for flags in ((), ("--dry-run",)):
+        done = run("tpufeed", here, source, "c", "--op", CROP, "--final", "my_ops:heavy@2", *flags)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(r"error: .*'my_ops:heavy'.* pass all final ops to each loader: ops=\[.*\]\n", done.stderr)
+    assert not (here / "c").exists()
 
 
 def test_a_lambda_or_a_local_function_is_refused_as_it_is_given():

@@ -131,14 +131,16 @@ def test_ctrl_c_ends_with_one_line_and_the_same_command_goes_on(workers, run, la
     assert not (folder / "_tpufeed/tmp").exists()
 
 
-def test_ctrl_c_while_modules_are_imported(large_folder, tmp_path):
+@pytest.mark.parametrize("module", ["numpy", "typer"], ids=["by a command", "by all"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_ctrl_c_while_modules_are_imported(number, module, large_folder, tmp_path):
     """Half of the time that a short command takes."""
     (tmp_path / "sitecustomize.py").write_text(f"""
 import pathlib, sys, time
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "numpy":
+        if name == {module!r}:
             pathlib.Path({str(tmp_path)!r}, "importing").touch()
             time.sleep(60)
 
@@ -154,7 +156,7 @@ sys.meta_path.insert(0, Finder())
     )
     while process.poll() is None and not (tmp_path / "importing").exists():
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stdout, stderr = process.communicate()
-    assert (stdout, process.returncode) == ("", 130)
+    assert (stdout, process.returncode) == ("", 128 + number)
     assert re.fullmatch(r"interrupted.*\n", stderr)

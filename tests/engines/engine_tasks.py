@@ -5,8 +5,9 @@ import signal
 import time
 from pathlib import Path
 
-from tpufeed.engines.engine import Progress, ReportProgress
+from tpufeed.engines.engine import Progress, ProgressMeter, ReportProgress
 from tpufeed.errors import StoreError
+from tpufeed.storage.temporary import temporary_folder
 
 
 def note(context: str, task: int, report_progress: ReportProgress) -> None:
@@ -45,6 +46,30 @@ def die_always(context: str, task: int, report_progress: ReportProgress) -> None
 
 def exit_always(context: str, task: int, report_progress: ReportProgress) -> None:
     os._exit(7)
+
+
+def stop_always(context: str, task: int, report_progress: ReportProgress) -> None:
+    """Stands still, as on a dead network drive."""
+    report_progress(Progress(1, 1, 0))
+    with Path(context, "stops").open("a") as file:
+        file.write("x")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def work_slowly(context: str, task: int, report_progress: ReportProgress) -> None:
+    """Of each image one hears; all together take longer than a worker may be silent."""
+    meter = ProgressMeter(report_progress)
+    for _ in range(8):
+        time.sleep(1)
+        meter.add(images=1)
+    meter.flush()
+
+
+def keep_a_folder(context: str, task: int, report_progress: ReportProgress) -> None:
+    """In a temporary folder, without a word."""
+    with temporary_folder(Path(context, "tmp")):
+        report_progress(Progress(0, 0, 0))
+        time.sleep(600)
 
 
 def run_for_ever(context: str, task: int, report_progress: ReportProgress) -> None:

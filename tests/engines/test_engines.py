@@ -1,6 +1,7 @@
 """One contract for every engine; then what only engines of processes have to withstand."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tpufeed.engines.engine import Done, Job, Progress
+from tpufeed.engines import engine as engine_module
+from tpufeed.engines.engine import Done, Job, Progress, ProgressMeter
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import TaskError
@@ -163,6 +165,62 @@ def test_a_task_at_which_workers_always_die_fails_in_the_end(function, death, tm
         list(ProcessEngine(2).run(job(function, tmp_path), [0]))
     if function == "die_always":
         assert (tmp_path / "deaths").read_text() == "xxx"
+
+
+def test_a_task_at_which_workers_always_fall_silent_fails_in_the_end(tmp_path, caplog):
+    with pytest.raises(TaskError, match=r"^0: 3 .* killed after it had said nothing for 2 s\. .*silence_seconds"):
+        list(ProcessEngine(1, silence_seconds=2).run(job("stop_always", tmp_path), [0]))
+    assert (tmp_path / "stops").read_text() == "x" * 3
+    assert re.match(r"0: a worker process was killed after it had said nothing for 2 s; another", caplog.messages[0])
+    assert workers() == []
+
+
+def test_a_worker_that_is_slow_but_says_so_is_left_alone(tmp_path, caplog):
+    events = list(ProcessEngine(2, silence_seconds=6).run(job("work_slowly", tmp_path), range(2)))
+    assert total(events) == (16, 0, 0)
+    assert not caplog.messages
+
+
+def test_a_launcher_that_does_not_listen_hears_what_was_said_meanwhile(tmp_path, caplog):
+    events = ProcessEngine(1, silence_seconds=4).run(job("work_slowly", tmp_path), [0])
+    first = next(events)
+    time.sleep(6)
+    assert total([first, *events]) == (8, 0, 0)
+    assert not caplog.messages
+
+
+def test_workers_that_are_stopped_leave_no_temporary_folder(tmp_path):
+    events = ProcessEngine(2).run(job("keep_a_folder", tmp_path), range(2))
+    while len(list(tmp_path.glob("tmp/*"))) < 2:
+        next(events)
+    events.close()
+    assert workers() == []
+    assert not (tmp_path / "tmp").exists()
+
+
+def test_a_run_that_an_error_has_left_open_ends_with_its_engines_context(tmp_path):
+    engine = ProcessEngine(1)
+    with engine.prepare("engine_tasks:run_for_ever"):
+        events = engine.run(job("run_for_ever", tmp_path), [0])
+        next(events)
+        assert workers()
+    assert workers() == []
+
+
+def test_a_put_says_that_it_goes_on_for_as_long_as_a_slow_line_takes(monkeypatch):
+    monkeypatch.setattr(engine_module, "_PULSE_SECONDS", 0.01)
+    said = []
+    meter = ProgressMeter(said.append)
+    meter.add(images=3)
+    with meter.putting(3_500):  # 0.035 seconds at the slowest
+        wait_until(lambda: len(said) == 4)
+        time.sleep(0.1)
+    assert said == [Progress(3, 0, 0), *[Progress(0, 0, 0)] * 3]
+    with meter.putting(10**12):
+        wait_until(lambda: len(said) > 10)
+    after = len(said)
+    time.sleep(0.05)
+    assert len(said) == after
 
 
 def test_what_a_worker_cannot_import_is_said_with_the_way_out(tmp_path):

@@ -146,6 +146,38 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(cache_url, dat
         loader.load_state_dict({**state, "version": 2})
 
 
+def test_numbers_of_a_state_may_come_back_as_arrays(cache_url):
+    """As some checkpoints hand them back."""
+    with make(cache_url) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        rest = [batch[0].tolist() for batch in iterator]
+    arrays = {name: np.array(state[name]) for name in ("epoch", "lanes", "samples")}
+    with make_at(cache_url, 0, 1, {**state, **arrays}) as again:
+        assert json.loads(json.dumps(again.state_dict())) == state
+        assert [batch[0].tolist() for batch in again] == rest
+    with make(cache_url) as loader, pytest.raises(OptionError, match="state's samples is True, not a whole number"):
+        loader.load_state_dict({**state, "samples": True})
+
+
+def test_a_state_that_fills_no_batch_changes_nothing(cache_url):
+    with make(cache_url) as loader:
+        state = loader.state_dict()
+    with make(cache_url, remainder="drop", batch_size=1000, lanes=2) as loader:
+        before = loader.state_dict()
+        with pytest.raises(OptionError, match="fill no batch of 1000"):
+            loader.load_state_dict({**state, "lanes": 4})
+        assert loader.state_dict() == before
+
+
+def test_lanes_are_bounded(cache_url):
+    with make(cache_url, lanes=1 << 16) as loader:
+        assert len(list(loader)) == 14
+    with make(cache_url, lanes=1 << 40) as loader, pytest.raises(OptionError, match="lanes are at most 65536"):
+        iter(loader)
+
+
 def test_an_epoch_that_could_not_be_opened_is_still_to_come(cache_url):
     """As where the framework is asked for the world before it knows."""
     answers = iter([RuntimeError("not initialised"), World(0, 1)])

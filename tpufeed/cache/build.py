@@ -21,7 +21,7 @@ from tpufeed.dataset.rejects import parse_budget
 from tpufeed.dataset.space import check_space
 from tpufeed.engines.engine import Engine, Job, available_cores
 from tpufeed.errors import DamageError, DatasetExistsError, DuplicateWriterError, ObjectNotFoundError, OptionError
-from tpufeed.images.ops import from_dict, to_dict
+from tpufeed.images.ops import Custom, from_dict, to_dict
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -183,6 +183,11 @@ def _output_size(source: Warmable, options: CacheOptions) -> Size:
         )
     Pipeline(options.final, options.seed).output_size(size)  # raises where they are no ops
     for op in options.final:
+        if isinstance(op, Custom):
+            raise OptionError(
+                f"{op} cannot be a final op, as no loader imports what a manifest names. Leave it out here, and pass "
+                f"all final ops to each loader: ops=[..., {op}]"
+            )
         from_dict(to_dict(op))  # as loaders will, which know no ops but tpufeed's
     return size
 

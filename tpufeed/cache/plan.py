@@ -56,7 +56,8 @@ class CacheOptions:
 
     Attributes:
         ops: applied to every sample, with other random numbers in every variant.
-        final: ops that loaders apply live to what the cache holds, with other random numbers in every epoch.
+        final: ops that loaders apply live to what the cache holds, with other random numbers in every epoch. None of
+            the user's own: a loader imports nothing that a manifest names, and has to be given `ops=[...]`.
         variants: K; epoch e reads variant e mod K.
         encode: "raw" stores uint8 pixels, the others encode them.
         quality: of JPEG and WebP, 1 to 100.

@@ -45,10 +45,12 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
         return
     task = read_task(destination, ref)
     names, before = context.header.shard_names(task), context.source.retries
+    meter = engine.ProgressMeter(report_progress)
     with destination.temporary_folder() as folder:
         paths = [folder / f"variant-{number}" for number in range(len(names))]
-        made = _write(context, task, paths, engine.ProgressMeter(report_progress))
-        shards = [put_shard(destination, *shard) for shard in zip(names, paths, made.shards, strict=True)]
+        made = _write(context, task, paths, meter)
+        with meter.putting(sum(shard.bytes for shard in made.shards)):
+            shards = [put_shard(destination, *shard) for shard in zip(names, paths, made.shards, strict=True)]
     retries = destination.retries + context.source.retries - before
     report = Report(task.number, tuple(shards), made.counts, made.images, tuple(made.rejects), dict(made.odd), retries)
     put_report(destination, report)
@@ -88,7 +90,6 @@ def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engi
                 counts[sample.label] += 1
             odd.update(sample.odd)
             done += 1
-    meter.flush()
     shards = [writer.finish() for writer in writers]
     return _Made(shards, tuple(counts), {f"{options.encode}, augmented": done}, rejects, odd)
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpufeed.cli.console import BuildDisplay, parse_policies, print_build, print_json, print_table, reports_errors
+from tpufeed.cli.console import BuildDisplay, parse_policies, print_build, print_json, print_table, reports_build_errors
 
 if TYPE_CHECKING:
     from tpufeed.cache.build import CachePreview
     from tpufeed.cache.plan import CacheKeywords
 
 
-@reports_errors
+@reports_build_errors
 def warmup_command(
     src: Annotated[str, typer.Argument(help="A dataset, or raw images as `tpufeed shard` takes them; a path or URL.")],
     dst: Annotated[str, typer.Argument(help="Where the cache goes; a path or URL.")],
@@ -32,7 +32,8 @@ def warmup_command(
     final: Annotated[
         list[str] | None,
         typer.Option(
-            help="Cheap ops that loaders apply live, anew in every epoch, like 'RandomCrop(224)'. Several times."
+            help="Cheap ops that loaders apply live, anew in every epoch, like 'RandomCrop(224)'; no functions of "
+            "yours. Several times."
         ),
     ] = None,
     variants: Annotated[int, typer.Option(help="Augmented versions of each sample; epoch e reads e mod K.")] = 1,

@@ -11,7 +11,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from tpufeed.cli import INTERRUPTED
+from tpufeed.cli import INTERRUPTED, TERMINATED, Stopped
 from tpufeed.errors import OptionError, TpufeedError
 
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
@@ -26,7 +26,15 @@ _LOG_SECONDS = 1.0
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Turn errors raised on purpose into a line on stderr and their exit code; others are bugs and keep their trace."""
+    return _reporting(command, "interrupted")
 
+
+def reports_build_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """`reports_errors` for a command that goes on where it was interrupted."""
+    return _reporting(command, "interrupted; run the same command again to go on from here")
+
+
+def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         # Other packages log the errors that we handle, with their traces.
@@ -45,13 +53,13 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             else:
                 print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            said = "interrupted; run the same command again to go on from here"
+        except (KeyboardInterrupt, Stopped) as stop:
+            said = "interrupted" if kwargs.get("dry_run") else interrupted
             if as_lines:
                 _log({"event": "interrupted", "message": said})
             else:
                 print(said, file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
 
     return run
 

@@ -5,14 +5,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpufeed.cli.console import BuildDisplay, parse_policies, print_build, print_json, print_table, reports_errors, warn
+from tpufeed.cli.console import (
+    BuildDisplay,
+    parse_policies,
+    print_build,
+    print_json,
+    print_table,
+    reports_build_errors,
+    warn,
+)
 
 if TYPE_CHECKING:
     from tpufeed.sharding.build import Preview
     from tpufeed.sharding.options import ShardKeywords
 
 
-@reports_errors
+@reports_build_errors
 def shard_command(
     src: Annotated[
         str,

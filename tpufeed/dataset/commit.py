@@ -208,7 +208,7 @@ def read_report(store: Store, task: TaskRef) -> Report | None:
             raise msgspec.ValidationError("its checksum is another")
     except ObjectNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         _logger.warning("%s/%s is damaged; its task runs again", store.url, report_name(task.number))
         store.delete(report_name(task.number))
         return None

@@ -25,6 +25,7 @@ Offsets = npt.NDArray[np.uint64]
 
 _ITEM = "<u8"
 _ITEM_BYTES = 8
+_MORE_TRIES = 2
 
 
 def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
@@ -62,11 +63,13 @@ class Index:
             if self._mapped is None:
                 self._mapped = self._open()
             mapped = self._mapped
-        if mapped is None:
-            parts = self._read(shards)
-        else:
+        if mapped is not None:
             parts = [mapped[self._starts[shard] : self._starts[shard + 1]] for shard in shards]
-        return [self._checked(shard, part) for shard, part in zip(shards, parts, strict=True)]
+            return [self._checked(shard, part) for shard, part in zip(shards, parts, strict=True)]
+        for _ in range(_MORE_TRIES):
+            with suppress(ShardError):  # it may be the way here that damaged them
+                return [self._checked(shard, part) for shard, part in zip(shards, self._read(shards), strict=True)]
+        return [self._checked(shard, part) for shard, part in zip(shards, self._read(shards), strict=True)]
 
     def to_stage(self) -> RemoteShard:
         """The file as a stage knows it."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -89,18 +90,17 @@ class Reader:
 
         Damage of what came over a network may be the network's: it is asked for again, and `use` called again.
         """
-        opened = self._opened if self._remote is None else self._open({shard for shard, _ in places})
-        spans = [self._span(opened, shard, record) for shard, record in places]
+        shards = {shard for shard, _ in places}
         for tries_left in reversed(range(_TRIES)):
-            records, fetched = self._cut(places, spans)
+            opened = self._opened if self._remote is None else self._open(shards)
+            spans = [self._span(opened, shard, record) for shard, record in places]
             try:
-                return decode_records(
-                    records, lambda number: f"{self.place(*places[number])}, byte {spans[number][1]}", use
-                )
+                return decode_records(self._cut(places, spans), partial(self._where, places, spans), use)
             except RecordError as error:
-                if not fetched or not tries_left:
+                if self._remote is None or not tries_left:
                     raise
                 _logger.warning("%s; reading it again", error)
+                self._forget(shards)
         raise AssertionError("the last try returns or raises")
 
     def iter_payloads(self, start: int, stop: int) -> Iterator[memoryview]:
@@ -140,17 +140,27 @@ class Reader:
 
     def _cut(
         self, places: Sequence[tuple[int, int]], spans: Sequence[tuple[memoryview | None, int, int]]
-    ) -> tuple[list[memoryview], bool]:
-        """The records, and whether some came over a network."""
+    ) -> list[memoryview]:
         if self._remote is None:
-            return [view[start:stop] for view, start, stop in spans if view is not None], False
+            return [view[start:stop] for view, start, stop in spans if view is not None]
         far = [
             Range(shard, start, stop)
             for (shard, _), (view, start, stop) in zip(places, spans, strict=True)
             if view is None
         ]
         fetched = iter(self._remote.read(far) if far else ())
-        return [next(fetched) if view is None else view[start:stop] for view, start, stop in spans], bool(far)
+        return [next(fetched) if view is None else view[start:stop] for view, start, stop in spans]
+
+    def _where(
+        self, places: Sequence[tuple[int, int]], spans: Sequence[tuple[memoryview | None, int, int]], number: int
+    ) -> str:
+        return f"{self.place(*places[number])}, byte {spans[number][1]}"
+
+    def _forget(self, shards: set[int]) -> None:
+        """Open them anew the next time: it may be their offsets that were damaged on the way."""
+        with self._lock:
+            for shard in shards:
+                self._opened.pop(shard, None)
 
     def _iter_chunks(self, start: int, stop: int) -> Iterator[list[tuple[int, int]]]:
         """Places of the samples in turn, some MB at a time and never of two shards."""

@@ -2,10 +2,11 @@
 
 import importlib
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -32,6 +33,8 @@ TaskFunction: TypeAlias = Callable[[Any, Any, ReportProgress], None]
 
 
 _PROGRESS_SECONDS = 0.2
+_PULSE_SECONDS = 30.0
+_SLOWEST_BYTES_A_SECOND = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Job:
     """What all tasks share: `entry` is "module:function", called as `function(context, task, report_progress)`.
 
     Context and tasks are small and picklable. The function may run more than once for a task, also at the same time;
-    it puts its result in place itself and returns nothing.
+    it puts its result in place itself and returns nothing. It reports progress every few minutes at least, if only of
+    zeros: an engine may take one that says nothing for hung.
     """
 
     entry: str
@@ -73,6 +77,30 @@ class ProgressMeter:
         self._report(Progress(self._images, self._bytes, self._rejects))
         self._images = self._bytes = self._rejects = 0
         self._due = time.monotonic() + _PROGRESS_SECONDS
+
+    @contextmanager
+    def putting(self, size_bytes: int) -> Iterator[None]:
+        """Within it, bytes are put that nobody counts: says now and then that it goes on.
+
+        Only for as long as a slow line takes for `size_bytes`; then whoever waits may take it for hung.
+        """
+        self.flush()
+        ended = threading.Event()
+
+        def say() -> None:
+            with suppress(OSError):  # nobody listens any more
+                for _ in range(int(size_bytes / _SLOWEST_BYTES_A_SECOND / _PULSE_SECONDS)):
+                    if ended.wait(_PULSE_SECONDS):
+                        return
+                    self._report(Progress(0, 0, 0))
+
+        thread = threading.Thread(target=say, name="tpufeed-pulse", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 class Engine(Protocol):

@@ -2,13 +2,18 @@
 
 Workers are started afresh as `python -m tpufeed.engines.worker`: nothing is forked, and the user's `__main__` is not
 imported again. They talk over a socket pair; when the launcher dies, its end closes and they leave.
+
+A task has to say something now and then, as `ProgressMeter` does with every image. A worker that says nothing for long,
+on a network drive that is gone, say, is killed and counts as dead.
 """
 
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,21 +23,35 @@ from typing import Any
 from tpufeed.engines.engine import Done, Event, Job, Progress, task_name
 from tpufeed.errors import TaskError
 
+_logger = logging.getLogger(__name__)
+
 _DEATHS_ALLOWED = 2  # of workers at one task: a killed worker says little of the task, three in a row do
-_EXIT_SECONDS = 5.0  # for a worker that has closed its end to be gone, dumping its core perhaps
-_LEAVE_SECONDS = 0.05  # for one that is told to go in mid-task
+_EXIT_SECONDS = 5.0  # for a worker that has closed its end, or was killed, to be gone, dumping its core perhaps
+_LEAVE_SECONDS = 1.0  # for those that are told to go in mid-task, all at once, to remove what is temporary
+_SILENCE_SECONDS = 600.0
+_LISTEN_SECONDS = 1.0
 _IDLE = -1
 _PREPARED = 8  # workers, at the most: later ones start while the first ones work
+_SILENCE_ADVICE = (
+    "Does a drive or the network not answer, or an op of yours not return? Where one image takes so long, call "
+    "tpufeed.cache.warmup with engine=ProcessEngine(workers, silence_seconds=...)"
+)
 # A worker is a core's worth: libraries that would start a thread a core have to be told, before they are imported.
 _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class ProcessEngine:
-    """An `Engine` of `workers` processes."""
+    """An `Engine` of `workers` processes.
 
-    def __init__(self, workers: int) -> None:
+    A worker of which nothing is heard for `silence_seconds` while it has a task, and the launcher listens, is killed:
+    more than one image takes with all its variants.
+    """
+
+    def __init__(self, workers: int, silence_seconds: float = _SILENCE_SECONDS) -> None:
         self.workers = workers
+        self._silence_seconds = silence_seconds
         self._prepared: list[_Worker] = []
+        self._running: list[_Worker] = []
 
     @contextmanager
     def prepare(self, entry: str) -> Iterator[None]:
@@ -40,17 +59,21 @@ class ProcessEngine:
         try:
             yield
         finally:
-            _stop_all(self._prepared)
-            self._prepared = []
+            # Where an error has left a `run` open, its workers go now and not when somebody collects the garbage.
+            _stop_all([*self._prepared, *self._running])
+            self._prepared, self._running = [], []
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
         pool = _Pool(job, tasks, self._prepared)
+        self._running = pool.workers
         try:
             while pool.start_waiting(self.workers):
                 for worker, message in pool.receive():
                     if isinstance(message, str):
                         raise TaskError(f"{task_name(tasks[worker.task_number])}: {message}")
                     yield pool.bury(worker) if message is None else message
+                for worker in pool.silent(self._silence_seconds):
+                    yield pool.bury(worker, self._silence_seconds)
         finally:
             _stop_all(pool.workers)
 
@@ -81,26 +104,47 @@ class _Pool:
     def receive(self) -> Iterator[tuple["_Worker", Event | str | None]]:
         """What workers have sent: events, the message of a failure, or None from one that is dead."""
         by_connection = {worker.connection: worker for worker in self.workers}
-        for connection in wait(list(by_connection)):
+        begun = time.monotonic()
+        ready = wait(list(by_connection), _LISTEN_SECONDS)
+        # No more than that, however long this process stood still, by Ctrl-Z say: its workers may have, too.
+        listened = min(time.monotonic() - begun, _LISTEN_SECONDS)
+        for worker in self.workers:
+            worker.silent_seconds += listened
+        for connection in ready:
             worker = by_connection[connection]  # type: ignore[index]  # wait returns what it was given
             yield worker, worker.receive()
 
-    def bury(self, worker: "_Worker") -> Progress:
-        """Give the task of a dead worker to another one; returns its progress, taken back.
+    def silent(self, seconds: float) -> list["_Worker"]:
+        """Workers that have a task and have said nothing for so long."""
+        return [worker for worker in self.workers if worker.task_number != _IDLE and worker.silent_seconds >= seconds]
+
+    def bury(self, worker: "_Worker", silent_seconds: float | None = None) -> Progress:
+        """Give the task of a worker that is dead, or silent for so long, to another one.
+
+        Returns:
+            Its progress, taken back.
 
         Raises:
             TaskError: that has been tried often enough.
         """
         self.workers.remove(worker)
-        death, number = worker.stop(_EXIT_SECONDS), worker.task_number
+        number = worker.task_number
+        if silent_seconds is None:
+            death, advice = worker.end(_EXIT_SECONDS), "Out of memory? Try fewer --workers"
+        else:
+            worker.dismiss()
+            worker.end(_LEAVE_SECONDS)
+            death, advice = f"killed after it had said nothing for {silent_seconds:g} s", _SILENCE_ADVICE
         if number == _IDLE:
             return Progress(0, 0, 0)
+        name = task_name(self._tasks[number])
         self._deaths[number] += 1
         if self._deaths[number] > _DEATHS_ALLOWED:
             raise TaskError(
-                f"{task_name(self._tasks[number])}: {self._deaths[number]} worker processes died at it, the last one "
-                f"{death}. Out of memory? Try fewer --workers"
+                f"{name}: {self._deaths[number]} worker processes died at it, the last one {death}. {advice}"
             )
+        if silent_seconds is not None:
+            _logger.warning("%s: a worker process was %s; another one begins anew. %s", name, death, advice)
         self._waiting.appendleft(number)
         return Progress(*(-count for count in worker.progress))
 
@@ -114,6 +158,7 @@ class _Worker:
         environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
         self.task_number = _IDLE
         self.progress = Progress(0, 0, 0)
+        self.silent_seconds = 0.0
         with theirs, _blocked_sigint():
             # -P: the same modules as here, never those that happen to lie in the working folder.
             self._process = subprocess.Popen(
@@ -133,11 +178,13 @@ class _Worker:
         """Hand over a task."""
         self.task_number = number
         self.progress = Progress(0, 0, 0)
+        self.silent_seconds = 0.0
         with suppress(OSError):
             self.connection.send((number, task))
 
     def receive(self) -> Event | str | None:
         """An event, the message of a failure, or None from a worker that is dead."""
+        self.silent_seconds = 0.0
         try:
             message: Event | str = self.connection.recv()
         except (EOFError, OSError):
@@ -148,21 +195,42 @@ class _Worker:
             self.progress = Progress(*map(sum, zip(self.progress, message, strict=True)))
         return message
 
-    def stop(self, patience_seconds: float = _LEAVE_SECONDS) -> str:
-        """End the process, however far it is, and say how it ended."""
+    def dismiss(self) -> None:
+        """Tell it to leave, however far it is. It removes what is temporary first."""
         self.connection.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_seconds)
-        self._process.kill()
-        code = self._process.wait()
+        self._process.terminate()
+
+    def end(self, patience_seconds: float) -> str:
+        """Kill it where it does not leave by itself, and say how it ended."""
+        self.connection.close()
+        if self.wait(patience_seconds) is None:
+            self.kill()
+        code = self.wait(_EXIT_SECONDS)
+        if code is None:
+            return "not even by SIGKILL"
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+    def wait(self, seconds: float) -> int | None:
+        """What it ended with, or None where it has not."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(max(0.0, seconds))
+        return None
+
+    def kill(self) -> None:
+        """Whatever it does. One that waits in the kernel for a drive that does not answer goes on all the same."""
+        self._process.kill()
 
 
 def _stop_all(workers: "Sequence[_Worker]") -> None:
-    for worker in workers:  # each leaves by itself once its end is closed, and all at the same time
-        worker.connection.close()
+    """All at the same time."""
     for worker in workers:
-        worker.stop()
+        worker.dismiss()
+    for seconds in (_LEAVE_SECONDS, _EXIT_SECONDS):
+        deadline = time.monotonic() + seconds
+        for worker in workers:
+            worker.wait(deadline - time.monotonic())
+        for worker in workers:
+            worker.kill()
 
 
 @contextmanager

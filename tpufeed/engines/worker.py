@@ -14,6 +14,7 @@ def main(descriptor: int, entry: str) -> None:
 
     The module of `entry` is imported before there is a job, which may be long in coming.
     """
+    signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher has blocked it until here
     connection = Connection(descriptor)
@@ -31,6 +32,14 @@ def main(descriptor: int, entry: str) -> None:
                 connection.send(Done(index))
     except (EOFError, ConnectionError):
         return
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already
+
+
+def _leave(number: int, _: object) -> None:
+    """By an exception, so that temporary folders are removed on the way. Once: no second one should keep that."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _receive_job(connection: Connection) -> tuple[Job, TaskFunction]:

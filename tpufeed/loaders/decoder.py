@@ -2,8 +2,9 @@
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,8 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.ops import Draws, Op, from_dict
+from tpufeed.images.ops import Custom, Draws, Op, from_dict
+from tpufeed.images.parameters import shown
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -23,12 +25,16 @@ _NO_SIZE = (
 
 
 class Decoder:
-    """Decodes images of one dataset and applies the ops. Thread-safe."""
+    """Decodes images of one dataset and applies the ops. Thread-safe.
+
+    Raises:
+        OptionError: `ops` are none, or there are none and those of the manifest cannot be taken.
+    """
 
     def __init__(self, dataset: Dataset, ops: Sequence[Op] | None, seed: int) -> None:
         cache = dataset.manifest.cache
         if ops is None:
-            ops = [] if cache is None else [from_dict(op) for op in cache.final]
+            ops = [] if cache is None else _final_ops(dataset.url, cache.final)
         self.pipeline = Pipeline(ops, dataset.manifest.draws_seed(seed), fast=True)
         self._tensor_shape = dataset.manifest.tensor_shape
         stored_size = None if cache is None else cache.shape[:2]
@@ -78,6 +84,18 @@ class Decoder:
         if scratch is None or size > len(scratch):
             scratch = self._local.scratch = np.empty(size, np.uint8)
         return scratch[:size]
+
+
+def _final_ops(url: str, descriptions: Iterable[Mapping[str, Any]]) -> list[Op]:
+    """The ops that a manifest names. Whoever wrote it must not choose what is imported here."""
+    ops = [from_dict(description) for description in descriptions]
+    for op in ops:
+        if isinstance(op, Custom):
+            raise OptionError(
+                f"{url}: its manifest names {shown(op.target)} among the final ops, and no loader imports what a "
+                f"manifest names. If you want it to run, pass all of them: ops=[..., Custom({shown(op.target)})]"
+            )
+    return ops
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The framework-free loader: numpy batches in an exact order, decoded by threads straight into the batch's memory."""
 
+import operator
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import OptionError
+from tpufeed.images.parameters import shown
 from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, find_column, resolve_columns
 from tpufeed.loaders.decoder import Decoder
@@ -24,6 +26,8 @@ from tpufeed.storage.staging.stage import Stage
 
 _STATE_VERSION = 1
 _FEWEST_OPEN = 32
+_MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
+_LAST_EPOCH = 1 << 62
 
 
 def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "NumpyLoader":
@@ -111,6 +115,8 @@ class NumpyLoader:
         world = self.world
         if self._lanes is None:
             self._lanes = default_lanes(world) if self.options.shuffle else world.size
+        if self._lanes > self._most_lanes:
+            raise OptionError(f"lanes are at most {self._most_lanes} for the split {self.split!r}, not {self._lanes}")
         if self._lanes % world.size:
             raise OptionError(
                 f"{self._lanes} lanes cannot be dealt to {world.size} ranks; give lanes={default_lanes(world)}, or "
@@ -160,22 +166,27 @@ class NumpyLoader:
         """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
 
         Raises:
-            OptionError: the state is of another dataset, split, seed, order or version, or its lanes cannot be dealt.
+            OptionError: the state is of another dataset, split, seed, order or version, its lanes cannot be dealt, or
+                one of its numbers cannot be. The loader is as it was before.
         """
+        if not isinstance(state, Mapping):
+            raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
         for name, value in self._identity.items():
             if state.get(name) != value:
                 raise OptionError(f"the state's {name} is {state.get(name)!r}, this loader's {value!r}")
-        lanes, ranks = int(state["lanes"]), self.world.size
+        epoch = _number(state, "epoch", 0, _LAST_EPOCH)
+        samples = _number(state, "samples", 0, self._entry.records)
+        lanes, ranks = _number(state, "lanes", 1, self._most_lanes), self.world.size
         if lanes % ranks:
             raise OptionError(
                 f"the state's {lanes} lanes cannot be dealt to {ranks} ranks; go on with a number of ranks that "
                 f"divides {lanes}"
             )
+        if samples >= self._entry.records or not len(self._share(samples)):
+            epoch, samples = epoch + 1, 0
         self._lanes = lanes
         self._current = None
-        self._next_epoch, self._start = int(state["epoch"]), int(state["samples"])
-        if self._start >= self._entry.records or not len(self._share(self._start)):
-            self._next_epoch, self._start = self._next_epoch + 1, 0
+        self._next_epoch, self._start = epoch, samples
 
     def close(self) -> None:
         """Stop the threads. A loader that is iterated again starts new ones."""
@@ -207,6 +218,10 @@ class NumpyLoader:
             "seed": self.options.seed,
             "shuffle": self.options.shuffle,
         }
+
+    @property
+    def _most_lanes(self) -> int:
+        return max(self._entry.records, _MOST_LANES, default_lanes(self.world))
 
     def _order(self, epoch: int) -> EpochOrder:
         shards = [shard.records for shard in self._entry.variants[epoch % len(self._entry.variants)].shards]
@@ -256,3 +271,15 @@ class NumpyLoader:
                 f"{f'a batch_size of at most {most}, or ' if most else ''}remainder='pad' or 'repeat'"
             )
         return share
+
+
+def _number(state: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    """A number of a state; checkpoints may hand it back as an array's element. Raises OptionError."""
+    value = state.get(name)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # whatever is no whole number raises
+    except TypeError:
+        number = -1
+    if isinstance(value, bool) or not least <= number <= most:
+        raise OptionError(f"the state's {name} is {shown(value)}, not a whole number between {least} and {most}")
+    return number

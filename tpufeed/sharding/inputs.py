@@ -6,6 +6,7 @@ from typing import TypeVar
 from tpufeed.dataset.plan import Input, PlanHeader
 from tpufeed.dataset.schema import FILENAME, LABEL, TEXT, record_schema
 from tpufeed.errors import (
+    AccessError,
     BuildError,
     ImageError,
     ObjectChangedError,
@@ -47,7 +48,7 @@ def iter_taken(
 
     Raises:
         BuildError: there is not enough memory for an image.
-        UnavailableError: a store does not answer. No image is rejected for that.
+        UnavailableError, AccessError: a store does not answer, or refuses. No image is rejected for that.
     """
     for item, data in iter_read(files, inputs):
         if isinstance(data, ImageError):
@@ -66,7 +67,7 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Iterator[tuple[Input, by
     """Each input with its bytes, or with why there are none. Remote ones are read many at a time, ahead of need.
 
     Raises:
-        UnavailableError: a store does not answer.
+        UnavailableError, AccessError: a store does not answer, or refuses.
     """
     places = [_place(files, item) for item in inputs]
     spans: dict[Store, list[Span]] = {}
@@ -106,7 +107,7 @@ def _place(files: Files, item: Input) -> tuple[Store, Span] | ImageError:
 
 
 def _checked(item: Input, data: bytes | StoreError) -> bytes | ImageError:
-    if isinstance(data, UnavailableError):
+    if isinstance(data, UnavailableError | AccessError):  # says nothing of the image
         raise data
     if isinstance(data, ObjectNotFoundError):
         return ImageError("changed_during_build", f"the file is gone, or a link to nothing: {data}")

@@ -51,9 +51,9 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
                 else:
                     writer.add(image.data, *made.features(item, image))
                     meter.add(images=1, size=item.bytes)
-        meter.flush()
         written = writer.finish()
-        shard = put_shard(destination, name, path, written)
+        with meter.putting(written.bytes):
+            shard = put_shard(destination, name, path, written)
     put_report(destination, made.report(task.number, shard, destination.retries + files.retries))
 
 
