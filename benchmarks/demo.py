@@ -1,6 +1,7 @@
 """The demo, see scripts/demo: real photos, made into shards and a cache, feed an emulated TPU v3-8 beside naive ways.
 
-Every feed runs in a process of its own, so that no framework's threads disturb the next.
+Every feed runs in a process of its own, so that no framework's threads disturb the next. With --gcs photos, shards and
+cache are in a bucket of a local GCS server instead, and naive ways are left out.
 """
 
 import argparse
@@ -11,12 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import describe, figure, machine, print_table, write_result
+from local_gcs import CONNECTION_MB_PER_SECOND, LATENCY_MS, serve
 
 ROOT = Path(__file__).parents[1]
 PROFILE = "tpu-v3-8"
@@ -31,7 +35,7 @@ class Feed:
 
     label: str
     loader: str
-    source: str  # a folder in the work folder
+    source: str  # a folder where the data is
     device: str = f"emulated:{PROFILE}"
 
     @property
@@ -58,6 +62,15 @@ def feeds(cores: int, with_xla: bool) -> list[Feed]:
     return rows
 
 
+def gcs_feeds() -> list[Feed]:
+    """The rows of --gcs, in this order: the second finds what the first of its source has staged."""
+    return [
+        Feed("gs:// shards, tpufeed.numpy_loader, nothing staged", "numpy", "shards"),
+        Feed("gs:// cache, tpufeed.numpy_loader, nothing staged", "numpy", "cache"),
+        Feed("gs:// cache, tpufeed.numpy_loader, all of it staged", "numpy", "cache"),
+    ]
+
+
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     started = time.perf_counter()
@@ -66,15 +79,16 @@ def main(argv: list[str] | None = None) -> int:
     about = machine()
     print(f"on {describe(about)}\nin {work}")
     try:
-        seconds = prepare(work, args.photos)
         batch_size = fitting_batch(args.photos)
-        results = [
-            {"label": feed.label, **run_feed(feed, work, batch_size, args.seconds)}
-            for feed in feeds(about["cores"], args.all)
-        ]
+        with bucket(work) if args.gcs else nullcontext(str(work)) as root:
+            seconds = prepare(work, root, args.photos)
+            results = [
+                {"label": feed.label, **run_feed(feed, root, batch_size, args.seconds)}
+                for feed in (gcs_feeds() if args.gcs else feeds(about["cores"], args.all))
+            ]
         show(results, batch_size)
         result = {"photos": args.photos, "seconds_a_feed": args.seconds, "prepare_seconds": seconds, "rows": results}
-        path = write_result("demo", result, work)
+        path = write_result("demo-gcs" if args.gcs else "demo", result, work)
     finally:
         if args.keep is None:
             for name in ("photos", "shards", "cache"):
@@ -85,25 +99,53 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def prepare(work: Path, photos: int) -> dict[str, float]:
-    """Photos, shards and cache in `work`, each made unless it is there; gives the seconds that each took."""
+@contextmanager
+def bucket(work: Path) -> Iterator[str]:
+    """The URL of a bucket of a local GCS server, and a stage of its own: both go at the end."""
+    parent = Path("/dev/shm") if Path("/dev/shm").is_dir() else work
+    with tempfile.TemporaryDirectory(prefix="tpufeed-demo-", dir=parent) as stage, serve() as server:
+        os.environ["TPUFEED_STAGE_DIR"] = stage
+        print(
+            f"gs://bucket is at {server.url}: {LATENCY_MS} ms a request, {CONNECTION_MB_PER_SECOND} MB/s a connection"
+        )
+        yield "gs://bucket"
+
+
+def prepare(work: Path, root: str, photos: int) -> dict[str, float]:
+    """Photos in `work`, shards and cache at `root`, each made unless it is there; gives the seconds that each took."""
     tpufeed = str(Path(sys.executable).parent / "tpufeed")
     make_photos = [sys.executable, str(ROOT / "scripts" / "make_photos.py")]
     commands = {
         "photos": [*make_photos, str(work / "photos"), "--count", str(photos)],
-        "shards": [tpufeed, "shard", str(work / "photos"), str(work / "shards")],
-        "cache": [tpufeed, "cache", "warmup", str(work / "shards"), str(work / "cache"), *_CACHE_OPTIONS],
+        "shards": [tpufeed, "shard", f"{root}/photos", f"{root}/shards"],
+        "cache": [tpufeed, "cache", "warmup", f"{root}/shards", f"{root}/cache", *_CACHE_OPTIONS],
     }
+    remote = root != str(work)
+    if remote:
+        commands["check"] = [tpufeed, "verify", f"{root}/cache"]
     seconds = {}
     for name, command in commands.items():
-        if (work / name / "manifest.json").exists():
+        if not remote and (work / name / "manifest.json").exists():
             print(f"{name}: there already")
             continue
         print("$", " ".join([Path(command[0]).name, *command[1:]]), flush=True)
         start = time.perf_counter()
         _run(command)
+        if remote and name == "photos":
+            upload(work / "photos", f"{root}/photos")
         seconds[name] = round(time.perf_counter() - start, 2)
     return seconds
+
+
+def upload(folder: Path, url: str) -> None:
+    """Copy the photos of a folder to a URL, many at once: what `gcloud storage cp -r` does otherwise."""
+    from tpufeed.storage.registry import open_store
+
+    print(f"copying {folder} to {url}", flush=True)
+    store = open_store(url)
+    files = sorted(folder.rglob("*.jpg"))
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(lambda path: store.put(path.relative_to(folder).as_posix(), path.read_bytes()), files))
 
 
 def fitting_batch(photos: int) -> int:
@@ -111,11 +153,11 @@ def fitting_batch(photos: int) -> int:
     return min(128, 1 << max(0, (photos // 3).bit_length() - 1))
 
 
-def run_feed(feed: Feed, work: Path, batch_size: int, seconds: float) -> dict[str, Any]:
+def run_feed(feed: Feed, root: str, batch_size: int, seconds: float) -> dict[str, Any]:
     """The line of JSON of one run of bench_train.py."""
     kind = "--photos" if feed.source == "photos" else "--data"
     command = [sys.executable, str(ROOT / "benchmarks" / "bench_train.py"), "--json", "--loader", feed.loader]
-    command += [kind, str(work / feed.source), "--device", feed.device]
+    command += [kind, f"{root}/{feed.source}", "--device", feed.device]
     command += ["--batch", str(batch_size), "--seconds", str(seconds)]
     print(f"feeding {EMULATED if feed.emulated else ON_CPU} from {feed.label} ...", flush=True)
     found: dict[str, Any] = json.loads(_run(command, capture=True).splitlines()[-1])
@@ -135,8 +177,11 @@ def show(results: Sequence[dict[str, Any]], batch_size: int) -> None:
 
 
 def closing_sentence(results: Sequence[dict[str, Any]]) -> str:
-    """From one thread of Pillow to the better loader of the cache, in the figures of this run."""
+    """From the first row to the better loader of the cache, in the figures of this run."""
     first = results[0]
+    if first["label"].startswith("gs://"):
+        idle = [figure(row["idle_percent"]) for row in results]
+        return f"{EMULATED}: {idle[-2]} % idle while the cache comes from gs://, {idle[-1]} % once it is staged."
     cached = [row for row in results if row["source"] == "cache" and row["device"] == first["device"]]
     best = max(cached, key=lambda row: row["images_per_second"] or 0)
     if None in (first["images_per_second"], best["images_per_second"]):
@@ -174,7 +219,9 @@ def _run(command: Sequence[str], capture: bool = False) -> str:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.partition("\n")[0])
-    parser.add_argument("--all", action="store_true", help="also feed torch_xla on CPU devices")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--all", action="store_true", help="also feed torch_xla on CPU devices")
+    kind.add_argument("--gcs", action="store_true", help="all in a bucket of a local GCS server")
     parser.add_argument("--photos", type=int, default=2000, metavar="N")
     parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help="how long each feed is measured")
     parser.add_argument(

@@ -1,18 +1,21 @@
-"""Every command of docs/shard.md and docs/cache.md runs, in a folder with sources of all kinds."""
+"""Every command of docs/shard.md, docs/cache.md and docs/gcs.md runs, in a folder with sources of all kinds."""
 
 import csv
 import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import tpufeed
+from tests.gcs_server import GcsServer
 from tpufeed.tfrecord.example import Feature, encode_example
 from tpufeed.tfrecord.framing import encode_record
 
@@ -23,8 +26,8 @@ def heavy(image, rng):
 """
 
 
-def commands_of(page: str) -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+def commands_of(page: str, language: str = "bash") -> list[str]:
+    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
 
 
@@ -64,8 +67,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_all(commands: list[str], folder: Path) -> None:
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def run_all(commands: list[str], folder: Path, **variables: str) -> None:
+    environment = os.environ | variables | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("PYTHONPATH", None)
     for line in commands:
         done = subprocess.run(
@@ -107,3 +110,54 @@ def test_the_commands_for_caches_run_as_they_stand(sources: Path, tmp_path: Path
     assert not (tmp_path / "out/never").exists()
     beside = [path.name for path in (tmp_path / "out").glob("photos-64-*")]
     assert len(beside) == 1
+
+
+@pytest.fixture
+def gcs(sources: Path, tmp_path: Path) -> Iterator[GcsServer]:
+    """The server of the page's own command, with the sources in its bucket."""
+    (tmp_path / "photos").symlink_to(sources / "photos")
+    for name in ("photos", "tars", "foreign"):
+        shutil.copytree(sources / name, tmp_path / "buckets/my-bucket" / name)
+    shutil.copy(sources / "flowers.csv", tmp_path / "buckets/my-bucket")
+    command = [sys.executable, *shlex.split(server_command())[1:]]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip().removeprefix("export STORAGE_EMULATOR_HOST=")
+        yield GcsServer.attach(url)
+        process.terminate()
+
+
+def server_command() -> str:
+    (command,) = (line for line in commands_of("gcs.md") if line.startswith("python -m tests.gcs_server"))
+    return command
+
+
+@pytest.mark.timeout(600)  # a dozen processes that import Google's client
+def test_the_commands_for_gcs_run_as_they_stand(gcs: GcsServer, tmp_path: Path) -> None:
+    gcs.configure(latency_ms=1)
+    commands = [line for line in commands_of("gcs.md") if line != server_command()]
+    billed = [line for line in commands if line.startswith("TPUFEED_GCS_USER_PROJECT=")]
+    last = [line for line in commands if line.startswith("rm ")]
+    assert (len(billed), len(last)) == (1, 1)
+    own = [line for line in commands if line not in (*billed, *last)]
+    assert {line.split()[1] for line in own} == {"shard", "cache", "adopt", "info", "verify", "show"}
+    run_all(own, tmp_path, **gcs.environment())
+    names = gcs.names("my-bucket")
+    for folder in ("flowers", "table", "from-tars", "flowers-64", "direct", "foreign", "uploaded"):
+        assert f"{folder}/manifest.json" in names
+    assert tpufeed.open_dataset(tmp_path / "flowers-here").manifest.cache is not None
+
+    gcs.create_bucket("their-bucket", requester_pays=True)
+    for name in names:
+        if name.startswith("flowers/"):
+            gcs.put("their-bucket", name, gcs.get("my-bucket", name))
+    run_all(billed, tmp_path, **gcs.environment())
+
+    (tmp_path / "program.py").write_text("\n".join(commands_of("gcs.md", "python")))
+    gcs.clear_log()
+    run_all([f"{sys.executable} program.py && echo done"], tmp_path, **gcs.environment())
+    variants = ["flowers-64/train-v0-", "flowers-64/train-v1-"]
+    assert all(gcs.requests(operation="read", name=f"{variant}*") for variant in variants)
+    run_all(last, tmp_path)
+    assert not list((tmp_path / "stage").iterdir())

@@ -59,8 +59,28 @@ def test_the_demo_shows_every_feed_and_writes_its_figures(tmp_path: Path) -> Non
         assert row["mxu_percent"] is None
 
 
+@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="the demo runs in .venv, which is not this environment")
+def test_the_demo_goes_through_a_bucket(tmp_path: Path) -> None:
+    for extra in ("google.cloud.storage", "gcsfs", "skimage", "sklearn"):
+        pytest.importorskip(extra)
+    done = run_demo("--gcs", "--photos", 60, "--seconds", 1, "--keep", tmp_path)
+    assert done.returncode == 0, done.stderr
+    commands = [line for line in done.stdout.splitlines() if line.startswith("$ tpufeed ")]
+    assert [command.split()[2] for command in commands] == ["shard", "cache", "verify"]
+    assert all(word.startswith("gs://bucket/") for command in commands for word in command.split() if "/" in word)
+    assert "sound: 120 records" in done.stdout
+    closing = next(line for line in done.stdout.splitlines() if line.startswith("EMULATED tpu-v3-8: "))
+    assert closing.endswith("% once it is staged.")
+
+    result = json.loads((tmp_path / "demo-gcs.json").read_text())
+    assert [row["source"] for row in result["rows"]] == ["shards", "cache", "cache"]
+    assert all(row["device"] == "EMULATED tpu-v3-8" and row["images_per_second"] > 0 for row in result["rows"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-gcs.json", "photos"]
+
+
 def test_the_demo_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     assert run_demo("--photos", 1).returncode == 2
+    assert run_demo("--all", "--gcs").returncode == 2
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "mine.jpg").write_bytes(b"")
     done = run_demo("--photos", 60, "--keep", tmp_path)

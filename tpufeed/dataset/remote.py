@@ -1,6 +1,7 @@
 """Ranges of remote shards, many at once, each pinned to the version whose bytes the manifest describes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ class RemoteShards:
         self._reader = reader
         self._shards = shards
         self._versions: dict[int, str] = {}
+        self._pinning = threading.Lock()
 
     def to_stage(self, numbers: Iterable[int]) -> Iterator[RemoteShard]:
         """The same shards as a stage knows them."""
@@ -57,11 +59,12 @@ class RemoteShards:
         return parts
 
     def _read(self, ranges: Sequence[Range]) -> list[bytes]:
-        self._pin(dict.fromkeys(shard for shard, _, _ in ranges if not self._is_pinned(shard)))
+        self._pin({shard: "" for shard, _, _ in ranges if not self._is_pinned(shard)})
         found = self._reader.read([self._span(each) for each in ranges])
         changed = [number for number, data in enumerate(found) if isinstance(data, ObjectChangedError)]
         if changed:
-            self._pin(dict.fromkeys(ranges[number].shard for number in changed))
+            asked = [(ranges[number].shard, self._span(ranges[number]).version) for number in changed]
+            self._pin(dict(asked))
             again = self._reader.read([self._span(ranges[number]) for number in changed])
             for number, data in zip(changed, again, strict=True):
                 found[number] = data
@@ -76,9 +79,12 @@ class RemoteShards:
         known = shard in self._versions or self._shards[shard].generation is not None
         return known or not self._store.generations
 
-    def _pin(self, shards: Iterable[int]) -> None:
-        wanted = list(shards)
-        if wanted:
+    def _pin(self, shards: Mapping[int, str]) -> None:
+        """Find out the present versions of shards; each comes with the one that is known to be none."""
+        with self._pinning:  # several threads find out about the same shards at once
+            wanted = [shard for shard, gone in shards.items() if self._versions.get(shard, gone) == gone]
+            if not wanted:
+                return
             with ThreadPoolExecutor(min(len(wanted), _STATS_AT_ONCE), "tpufeed-pin") as executor:
                 self._versions.update(zip(wanted, executor.map(self._present_version, wanted), strict=True))
 

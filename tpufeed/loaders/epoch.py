@@ -1,7 +1,7 @@
 """One epoch: its batches are handed to the decoding threads ahead of need and come out in order."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -50,10 +50,22 @@ class BatchForm:
 
 
 class EpochIterator(Iterator[Batch]):
-    """The batches of one epoch. Leaving it early needs no `close`; closing is safe from any thread."""
+    """The batches of one epoch. Leaving it early needs no `close`; closing is safe from any thread.
 
-    def __init__(self, epoch: Epoch, rows: Rows, form: BatchForm, executor: ThreadPoolExecutor, prefetch: int) -> None:
+    `begun` is called when the first batch is there.
+    """
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        rows: Rows,
+        form: BatchForm,
+        executor: ThreadPoolExecutor,
+        prefetch: int,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
         self.epoch = epoch.number
+        self._begun = begun
         self._epoch = epoch
         self._rows = rows
         self._form = form
@@ -98,6 +110,8 @@ class EpochIterator(Iterator[Batch]):
             self.close()
             raise
         self._returned += 1
+        if self._returned == 1:
+            self._begun()
         return arrays
 
     def __del__(self) -> None:

@@ -1,8 +1,9 @@
 """The framework-free loader: numpy batches in an exact order, decoded by threads straight into the batch's memory."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -22,6 +23,7 @@ from tpufeed.loaders.epoch import BatchForm, Epoch, EpochIterator
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
 from tpufeed.loaders.rows import Rows, cut_chunks
 from tpufeed.loaders.world import find_world, to_world
+from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
 _STATE_VERSION = 1
@@ -131,8 +133,7 @@ class NumpyLoader:
     def __iter__(self) -> "EpochIterator":
         """The next epoch."""
         epoch = self._next_epoch
-        reader, order = self._open(epoch), self._order(epoch)
-        self._fetch_ahead(epoch, order)
+        reader, order, start = self._open(epoch), self._order(epoch), self._start
         executor = self._executor  # `close` in another thread may take it away here
         if executor is None:
             executor = self._executor = ThreadPoolExecutor(self._threads, "tpufeed-decode")
@@ -142,6 +143,8 @@ class NumpyLoader:
             self.form,
             executor,
             self.options.prefetch,
+            # Not before: whole shards would take the network from the records of the first batch.
+            self._plan_stage(epoch, start),
         )
         # Only now: an epoch that could not be opened is still to come, and so is the rest of a loaded one.
         self._next_epoch, self._start = epoch + 1, 0
@@ -224,8 +227,11 @@ class NumpyLoader:
         return max(self._entry.records, _MOST_LANES, default_lanes(self.world))
 
     def _order(self, epoch: int) -> EpochOrder:
+        return self._make_order(epoch)()
+
+    def _make_order(self, epoch: int) -> Callable[[], EpochOrder]:
         shards = [shard.records for shard in self._entry.variants[epoch % len(self._entry.variants)].shards]
-        return EpochOrder(shards, self.options.seed, epoch, self.lanes, self.options.shuffle)
+        return partial(EpochOrder, shards, self.options.seed, epoch, self.lanes, self.options.shuffle)
 
     def _open(self, epoch: int) -> Reader:
         """The reader of an epoch's variant; the others let go of what they hold in the stage."""
@@ -246,15 +252,15 @@ class NumpyLoader:
             self._readers[variant] = self.dataset.reader(self.split, variant, self._stage, most)
         return self._readers[variant]
 
-    def _fetch_ahead(self, epoch: int, order: EpochOrder) -> None:
-        """Tell the stage what is due in this epoch, and then in the next one."""
+    def _plan_stage(self, epoch: int, start: int) -> Callable[[], None]:
+        """What tells the stage which shards are due in this epoch, and then in the next one."""
         if self._stage is None:
-            return
-        variants = len(self._entry.variants)
-        due = list(self._readers[epoch % variants].due(order.due_shards(self._lanes_read, self._start)))
+            return lambda: None
+        variants, lanes = len(self._entry.variants), self._lanes_read
         following = self.dataset.reader(self.split, (epoch + 1) % variants)
-        due += following.due(self._order(epoch + 1).due_shards(self._lanes_read))
-        self._stage.fetch(dict.fromkeys(due))
+        now = self._readers[epoch % variants], self._make_order(epoch), lanes, start
+        then = following, self._make_order(epoch + 1), lanes, 0
+        return partial(_fetch_ahead, self._stage, (now, then))
 
     @property
     def _lanes_read(self) -> range:
@@ -283,3 +289,11 @@ def _number(state: Mapping[str, Any], name: str, least: int, most: int) -> int:
     if isinstance(value, bool) or not least <= number <= most:
         raise OptionError(f"the state's {name} is {shown(value)}, not a whole number between {least} and {most}")
     return number
+
+
+def _fetch_ahead(stage: Stage, parts: Iterable[tuple[Reader, Callable[[], EpochOrder], range, int]]) -> None:
+    """No method: an iterator that held the loader would keep it, and its threads, from being dropped."""
+    due: dict[RemoteShard, None] = {}
+    for reader, make_order, lanes, start in parts:
+        due |= dict.fromkeys(reader.due(make_order().due_shards(lanes, start)))
+    stage.fetch(due)

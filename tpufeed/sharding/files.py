@@ -2,9 +2,18 @@
 
 import os
 import posixpath
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
-from tpufeed.errors import MissingExtraError, TpufeedError
+from tpufeed.errors import (
+    AccessError,
+    MissingExtraError,
+    SourceError,
+    StoreError,
+    TpufeedError,
+    UnavailableError,
+)
 from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import ObjectInfo, Store
 
@@ -59,6 +68,17 @@ class Files:
             return error
         except UnicodeEncodeError:  # the row's path is refused
             return None
+
+
+@contextmanager
+def listing() -> Iterator[None]:
+    """Within it a source is listed: what fails is a SourceError, unless the store does not answer or refuses."""
+    try:
+        yield
+    except (UnavailableError, AccessError):  # no fault of the request
+        raise
+    except StoreError as error:
+        raise SourceError(f"the source cannot be listed: {error}") from error
 
 
 def resolve(base: str, path: str) -> str:

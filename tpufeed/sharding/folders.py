@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from tpufeed.errors import NoInputsError, SourceError, StoreError
+from tpufeed.errors import NoInputsError, SourceError
+from tpufeed.sharding.files import listing
 from tpufeed.sharding.rows import Found, Row
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
@@ -13,10 +14,8 @@ _SHOWN = 3
 
 def has_split_folders(store: Store) -> bool:
     """Whether all folders right below are called train, val, test and the like, `train` among them."""
-    try:
+    with listing():
         names = {name for name in store.iter_folders() if not _is_hidden(name)}
-    except StoreError as error:
-        raise SourceError(f"the source cannot be listed: {error}") from error
     return bool(names & {"train", "training"}) and names <= _SPLITS
 
 
@@ -67,10 +66,8 @@ def iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> I
 
 
 def _iter_objects(store: Store) -> Iterator[ObjectInfo]:
-    try:
+    with listing():
         yield from store.iter_objects()
-    except StoreError as error:
-        raise SourceError(f"the source cannot be listed: {error}") from error
 
 
 def is_image_name(name: str) -> bool:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tpufeed.errors import NoInputsError, OptionError, SourceError, StoreError
+from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding import folders, tables, tars
+from tpufeed.sharding.files import listing
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Found, Row
 from tpufeed.storage.registry import open_store, url_scheme
@@ -113,7 +114,7 @@ def _tar_source(store: Store, files: list[ObjectInfo], image: str | None, label:
 
 def _find_files(store: Store, pattern: str) -> list[ObjectInfo]:
     """The files right below `store` that `pattern` names, in the order of their names."""
-    try:
+    with listing():
         if not re.search(r"[*?{]", pattern):
             info = store.stat(pattern)
             if info is None:
@@ -121,8 +122,6 @@ def _find_files(store: Store, pattern: str) -> list[ObjectInfo]:
             return [info]
         patterns = _expand(pattern)
         infos = {info.name: info for info in store.iter_objects() if "/" not in info.name}
-    except StoreError as error:
-        raise SourceError(f"the source cannot be listed: {error}") from error
     found = [info for name, info in sorted(infos.items()) if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
     missing = [one for one in patterns if "*" not in one and "?" not in one and one not in infos]
     if missing:
@@ -146,7 +145,7 @@ def _expand(pattern: str) -> list[str]:
 
 def _only_tars(store: Store) -> list[ObjectInfo]:
     """The tars of a folder that holds some and no folders: cheap to know of a folder that holds class folders."""
-    try:
+    with listing():
         if any(True for _ in store.iter_folders()):
             return []
         infos = []
@@ -155,8 +154,6 @@ def _only_tars(store: Store) -> list[ObjectInfo]:
                 return []
             if info.name.lower().endswith(tars.SUFFIXES):
                 infos.append(info)
-    except StoreError as error:
-        raise SourceError(f"the source cannot be listed: {error}") from error
     return sorted(infos, key=lambda info: info.name)
 
 

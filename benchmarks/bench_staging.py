@@ -1,0 +1,266 @@
+"""How fast remote shards come onto this machine, from a local GCS server that is as slow as a link: ratios in one run.
+
+The server (tests/gcs_server) is a process of its own: 30 ms a request, 50 MB/s a connection, objects in memory.
+
+- staging: a Stage copies all shards of 128 MB into /dev/shm, beside gcsfs's open().read() of one of them and beside
+  bare sockets that ask for the same ranges over as many connections. Those throw the bytes away, or write them to new
+  files where the stage has its own: the second costs what fresh pages of memory cost. All of it once more, with a
+  server that neither delays nor limits.
+- first batch: from the call of numpy_loader to 128 images with nothing staged, in a new process; once more in the same
+  process, where clients are imported and connected; and in a new one without a stage, to show what that takes.
+- small images: 10,000 of 20 KB through Store.read_many, beside 200 by one Store.read after the other.
+- epochs: what is asked of the server in the first and in the second, and how fast they are.
+
+Each measurement is a process of its own. It takes some 6 GB of memory and 3 GB of disk while it runs.
+
+    python benchmarks/bench_staging.py [--images 14400] [--repeats 3] [--save]
+"""
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "scripts"), str(ROOT)]
+
+import raw_sockets  # noqa: E402
+from local_gcs import CONNECTION_MB_PER_SECOND, LATENCY_MS, serve, set_link  # noqa: E402
+
+CACHE, PHOTOS = "gs://bucket/cache", "gs://bucket/photos"
+BATCH = 128
+SMALL_IMAGES, ONE_BY_ONE = 10_000, 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=14400, help="849 of them are a shard")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--stage", type=Path, default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp"))
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/staging.json")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tpufeed-staging-") as folder:
+        prepare(Path(folder) / "bucket", options.images)
+        with serve(Path(folder)) as server:
+            shutil.rmtree(Path(folder) / "bucket")
+            found = measure(server, options)
+    report(found, options)
+
+
+def prepare(bucket: Path, images: int) -> None:
+    """Photos of 20 KB, and a cache of their pixels: what the server is to hold."""
+    from make_photos import make_photos
+
+    make_photos(bucket / "photos", images, (240, 320), quality=81)
+    command = [str(Path(sys.executable).with_name("tpufeed")), "cache", "warmup", bucket / "photos", bucket / "cache"]
+    subprocess.run([*map(str, command), "--size", "224", "--shard-size", "128MB"], check=True, capture_output=True)
+
+
+def measure(server: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """By kind and way a figure a round; the ways take turns."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for number in range(options.repeats):
+        for kind in ("link", "no limits"):
+            set_link(server, limited=kind == "link")
+            for way, work in WAYS.items():
+                _note(found, number, kind, {way: apart(work, options.stage)})
+        set_link(server)
+        for kind, works in OTHERS.items():
+            for work in works:
+                _note(found, number, kind, apart(work, options.stage))
+    return found
+
+
+def apart(work: Callable[[Path], Any], parent: Path) -> Any:
+    """What `work` returns in a new process, given an empty folder to stage in."""
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix="tpufeed-staging-", dir=parent) as folder,
+        ProcessPoolExecutor(1, spawn) as pool,
+    ):
+        return pool.submit(work, Path(folder)).result()
+
+
+def staged(folder: Path) -> float:
+    """MB/s from the first fetch until all shards are there, verified."""
+    from tpufeed.dataset.reader import open_dataset
+    from tpufeed.storage.staging.stage import Stage
+
+    dataset = open_dataset(CACHE)
+    numbers = range(len(dataset.split("train").variants[0].shards))
+    shards = list(dataset.reader("train").due(numbers))
+    with Stage(dataset.shards, folder) as stage:
+        start = time.perf_counter()
+        stage.fetch(shards)
+        for shard in shards:
+            if stage.wait(shard, 120) is None:
+                raise SystemExit(f"bench_staging: {shard.name} was not staged")
+        return sum(shard.size_bytes for shard in shards) / (time.perf_counter() - start) / 1e6
+
+
+def streamed(_: Path, **options: int) -> float:
+    """MB/s of gcsfs over one shard."""
+    import gcsfs
+
+    name, size = _shards()[0]
+    files = gcsfs.GCSFileSystem(token="anon")
+    start = time.perf_counter()
+    with files.open(name, "rb", **options) as file:
+        assert len(file.read()) == size
+    return size / (time.perf_counter() - start) / 1e6
+
+
+def discarded(_: Path) -> float:
+    """MB/s of bare sockets whose bytes go nowhere."""
+    return raw_sockets.read_all(os.environ["STORAGE_EMULATOR_HOST"], _shards(), None)
+
+
+def written(folder: Path) -> float:
+    """MB/s of bare sockets whose bytes go to new files."""
+    return raw_sockets.read_all(os.environ["STORAGE_EMULATOR_HOST"], _shards(), folder)
+
+
+def first_batch(folder: Path) -> dict[str, float]:
+    """Seconds, in a process that has imported tpufeed alone, and where the clients are there already."""
+    return {
+        "new process": _seconds_to_first_batch(stage_dir=folder / "new"),
+        "same process": _seconds_to_first_batch(stage_dir=folder / "same"),
+    }
+
+
+def first_batch_unstaged(_: Path) -> dict[str, float]:
+    """Seconds, in a new process."""
+    return {"new process, no stage": _seconds_to_first_batch(stage_bytes=0)}
+
+
+def small_images(_: Path) -> dict[str, float]:
+    """Images a second either way, of stores whose clients are there already."""
+    from tpufeed.storage.registry import open_store
+    from tpufeed.storage.store import Span
+
+    store = open_store(PHOTOS)
+    infos = [info for info in store.iter_objects() if info.name.endswith(".jpg")]
+    infos = infos[:SMALL_IMAGES]
+    list(store.read_many([Span(info.name) for info in infos[:100]]))
+    start = time.perf_counter()
+    found = [len(data) for data in store.read_many([Span(info.name) for info in infos]) if isinstance(data, bytes)]
+    many = time.perf_counter() - start
+    assert found == [info.size_bytes for info in infos]
+    start = time.perf_counter()
+    for info in infos[:ONE_BY_ONE]:
+        store.read(info.name)
+    one = time.perf_counter() - start
+    return {"read_many": len(infos) / many, "one by one": ONE_BY_ONE / one, "bytes an image": sum(found) / len(found)}
+
+
+def epochs(folder: Path) -> dict[str, float]:
+    """Of two epochs: images a second, and what was asked of the server."""
+    import tpufeed
+    from tests.gcs_server import GcsServer
+
+    server = GcsServer.attach(os.environ["STORAGE_EMULATOR_HOST"])
+    figures = {}
+    with tpufeed.numpy_loader(CACHE, batch_size=BATCH, stage_dir=folder) as loader:
+        for name in ("first", "second"):
+            server.clear_log()
+            start = time.perf_counter()
+            batches = sum(1 for _ in loader)
+            seconds = time.perf_counter() - start
+            shards = server.requests(operation="read", name="*.tfrecord")
+            figures |= {
+                f"{name}: images/s": batches * BATCH / seconds,
+                f"{name}: requests": len(server.log),
+                f"{name}: requests for shards": len(shards),
+                f"{name}: MB of shards": sum(record.sent_bytes for record in shards) / 1e6,
+            }
+    return figures
+
+
+WAYS = {
+    "gcsfs, open().read() over one connection": partial(streamed, concurrency=1),
+    "gcsfs, open().read() as it comes, over 4": streamed,
+    "bare sockets, thrown away": discarded,
+    "bare sockets, written to new files": written,
+    "tpufeed's stage": staged,
+}
+OTHERS = {"first batch": (first_batch, first_batch_unstaged), "small images": (small_images,), "epochs": (epochs,)}
+
+
+def _seconds_to_first_batch(**options: Any) -> float:
+    import tpufeed
+
+    start = time.perf_counter()
+    with tpufeed.numpy_loader(CACHE, batch_size=BATCH, **options) as loader:
+        images, _ = next(iter(loader))
+        seconds = time.perf_counter() - start
+        assert images.shape == (BATCH, 224, 224, 3)
+    return seconds
+
+
+def _shards() -> list[tuple[str, int]]:
+    """Bucket and name of each shard, and its size."""
+    from tpufeed.dataset.reader import open_dataset
+
+    shards = open_dataset(CACHE).split("train").variants[0].shards
+    return [(f"{CACHE.removeprefix('gs://')}/{shard.name}", shard.bytes) for shard in shards]
+
+
+def _note(found: dict[str, dict[str, list[float]]], number: int, kind: str, figures: dict[str, float]) -> None:
+    for name, figure in figures.items():
+        found.setdefault(kind, {}).setdefault(name, []).append(figure)
+        print(f"round {number}, {kind}: {name}: {figure:,.2f}", flush=True)
+
+
+def report(found: dict[str, dict[str, list[float]]], options: argparse.Namespace) -> None:
+    """The tables, and the result file where asked for."""
+    from harness import describe, machine, print_table, write_result
+
+    medians = {kind: {name: statistics.median(values) for name, values in ways.items()} for kind, ways in found.items()}
+    for kind, ways in found.items():
+        stage = ways.get("tpufeed's stage")
+        rows = [
+            [name, *(f"{figure:,.2f}" for figure in (medians[kind][name], min(values), max(values)))]
+            + ([f"{ratio(stage, values):.2f}"] if stage else [])
+            for name, values in ways.items()
+        ]
+        columns = ["what", "median", "lowest", "highest"] + (["the stage to it"] if stage else [])
+        print_table(f"{kind}{TITLES[kind]}", columns, rows)
+    small = found["small images"]
+    print(f"read_many: {ratio(small['read_many'], small['one by one']):.1f} times the images a second of one by one")
+    print(describe(machine()))
+    if options.save:
+        about = {
+            "images": options.images,
+            "latency_ms": LATENCY_MS,
+            "connection_mb_per_second": CONNECTION_MB_PER_SECOND,
+            "connections_of_the_stage": raw_sockets.CONNECTIONS,
+        }
+        print(write_result("staging", {**about, **found, "medians": medians}))
+
+
+def ratio(values: list[float], others: list[float]) -> float:
+    """The median of each round's own ratio: what else the machine does changes from round to round."""
+    return statistics.median(value / other for value, other in zip(values, others, strict=True))
+
+
+TITLES = {
+    "link": f" of {LATENCY_MS} ms and {CONNECTION_MB_PER_SECOND} MB/s a connection: MB/s",
+    "no limits": ": MB/s",
+    "first batch": f" of {BATCH}: seconds",
+    "small images": ": images a second",
+    "epochs": "",
+}
+
+
+if __name__ == "__main__":
+    main()

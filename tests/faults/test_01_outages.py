@@ -1,0 +1,178 @@
+"""Class 1: what a network and a service do to requests is waited out; beyond the deadline the error names the object.
+
+`tests/storage/test_gcs_faults.py` strikes each call of the store; here it is whole commands and loaders.
+"""
+
+import re
+import time
+
+import pytest
+
+import tpufeed
+from tests.faults.remote import (
+    HURRY,
+    QUICK,
+    RULES,
+    WAKEFUL,
+    WARM,
+    be,
+    epochs_of,
+    met,
+    names_of,
+    objects,
+    pairs,
+    until_error,
+)
+from tpufeed import cache
+from tpufeed.errors import UnavailableError
+
+SHARD = {"shard_bytes": "30KB", "workers": 1}
+each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def arm(server, rule, places):
+    """The rule at each place (operation, pattern of names)."""
+    for operation, name in places:
+        server.fault(operation=operation, name=name, **rule)
+
+
+def are_all_met(server, places):
+    """Whether a fault has fired at each place; a stall is logged when it is over."""
+    deadline = time.monotonic() + 10
+    while not all(any(r.fault for r in server.requests(operation=each, name=name)) for each, name in places):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_what_is_kept_is_what_a_local_build_makes(server, kept, dataset_url, cache_url, bytes_of):
+    assert objects(server, "kept/dataset") == bytes_of(dataset_url)
+    assert objects(server, "kept/cache") == bytes_of(cache_url)
+
+
+@each_rule
+def test_shard_ends_with_the_same_bytes(rule, server, kept, patience):
+    patience(WAKEFUL if rule["action"] == "stall" else QUICK)
+    places = [("list", ""), ("stat", "*plan.jsonl"), ("read", "*.jpg"), ("read", "*/reports/*")]
+    places += [("write", f"d/*{name}") for name in ("plan.jsonl", ".tfrecord", "000003.json", "manifest.json")]
+    arm(server, rule, places)
+    result = tpufeed.shard(f"{kept}/photos", "gs://bucket/d", **SHARD)
+    assert are_all_met(server, places)
+    assert objects(server, "d") == objects(server, "kept/dataset")
+    assert names_of(server, "d") == names_of(server, "kept/dataset")
+    assert result.manifest.rejects == {}
+
+
+@each_rule
+def test_warmup_ends_with_the_same_bytes(rule, server, kept, patience):
+    patience(WAKEFUL if rule["action"] == "stall" else QUICK)
+    places = [("read", "*dataset/manifest.json"), ("read", "*dataset/*.npy"), ("read", "*dataset/*.tfrecord")]
+    places += [("write", f"c/{name}") for name in ("*-v1-*.tfrecord", "*/000001.json", "manifest.json")]
+    arm(server, rule, places)
+    cache.warmup(f"{kept}/dataset", "gs://bucket/c", **WARM)
+    assert are_all_met(server, places)
+    assert objects(server, "c") == objects(server, "kept/cache")
+    assert names_of(server, "c") == names_of(server, "kept/cache")
+
+
+@each_rule
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
+def test_a_loader_gives_the_same_samples(staged, rule, server, kept, cache_url, tmp_path):
+    be(WAKEFUL if rule["action"] == "stall" else QUICK)  # until the test ends
+    expected = epochs_of(cache_url, 2)
+    places = [("read", "*/manifest.json"), ("read", "*.tfrecord"), ("read", "*.npy")]
+    places += [("stat", "*.tfrecord")] if staged else []
+    arm(server, rule, places)
+    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    assert epochs_of(f"{kept}/cache", 2, **options) == expected
+    assert are_all_met(server, places)
+
+
+def test_the_command_with_two_workers_ends_with_the_same_bytes(server, kept, real_command):
+    """In processes of its own, each of which has a connection that is reset and a server that is too busy."""
+    server.fault("status", operation="write", name="d/*", status=429, retry_after=0.1, calls=(1, 3, 5, 7))
+    server.fault("reset_midway", operation="read", name="*.jpg", calls=(2, 20))
+    done = real_command("shard", f"{kept}/photos", "gs://bucket/d", "--shard-size", "30KB", "--workers", 2)
+    said = done.communicate()
+    assert done.returncode == 0, said
+    assert len(met(server, "status")) == 4
+    assert len(met(server, "reset_midway")) == 2
+    assert objects(server, "d") == objects(server, "kept/dataset")
+
+
+BEYOND = {
+    "source's listing": ("list", "*photos*", "gs://bucket/kept/photos", set()),
+    "listing": ("list", "*prefix=d*", "gs://bucket/d", set()),
+    "plan": ("write", "*/plan.jsonl", "gs://bucket/d/_tpufeed/plan.jsonl", set()),
+    "source": ("read", "*/photos/*.jpg", r"gs://bucket/kept/photos/\S+\.jpg", {"_tpufeed/plan.jsonl"}),
+    "shard": ("write", "d/*.tfrecord", r"gs://bucket/d/train-00000-of-00008\.tfrecord", {"_tpufeed/plan.jsonl"}),
+    "manifest": ("write", "d/manifest.json", "gs://bucket/d/manifest.json", None),
+}
+
+
+@pytest.mark.parametrize("moment", BEYOND)
+def test_beyond_the_deadline_shard_names_the_object_and_goes_on_later(moment, server, kept, command, patience):
+    operation, name, url, left = BEYOND[moment]
+    words = ["shard", f"{kept}/photos", "gs://bucket/d", "--shard-size", "30KB", "--workers", 1]
+    where = {"path": name} if operation == "list" else {"name": name}
+    server.fault("status", operation=operation, calls=None, message="no luck today", **where)
+    patience(HURRY)
+    done = command(*words)
+    assert done.exit_code == 1
+    assert len(met(server)) > 1
+    (line,) = done.stderr.splitlines()
+    assert re.search(rf"^error: .*{url}/?: gave up after \d+ tries .*no luck today", line)
+    whole = names_of(server, "kept/dataset")
+    assert names_of(server, "d") == (whole - {"manifest.json"} if left is None else left)
+    assert objects(server, "d").items() <= objects(server, "kept/dataset").items()
+    server.clear_faults()
+    patience(QUICK)
+    done = command(*words)
+    assert done.exit_code == 0, done.output
+    assert objects(server, "d") == objects(server, "kept/dataset")
+    assert names_of(server, "d") == whole
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [("read", "kept/dataset/*.tfrecord"), ("write", "c/train-v1-00001-of-00003.tfrecord"), ("write", "c/*.npy")],
+)
+def test_beyond_the_deadline_warmup_names_the_object_and_goes_on_later(
+    operation, name, server, kept, command, patience
+):
+    words = ["cache", "warmup", f"{kept}/dataset", "gs://bucket/c", "--size", 32, "--variants", 2]
+    words += ["--shard-size", "40KB", "--workers", 1]
+    server.fault("reset", operation=operation, name=name, calls=None)
+    patience(HURRY)
+    done = command(*words)
+    assert done.exit_code == 1
+    victim = met(server)[0].name
+    assert f"gs://bucket/{victim}: gave up after" in done.stderr
+    assert "manifest.json" not in names_of(server, "c")
+    assert objects(server, "c").items() <= objects(server, "kept/cache").items()
+    server.clear_faults()
+    patience(QUICK)
+    done = command(*words)
+    assert done.exit_code == 0, done.output
+    assert objects(server, "c") == objects(server, "kept/cache")
+    assert names_of(server, "c") == names_of(server, "kept/cache")
+
+
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
+def test_beyond_the_deadline_a_loader_names_the_shard(staged, server, kept, cache_url, patience, tmp_path):
+    """After the batches before it, and in the next epoch it reads on."""
+    url, name = f"{kept}/cache", "train-v0-00001-of-00003.tfrecord"
+    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    options |= {"columns": ["sample", "image"], "batch_size": 4, "shuffle": False, "lanes": 1, "prefetch": 1}
+    (expected,) = epochs_of(url, **{**options, "stage_bytes": 0})
+    server.fault("status", name=f"*/{name}", calls=None)
+    patience(HURRY)
+    with tpufeed.numpy_loader(url, **options) as loader:
+        found, message = until_error(loader, UnavailableError)
+        assert re.search(rf"{url}/{name}: gave up after", message)
+        assert found == expected[:3]  # the first shard has 13 records
+        server.clear_faults()
+        loader.set_epoch(0)
+        assert [pairs(*batch) for batch in loader] == expected
+    assert not list(tmp_path.glob("*/*.part"))

@@ -1,0 +1,178 @@
+"""Class 3: what arrives damaged is discarded and fetched again; what always does is an error, never another picture.
+
+The service's hash header is the true one each time, as where a proxy or a cable flips a bit.
+"""
+
+import re
+
+import pytest
+
+import tpufeed
+from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
+from tpufeed import cache
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import DamageError, RecordError, ShardError, TpufeedError
+from tpufeed.storage.registry import open_store
+from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.stage import Stage
+
+VICTIM = "train-v0-00001-of-00003.tfrecord"
+IN_ORDER = {"shuffle": False, "lanes": 1}
+BATCHES = {"columns": ["sample", "image"], "batch_size": 4, "prefetch": 1, "threads": 2}
+DAMAGES = {
+    "truncated": {"action": "truncate"},
+    "cut to nothing": {"action": "truncate", "after_bytes": 0},
+    "corrupt": {"action": "corrupt"},
+    "corrupt at the start": {"action": "corrupt", "after_bytes": 4},
+}
+each_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+
+
+def reads(server, name):
+    return server.requests(operation="read", name=name)
+
+
+@each_damage
+def test_a_manifest_is_fetched_again(damage, server, kept, command):
+    server.fault(operation="read", name="*/cache/manifest.json", **damage)
+    found = open_dataset(f"{kept}/cache")
+    (hit,) = met(server)
+    assert (hit.fault, len(reads(server, hit.name))) == (damage["action"], 2)
+    assert found.content_digest == open_dataset(f"{kept}/cache").content_digest
+    server.clear_faults()
+    server.fault(operation="read", name="*/cache/manifest.json", **damage)
+    done = command("info", f"{kept}/cache")
+    assert done.exit_code == 0, done.output
+    assert len(met(server)) == 2
+
+
+def test_a_manifest_that_is_damaged_each_time_is_named(server, kept, command, patience):
+    server.fault("corrupt", operation="read", name="*/manifest.json", calls=None)
+    patience(HURRY)
+    done = command("info", f"{kept}/cache")
+    assert done.exit_code == 1
+    assert re.search(rf"error: {kept}/cache/manifest.json: gave up after \d+ tries .*crc32c is", done.stderr)
+    assert len(met(server)) > 1
+
+
+@each_damage
+def test_a_range_of_records_is_fetched_again(damage, server, kept, cache_url, caplog):
+    server.fault(operation="read", name=f"*/{VICTIM}", **damage)
+    expected = epochs_of(cache_url, **IN_ORDER)
+    assert epochs_of(f"{kept}/cache", stage_bytes=0, **IN_ORDER) == expected
+    (hit,) = met(server)
+    again = [record for record in reads(server, hit.name) if record.range == hit.range]
+    if damage["action"] == "corrupt":
+        assert len(again) == 2
+        assert f"{VICTIM}, record " in caplog.text
+    else:
+        assert len(reads(server, hit.name)) == 1 + len(epochs_reads(server, kept))
+
+
+def epochs_reads(server, kept):
+    """The reads of an epoch that nothing disturbs."""
+    before = len(reads(server, f"*/{VICTIM}"))
+    epochs_of(f"{kept}/cache", stage_bytes=0, **IN_ORDER)
+    return reads(server, f"*/{VICTIM}")[before:]
+
+
+@each_damage
+def test_a_part_of_the_index_is_fetched_again(damage, server, kept, cache_url):
+    server.fault(operation="read", name="*/train-v0.index.npy", **damage)
+    expected = epochs_of(cache_url, **IN_ORDER)
+    found = epochs_of(f"{kept}/cache", stage_bytes=0, **IN_ORDER)
+    (hit,) = met(server)
+    assert found == expected
+    assert len(reads(server, hit.name)) == 4  # three parts, one of them twice
+
+
+@pytest.mark.parametrize("damage", [DAMAGES["corrupt"], DAMAGES["corrupt at the start"]], ids=str)
+def test_a_part_of_the_index_that_is_damaged_each_time_is_no_other_sample(damage, server, kept, cache_url):
+    """Whether its damage is seen at once or by the CRCs of the records that it leads to."""
+    (expected,) = epochs_of(cache_url, **IN_ORDER)
+    server.fault(operation="read", name="*/train-v0.index.npy", **{**damage, "calls": None})
+    with tpufeed.numpy_loader(f"{kept}/cache", **BATCHES, stage_bytes=0, **IN_ORDER) as loader:
+        found, message = until_error(loader, DamageError)
+    assert re.search(r"v0\.index\.npy: the offsets of train-v0-0000\d|train-v0-0000\d\S+, record \d+, byte", message)
+    assert met(server)
+    assert found == expected[: len(found)]
+
+
+@each_damage
+@pytest.mark.parametrize("name", [VICTIM, "train-v0.index.npy"])
+def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, tmp_path):
+    """Only what has passed its CRC is read."""
+    url = f"{kept}/cache"
+    server.fault(operation="read", name=f"*/{name}", **damage)
+    (file,) = (file for file in open_dataset(url).split("train").variants[0].files if file.name == name)
+    with Stage(open_store(url), tmp_path) as stage:
+        stage.fetch([RemoteShard(file.name, file.bytes, file.crc32c)])
+        view = stage.wait(RemoteShard(file.name, file.bytes, file.crc32c), 20)
+        assert bytes(view) == server.get("bucket", f"kept/cache/{name}")
+        del view
+    assert len(met(server)) == 1
+    assert [record.range for record in reads(server, f"*/{name}")][1:]
+    assert epochs_of(url, stage_dir=tmp_path) == epochs_of(cache_url)
+    assert len(reads(server, f"*/{name}")) == 2
+
+
+@each_damage
+def test_a_loader_reads_on_by_ranges_while_a_shard_is_fetched_again(damage, server, kept, cache_url, tmp_path):
+    server.fault(operation="read", name=f"*/{VICTIM}", **damage)
+    server.fault(operation="read", name="*-v1-*.tfrecord", **{**damage, "calls": (1, 2)})
+    assert epochs_of(f"{kept}/cache", 3, stage_dir=tmp_path) == epochs_of(cache_url, 3)
+    assert len(met(server)) == 3
+
+
+@each_damage
+def test_a_cache_is_made_of_what_was_sent(damage, server, kept):
+    server.fault(operation="read", name="*/dataset/train-0000[25]*", **damage)
+    server.fault(operation="read", name="c/_tpufeed/reports/*", **{**damage, "calls": (5,)})
+    cache.warmup(f"{kept}/dataset", "gs://bucket/c", **WARM)
+    assert len(met(server)) == 2
+    assert objects(server, "c") == objects(server, "kept/cache")
+
+
+@pytest.mark.parametrize("damage", [DAMAGES["truncated"], DAMAGES["corrupt"]], ids=["truncated", "corrupt"])
+def test_photographs_are_taken_as_they_were_sent(damage, server, kept):
+    """A bit of a JPEG's pixels is another picture to every decoder, and no error."""
+    server.fault(operation="read", name="*/photos/*.jpg", **{**damage, "calls": (1, 17, 40)})
+    result = tpufeed.shard(f"{kept}/photos", "gs://bucket/d", shard_bytes="30KB", workers=1)
+    assert len(met(server)) == 3
+    assert result.manifest.rejects == {}
+    assert objects(server, "d") == objects(server, "kept/dataset")
+
+
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
+def test_a_shard_that_is_damaged_each_time_is_named_with_its_record(
+    staged, server, kept, cache_url, patience, tmp_path
+):
+    (expected,) = epochs_of(cache_url, **IN_ORDER)
+    server.fault("corrupt", operation="read", name=f"*/{VICTIM}", calls=None, after_bytes=2000)
+    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    patience(HURRY)
+    with tpufeed.numpy_loader(f"{kept}/cache", **options, **BATCHES, **IN_ORDER) as loader:
+        found, message = until_error(loader, RecordError)
+    assert re.search(rf"{kept}/cache/{VICTIM}, record \d+, byte \d+", message)
+    assert found == expected[: len(found)]
+    assert 1 <= len(found) <= 4
+    assert len(met(server)) >= 3
+    assert not list(tmp_path.glob("*/*.part"))
+
+
+def test_an_object_that_is_damaged_where_it_stands_is_named(server, kept, command, tmp_path):
+    """By another program, which has given it another generation: its CRC-32C is not the manifest's."""
+    for name in names_of(server, "kept/cache"):
+        server.put("bucket", f"c/{name}", server.get("bucket", f"kept/cache/{name}"))
+    data = bytearray(server.get("bucket", f"c/{VICTIM}"))
+    data[20_000] ^= 1
+    server.put("bucket", f"c/{VICTIM}", bytes(data))
+    for options in ({"stage_bytes": 0}, {"stage_dir": tmp_path}):
+        with pytest.raises(ShardError, match=rf"gs://bucket/c/{VICTIM} has \d+ bytes of CRC-32C"):
+            epochs_of("gs://bucket/c", **options)
+    done = command("verify", "gs://bucket/c")
+    assert done.exit_code == 1
+    assert VICTIM in done.output
+    with pytest.raises(TpufeedError, match=VICTIM):
+        cache.warmup("gs://bucket/c", "gs://bucket/e", size=24, workers=1)
+    assert "manifest.json" not in names_of(server, "e")

@@ -1,0 +1,228 @@
+"""Class 4, kill -9: what stands is whole or not there, and the same command goes on to the same bytes.
+
+`tests/sharding/test_faults.py` kills `tpufeed shard`; here it is `cache warmup` and `adopt`.
+"""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tests.faults import remote
+from tests.faults.remote import CHUNK_BYTES, epochs_of, names_of, objects, pairs
+from tpufeed import cache
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import DatasetNotFoundError
+
+FLAGS = ["--size", 32, "--variants", 2, "--shard-size", "40KB", "--workers", 2]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.long)])
+def test_a_cache_that_is_killed_at_any_event_ends_with_the_same_bytes(
+    rounds, cache_url, struck, run, bytes_of, tmp_path
+):
+    """At an event drawn from all that the files of a cache cause, in the launcher and in its workers."""
+    dataset_url = cache_url.removesuffix("-cache")
+    match = rf"{tmp_path}/c"
+    calm = struck(match)
+    done = calm.run("cache", "warmup", dataset_url, tmp_path / "calm", *FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert bytes_of(tmp_path / "calm") == bytes_of(cache_url)
+    rng = random.Random(rounds)
+    with_shards = 0
+    for number in range(rounds):
+        folder = tmp_path / f"c{number}"
+        nth = rng.randrange(1, calm.events * 9 // 10)
+        killed = struck(match, nth)
+        done = killed.run("cache", "warmup", dataset_url, folder, *FLAGS)
+        assert killed.fired, f"round {number}: event {nth} of {calm.events} never came"
+        assert done.returncode == -signal.SIGKILL
+        with pytest.raises(DatasetNotFoundError):
+            open_dataset(folder)
+        with_shards += any(folder.glob("*.tfrecord"))
+        print(f"round {number}: killed at event {nth} of {calm.events}, {len(list(folder.glob('*.tfrecord')))} shards")
+        done = run("cache", "warmup", dataset_url, folder, *FLAGS[:-1], rng.choice([1, 3]))
+        assert done.returncode == 0, done.stderr
+        assert bytes_of(folder) == bytes_of(cache_url)
+        assert not (folder / "_tpufeed/tmp").exists()
+        shutil.rmtree(folder)
+    assert with_shards
+
+
+@pytest.mark.parametrize("name", ["train.index.npy", "manifest.json"])
+def test_an_adoption_that_is_killed_leaves_no_dataset_and_is_repeated(name, dataset_url, struck, run, tmp_path):
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for shard in Path(dataset_url).glob("*.tfrecord"):
+        shutil.copy(shard, folder)
+    killed = struck(rf"^os.link {folder}/{name}$", 1)
+    assert killed.run("adopt", folder).returncode == -signal.SIGKILL
+    assert killed.fired
+    assert not (folder / "manifest.json").exists()
+    done = run("adopt", folder)
+    assert done.returncode == 0, done.stderr
+    assert tpufeed.verify(folder).records == tpufeed.verify(dataset_url).records
+    assert not [path for path in folder.rglob("_tpufeed/**/*") if path.is_file()]
+
+
+# In the middle of what goes over a network. Which request it is, is drawn; the server's log says when it is under way.
+
+
+@pytest.fixture(scope="module")
+def spawn():
+    """`spawn(function, *arguments)`: the function in a process of its own, that has all modules already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.faults.remote", "google.cloud.storage", "gcsfs"])
+
+    def go(function, *arguments):
+        process = context.Process(target=function, args=arguments, daemon=True)
+        process.start()
+        return process
+
+    return go
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kill(process, until):
+    """Kill it as soon as `until()`."""
+    deadline = time.monotonic() + 60
+    while not until():
+        assert process.is_alive(), "it was done before it was to be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="session")
+def large(running_server, kept):
+    """What a cache whose shards take some chunks has to be."""
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in running_server.environment().items():
+            patch.setenv(key, value)
+        cache.warmup(f"{kept}/dataset", f"{kept}/large", **remote.LARGE)
+    return objects(running_server, "kept/large")
+
+
+rounds_of_kills = pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.long)])
+
+
+@pytest.mark.timeout(1800)
+@rounds_of_kills
+def test_killed_within_an_upload_there_is_no_object(rounds, server, kept, large, spawn):
+    """The upload that was begun is never finished; the next run puts the shard by another one."""
+    rng = random.Random(rounds)
+    chunks = {name: -(-len(data) // CHUNK_BYTES) for name, data in large.items() if name.endswith(".tfrecord")}
+    assert min(chunks.values()) > 2
+    for number in range(rounds):
+        folder, name = f"u{number}", rng.choice(sorted(chunks))
+        chunk = rng.randrange(1, chunks[name] + 1)
+        after = rng.choice([0, 1, CHUNK_BYTES // 3, CHUNK_BYTES - 1])
+        before = server.unfinished_uploads()
+        server.clear_log()
+        server.fault("reset_midway", operation="chunk", name=f"{folder}/{name}", calls=(chunk,), after_bytes=after)
+        process = spawn(remote.warm_in_chunks, server.environment(), f"{kept}/dataset", f"gs://bucket/{folder}")
+        kill(process, lambda: server.requests(fault="reset_midway"))
+        print(f"round {number}: killed within chunk {chunk} of {chunks[name]} of {name}")
+        assert len(server.requests(operation="chunk", name=f"{folder}/{name}")) == chunk
+        assert server.unfinished_uploads() == before + 1
+        assert name not in names_of(server, folder)
+        assert "manifest.json" not in names_of(server, folder)
+        assert objects(server, folder).items() < large.items()
+        cache.warmup(f"{kept}/dataset", f"gs://bucket/{folder}", **remote.LARGE)
+        assert objects(server, folder) == large
+        assert names_of(server, folder) == names_of(server, "kept/large")
+        assert server.unfinished_uploads() == before + 1
+
+
+@pytest.mark.timeout(1800)
+@rounds_of_kills
+def test_killed_at_a_random_request_shard_leaves_whole_objects_and_goes_on(rounds, server, kept, spawn, real_command):
+    """The command: in the first round, and in all of 50, with two workers that are killed with it."""
+    rng = random.Random(rounds)
+    calm = len(names_of(server, "kept/dataset")) + 8 * 4  # requests, at the least: puts, and four more for each shard
+    with_shards = 0
+    for number in range(rounds):
+        folder, at = f"w{number}", rng.randrange(1, calm)
+        words = ["shard", f"{kept}/photos", f"gs://bucket/{folder}", "--shard-size", "30KB", "--workers"]
+        server.configure(latency_ms=10)  # else the log is looked at too seldom
+        server.clear_log()
+        if number == 0 or rounds == 50:
+            group = real_command(*words, 2)
+            kill_group(group, lambda at=at: len(server.log) >= at)
+        else:
+            process = spawn(remote.run_command, server.environment(), [*words, "1"])
+            kill(process, lambda at=at: len(server.log) >= at)
+        server.configure(latency_ms=0)
+        standing = objects(server, folder)
+        with_shards += bool(standing)
+        print(f"round {number}: killed at request {at}, {len(standing)} objects")
+        assert "manifest.json" not in names_of(server, folder)
+        assert standing.items() < objects(server, "kept/dataset").items()
+        tpufeed.shard(f"{kept}/photos", f"gs://bucket/{folder}", shard_bytes="30KB", workers=1)
+        assert objects(server, folder) == objects(server, "kept/dataset")
+        assert names_of(server, folder) == names_of(server, "kept/dataset")
+    assert with_shards
+
+
+def kill_group(command, until):
+    while not until():
+        assert command.poll() is None, command.communicate()
+        time.sleep(0.005)
+    os.killpg(command.pid, signal.SIGKILL)
+    command.communicate()
+    assert command.returncode == -signal.SIGKILL
+
+
+@pytest.mark.timeout(1800)
+@rounds_of_kills
+def test_killed_while_a_stage_is_filled_the_next_process_takes_over(rounds, server, kept, cache_url, spawn, tmp_path):
+    """What was fetched stays, and what was not is fetched anew; no part is taken for a copy."""
+    rng = random.Random(rounds)
+    expected = epochs_of(cache_url, 2)
+    files = objects(server, "kept/cache")
+    shards = [name for name in files if name.endswith(".tfrecord")]
+
+    def fetches(**patterns):
+        """Reads of whole objects, which are a stage's."""
+        found = server.requests(operation="read", **patterns)
+        return [
+            name
+            for record in found
+            if record.range == f"bytes=0-{len(files.get(name := record.name.rpartition('/')[2], b'')) - 1}"
+        ]
+
+    for number in range(rounds):
+        folder, name, after = tmp_path / f"s{number}", rng.choice(sorted(shards)), rng.randrange(30_000)
+        server.clear_log()
+        server.clear_faults()
+        # Each of its reads: the batches that are waited for read it by ranges.
+        server.fault("truncate", operation="read", name=f"*/{name}", calls=None, after_bytes=after)
+        process = spawn(remote.read_staged, server.environment(), f"{kept}/cache", str(folder))
+        kill(process, lambda: fetches(fault="truncate"))
+        server.clear_faults()
+        (stage,) = folder.iterdir()
+        assert list(stage.glob("*.part"))
+        staged = len(list(stage.glob("*.shard")))
+        print(f"round {number}: killed after {after} bytes of {name}, {staged} copies")
+        server.clear_log()
+        options = {"columns": ["sample", "image"], "batch_size": 4, "stage_dir": folder}
+        with tpufeed.numpy_loader(f"{kept}/cache", **options) as loader:
+            assert [[pairs(*batch) for batch in loader] for _ in range(2)] == expected
+            wait_for(lambda stage=stage: len(list(stage.glob("*.shard"))) == len(shards) + 2)  # and two indexes
+        assert not list(stage.glob("*.part"))
+        assert len(set(fetches())) == len(fetches()) == len(shards) + 2 - staged

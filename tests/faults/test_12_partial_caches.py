@@ -1,0 +1,52 @@
+"""Class 12: a cache of which a part is missing is no cache, to a loader as to the command that makes it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed import cache
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import DamageError, DatasetExistsError, TpufeedError
+
+OPTIONS = {"size": 32, "variants": 2, "shard_bytes": "40KB", "workers": 1}
+
+
+def files_of(folder):
+    return [file.name for variant in open_dataset(folder).split("train").variants for file in variant.files]
+
+
+def read_both_variants(url):
+    with tpufeed.numpy_loader(url, batch_size=4) as loader:
+        return sum(len(labels) for _ in range(2) for _, labels in loader)
+
+
+def test_a_copy_that_lacks_any_file_is_an_error_to_every_reader(cache_url, dataset_url, tmp_path):
+    """As a copy is that was cut off after its manifest. Each file is missing in turn, then cut in its middle."""
+    assert read_both_variants(cache_url) == 80
+    for number, name in enumerate(files_of(cache_url) * 2):
+        folder = Path(shutil.copytree(cache_url, tmp_path / f"{number}"))
+        if number < len(files_of(cache_url)):
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes((folder / name).read_bytes()[: (folder / name).stat().st_size // 2])
+        with pytest.raises(TpufeedError, match=name):
+            read_both_variants(folder)
+        with pytest.raises(DamageError, match=name):
+            tpufeed.verify(folder)
+        with pytest.raises(DatasetExistsError, match=r"already holds this cache, but it is damaged.*--overwrite"):
+            cache.warmup(dataset_url, folder, **OPTIONS)
+
+
+def test_a_manifest_of_another_cache_is_not_believed(cache_url, dataset_url, cache_copy, tmp_path):
+    """Of the same sizes, as raw caches are: the manifest of one over the shards of the other."""
+    other = cache.warmup(dataset_url, tmp_path / "other", seed=9, **OPTIONS)
+    shutil.copy(tmp_path / "other/manifest.json", cache_copy)
+    assert files_of(cache_copy) == files_of(cache_url)
+    with pytest.raises(DamageError):
+        tpufeed.verify(cache_copy)
+    with pytest.raises(DatasetExistsError, match=r"already holds this cache, but it is damaged.*--overwrite"):
+        cache.warmup(dataset_url, cache_copy, seed=9, **OPTIONS)
+    cache.warmup(dataset_url, cache_copy, seed=9, overwrite=True, **OPTIONS)
+    assert open_dataset(cache_copy).content_digest == other.manifest.content_digest

@@ -1,0 +1,91 @@
+"""Class 18: nothing that is stored is ever run: no pickle, no eval, and no import that a manifest asks for."""
+
+import ast
+import json
+import pickle
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.errors import TpufeedError
+from tpufeed.images.ops import Custom
+
+SOURCES = sorted((Path(__file__).parents[2] / "tpufeed").rglob("*.py"))
+MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+def test_no_source_file_unpickles_or_evaluates():
+    """Workers are sent their tasks by `multiprocessing.connection`, over a socket pair that nobody else has."""
+    assert len(SOURCES) > 100
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import):
+                assert not MODULES & {alias.name.partition(".")[0] for alias in node.names}, where
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").partition(".")[0] not in MODULES, where
+            elif isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                is_bare = isinstance(node.func, ast.Name)
+                assert not (is_bare and name in CALLS), where
+                assert not (
+                    name == "load" and getattr(getattr(node.func, "value", None), "id", "") in ("np", "torch")
+                ), where
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert given.get("allow_pickle", "False") == "False", where
+
+
+class Touch:
+    """Pickled, it leaves a file behind where anybody unpickles it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_in_the_place_of_any_file_is_damage(cache_copy, dataset_url, tmp_path):
+    marker = tmp_path / "ran"
+    pickle.loads(pickle.dumps(Touch(marker)))
+    assert marker.exists(), "the payload works"
+    marker.unlink()
+    payload = pickle.dumps(Touch(marker))
+    for path in [*cache_copy.glob("*.*"), *cache_copy.glob("_tpufeed/**/*.json*")]:
+        before = path.read_bytes()
+        if path.suffix == ".npy":
+            np.save(path, np.array([Touch(marker)], object), allow_pickle=True)
+            assert b"Path" in path.read_bytes() or b"pathlib" in path.read_bytes()
+        else:
+            path.write_bytes((payload * (len(before) // len(payload) + 1))[: len(before)])
+        for work in (
+            lambda: [list(tpufeed.numpy_loader(cache_copy, batch_size=4)) for _ in range(2)],
+            lambda: tpufeed.verify(cache_copy),
+            lambda: tpufeed.cache.warmup(dataset_url, cache_copy, size=32, variants=2, shard_bytes="40KB", workers=1),
+        ):
+            with suppress(TpufeedError):
+                work()
+        path.write_bytes(before)
+    assert not marker.exists()
+
+
+def test_a_custom_op_in_a_manifest_is_not_run_unasked(cache_copy, monkeypatch, tmp_path):
+    """A dataset from elsewhere must not choose what is imported; `ops=[...]` says that one wants it."""
+    touch = f"from pathlib import Path\nPath({str(tmp_path)!r}, 'ran').touch()\n"
+    (tmp_path / "evil_op.py").write_text(f"{touch}def run(image, generator):\n    return image\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    manifest = json.loads((cache_copy / "manifest.json").read_text())
+    manifest["cache"]["final"] = [{"op": "Custom", "target": "evil_op:run", "version": "1"}]
+    (cache_copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(TpufeedError, match=r"evil_op:run.*ops="):
+        list(tpufeed.numpy_loader(cache_copy, batch_size=4))
+    with pytest.raises(TpufeedError, match=r"evil_op:run.*ops="):
+        tpufeed.TFRecordImages(cache_copy)[0]
+    tpufeed.verify(cache_copy, decode="all")
+    assert not (tmp_path / "ran").exists()
+    list(tpufeed.numpy_loader(cache_copy, batch_size=4, ops=[Custom("evil_op:run")]))
+    assert (tmp_path / "ran").exists(), "the payload works"

@@ -1,0 +1,285 @@
+"""numpy_loader and its kin on gs://: the same samples as from a folder, and no request that the stage can spare."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import zlib
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+import tpufeed
+from tests.gcs_server import GcsServer
+from tpufeed import cache
+from tpufeed.dataset.reader import open_dataset
+
+READER = Path(__file__).with_name("remote_reader.py")
+URL = "gs://bucket/cache"
+
+
+def put_folder(server, folder, name):
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file():
+            server.put("bucket", f"{name}/{path.relative_to(folder)}", path.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def running(dataset_url, cache_url, tmp_path_factory):
+    """The server with a dataset and caches of one and of two variants, and the folder of the former."""
+    single = tmp_path_factory.mktemp("single") / "cache"
+    cache.warmup(dataset_url, single, size=64, shard_bytes="150KB", workers=1)
+    with GcsServer(process=True, md5=False) as server, pytest.MonkeyPatch.context() as patch:
+        for key, value in server.environment().items():
+            patch.setenv(key, value)
+        put_folder(server, dataset_url, "dataset")
+        put_folder(server, cache_url, "cache")
+        put_folder(server, single, "single")
+        yield server, str(single)
+
+
+@pytest.fixture
+def server(running):
+    running[0].clear_faults()
+    running[0].clear_log()
+    return running[0]
+
+
+@pytest.fixture
+def single_url(running):
+    """The local cache of one variant."""
+    return running[1]
+
+
+def make(url, **options):
+    given = {"columns": ["sample", "image"], "batch_size": 10, "threads": 2}
+    return tpufeed.numpy_loader(url, **given | options)
+
+
+def epoch_of(batches):
+    return [[[int(s), zlib.crc32(image)] for s, image in zip(*batch, strict=True)] for batch in batches]
+
+
+def epochs_of(url, count=1, **options):
+    with make(url, **options) as loader:
+        return [epoch_of(loader) for _ in range(count)]
+
+
+def whole_reads(server, name="cache"):
+    """How often each object was fetched whole, which only a stage does."""
+    found = Counter()
+    for record in server.requests(operation="read", name=f"{name}/*"):
+        if record.range == f"bytes=0-{len(server.get('bucket', record.name)) - 1}":
+            found[record.name] += 1
+    return found
+
+
+def files_of(url, split="train"):
+    return [file for variant in open_dataset(url).split(split).variants for file in variant.files]
+
+
+def loader_threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tpufeed-")]
+
+
+# Samples
+
+
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
+@pytest.mark.parametrize("shuffle", [True, False], ids=["shuffled", "in order"])
+def test_samples_are_those_of_the_local_cache(server, cache_url, staged, shuffle, tmp_path):
+    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    expected = epochs_of(cache_url, 4, shuffle=shuffle, seed=3)
+    assert epochs_of(URL, 4, shuffle=shuffle, seed=3, **options) == expected
+    assert server.requests(operation="read", name="*.tfrecord")
+
+
+def test_samples_are_those_of_the_local_dataset(server, dataset_url, ops, tmp_path):
+    """JPEGs, with ops, and every column."""
+    options = {"ops": ops, "remainder": "pad", "columns": ["sample", "image", "label", "filename"]}
+    with make(dataset_url, **options) as local, make("gs://bucket/dataset", stage_dir=tmp_path, **options) as remote:
+        for _ in range(2):
+            for ours, theirs in zip(local, remote, strict=True):
+                assert all(map(np.array_equal, ours, theirs))
+
+
+def test_a_state_goes_on_in_the_bucket(server, cache_url, tmp_path):
+    """Taken from a loader of the folder, in the middle of an epoch."""
+    with make(cache_url) as local, make(URL, stage_dir=tmp_path) as remote:
+        batches = iter(local)
+        for _ in range(3):
+            next(batches)
+        remote.load_state_dict(local.state_dict())
+        assert epoch_of(remote) == epoch_of(batches)
+
+
+def test_two_ranks_are_those_of_the_local_cache_and_share_a_stage(server, cache_url, tmp_path):
+    """Each shard is fetched once, though both ranks read some of them."""
+    worlds = [{"world": (rank, 2), "lanes": 4, "batch_size": 5} for rank in range(2)]
+    with ExitStack() as stack:
+        loaders = [stack.enter_context(make(URL, stage_dir=tmp_path, **world)) for world in worlds]
+        found = [[epoch_of(loader) for _ in range(2)] for loader in loaders]
+    assert found == [epochs_of(cache_url, 2, **world) for world in worlds]
+    seen = [sample for epochs in found for batch in epochs[0] for sample, _ in batch]
+    assert len(set(seen)) == len(seen) == 70
+    assert set(whole_reads(server).values()) == {1}
+
+
+# Requests
+
+
+def test_one_variant_is_remote_for_one_epoch(server, single_url, tmp_path):
+    with make("gs://bucket/single", stage_dir=tmp_path) as loader:
+        local = epochs_of(single_url, 3)
+        assert epoch_of(loader) == local[0]
+        wait_until_staged(tmp_path, files_of(single_url))
+        assert set(whole_reads(server, "single").values()) == {1}
+        server.clear_log()
+        assert [epoch_of(loader) for _ in range(2)] == local[1:]
+    assert server.log == []
+
+
+def test_two_variants_are_remote_for_two_epochs(server, cache_url, tmp_path):
+    local = epochs_of(cache_url, 4)
+    with make(URL, stage_dir=tmp_path) as loader:
+        assert [epoch_of(loader) for _ in range(2)] == local[:2]
+        wait_until_staged(tmp_path, files_of(cache_url))
+        assert whole_reads(server) == dict.fromkeys((f"cache/{file.name}" for file in files_of(cache_url)), 1)
+        server.clear_log()
+        assert [epoch_of(loader) for _ in range(2)] == local[2:]
+    assert server.log == []
+
+
+def wait_until_staged(parent, files, seconds=20):
+    """The last copies may come after the epoch whose batches have not waited for them."""
+    done, left = threading.Event(), int(seconds / 0.02)
+    while len(copies(parent)) < len(files) and left:
+        done.wait(0.02)
+        left -= 1
+    assert sorted(path.stat().st_size for path in copies(parent)) == sorted(file.bytes for file in files)
+
+
+def copies(parent):
+    return list(Path(parent).glob("*/*.shard"))
+
+
+def test_the_next_process_finds_the_copies(server, cache_url, tmp_path):
+    """All it asks for is the manifest."""
+    with make(URL, stage_dir=tmp_path) as loader:
+        first = [epoch_of(loader) for _ in range(2)]
+        wait_until_staged(tmp_path, files_of(cache_url))
+    server.clear_log()
+    assert epochs_of(URL, 2, stage_dir=tmp_path) == first
+    assert [record.name for record in server.log] == ["cache/manifest.json"]
+
+
+def read_in_processes(count, kind, url, stage, epochs, **environment):
+    """What remote_reader.py wrote down in each of some processes, none of which ends before all are through."""
+    command = [sys.executable, *map(str, (READER, kind, url, stage, epochs))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes, env=os.environ | environment) for _ in range(count)]
+    found = [process.stdout.readline() for process in processes]
+    for process in processes:
+        process.communicate()
+    assert [process.returncode for process in processes] == [0] * count
+    return list(map(json.loads, found))
+
+
+def test_two_processes_share_a_stage(server, cache_url, tmp_path):
+    """At the same time; each object is fetched whole once, by one of them."""
+    server.configure(latency_ms=20)
+    try:
+        found = read_in_processes(2, "numpy", URL, tmp_path, 4)
+    finally:
+        server.configure(latency_ms=0)
+    assert found == [epochs_of(cache_url, 4)] * 2
+    fetched = whole_reads(server)
+    assert set(fetched.values()) == {1}
+    assert fetched.keys() == {f"cache/{file.name}" for file in files_of(cache_url)}
+
+
+# Budgets
+
+
+def test_without_a_stage_all_is_read_by_ranges(server, cache_url, tmp_path):
+    assert epochs_of(URL, 2, stage_dir=tmp_path, stage_bytes=0) == epochs_of(cache_url, 2)
+    first = len(server.log)
+    assert epochs_of(URL, 4, stage_dir=tmp_path, stage_bytes=0) == epochs_of(cache_url, 4)
+    assert len(server.log) - first >= 1.8 * first
+    assert not whole_reads(server)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("budget", ["1KB", "170KB", "400KB"])
+def test_a_budget_that_is_too_small_still_gives_every_sample(server, cache_url, budget, tmp_path):
+    """For any shard, for more than one, and for the six of a variant."""
+    assert epochs_of(URL, 4, stage_dir=tmp_path, stage_bytes=budget) == epochs_of(cache_url, 4)
+    staged = copies(tmp_path)
+    assert bool(staged)
+    assert not list(tmp_path.glob("*/*.part"))
+    if budget == "1KB":  # the indexes
+        assert max(path.stat().st_size for path in staged) <= 1000
+
+
+def test_a_stage_on_a_full_disk_gives_every_sample(server, cache_url, tmp_path, monkeypatch, caplog):
+    """There is room for three shards of twelve, whatever the budget says."""
+    disk_bytes = 3 * 160_000
+
+    def free_bytes(folder):
+        return disk_bytes - sum(file.stat().st_blocks * 512 for file in folder.iterdir())
+
+    monkeypatch.setattr("tpufeed.storage.staging.folder.free_bytes", free_bytes)
+    assert epochs_of(URL, 4, stage_dir=tmp_path, stage_bytes="1GB") == epochs_of(cache_url, 4)
+    assert "is full: the stage there goes on with" in caplog.text
+    assert copies(tmp_path)
+    assert not list(tmp_path.glob("*/*.part"))
+
+
+# Ends
+
+
+def test_close_leaves_no_thread_and_no_part_and_may_be_followed_by_an_epoch(server, cache_url, tmp_path):
+    server.configure(latency_ms=30)
+    try:
+        loader = make(URL, stage_dir=tmp_path)
+        next(iter(loader))
+        assert any(name.startswith("tpufeed-stage") for name in loader_threads())
+        loader.close()
+    finally:
+        server.configure(latency_ms=0)
+    assert loader_threads() == []
+    assert not list(tmp_path.glob("*/*.part"))
+    assert epoch_of(loader) == epochs_of(cache_url, 2)[1]
+    loader.close()
+    assert loader_threads() == []
+
+
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
+def test_the_end_of_all_epochs_leaves_no_thread(server, staged, tmp_path):
+    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    epochs_of(URL, 2, **options)
+    assert loader_threads() == []
+
+
+# Other loaders
+
+
+def test_torch_reads_a_bucket(server, cache_url, stored):
+    """With a worker that was forked, over connections of its own."""
+    dataset = tpufeed.TFRecordImages(URL)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        images = np.concatenate([batch.numpy() for batch, _ in DataLoader(dataset, 10, num_workers=1)])
+        np.testing.assert_array_equal(images, stored(cache_url, "train", epoch).pixels)
+    assert server.requests(operation="read", name="*-v1-*.tfrecord")
+
+
+def test_xla_reads_a_bucket(server, cache_url, tmp_path):
+    found = read_in_processes(1, "xla", URL, tmp_path, 3, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="1")
+    assert found == [epochs_of(cache_url, 3, world=(0, 1))]
+    assert set(whole_reads(server).values()) == {1}
