@@ -4,8 +4,9 @@ The server (tests/gcs_server) is a process of its own: 30 ms a request, 50 MB/s 
 
 - staging: a Stage copies all shards of 128 MB into /dev/shm, beside gcsfs's open().read() of one of them and beside
   bare sockets that ask for the same ranges over as many connections. Those throw the bytes away, or write them to new
-  files where the stage has its own: the second costs what fresh pages of memory cost. All of it once more, with a
-  server that neither delays nor limits.
+  files where the stage has its own: the second costs what fresh pages of memory cost. The clients alone: ranges by
+  google-cloud-storage's own downloads and by our store. All of it once more, with a server that neither delays nor
+  limits.
 - first batch: from the call of numpy_loader to 128 images with nothing staged, in a new process; once more in the same
   process, where clients are imported and connected; and in a new one without a stage, to show what that takes.
 - small images: 10,000 of 20 KB through Store.read_many, beside 200 by one Store.read after the other.
@@ -24,9 +25,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,44 @@ def written(folder: Path) -> float:
     return raw_sockets.read_all(os.environ["STORAGE_EMULATOR_HOST"], _shards(), folder)
 
 
+def google_ranges(_: Path) -> float:
+    """MB/s of google-cloud-storage's own downloads of the same ranges by as many threads; checks none of them."""
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import storage
+
+    bucket = storage.Client(project="none", credentials=AnonymousCredentials()).bucket("bucket")
+
+    def read(name: str, start: int, stop: int) -> int:
+        return len(bucket.blob(name).download_as_bytes(start=start, end=stop - 1, raw_download=True, checksum=None))
+
+    return _ranged(read)
+
+
+def store_ranges(_: Path) -> float:
+    """The same by the store's `read_into`, which is what the stage uses."""
+    from tpufeed.storage.registry import open_store
+
+    store, local = open_store("gs://bucket"), threading.local()
+
+    def read(name: str, start: int, stop: int) -> int:
+        if not hasattr(local, "buffer"):
+            local.buffer = memoryview(bytearray(raw_sockets.RANGE_BYTES))
+        return store.read_into(name, start, local.buffer[: stop - start])
+
+    return _ranged(read)
+
+
+def _ranged(read: Callable[[str, int, int], int]) -> float:
+    shards, step = _shards(), raw_sockets.RANGE_BYTES
+    names = [(path.removeprefix("bucket/"), size) for path, size in shards]
+    ranges = [(name, at, min(at + step, size)) for name, size in names for at in range(0, size, step)]
+    start = time.perf_counter()
+    with ThreadPoolExecutor(raw_sockets.CONNECTIONS) as executor:
+        total = sum(executor.map(lambda wanted: read(*wanted), ranges))
+    assert total == sum(size for _, size in shards)
+    return total / (time.perf_counter() - start) / 1e6
+
+
 def first_batch(folder: Path) -> dict[str, float]:
     """Seconds, in a process that has imported tpufeed alone, and where the clients are there already."""
     return {
@@ -191,6 +231,8 @@ WAYS = {
     "gcsfs, open().read() as it comes, over 4": streamed,
     "bare sockets, thrown away": discarded,
     "bare sockets, written to new files": written,
+    "google-cloud-storage, 16 threads, thrown away": google_ranges,
+    "the store's read_into, 16 threads, thrown away": store_ranges,
     "tpufeed's stage": staged,
 }
 OTHERS = {"first batch": (first_batch, first_batch_unstaged), "small images": (small_images,), "epochs": (epochs,)}

@@ -117,7 +117,8 @@ def gcs(sources: Path, tmp_path: Path) -> Iterator[GcsServer]:
     """The server of the page's own command, with the sources in its bucket."""
     (tmp_path / "photos").symlink_to(sources / "photos")
     for name in ("photos", "tars", "foreign"):
-        shutil.copytree(sources / name, tmp_path / "buckets/my-bucket" / name)
+        made_by_adopt = shutil.ignore_patterns("*.json", "*.npy")
+        shutil.copytree(sources / name, tmp_path / "buckets/my-bucket" / name, ignore=made_by_adopt)
     shutil.copy(sources / "flowers.csv", tmp_path / "buckets/my-bucket")
     command = [sys.executable, *shlex.split(server_command())[1:]]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -129,7 +129,7 @@ def test_damage_is_marked_and_told(copy):
     dataset = open_dataset(copy)
     places = draw_evenly(dataset, "train", 6, 0)
     shard = dataset.split("train").variants[0].shards[places[2][0]]
-    offset = dataset.reader("train")._span(*places[2])[1]
+    offset = dataset.reader("train")._span({}, *places[2])[1]
     data = bytearray((copy / shard.name).read_bytes())
     data[offset + 100] ^= 1
     (copy / shard.name).write_bytes(data)

@@ -33,7 +33,6 @@ from tpufeed.sharding.rows import Found
 from tpufeed.sharding.tables import iter_table
 from tpufeed.sharding.tars import iter_tar
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.example import Feature, decode_entries, decode_example, encode_entry, encode_example
 from tpufeed.tfrecord.framing import decode_record, encode_record, iter_records
@@ -238,7 +237,7 @@ def test_sound_records_of_damaged_payloads_in_shards_to_adopt(examples):
         data = encode_record(EXAMPLES[0]) + encode_record(payload)
         store = MemoryStore("memory://fuzz/scan")
         store.put("x.tfrecord", data, store.stat("x.tfrecord"))
-        info = ObjectInfo("x.tfrecord", len(data), "1")
+        info = store.stat("x.tfrecord")
         scan_shard(store, info, Wanted("image/encoded", "image/class/label", 10, ("image/class/text",)))
 
     (check,) = fuzz(examples, damaged(*EXAMPLES), scan)

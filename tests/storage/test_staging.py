@@ -185,7 +185,8 @@ def test_what_is_due_last_goes_first_when_all_are_due(store, make_stage):
     for shard in (a, b, c):
         use(stage, shard)
     stage.fetch([d, a, b, c])
-    assert stage.wait(d, PATIENCE) is not None
+    in_use = stage.wait(d, PATIENCE)
+    assert in_use == store.read("d")
     assert staged(stage) == keys(store, a, b, d)
 
 

@@ -1,6 +1,6 @@
 """What a cache is made of: the samples of a dataset, or raw images."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 class CacheSource(Protocol):
     """Reads samples. Small and picklable: it goes to every worker."""
 
-    def iter_samples(self, header: PlanHeader, task: Task) -> Iterator[Sample | Reject]:
+    def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
         """The samples of a task, in order. Header and task are those of the cache's plan."""
 
     def draws_seed(self, seed: int) -> int:
@@ -61,7 +61,7 @@ class DatasetSource:
 
     dataset: Dataset
 
-    def iter_samples(self, header: PlanHeader, task: Task) -> Iterator[Sample | Reject]:
+    def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
         features = self.dataset.manifest.features
         layout, names = record_layout(features), fixed_ints(features)
         shape = self.dataset.manifest.tensor_shape
@@ -98,7 +98,7 @@ class RawSource:
 
     policy: ImagePolicy
 
-    def iter_samples(self, header: PlanHeader, task: Task) -> Iterator[Sample | Reject]:
+    def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
         features = InputFeatures(header)
 
         def take(data: bytes, name: str) -> tuple[bytes | Pixels, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,8 @@ def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engi
     with ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
         augment = Augmenter(options, context.source.draws_seed(options.seed))
-        for sample, variants in iter_augmented(context.source.iter_samples(header, task), augment):
+        samples = stack.enter_context(closing(context.source.iter_samples(header, task)))
+        for sample, variants in iter_augmented(samples, augment):
             if isinstance(sample, Reject):
                 rejects.append(sample)
                 meter.add(rejects=len(paths))

@@ -1,6 +1,7 @@
 """Inputs of a task: their bytes, what is made of these, and the features besides the image."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing
 from typing import TypeVar
 
 from tpufeed.dataset.plan import Input, PlanHeader
@@ -43,27 +44,28 @@ class InputFeatures:
 
 def iter_taken(
     files: Files, inputs: Sequence[Input], take: Callable[[bytes, str], T]
-) -> Iterator[tuple[Input, T | ImageError]]:
+) -> Generator[tuple[Input, T | ImageError], None, None]:
     """Each input with what `take(bytes, path)` makes of it, or with why it cannot be taken.
 
     Raises:
         BuildError: there is not enough memory for an image.
         UnavailableError, AccessError: a store does not answer, or refuses. No image is rejected for that.
     """
-    for item, data in iter_read(files, inputs):
-        if isinstance(data, ImageError):
-            yield item, data
-            continue
-        try:
-            taken: T | ImageError = take(data, item.path)
-        except ImageError as error:
-            taken = error
-        except MemoryError as error:
-            raise _out_of_memory(item) from error
-        yield item, taken
+    with closing(iter_read(files, inputs)) as read:
+        for item, data in read:
+            if isinstance(data, ImageError):
+                yield item, data
+                continue
+            try:
+                taken: T | ImageError = take(data, item.path)
+            except ImageError as error:
+                taken = error
+            except MemoryError as error:
+                raise _out_of_memory(item) from error
+            yield item, taken
 
 
-def iter_read(files: Files, inputs: Sequence[Input]) -> Iterator[tuple[Input, bytes | ImageError]]:
+def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, bytes | ImageError], None, None]:
     """Each input with its bytes, or with why there are none. Remote ones are read many at a time, ahead of need.
 
     Raises:
@@ -74,16 +76,17 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Iterator[tuple[Input, by
     for place in places:
         if not isinstance(place, ImageError):
             spans.setdefault(place[0], []).append(place[1])
-    results = {store: store.read_many(wanted) for store, wanted in spans.items()}
-    for item, place in zip(inputs, places, strict=True):
-        if isinstance(place, ImageError):
-            yield item, place
-            continue
-        try:
-            data = next(results[place[0]])
-        except MemoryError as error:
-            raise _out_of_memory(item) from error
-        yield item, _checked(item, data)
+    with ExitStack() as stack:
+        results = {store: stack.enter_context(closing(store.read_many(wanted))) for store, wanted in spans.items()}
+        for item, place in zip(inputs, places, strict=True):
+            if isinstance(place, ImageError):
+                yield item, place
+                continue
+            try:
+                data = next(results[place[0]])
+            except MemoryError as error:
+                raise _out_of_memory(item) from error
+            yield item, _checked(item, data)
 
 
 def _out_of_memory(item: Input) -> BuildError:

@@ -1,6 +1,7 @@
 """One task of a sharding: read its inputs, store their images, put the shard and its report."""
 
 from collections import Counter
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from tpufeed.dataset.commit import Reject, Report, ShardReport, is_reported, put_report, put_shard
@@ -43,8 +44,8 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
     files = Files(context.header.base)
     with destination.temporary_folder() as folder:
         path = folder / "shard"
-        with ShardWriter(path, record_layout(context.header.features)) as writer:
-            for item, image in iter_taken(files, task.inputs, take):
+        with ExitStack() as stack, ShardWriter(path, record_layout(context.header.features)) as writer:
+            for item, image in stack.enter_context(closing(iter_taken(files, task.inputs, take))):
                 if isinstance(image, ImageError):
                     made.rejects.append(Reject(item.path, image.reason, str(image)))
                     meter.add(rejects=1)

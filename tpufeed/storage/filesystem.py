@@ -1,6 +1,6 @@
 """Objects through fsspec: any URL that it knows. It has no preconditions, so one writer at a time."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -56,7 +56,7 @@ class FsspecStore:
         buffer[: len(data)] = data
         return len(data)
 
-    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+    def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
         return read_by_threads(self, spans)
 
     def stat(self, name: str) -> ObjectInfo | None:

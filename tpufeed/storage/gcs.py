@@ -1,7 +1,7 @@
 """Objects in Google Cloud Storage: each put under a precondition, each read pinned and checked, each fault retried."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class GcsStore:
             raise self._folder.absence(name, version, error) from error
         return 0
 
-    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+    def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
         return read_many(self._folder, spans)
 
     def stat(self, name: str) -> ObjectInfo | None:

@@ -5,7 +5,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -28,7 +28,7 @@ _PRIOR_BYTES, _PRIOR_COUNT = 256 << 20, 16  # objects are taken to be of 16 MB u
 T = TypeVar("T")
 
 
-def read_many(folder: GcsFolder, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+def read_many(folder: GcsFolder, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
     """`Store.read_many`. Closing the iterator early cancels what is under way."""
     waiting = deque[Future[bytes | StoreError]]()
     reader = _Reader(folder)

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -57,7 +57,7 @@ class LocalStore:
                 done += count
             return done
 
-    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+    def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
         return (read_span(self, span) for span in spans)
 
     @contextmanager

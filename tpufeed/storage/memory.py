@@ -1,7 +1,7 @@
 """Objects in this process's memory (memory://): for tests and for trying things out."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -47,7 +47,7 @@ class MemoryStore:
         buffer[: len(data)] = data
         return len(data)
 
-    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+    def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
         return (read_span(self, span) for span in spans)
 
     def stat(self, name: str) -> ObjectInfo | None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -26,7 +26,9 @@ def read_span(store: Store, span: Span) -> bytes | StoreError:
         return error
 
 
-def read_by_threads(store: Store, spans: Iterable[Span], at_once: int = _AT_ONCE) -> Iterator[bytes | StoreError]:
+def read_by_threads(
+    store: Store, spans: Iterable[Span], at_once: int = _AT_ONCE
+) -> Generator[bytes | StoreError, None, None]:
     """`Store.read_many` by `at_once` threads."""
     with ThreadPoolExecutor(at_once, "tpufeed-read") as executor:
         waiting = deque[Future[bytes | StoreError]]()

@@ -1,6 +1,6 @@
 """What a store is: named bytes below one URL."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,10 +71,10 @@ class Store(Protocol):
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
         """Fill `buffer` from byte `start` on; returns how many bytes came, fewer only where the object ends."""
 
-    def read_many(self, spans: Iterable[Span]) -> Iterator[bytes | StoreError]:
+    def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
         """The bytes of each span in turn, or why they cannot be read; a remote store reads many at once, ahead of need.
 
-        `spans` is drawn from as results are taken.
+        `spans` is drawn from as results are taken. Close it where it is not taken to its end.
         """
 
     def stat(self, name: str) -> ObjectInfo | None:
