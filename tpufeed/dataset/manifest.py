@@ -170,7 +170,7 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
         yield f"{image.name} of shape {image.shape} is no image"
     if manifest.cache is not None and not _is_image(manifest.cache.shape):
         yield f"a cache of shape {manifest.cache.shape} holds no images"
-    if manifest.data_url is not None and not (manifest.data_url and manifest.data_url.isprintable()):
+    if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
         yield f"its shards cannot lie at {manifest.data_url!r}"
     for name, split in manifest.splits.items():
         if not split.variants:
