@@ -173,22 +173,26 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
         yield f"its shards cannot lie at {manifest.data_url!r}"
     for name, split in manifest.splits.items():
-        if not split.variants:
-            yield f"split {name!r} has no shards"
-        boundaries = [shard.records for shard in split.variants[0].shards]
-        if min((*boundaries, *split.class_counts), default=0) < 0 or sum(split.class_counts) > split.records:
-            yield f"the counts of split {name!r} contradict each other"
-        for variant in split.variants:
-            if sum(shard.records for shard in variant.shards) != split.records:
-                yield f"the shards of split {name!r} do not hold {split.records} records"
-            if [shard.records for shard in variant.shards] != boundaries:
-                yield f"the variants of split {name!r} differ in their shards' records"
-            for file in variant.files:
-                if not _is_name(file.name) or file.bytes < 0:
-                    yield f"{file.name!r} with {file.bytes} bytes is no file of a dataset"
+        yield from _iter_split_problems(name, split)
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
         yield "a file stands for two"
+
+
+def _iter_split_problems(name: str, split: Split) -> Iterator[str]:
+    if not split.variants:
+        yield f"split {name!r} has no shards"
+    boundaries = [shard.records for shard in split.variants[0].shards]
+    if min((*boundaries, *split.class_counts), default=0) < 0 or sum(split.class_counts) > split.records:
+        yield f"the counts of split {name!r} contradict each other"
+    for variant in split.variants:
+        if sum(shard.records for shard in variant.shards) != split.records:
+            yield f"the shards of split {name!r} do not hold {split.records} records"
+        if [shard.records for shard in variant.shards] != boundaries:
+            yield f"the variants of split {name!r} differ in their shards' records"
+        for file in variant.files:
+            if not _is_name(file.name) or file.bytes < 0:
+                yield f"{file.name!r} with {file.bytes} bytes is no file of a dataset"
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:
