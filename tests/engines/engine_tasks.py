@@ -59,7 +59,7 @@ def stop_always(context: str, task: int, report_progress: ReportProgress) -> Non
 def work_slowly(context: str, task: int, report_progress: ReportProgress) -> None:
     """Of each image one hears; all together take longer than a worker may be silent."""
     meter = ProgressMeter(report_progress)
-    for _ in range(8):
+    for _ in range(5):
         time.sleep(1)
         meter.add(images=1)
     meter.flush()

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from tpufeed.dataset.rejects import RejectBudget, Rejects
 from tpufeed.engines.engine import Done, Engine, Job, Progress, available_cores
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.serial import SerialEngine
-from tpufeed.errors import BuildError, OptionError, TaskError
+from tpufeed.errors import BuildError, OptionError, StoreError, TaskError
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
 
@@ -111,20 +112,26 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     rejects.check()
     if build.joined:
         pending.reverse()  # a first run that is still at work comes from the other end
-    for event in build.engine.run(build.job, pending):
-        if isinstance(event, Progress):
-            progress = replace(
-                progress,
-                images=progress.images + event.images,
-                bytes=progress.bytes + event.bytes,
-                rejects=progress.rejects + event.rejects,
-            )
-            listener(progress)
-        elif isinstance(event, Done):
-            report = _read_report(build.store, pending[event.number])
-            retries += report.retries
-            rejects.add(report)
-            rejects.check()
+    try:
+        for event in build.engine.run(build.job, pending):
+            if isinstance(event, Progress):
+                progress = replace(
+                    progress,
+                    images=progress.images + event.images,
+                    bytes=progress.bytes + event.bytes,
+                    rejects=progress.rejects + event.rejects,
+                )
+                listener(progress)
+            elif isinstance(event, Done):
+                report = _read_report(build.store, pending[event.number])
+                retries += report.retries
+                rejects.add(report)
+                rejects.check()
+    except BaseException:
+        # Workers that were stopped in mid-task may have left folders: making one removes those of the dead.
+        with suppress(StoreError), build.store.temporary_folder():
+            pass
+        raise
     manifest = _finish(build, rejects)
     shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
     return BuildResult(

@@ -198,8 +198,7 @@ class _Worker:
     def dismiss(self) -> None:
         """Tell it to leave, however far it is. It removes what is temporary first."""
         self.connection.close()
-        if self.task_number != _IDLE:  # the others are about to see that the connection is closed
-            self._process.terminate()
+        self._process.terminate()
 
     def end(self, patience_seconds: float) -> str:
         """Kill it where it does not leave by itself, and say how it ended."""

@@ -14,7 +14,6 @@ def main(descriptor: int, entry: str) -> None:
 
     The module of `entry` is imported before there is a job, which may be long in coming.
     """
-    signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher has blocked it until here
     connection = Connection(descriptor)
@@ -24,12 +23,14 @@ def main(descriptor: int, entry: str) -> None:
         job, function = _receive_job(connection)
         while True:
             index, task = connection.recv()
+            signal.signal(signal.SIGTERM, _leave)  # without a task there is nothing to tidy: it ends at once
             try:
                 function(job.context, task, connection.send)
             except Exception as error:  # noqa: BLE001  # the launcher raises it
                 connection.send(failure_message(error))
             else:
                 connection.send(Done(index))
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
     except (EOFError, ConnectionError):
         return
     finally:
