@@ -1,7 +1,7 @@
 """One task of a sharding: read its inputs, store their images, put the shard and its report."""
 
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 
 from tpufeed.dataset.commit import Reject, Report, ShardReport, is_reported, put_report, put_shard
@@ -44,8 +44,11 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
     files = Files(context.header.base)
     with destination.temporary_folder() as folder:
         path = folder / "shard"
-        with ExitStack() as stack, ShardWriter(path, record_layout(context.header.features)) as writer:
-            for item, image in stack.enter_context(closing(iter_taken(files, task.inputs, take))):
+        with (
+            closing(iter_taken(files, task.inputs, take)) as inputs,
+            ShardWriter(path, record_layout(context.header.features)) as writer,
+        ):
+            for item, image in inputs:
                 if isinstance(image, ImageError):
                     made.rejects.append(Reject(item.path, image.reason, str(image)))
                     meter.add(rejects=1)

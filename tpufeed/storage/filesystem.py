@@ -8,14 +8,13 @@ from typing import Any
 
 import fsspec
 
-from tpufeed.errors import MissingExtraError, ObjectExistsError, ObjectNotFoundError, StoreError, TpufeedError
+from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError, TpufeedError
 from tpufeed.storage.naming import check_name
 from tpufeed.storage.reading import read_by_threads
 from tpufeed.storage.store import ObjectInfo, Span
 from tpufeed.storage.temporary import temporary_folder
 
 _VERSION_KEYS = ("generation", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
-_EXTRA_OF_PROTOCOL = {"gs": ("gcsfs", "gcs"), "gcs": ("gcsfs", "gcs")}
 
 
 class FsspecStore:
@@ -34,8 +33,6 @@ class FsspecStore:
             # Listings never expire by default: a stale one would hide what another process has just written.
             self._fs, self._root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         except ImportError as error:
-            if protocol in _EXTRA_OF_PROTOCOL:
-                raise MissingExtraError(*_EXTRA_OF_PROTOCOL[protocol]) from error
             raise StoreError(f"{url}: {error}") from error
         except Exception as error:  # some connect already here, some want what a URL cannot say
             raise StoreError(f"{url}: {type(error).__name__}: {error}") from error
