@@ -104,15 +104,13 @@ class EpochOrder:
         """The shards that these lanes read from global position `position` on, the one that is due first, first."""
         due: dict[int, int] = {}
         for lane in lanes:
-            start, stop = int(self._lane_starts[lane]), int(self._lane_stops[lane])
-            at = start + max(0, -(-(position - lane) // self.lanes))
-            if at >= stop:
-                continue
-            for slot in range(self._shard_at(at), self._shard_at(stop - 1) + 1):
-                shard = int(self._shards[slot])
-                first = (max(int(self._shard_starts[slot]), at) - start) * self.lanes + lane
-                if self._length(shard):
-                    due[shard] = min(first, due.get(shard, first))
+            read, at = max(0, -(-(position - lane) // self.lanes)), 0
+            for shard, first, stop in self.lane_parts(lane):
+                after = at + stop - first
+                if after > read:
+                    when = max(at, read) * self.lanes + lane
+                    due[shard] = min(when, due.get(shard, when))
+                at = after
         return sorted(due, key=due.__getitem__)
 
     def _lane_places(self, lane: int, elements: Ints) -> tuple[Ints, Ints]:
