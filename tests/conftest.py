@@ -37,6 +37,14 @@ def _stage_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_worker_processes() -> Iterator[None]:
+    """Loaders decode in threads, unless a test asks for processes: starting some hundreds of those takes minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPUFEED_PROCESSES", "0")
+        yield
+
+
 @pytest.fixture(scope="session")
 def photo_files() -> list[Path]:
     """Real photographs, JPEG and PNG, 427 to 640 pixels a side, one of them grey."""

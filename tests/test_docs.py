@@ -1,4 +1,4 @@
-"""Every command of docs/shard.md, docs/cache.md and docs/gcs.md runs, in a folder with sources of all kinds."""
+"""Every command and program of the pages on sharding, caches, loaders and gs:// runs, among sources of all kinds."""
 
 import csv
 import io
@@ -110,6 +110,12 @@ def test_the_commands_for_caches_run_as_they_stand(sources: Path, tmp_path: Path
     assert not (tmp_path / "out/never").exists()
     beside = [path.name for path in (tmp_path / "out").glob("photos-64-*")]
     assert len(beside) == 1
+
+
+def test_the_program_for_loaders_runs_as_it_stands(sources: Path, tmp_path: Path) -> None:
+    tpufeed.shard(sources / "photos", tmp_path / "flowers", workers=1)
+    (tmp_path / "program.py").write_text("\n".join(commands_of("loaders.md", "python")))
+    run_all([f"{sys.executable} program.py"], tmp_path, TPUFEED_PROCESSES="", PJRT_DEVICE="CPU")
 
 
 @pytest.fixture

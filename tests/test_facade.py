@@ -119,7 +119,10 @@ except tpufeed.errors.MissingExtraError as error:
         ("TFRecordImages", ["torch"], "torch"),
         ("xla_loader", ["torch_xla"], "xla"),
         ("xla_loader", ["torch", "torch_xla"], "xla"),
-        ("to_device_float", ["torch_xla"], "xla"),
+        ("LaneSampler", ["torch"], "torch"),
+        ("device_prefetch", ["torch"], "torch"),
+        ("to_device_float", ["torch"], "torch"),
+        ("torch_loader", ["torch"], "torch"),
     ],
 )
 def test_a_missing_package_is_said_with_the_command_that_mends_it(name, blocked, extra):

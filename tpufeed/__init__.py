@@ -14,42 +14,56 @@ if TYPE_CHECKING:
     from tpufeed.dataset.partition import World
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
+    from tpufeed.loaders.lanesampler import LaneSampler
     from tpufeed.loaders.stream import numpy_loader
     from tpufeed.loaders.tfdata import tf_dataset
+    from tpufeed.loaders.torchdevice import device_prefetch
     from tpufeed.loaders.torchhost import TFRecordImages
-    from tpufeed.loaders.torchxla import to_device_float, xla_loader
+    from tpufeed.loaders.torchloader import torch_loader
+    from tpufeed.loaders.torchpixels import random_flip, random_shift, to_device_float
+    from tpufeed.loaders.torchxla import xla_loader
     from tpufeed.profiling.clock import StepClock
     from tpufeed.sharding.build import shard
 
 __all__ = [
+    "LaneSampler",
     "StepClock",
     "TFRecordImages",
     "World",
     "__version__",
     "adopt",
     "cache",
+    "device_prefetch",
     "errors",
     "images",
     "numpy_loader",
     "open_dataset",
+    "random_flip",
+    "random_shift",
     "shard",
     "tf_dataset",
     "to_device_float",
+    "torch_loader",
     "verify",
     "xla_loader",
 ]
 
 _ROOMS = ("cache", "errors", "images")
 _ROOM_OF_NAME = {
+    "LaneSampler": "loaders.lanesampler",
     "StepClock": "profiling.clock",
     "TFRecordImages": "loaders.torchhost",
     "World": "dataset.partition",
     "adopt": "dataset.adopt",
+    "device_prefetch": "loaders.torchdevice",
     "numpy_loader": "loaders.stream",
     "open_dataset": "dataset.reader",
+    "random_flip": "loaders.torchpixels",
+    "random_shift": "loaders.torchpixels",
     "shard": "sharding.build",
     "tf_dataset": "loaders.tfdata",
-    "to_device_float": "loaders.torchxla",
+    "to_device_float": "loaders.torchpixels",
+    "torch_loader": "loaders.torchloader",
     "verify": "dataset.verify",
     "xla_loader": "loaders.torchxla",
 }

@@ -27,7 +27,7 @@ TpufeedError                        exit code 1: the work failed
 +-- BuildError (RuntimeError)       a build that could not finish
 |   +-- TaskError                           one task failed for good
 |   +-- TooManyRejectsError
-+-- LoaderError (RuntimeError)      a loader used after its end
++-- LoaderError (RuntimeError)      a loader cannot go on: closed, hung, without workers, or ranks that disagree
 """
 
 from dataclasses import dataclass
@@ -193,4 +193,4 @@ class TooManyRejectsError(BuildError):
 
 
 class LoaderError(TpufeedError, RuntimeError):
-    """A loader was used after its end."""
+    """A loader cannot go on: it was closed, a worker died or hangs, or its ranks would part ways."""

@@ -1,7 +1,9 @@
 """The index: the same offsets from a mapped file and from ranges of a remote one, and damage that is seen."""
 
 import io
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,3 +150,43 @@ def test_an_index_of_numpy_s_other_header_sizes_is_read(store):
     longer = data[:8] + (118 + 64).to_bytes(2, "little") + data[10:127] + b" " * 64 + data[127:]
     assert np.load(io.BytesIO(longer)).tolist() == np.concatenate(OFFSETS).tolist()
     assert all_offsets(index_of(store, longer)) == [part.tolist() for part in OFFSETS]
+
+
+def test_an_index_that_ends_within_an_offset_is_a_shard_error(tmp_path):
+    index = index_of(LocalStore(str(tmp_path)), encode_index(OFFSETS)[:-2], size=len(encode_index(OFFSETS)))
+    with pytest.raises(ShardError, match=r"has 9.75 offsets; the manifest's records want 10\."):
+        index.offsets([0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="there is no /proc/self/smaps")
+def test_a_reader_keeps_no_pages_of_a_large_index(tmp_path):
+    """They are the page cache's, but count as the process's own where memory is limited; 16 MB are read here."""
+    offsets = [np.arange(513, dtype=np.uint64) * 20] * 4000
+    index = index_of(LocalStore(str(tmp_path)), encode_index(offsets), offsets=offsets)
+    kept, resident = index.offsets([0])[0], []
+    for shard in range(len(offsets)):
+        (part,) = index.offsets([shard])
+        assert part[-1] == 512 * 20
+        if shard % 100 == 0:
+            resident.append(resident_bytes(tmp_path / NAME))
+    assert kept.tolist() == offsets[0].tolist()
+    assert max(resident) < 4 << 20
+
+
+def resident_bytes(path):
+    """What this process has of a mapped file in its page tables."""
+    mappings = Path("/proc/self/smaps").read_text().split(f"{path}\n")[1:]
+    assert mappings
+    return sum(1024 * int(re.search(r"Rss:\s+(\d+) kB", mapping)[1]) for mapping in mappings)
+
+
+@pytest.mark.parametrize("records", [8_191, 8_192, 40_000])
+def test_large_parts_are_not_copied_and_stay(records, tmp_path):
+    offsets = [np.arange(records + 1, dtype=np.uint64) * 20, np.array([0, 20], np.uint64)]
+    index = index_of(LocalStore(str(tmp_path)), encode_index(offsets), offsets=offsets)
+    (first,) = index.offsets([0])
+    assert first.flags.owndata == (records < 8_192)
+    index.offsets([1])
+    index.release()
+    assert np.array_equal(first, offsets[0])
+    assert np.array_equal(index.offsets([0])[0], offsets[0])

@@ -139,14 +139,14 @@ def test_default_lanes_divide_and_suffice(size, hosts):
     assert lanes % size == 0
     assert lanes >= 16 * hosts
     assert lanes >= 2 * size
-    assert lanes < 16 * hosts + 2 * size
+    assert lanes < max(2 * (16 * hosts + size), 4 * size)
 
 
-def test_default_lanes_of_whole_hosts_are_powers_of_two():
+def test_default_lanes_are_the_world_times_a_power_of_two():
     assert default_lanes(World()) == 16
     assert default_lanes(World(0, 8), 1) == 16
     assert default_lanes(World(0, 32), 4) == 64
-    assert default_lanes(World(0, 3)) == 18
+    assert default_lanes(World(0, 3)) == 24
 
 
 @pytest.mark.parametrize(

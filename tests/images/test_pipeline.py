@@ -165,7 +165,7 @@ def test_a_window_beyond_the_image_may_be_resized(photos):
 
 @pytest.mark.parametrize("size", [16, 40, 100, 150])
 def test_a_reduced_jpeg_is_close_to_the_whole_one(photos, size):
-    """Not the same: what is left to shrink is below two and bilinear, and windows are rounded to reduced pixels."""
+    """Not the same: what is left to shrink is below two and bilinear."""
     close, far = [], []
     for name in ("china.jpg", "flower.jpg", "rocket.jpg"):
         pipeline, pixels = Pipeline([RandomResizedCrop(size, scale=(0.5, 1.0))], 1), decode(photos[name])

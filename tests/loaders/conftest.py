@@ -172,3 +172,9 @@ def one_device(
     damaged, out = damage(cache_url, 33), tmp_path_factory.mktemp("xla") / "one.pickle"
     run_script("xla_one_device.py", dataset_url, cache_url, flat_url, damaged.url, out)
     return pickle.loads(out.read_bytes()), damaged
+
+
+@pytest.fixture
+def lightning_without_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning tries to import torch_xla, which aborts the process after the tensorflow of other tests."""
+    monkeypatch.setattr("lightning.fabric.accelerators.xla._XLA_AVAILABLE", False)

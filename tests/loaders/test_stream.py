@@ -211,7 +211,7 @@ def test_an_epoch_without_batches_is_an_error_that_names_the_numbers(cache_url, 
 
 def test_lanes_that_cannot_be_dealt_are_an_error_with_a_proposal(cache_url):
     loader = tpufeed.numpy_loader(cache_url, lanes=16, world=(0, 3), batch_size=4)
-    with pytest.raises(OptionError, match="16 lanes cannot be dealt to 3 ranks; give lanes=18"):
+    with pytest.raises(OptionError, match="16 lanes cannot be dealt to 3 ranks; give lanes=24"):
         iter(loader)
     with tpufeed.numpy_loader(cache_url, lanes=18, world=(0, 3), batch_size=4) as loader:
         assert len(list(loader)) == len(loader) == 5

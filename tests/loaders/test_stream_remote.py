@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections import Counter
 from contextlib import ExitStack
@@ -97,6 +98,20 @@ def test_samples_are_those_of_the_local_cache(server, cache_url, staged, shuffle
     expected = epochs_of(cache_url, 4, shuffle=shuffle, seed=3)
     assert epochs_of(URL, 4, shuffle=shuffle, seed=3, **options) == expected
     assert server.requests(operation="read", name="*.tfrecord")
+
+
+def test_worker_processes_share_what_one_more_process_stages(server, cache_url, tmp_path):
+    shards = {f"cache/{file.name}" for file in files_of(cache_url) if file.name.endswith(".tfrecord")}
+    with make(URL, seed=3, processes=2, threads=1, stage_dir=tmp_path) as loader:
+        found = [epoch_of(loader) for _ in range(2)]
+        deadline = time.monotonic() + 20
+        while not shards <= whole_reads(server).keys() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert {whole_reads(server)[name] for name in shards} == {1}, "once each"
+        server.clear_log()
+        found += [epoch_of(loader) for _ in range(2)]
+        assert not server.requests(operation="read", name="*.tfrecord")
+    assert found == epochs_of(cache_url, 4, seed=3)
 
 
 def test_samples_are_those_of_the_local_dataset(server, dataset_url, ops, tmp_path):

@@ -46,17 +46,17 @@ def make(url, **options):
 
 def test_a_pool_hands_out_memory_again_when_its_last_user_is_gone():
     pool = BufferPool((3, 5, 7))
-    first = pool.take()
+    first = pool.take().array
     assert (first.shape, first.dtype) == ((3, 5, 7), np.uint8)
     first[...] = 77
     view = first[1:, ::2].T
     address = first.ctypes.data
     del first
-    second = pool.take()  # the view still needs the first
+    second = pool.take().array  # the view still needs the first
     assert second.ctypes.data != address
     assert (view == 77).all()
     del view
-    third = pool.take()
+    third = pool.take().array
     assert third.ctypes.data == address
     assert (third == 77).all()  # the memory itself: fresh memory is zero
 
@@ -142,11 +142,11 @@ def test_an_iterator_that_is_dropped_gives_up_what_it_was_preparing(dataset_url,
     with make(dataset_url, ops=ops, threads=1, prefetch=60, batch_size=1) as loader:
         iterator = iter(loader)
         next(iterator)
-        pending = [future for batch in iterator._pending for future in batch.futures]
-        loader.set_epoch(5)
+        pending = [future for batch in iterator._pending for future in batch._futures]
         assert not any(future.cancelled() for future in pending)
         del iterator
-        assert len(pending) == 59
+        loader.set_epoch(5)
+        assert len(pending) == 60
         assert any(future.cancelled() for future in pending)
         assert all(future.done() or future.running() for future in pending)
 

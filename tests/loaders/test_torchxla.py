@@ -1,6 +1,7 @@
 """xla_loader under real torch_xla on CPU devices. The scripts beside this file write down what it does there."""
 
 import json
+import re
 import shutil
 import zlib
 
@@ -112,27 +113,69 @@ def test_damage_reaches_the_loop_of_its_rank_after_the_batches_before_it(four, c
         assert second == expected[1]  # variant 1 is sound
 
 
-def test_a_missing_shard_reaches_the_loop(four):
-    ranks, _ = four
-    failed = [found["incomplete"][0] for found in ranks if found["incomplete"][0]["error"]]
-    assert len(failed) == 1
-    assert failed[0]["batches"] == []
-    name, message = failed[0]["error"]
-    assert name == "ShardError"
-    assert "train-v0-00000-of-00006.tfrecord: No such file" in message
-    assert sorted(len(found["incomplete"][0]["batches"]) for found in ranks) == [0, 3, 3, 3]
-
-
 @pytest.mark.parametrize(
-    ("case", "message"), [("unopened", "6 lanes cannot be dealt to 4 ranks"), ("no batches", "fill no batch of 18")]
+    ("case", "message"),
+    [
+        ("incomplete", r"1 of 4 ranks .* rank 0: ShardError: .*train-v0-00000-of-00006.tfrecord: No such file"),
+        ("unopened", r"1 of 4 ranks .* rank 2: DatasetNotFoundError: .*/nothing"),
+        ("lanes", "4 of 4 ranks .* 6 lanes cannot be dealt to 4 ranks; give lanes=16"),
+        ("no batches", "4 of 4 ranks .* fill no batch of 18 .* give a batch_size of at most 17"),
+        ("option", "1 of 4 ranks .* rank 1: OptionError: batch_size is a whole number"),
+        ("seeds", "the ranks disagree on order: .*seed 0.* but .*seed 3.* on rank 3"),
+        ("batches", "the ranks disagree on batches: 3 on 3 of 4 ranks, but 4 on rank 0"),
+        ("unequal sampler", "the ranks disagree on batches: 4 on 3 of 4 ranks, but 5 on rank 3"),
+        ("no length", "4 of 4 ranks .* has no length"),
+        ("iter fails", "1 of 4 ranks .* rank 3: OSError: no such stream"),
+        ("first batch fails", "1 of 4 ranks .* rank 0: ZeroDivisionError"),
+        ("alone on every rank", r"4 of 4 ranks .* rank 1: OptionError: .* rank 0 of 1, torch_xla's is 1 of 4"),
+    ],
 )
-def test_what_fails_in_iter_reaches_the_loop(four, case, message):
+def test_what_would_part_the_ranks_is_raised_on_all_before_the_first_step(four, case, message):
     ranks, _ = four
+    texts = set()
     for found in ranks:
         (epoch,) = found[case]
         assert epoch["batches"] == []
-        assert epoch["error"][0] == "OptionError"
-        assert message in epoch["error"][1]
+        name, text = epoch["error"]
+        assert name == "LoaderError"
+        assert re.search(message, text), text
+        texts.add(text)
+    assert len(texts) == 1
+
+
+def test_ranks_that_give_their_world_by_hand_are_taken_at_their_word(four, cache_url):
+    ranks, _ = four
+    for found in ranks:
+        (epoch,) = found["by hand"]
+        with tpufeed.numpy_loader(cache_url, columns=["image", "sample"], batch_size=5) as loader:
+            assert [samples for samples, _ in epoch["batches"]] == [samples.tolist() for _, samples in loader]
+
+
+def test_a_loader_that_some_iterate_is_not_compared(four):
+    ranks, _ = four
+    assert [len(found["some"][0]["batches"]) for found in ranks] == [0, 0, 3, 0]
+
+
+def test_a_distributed_sampler_of_the_users_deals_every_sample_once(four):
+    """70 samples: DistributedSampler repeats two of them."""
+    ranks, _ = four
+    for epoch in (0, 1):
+        seen = [sample for found in ranks for sample in samples_of(found["sampler"][epoch])]
+        assert len(seen) == 72
+        assert len(set(seen)) == 70
+    assert ranks[0]["sampler"][0] != ranks[0]["sampler"][1]
+
+
+def test_a_source_that_breaks_its_word_is_an_error(four):
+    ranks, _ = four
+    for rank, found in enumerate(ranks):
+        (short,), (long,) = found["too short"], found["too long"]
+        assert (len(short["batches"]), len(long["batches"])) == ((2, 3) if rank == 1 else (3, 3))
+        if rank == 1:
+            assert "ended after 2 batches, but its length is 3" in short["error"][1]
+            assert "more batches than the 3" in long["error"][1]
+        else:
+            assert short["error"] is long["error"] is None
 
 
 def test_loops_that_are_left_early_leave_no_thread(four):
@@ -174,15 +217,18 @@ def test_which_epoch_is_next_does_not_depend_on_how_far_a_thread_came(one_device
     """Else ranks that leave an iteration early could part ways."""
     with tpufeed.numpy_loader(cache_url, columns=["sample"], batch_size=10) as loader:
         epochs = [[samples.tolist() for samples in loader] for _ in range(21)]
-    for number, batches in enumerate(one_device[0]["epochs"]):
-        expected = epochs[0] if number % 2 else epochs[20]
+    found, replaced = one_device[0]["epochs"]
+    for number, batches in enumerate(found):
+        expected = epochs[20] if number in (2, 4) else epochs[0]  # the first 20 were never begun
         assert [batch.tolist() for batch in batches] == expected
+    assert replaced == ["another iteration of this loader was begun"] * 2
 
 
 def test_every_way_to_leave_a_loop_leaves_no_thread(one_device):
     left = one_device[0]["leaving"]
     assert left.pop("batches after that") == 35
-    assert left == {"break": [], "exception": [], "close": [], "batches after close": [], "forgotten": []}
+    assert left.pop("asked after close").startswith("the loader was closed")
+    assert left == {"break": [], "exception": [], "close": [], "forgotten": []}
 
 
 def test_damage_is_raised_in_the_loop_after_the_batches_before_it(one_device):
@@ -190,7 +236,7 @@ def test_damage_is_raised_in_the_loop_after_the_batches_before_it(one_device):
     failing = found["failing"]
     assert failing["delivered"] == list(range(damaged.sample // 5 * 5))
     assert f"{damaged.shard}, record {damaged.record}, byte {damaged.byte}: the CRC" in failing["message"]
-    assert failing["after"] == []
+    assert failing["after"].startswith("its last batch failed")
     assert failing["next epoch"] == 14
 
 
@@ -226,17 +272,6 @@ def test_floats_are_the_reference_rounded_to_bfloat16(one_device):
     assert str(dtypes["own"][0]) == "torch.float32"
     own = (pixels.astype(np.float32) / 255 - np.float32([0.1, 0.2, 0.3])) / np.float32([1, 0.5, 0.25])
     np.testing.assert_allclose(made["own"].transpose(0, 2, 3, 1), own, atol=1e-6)
-
-
-# SPMD
-
-
-def test_under_spmd_one_process_is_the_world(run_script, cache_url):
-    found = json.loads(run_script("xla_spmd.py", cache_url, devices=4).splitlines()[-1])
-    assert found["devices"] == 4
-    assert found["length"] == 7
-    with tpufeed.numpy_loader(cache_url, columns=["sample"], batch_size=10, world=(0, 1)) as loader:
-        assert found["epochs"] == [np.concatenate(list(loader)).tolist() for _ in range(2)]
 
 
 def test_the_ops_of_the_scripts_are_those_of_the_fixture(ops):

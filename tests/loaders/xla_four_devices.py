@@ -5,13 +5,16 @@ xla_four_devices.py DATASET CACHE DAMAGED INCOMPLETE OUT
 
 import faulthandler
 import json
+import os
 import sys
 import threading
 import time
 import zlib
 from pathlib import Path
 
+import numpy as np
 import torch_xla
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 from torch_xla import runtime
 
 import tpufeed
@@ -22,7 +25,8 @@ OPS = (RandomResizedCrop(size=64), HorizontalFlip())
 COLUMNS = ("image", "sample")
 ALL_RANKS = threading.Barrier(4, timeout=60)
 
-faulthandler.dump_traceback_later(120, exit=True)
+os.environ.setdefault("TPUFEED_PROCESSES", "0")  # worker processes take a second to start
+faulthandler.dump_traceback_later(140, exit=True)
 
 
 def iterate(loader):
@@ -43,6 +47,74 @@ def read(url, epochs, **options):
     result = [iterate(loader) for _ in range(epochs)]
     loader.close()
     return result
+
+
+class Unsized:
+    """Batches of a user's own."""
+
+    def __init__(self, batches, fails=""):
+        self.batches, self.fails = batches, fails
+
+    def __iter__(self):
+        if self.fails == "iter":
+            raise OSError("no such stream")
+        return self.generate()
+
+    def generate(self):
+        if self.fails == "first":
+            raise ZeroDivisionError
+        for number in range(self.batches):
+            yield np.zeros((2, 4, 4, 3), np.uint8), np.array([number, number])
+
+
+class Source(Unsized):
+    """That says how many there are, or says it wrongly."""
+
+    def __init__(self, batches, length=None, fails=""):
+        super().__init__(batches, fails)
+        self.length = batches if length is None else length
+
+    def __len__(self):
+        return self.length
+
+
+def wrapped(source, **options):
+    return [iterate(tpufeed.xla_loader(source, **options))]
+
+
+def of_a_sampler(cache, rank):
+    """Two epochs of a torch DataLoader with a DistributedSampler, read by the user's own hand."""
+    dataset = tpufeed.TFRecordImages(cache, columns=COLUMNS)
+    sampler = DistributedSampler(dataset, num_replicas=4, rank=rank)
+    loader = tpufeed.xla_loader(DataLoader(dataset, batch_size=6, sampler=sampler))
+    epochs = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        epochs.append(iterate(loader))
+    return epochs
+
+
+def parting(cache, rank):
+    """What goes wrong on one rank, or on all of them."""
+    dataset = tpufeed.TFRecordImages(cache, columns=COLUMNS)
+    unequal = DataLoader(Subset(dataset, range(rank, 70, 4) if rank < 3 else range(20)), batch_size=4, drop_last=True)
+    return {
+        "lanes": read(cache, 1, lanes=6),
+        "no batches": read(cache, 1, batch_size=18),
+        "unopened": read(cache if rank != 2 else "/nothing", 1),
+        "option": read(cache, 1, batch_size=5 if rank != 1 else 0),
+        "seeds": read(cache, 1, seed=rank // 3 * rank),
+        "batches": wrapped(Source(3 if rank else 4)),
+        "unequal sampler": wrapped(unequal),
+        "no length": wrapped(Unsized(2)),
+        "iter fails": wrapped(Source(2, fails="iter" if rank == 3 else "")),
+        "first batch fails": wrapped(Source(2, fails="first" if rank == 0 else "")),
+        "alone on every rank": wrapped(tpufeed.numpy_loader(cache, columns=COLUMNS, batch_size=5)),
+        "by hand": read(cache, 1, world=(0, 1)),
+        "some": wrapped(Source(3), check_ranks=False) if rank == 2 else [{"batches": []}],
+        "too short": wrapped(Source(2 if rank == 1 else 3, 3)),
+        "too long": wrapped(Source(4 if rank == 1 else 3, 3)),
+    }
 
 
 def leave_early(url):
@@ -75,8 +147,8 @@ def main(index, dataset, cache, damaged, incomplete, out):
     found["evaluation"] = read(cache, 1, split="val", shuffle=False, remainder="pad", batch_size=4)
     found["damaged"] = read(damaged, 2, lanes=4, shuffle=False)
     found["incomplete"] = read(incomplete, 1, lanes=4, shuffle=False)
-    found["unopened"] = read(cache, 1, lanes=6)
-    found["no batches"] = read(cache, 1, batch_size=18)
+    found["sampler"] = of_a_sampler(cache, rank)
+    found |= parting(cache, rank)
     found["threads"] = leave_early(cache)
     Path(out, f"{rank}.json").write_text(json.dumps(found))
 

@@ -1,18 +1,53 @@
-"""Run by test_torchxla.py: under SPMD one process feeds four CPU devices.
+"""Run by test_torchxla.py and test_xla_spmd.py: under SPMD one process feeds four CPU devices.
 
 xla_spmd.py CACHE
 """
 
 import faulthandler
 import json
+import os
 import sys
 
+os.environ.setdefault("TPUFEED_PROCESSES", "0")  # worker processes take a second to start
 import numpy as np
+import torch
+import torch_xla
+from torch.utils.data import DataLoader
 from torch_xla import runtime
+from torch_xla.distributed import spmd
 
 import tpufeed
+from tpufeed.errors import TpufeedError
 
 faulthandler.dump_traceback_later(120, exit=True)
+
+COLUMNS = ("image", "label", "sample")
+
+
+def shards(tensor):
+    """The first axis of the part that each device holds, in their order."""
+    return [len(shard.data) for shard in sorted(spmd.XLAShardedTensor(tensor).local_shards, key=device_number)]
+
+
+def device_number(shard):
+    return int(shard.shard_device.rpartition(":")[2])
+
+
+def iterate(source, **options):
+    """Batches: how each column lies on the devices, its form and values; and the error that ended them."""
+    found = {"batches": [], "error": None, "form": None}
+    try:
+        loader = tpufeed.xla_loader(source, **options)
+        for batch in loader:
+            found["form"] = type(batch).__name__
+            columns = batch.values() if isinstance(batch, dict) else batch
+            columns = [column for column in columns if isinstance(column, torch.Tensor)]
+            found["specs"] = [torch_xla._XLAC._get_xla_sharding_spec(column) for column in columns]
+            found["shards"] = [shards(column) for column in columns]
+            found["batches"].append([int(column.cpu().to(torch.int64).sum()) for column in columns])
+    except (TpufeedError, RuntimeError) as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def main(cache):
@@ -20,7 +55,28 @@ def main(cache):
     loader = tpufeed.xla_loader(cache, columns=["sample"], batch_size=10)
     epochs = [np.concatenate([samples.cpu().numpy() for samples in loader]).tolist() for _ in range(2)]
     devices = runtime.addressable_runtime_device_count()
-    print(json.dumps({"devices": devices, "length": len(loader), "epochs": epochs}))
+
+    mesh = spmd.Mesh(np.arange(4), (4,), ("data",))
+    images = spmd.ShardingSpec(mesh, ("data", None, None, None), minibatch=True)
+    each = spmd.ShardingSpec(mesh, ("data",), minibatch=True)
+    whole = spmd.ShardingSpec(mesh, ("data", None, None, None))
+    three = {"image": images, "label": each, "sample": None}
+    given = {"columns": COLUMNS, "batch_size": 8, "shuffle": False}
+    torch_loader = DataLoader(tpufeed.TFRecordImages(cache), batch_size=8, drop_last=True)
+    cases = {
+        "dict": iterate(cache, sharding=three, **given),
+        "batches of dicts": iterate(cache, sharding=three, **given | {"columns": None}),
+        "strings": iterate(cache, sharding=three, **given | {"columns": ("image", "label", "filename")}),
+        "one for all": iterate(cache, sharding=images, **given),
+        "no minibatch": iterate(cache, sharding=whole, **given),
+        "none": iterate(cache, **given),
+        "a DataLoader": iterate(torch_loader, sharding={"image": images, "label": each}),
+        "missing": iterate(cache, sharding={"image": images, "label": each}, **given),
+        "other axes": iterate(cache, sharding=three | {"label": images}, **given),
+        "not divisible": iterate(cache, sharding=three, **given | {"batch_size": 6}),
+        "a last batch": iterate(DataLoader(tpufeed.TFRecordImages(cache), batch_size=64), sharding=images),
+    }
+    print(json.dumps({"devices": devices, "length": len(loader), "epochs": epochs, "cases": cases}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ rank r of W owns the g with g mod W = r. So any W that divides L gives the same 
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import pairwise, starmap
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,9 @@ import numpy.typing as npt
 from tpufeed.errors import OptionError
 
 Ints = npt.NDArray[np.int64]
+_Number = TypeVar("_Number", int, Ints)
 
 _SHARDS, _RECORDS = 0, 1
-_KEPT_PARTS = 4
 
 
 class Places(NamedTuple):
@@ -47,7 +48,8 @@ class EpochOrder:
         lanes: L, the number of lanes.
         shuffle: False leaves shards and records in place: with one lane that is the dataset's own order.
 
-    Not thread-safe: it keeps the permutations of the parts that it is in.
+    Not thread-safe: it keeps the permutation of the part that each lane was last asked for. Read from the start to the
+    end, it makes each once.
     """
 
     def __init__(self, shard_records: Sequence[int], seed: int, epoch: int, lanes: int, shuffle: bool = True) -> None:
@@ -62,14 +64,14 @@ class EpochOrder:
         self._shards = _permutation(len(counts), self._key, _SHARDS) if shuffle else np.arange(len(counts))
         # Where each shard of the permuted sequence starts, and where each segment does.
         self._shard_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[self._shards])])
-        lane_of_segment = np.array([reverse_digits(segment, lanes) for segment in range(lanes)], dtype=np.int64)
+        lane_of_segment = reverse_digits(np.arange(lanes), lanes)
         lengths = self.records // lanes + (lane_of_segment < self.records % lanes)
         segment_starts = np.cumsum(lengths) - lengths
         self._lane_starts = np.empty(lanes, np.int64)
         self._lane_starts[lane_of_segment] = segment_starts
         self._lane_stops = np.empty(lanes, np.int64)
         self._lane_stops[lane_of_segment] = segment_starts + lengths
-        self._part_order = lru_cache(maxsize=lanes * _KEPT_PARTS)(self._permute_part)
+        self._last_parts: dict[int, tuple[int, npt.NDArray[Any]]] = {}
 
     def places(self, first: int, stop: int, step: int = 1) -> Places:
         """The samples at the global positions `range(first, stop, step)`."""
@@ -77,24 +79,25 @@ class EpochOrder:
 
     def places_at(self, positions: Ints) -> Places:
         """The samples at these global positions, each in `[0, records)`."""
-        shard = np.empty(len(positions), np.int64)
-        record = np.empty(len(positions), np.int64)
         lanes = positions % self.lanes
-        for lane in np.unique(lanes):
-            rows = np.flatnonzero(lanes == lane)
-            shard[rows], record[rows] = self._lane_places(int(lane), positions[rows] // self.lanes)
+        flat = self._lane_starts[lanes] + positions // self.lanes
+        slots = np.searchsorted(self._shard_starts, flat, side="right") - 1
+        shard, shard_starts = self._shards[slots], self._shard_starts[slots]
+        if self.shuffle:
+            flat = self._permuted(flat, lanes, np.maximum(shard_starts, self._lane_starts[lanes]))
+        record = flat - shard_starts
         return Places(shard, record, self._first_sample[shard] + record)
 
     def lane_parts(self, lane: int) -> list[Part]:
         """What a lane reads, in its order; within a part the records are permuted."""
-        start, stop = int(self._lane_starts[lane]), int(self._lane_stops[lane])
-        parts = []
-        for slot in range(self._shard_at(start), self._shard_at(stop - 1) + 1) if start < stop else ():
-            begin, end = (int(at) for at in self._shard_starts[slot : slot + 2])
-            first, after = max(begin, start), min(end, stop)
-            if first < after:
-                parts.append(Part(int(self._shards[slot]), first - begin, after - begin))
-        return parts
+        start, stop = self._lane_starts[lane], self._lane_stops[lane]
+        if start == stop:
+            return []
+        first_slot, last_slot = np.searchsorted(self._shard_starts, [start, stop - 1], side="right") - 1
+        starts, shards = self._shard_starts[first_slot : last_slot + 2], self._shards[first_slot : last_slot + 1]
+        first, after = np.maximum(starts[:-1], start) - starts[:-1], np.minimum(starts[1:], stop) - starts[:-1]
+        parts = (column[first < after].tolist() for column in (shards, first, after))
+        return list(starmap(Part, zip(*parts, strict=True)))
 
     def lane_shards(self, lane: int) -> list[int]:
         """The shards that a lane reads, in its order."""
@@ -113,43 +116,44 @@ class EpochOrder:
                 at = after
         return sorted(due, key=due.__getitem__)
 
-    def _lane_places(self, lane: int, elements: Ints) -> tuple[Ints, Ints]:
-        flat = self._lane_starts[lane] + elements
-        slots = np.searchsorted(self._shard_starts, flat, side="right") - 1
-        record = np.empty(len(flat), np.int64)
-        for slot in np.unique(slots):
-            rows = np.flatnonzero(slots == slot)
-            start = max(int(self._shard_starts[slot]), int(self._lane_starts[lane]))
-            stop = min(int(self._shard_starts[slot + 1]), int(self._lane_stops[lane]))
-            within = self._part_order(int(slot), start, stop)[flat[rows] - start]
-            record[rows] = within + (start - self._shard_starts[slot])
-        return self._shards[slots], record
+    def _permuted(self, flat: Ints, lanes: Ints, part_starts: Ints) -> Ints:
+        """Where in the line of shards each place comes from, permuted within its part; a part's start names it."""
+        by_part = np.argsort(part_starts, kind="stable")
+        within = (flat - part_starts)[by_part]
+        changes = np.flatnonzero(np.diff(part_starts[by_part], prepend=-1, append=-1))
+        for begin, end in pairwise(changes.tolist()):
+            row = by_part[begin]
+            within[begin:end] = self._part_order(int(lanes[row]), int(part_starts[row]))[within[begin:end]]
+        permuted = part_starts.copy()
+        permuted[by_part] += within
+        return permuted
 
-    def _permute_part(self, slot: int, start: int, stop: int) -> Ints:
-        if not self.shuffle:
-            return np.arange(stop - start)
-        first = start - int(self._shard_starts[slot])
-        return _permutation(stop - start, self._key, _RECORDS, int(self._shards[slot]), first)
+    def _part_order(self, lane: int, start: int) -> npt.NDArray[Any]:
+        """The permutation of the lane's part that starts at `start`, in the smallest dtype that holds it."""
+        last = self._last_parts.get(lane)
+        if last is None or last[0] != start:
+            slot = int(np.searchsorted(self._shard_starts, start, side="right")) - 1
+            length = min(int(self._shard_starts[slot + 1]), int(self._lane_stops[lane])) - start
+            first = start - int(self._shard_starts[slot])
+            order = _permutation(length, self._key, _RECORDS, int(self._shards[slot]), first)
+            last = self._last_parts[lane] = start, order.astype(np.min_scalar_type(length))
+        return last[1]
 
-    def _shard_at(self, flat: int) -> int:
-        return int(np.searchsorted(self._shard_starts, flat, side="right")) - 1
 
-    def _length(self, shard: int) -> int:
-        return int(self._first_sample[shard + 1] - self._first_sample[shard])
+def reverse_digits(number: _Number, base_product: int) -> _Number:
+    """`number`, or each of an array, with its digits reversed.
 
-
-def reverse_digits(number: int, base_product: int) -> int:
-    """`number` with its digits reversed, in the mixed radix of the prime factors of `base_product`, largest first.
+    They are those of the mixed radix of the prime factors of `base_product`, largest first.
 
     For a power of two this is bit reversal. The reversal is such that for every W that is a product of the first few
     factors, the numbers that map to one residue mod W adjoin: with 16 lanes a host and H hosts, all of H, 2H, 4H ...
     """
-    reversed_, weight = 0, 1
+    reversed_, weight = number * 0, 1
     remaining = base_product
     for factor in _prime_factors(base_product):
         remaining //= factor
         digit, number = divmod(number, remaining)
-        reversed_ += digit * weight
+        reversed_ = reversed_ + digit * weight
         weight *= factor
     return reversed_
 

@@ -67,5 +67,6 @@ class Share:
 
 
 def default_lanes(world: World, hosts: int = 1) -> int:
-    """16 lanes a host and at least 2 a rank, rounded up to what the world divides."""
-    return world.size * max(2, -(-16 * hosts // world.size))
+    """16 lanes a host and at least 2 a rank; the world's size times a power of two, so that a rank's lanes adjoin."""
+    lanes_of_rank = max(2, -(-16 * hosts // world.size))
+    return world.size << (lanes_of_rank - 1).bit_length()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tpufeed.dataset.manifest import Manifest, Split, decode_manifest
 from tpufeed.dataset.naming import MANIFEST
@@ -40,6 +41,10 @@ class Dataset:
     def is_remote(self) -> bool:
         """Whether shards are no files of this machine."""
         return self.shards.local_path("x") is None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Other processes open it themselves: a manifest may be long, and connections cannot be sent."""
+        return reopen_dataset, (self.url, self.content_digest)
 
     @property
     def url(self) -> str:
@@ -104,6 +109,14 @@ def open_dataset(url: str | Path) -> Dataset:
             "(a build that was interrupted has none yet; run its command again)"
         )
     return found
+
+
+def reopen_dataset(url: str, content_digest: str) -> Dataset:
+    """The same dataset in another process. Raises as `open_dataset`, and ObjectChangedError where it is another one."""
+    dataset = open_dataset(url)
+    if dataset.content_digest != content_digest:
+        raise ObjectChangedError(f"{url} was built anew since it was opened. Open it again")
+    return dataset
 
 
 def find_dataset(store: Store) -> Dataset | None:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tpufeed.errors import TpufeedError
@@ -51,8 +52,23 @@ class Job:
 
     def load(self) -> TaskFunction:
         """The function, imported by name, so that a worker needs nothing of the launcher's memory."""
-        module, _, name = self.entry.partition(":")
-        function: TaskFunction = getattr(importlib.import_module(module), name)
+        function: TaskFunction = _load(self.entry)
+        return function
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a worker does until its launcher leaves: `entry` is "module:function".
+
+    Called as `function(context, connection)` with a picklable context; the launcher's end shows there as EOFError.
+    """
+
+    entry: str
+    context: Any
+
+    def load(self) -> Callable[[Any, Connection], None]:
+        """The function, imported by name."""
+        function: Callable[[Any, Connection], None] = _load(self.entry)
         return function
 
 
@@ -118,6 +134,11 @@ class Engine(Protocol):
         Raises:
             TaskError: a task failed for good; it names the task (its `name`, where it has one).
         """
+
+
+def _load(entry: str) -> Any:
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def available_cores() -> int:

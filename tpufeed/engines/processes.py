@@ -1,26 +1,23 @@
 """Tasks on the cores of this host, one at a time in each of several worker processes.
 
-Workers are started afresh as `python -m tpufeed.engines.worker`: nothing is forked, and the user's `__main__` is not
-imported again. They talk over a socket pair; when the launcher dies, its end closes and they leave.
+Workers talk over a socket pair; when the launcher dies, its end closes and they leave.
 
 A task has to say something now and then, as `ProgressMeter` does with every image. A worker that says nothing for long,
 on a network drive that is gone, say, is killed and counts as dead.
 """
 
 import logging
-import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 from tpufeed.engines.engine import Done, Event, Job, Progress, task_name
+from tpufeed.engines.launch import launch_worker
 from tpufeed.errors import TaskError
 
 _logger = logging.getLogger(__name__)
@@ -36,8 +33,6 @@ _SILENCE_ADVICE = (
     "Does a drive or the network not answer, or an op of yours not return? Where one image takes so long, call "
     "tpufeed.cache.warmup with engine=ProcessEngine(workers, silence_seconds=...)"
 )
-# A worker is a core's worth: libraries that would start a thread a core have to be told, before they are imported.
-_ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class ProcessEngine:
@@ -153,21 +148,10 @@ class _Worker:
     """A worker process, the number of the task that it has, and how far it is with that."""
 
     def __init__(self, entry: str) -> None:
-        ours, theirs = socket.socketpair()
-        environment = _ONE_THREAD | os.environ
-        environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
         self.task_number = _IDLE
         self.progress = Progress(0, 0, 0)
         self.silent_seconds = 0.0
-        with theirs, _blocked_sigint():
-            # -P: the same modules as here, never those that happen to lie in the working folder.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tpufeed.engines.worker", str(theirs.fileno()), entry],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
-        self.connection: Connection = Connection(ours.detach())
+        self._process, self.connection = launch_worker(entry)
 
     def begin(self, job: Job) -> None:
         """Say what its tasks belong to."""
@@ -231,13 +215,3 @@ def _stop_all(workers: "Sequence[_Worker]") -> None:
             worker.wait(deadline - time.monotonic())
         for worker in workers:
             worker.kill()
-
-
-@contextmanager
-def _blocked_sigint() -> Iterator[None]:
-    """A process that starts here is deaf to Ctrl-C until it has said what that should do."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

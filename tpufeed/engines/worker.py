@@ -3,14 +3,15 @@
 import importlib
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from tpufeed.engines.engine import Done, Job, TaskFunction, failure_message
+from tpufeed.engines.engine import Done, Job, Service, failure_message
 
 
 def main(descriptor: int, entry: str) -> None:
-    """Take a job, then run its tasks as they come, until the launcher's end of the socket closes.
+    """Take a job, then run its tasks as they come, until the launcher's end of the socket closes; or serve.
 
     The module of `entry` is imported before there is a job, which may be long in coming.
     """
@@ -21,6 +22,9 @@ def main(descriptor: int, entry: str) -> None:
         importlib.import_module(entry.partition(":")[0])
     try:
         job, function = _receive_job(connection)
+        if isinstance(job, Service):
+            function(job.context, connection)
+            return
         while True:
             index, task = connection.recv()
             signal.signal(signal.SIGTERM, _leave)  # without a task there is nothing to tidy: it ends at once
@@ -43,9 +47,9 @@ def _leave(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def _receive_job(connection: Connection) -> tuple[Job, TaskFunction]:
+def _receive_job(connection: Connection) -> tuple[Job | Service, Callable[..., None]]:
     try:
-        job: Job = connection.recv()
+        job: Job | Service = connection.recv()
         return job, job.load()
     except (ImportError, AttributeError) as error:
         connection.send(

@@ -13,7 +13,7 @@ from tpufeed.images.memory import keep
 from tpufeed.images.ops import is_op
 from tpufeed.images.padding import cut_padded
 from tpufeed.images.protocols import Draws, Fill, Op, PixelOp, Window, WindowOp
-from tpufeed.images.resizing import reduction, resize
+from tpufeed.images.resizing import reduction, resize, resize_reduced
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
 _Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image
@@ -82,8 +82,9 @@ class Pipeline:
         windows = [first.window(size[0], size[1], drawn[0]) for drawn in draws]
         reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
         pixels = decode(data, reduce, buffer, self._fast)
+        reduced = 1 if pixels.shape[:2] == size else reduce
         return [
-            self._run(pixels, _scaled(window, size, pixels.shape), drawn, out)
+            self._run(pixels, window, drawn, out, reduced)
             for window, drawn, out in zip(windows, draws, outs, strict=True)
         ]
 
@@ -97,8 +98,10 @@ class Pipeline:
         window = None if first is None else first.window(pixels.shape[0], pixels.shape[1], draws[0])
         return self._run(pixels, window, draws, out)
 
-    def _run(self, pixels: Pixels, window: Window | None, draws: Sequence[Draws], out: Pixels | None) -> Pixels:
-        """`window` is the first op's, where that is a window op.
+    def _run(
+        self, pixels: Pixels, window: Window | None, draws: Sequence[Draws], out: Pixels | None, reduced: int = 1
+    ) -> Pixels:
+        """`window` is the first op's, where that is a window op, in pixels of the image at `reduced` times the size.
 
         What comes behind the last change of size happens in `out` itself: memory in between would be fresh each time,
         and its page faults cost more than the op.
@@ -111,7 +114,11 @@ class Pipeline:
         ]
         sized = max((number for number, (step, _) in enumerate(live) if step[0] is not None), default=-1)
         if window is not None:
-            pixels = _cut(pixels, window, self._steps[0][2], out if sized < 0 else None)
+            memory = out if sized < 0 else None
+            if reduced > 1:
+                pixels = resize_reduced(pixels, reduced, window, memory)
+            else:
+                pixels = _cut(pixels, window, self._steps[0][2], memory)
         elif sized < 0:
             _check_fits(pixels, out)
             if not live:
@@ -141,14 +148,3 @@ def _cut(pixels: Pixels, window: Window, fill: Fill, out: Pixels | None) -> Pixe
         view = cut_padded(pixels, window[:4], fill, out if as_it_is else None)
         return view if as_it_is else resize(view, out_height, out_width, out)
     return resize(pixels[top : top + height, left : left + width], out_height, out_width, out)
-
-
-def _scaled(window: Window, size: tuple[int, int], decoded: tuple[int, ...]) -> Window:
-    """The window of the image at full `size` in pixels of the image as it was decoded, rounded to whole pixels."""
-    if decoded[:2] == size:
-        return window
-    down, across = decoded[0] / size[0], decoded[1] / size[1]
-    height = min(decoded[0], max(1, round(window.height * down)))
-    width = min(decoded[1], max(1, round(window.width * across)))
-    top, left = min(round(window.top * down), decoded[0] - height), min(round(window.left * across), decoded[1] - width)
-    return Window(top, left, height, width, window.out_height, window.out_width)

@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -100,11 +101,12 @@ def _final_ops(url: str, descriptions: Iterable[Mapping[str, Any]]) -> list[Op]:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Samples of a batch in their order: pixels, fixed integers, and the payloads of their records."""
+    """Samples of a batch in their order: pixels, fixed integers, the payloads of their records, the time of reading."""
 
     pixels: list[Pixels]
     ints: list[tuple[int, ...]]
     payloads: list[memoryview]
+    read_seconds: float
 
 
 def decode_samples(
@@ -129,8 +131,10 @@ def decode_samples(
         OpError: one of the ops failed; names shard and record.
         ShardError: a shard is not the manifest's.
     """
+    begun = perf_counter()
     copy = None if outs is None else decoder.copier(reader.layout, outs)
     payloads = reader.read_many(places, copy)
+    read_seconds = perf_counter() - begun
     pixels, ints = list[Pixels](), list[tuple[int, ...]]()
     for row, payload in enumerate(payloads):
         try:
@@ -147,4 +151,4 @@ def decode_samples(
             raise OpError(f"{reader.place(*places[row])}: {error}") from error
         except (ImageError, RecordError, ValueError) as error:
             raise RecordError(f"{reader.place(*places[row])}: {error}") from error
-    return Decoded(pixels if outs is None else list(outs), ints, payloads)
+    return Decoded(pixels if outs is None else list(outs), ints, payloads, read_seconds)

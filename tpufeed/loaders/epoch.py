@@ -1,38 +1,76 @@
-"""One epoch: its batches are handed to the decoding threads ahead of need and come out in order."""
+"""Epochs: their batches are handed to the crew ahead of need, also those of the next one, and come out in order."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from tpufeed.dataset.order import EpochOrder, Places
 from tpufeed.dataset.partition import Share
-from tpufeed.dataset.records import Reader
 from tpufeed.errors import LoaderError
-from tpufeed.loaders.columns import MASK
-from tpufeed.loaders.rows import Array, Rows
+from tpufeed.loaders.crew import CLOSED, Array, Crew, Due, Mask, Overdue, Pending, Request
+from tpufeed.loaders.tally import Tally
 
-_CLOSED = "the loader was closed, or its last batch failed; iterate it again to go on"
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
 Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
-
 
 _PLANNED_SAMPLES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What an epoch reads: its order, the records of its variant, and this rank's share."""
+    """An epoch's order, and this rank's share of it."""
 
     number: int
     order: EpochOrder
-    reader: Reader
     share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """What all epochs of a loader have in common.
+
+    Attributes:
+        shard_records: of each variant the records of its shards.
+        seed: of the order.
+        lanes: of the order.
+        shuffle: whether it is one.
+        whole: this rank's share of an epoch from its start.
+    """
+
+    shard_records: Sequence[Sequence[int]]
+    seed: int
+    lanes: int
+    shuffle: bool
+    whole: Share
+
+    def open(self, number: int, start: int = 0) -> Epoch:
+        """Epoch `number` from global position `start` on."""
+        return Epoch(number, self.order(number), self.share(start))
+
+    def share(self, start: int) -> Share:
+        """The share from global position `start` on."""
+        whole = self.whole
+        return Share(whole.records, whole.batch_size, whole.world, whole.remainder, start)
+
+    def order(self, number: int) -> EpochOrder:
+        """The order of an epoch."""
+        return EpochOrder(self.shard_records[self._variant(number)], self.seed, number, self.lanes, self.shuffle)
+
+    def due(self, epoch: Epoch) -> Due:
+        """The shards that this rank reads from the start of an epoch to the end of the next one."""
+        world = self.whole.world
+        lanes = range(world.rank, self.lanes, world.size)
+        following = self.order(epoch.number + 1)
+        return (
+            (self._variant(epoch.number), epoch.order.due_shards(lanes, epoch.share.start)),
+            (self._variant(epoch.number + 1), following.due_shards(lanes)),
+        )
+
+    def _variant(self, number: int) -> int:
+        return number % len(self.shard_records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +87,65 @@ class BatchForm:
         return arrays[self.names[0]] if len(self.names) == 1 else tuple(arrays[name] for name in self.names)
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How batches come: `stages` says whether shards are to be fetched."""
+
+    form: BatchForm
+    prefetch: int
+    timeout_seconds: float
+    stages: bool
+    tally: Tally
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a loader is: the epoch that the next iteration begins, from global position `start`.
+
+    Iterators have it, and none of them the loader, which would keep it, and its workers, from being dropped.
+    `ahead` is the next epoch, when batches of it are prepared already.
+    """
+
+    epochs: Epochs
+    epoch: int = 0
+    start: int = 0
+    ahead: "EpochIterator | None" = None
+
+    def take(self, crew: Crew, flow: Flow) -> "EpochIterator":
+        """The next epoch."""
+        iterator, self.ahead = self.ahead, None
+        if iterator is None or iterator.crew is not crew:
+            iterator = EpochIterator(self.epochs.open(self.epoch, self.start), crew, flow)
+        iterator.position = self
+        return iterator
+
+
 class EpochIterator(Iterator[Batch]):
     """The batches of one epoch. Leaving it early needs no `close`; closing is safe from any thread.
 
-    `begun` is called when the first batch is there.
+    The loader moves on to the next epoch when this one begins: with its first batch, or `begin`.
     """
 
-    def __init__(
-        self,
-        epoch: Epoch,
-        rows: Rows,
-        form: BatchForm,
-        executor: ThreadPoolExecutor,
-        prefetch: int,
-        begun: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.epoch = epoch.number
-        self._begun = begun
+    def __init__(self, epoch: Epoch, crew: Crew, flow: Flow) -> None:
+        self.crew = crew
+        self.position: Position | None = None
         self._epoch = epoch
-        self._rows = rows
-        self._form = form
-        self._executor = executor
-        self._prefetch = prefetch
+        self._flow = flow
         self._planned: deque[tuple[Places, Mask]] = deque()
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[Pending] = deque()
         self._submitted = self._returned = 0
-        self._closed = False
+        self.begun = False
+        self._closed = ""
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+        return self._epoch.number
+
+    @property
+    def batches(self) -> int:
+        """All of them, handed out or not."""
+        return len(self._epoch.share)
 
     @property
     def samples(self) -> int:
@@ -88,53 +159,88 @@ class EpochIterator(Iterator[Batch]):
 
     def __len__(self) -> int:
         """Batches that are left."""
-        return len(self._epoch.share) - self._returned
+        return self.batches - self._returned
 
     def __next__(self) -> Batch:
-        return self._form.package(self.next_arrays())
+        return self._flow.form.package(self.next_arrays())
+
+    def begin(self) -> None:
+        """From now on the loader's next iteration is the next epoch."""
+        position = self.position
+        if self.begun or position is None:
+            return
+        self.begun = True
+        if position.epoch != self.epoch:  # another iteration, opened as early as this one, has begun it
+            self._give_up()
+            self._pending.clear()
+            self._planned.clear()
+            self._submitted = 0
+            self._epoch = position.epochs.open(position.epoch, position.start)
+        position.epoch, position.start = self.epoch + 1, 0
 
     def next_arrays(self) -> dict[str, Array]:
         """The next batch as its columns by name. Raises StopIteration at the end, as `next` does."""
-        if self._returned == len(self._epoch.share):
+        if self._returned == self.batches:
             raise StopIteration
         if self._closed:
-            raise LoaderError(_CLOSED)
+            raise LoaderError(self._closed)
+        self.begin()
+        asked = perf_counter()
         try:
-            while len(self._pending) < self._prefetch and self._submitted < len(self._epoch.share):
-                self._pending.append(self._submit(self._submitted))
-                self._submitted += 1
-            arrays = self._pending.popleft().wait()
-        except CancelledError:
-            raise LoaderError("the loader was closed while a batch was waited for") from None
+            self.prepare(self._flow.prefetch + 1)
+            ready = self._ready()
+            filled = self._pending.popleft().wait(self._flow.timeout_seconds)
+            self._flow.tally.add(filled, asked, ready)
+        except Overdue:
+            self.close()
+            self.crew.close(wait=False)
+            raise LoaderError(
+                f"no batch for {self._flow.timeout_seconds:g} s. Does a drive or the network not answer, or an op of "
+                "yours not return? Where a batch takes so long, give timeout_seconds"
+            ) from None
         except BaseException:
             self.close()
             raise
         self._returned += 1
-        if self._returned == 1:
-            self._begun()
-        return arrays
+        if self._returned == 1 and self._flow.stages and self.position is not None:
+            # Not before: whole shards would take the network from the records of the first batch.
+            self.crew.fetch(self.position.epochs.due(self._epoch))
+        return filled.arrays
+
+    def prepare(self, batches: int) -> None:
+        """Have so many in work: of this epoch, and when that has no more, of the next one."""
+        while len(self._pending) < batches and self._submitted < self.batches:
+            self._pending.append(self._submit(self._submitted))
+            self._submitted += 1
+        position, room = self.position, batches - len(self._pending)
+        if room and position is not None and (position.epoch, position.start) == (self.epoch + 1, 0):
+            if position.ahead is None:
+                position.ahead = EpochIterator(position.epochs.open(position.epoch), self.crew, self._flow)
+            position.ahead.prepare(room)
 
     def __del__(self) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Give up what is being prepared."""
-        self._closed = True
-        for pending in tuple(self._pending):
-            for future in pending.futures:
-                future.cancel()
+    def close(self, why: str = CLOSED) -> None:
+        """Give up what is being prepared; who goes on iterating is told why that cannot be."""
+        self._closed = self._closed or why
+        self._give_up()
 
-    def _submit(self, number: int) -> "_Pending":
+    def _give_up(self) -> None:
+        for pending in tuple(self._pending):
+            pending.cancel()
+
+    def _ready(self) -> int:
+        """Batches that can be handed out at once."""
+        for number, pending in enumerate(self._pending):
+            if not pending.done():
+                return number
+        return len(self._pending)
+
+    def _submit(self, number: int) -> Pending:
         if not self._planned:
             self._planned.extend(self._plan(number))
-        places, mask = self._planned.popleft()
-        work = self._rows.begin(places, self._epoch.number, self._epoch.reader)
-        work.arrays[MASK] = mask
-        try:
-            futures = [self._executor.submit(self._rows.fill, work, *rows) for rows in self._rows.chunks]
-        except RuntimeError as error:  # the executor's word for having been shut down
-            raise LoaderError(_CLOSED) from error
-        return _Pending(work.arrays, futures)
+        return self.crew.submit(Request(self.epoch, *self._planned.popleft()))
 
     def _plan(self, number: int) -> Iterator[tuple[Places, Mask]]:
         """Where the samples of the next few batches lie: finding out costs 0.3 ms, for one batch as for several."""
@@ -145,20 +251,3 @@ class EpochIterator(Iterator[Batch]):
         for batch, mask in enumerate(masks):
             rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
             yield Places(*(column[rows] for column in places)), mask
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    arrays: dict[str, Array]
-    futures: list[Future[None]]
-
-    def wait(self) -> dict[str, Array]:
-        """The batch, when all of it is there."""
-        try:
-            for future in self.futures:
-                future.result()
-            return self.arrays
-        finally:
-            # A cycle: an exception's traceback holds this frame, and the future the exception. It would keep the
-            # loader's threads until the garbage collector comes by.
-            del self, future

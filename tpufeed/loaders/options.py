@@ -13,6 +13,8 @@ from tpufeed.images.ops import Op
 from tpufeed.loaders.world import WorldLike
 from tpufeed.storage.sizes import parse_size
 
+_LEAST = {"batch_size": 1, "processes": 0, "threads": 1, "prefetch": 1, "lanes": 1, "max_bad_records": 0}
+
 
 class LoaderKeywords(TypedDict, total=False):
     """The keywords of every loader; `LoaderOptions` explains them."""
@@ -25,8 +27,12 @@ class LoaderKeywords(TypedDict, total=False):
     remainder: Remainder
     world: WorldLike | None
     lanes: int | None
+    processes: int | None
     threads: int | None
-    prefetch: int
+    prefetch: int | None
+    repeat: bool
+    max_bad_records: int
+    timeout_seconds: float
     stage_dir: str | Path | None
     stage_bytes: str | int | None
 
@@ -48,8 +54,17 @@ class LoaderOptions:
             "repeat" samples.
         world: (rank, size); by default what the framework says.
         lanes: see `dataset.order`; a multiple of the world's size.
-        threads: that decode; by default one a core.
-        prefetch: batches that are prepared ahead.
+        processes: worker processes that decode, so that neither waits for the GIL of the other; 0 decodes in threads of
+            this process. By default what the environment's TPUFEED_PROCESSES says, else one for up to 4 cores each, and
+            one a core up to 4. A `memory://` dataset, and ops that `__main__` defines, cannot leave this process.
+        threads: that decode, in each process; by default all together one a core, of those that are this rank's.
+        prefetch: batches that are prepared ahead, also of the next epoch; by default 2 a process and at least 4, of at
+            most 4 GB.
+        repeat: one iteration never ends: the next epoch follows the last one. `len` stays that of an epoch.
+        max_bad_records: different records that may be damaged or undecodable and are skipped, each with a warning: its
+            slot repeats a good sample of the batch, and a bool mask, that comes last, is False there. One more raises
+            RecordError; with 0 the first one does.
+        timeout_seconds: how long to wait for a batch before LoaderError says that a drive or an op hangs.
         stage_dir: where verified copies of remote shards are kept for all processes of this host; by default what the
             environment's TPUFEED_STAGE_DIR says, else /dev/shm where that has room, else the user's cache folder.
         stage_bytes: what all copies there may take, as "64GB" or a number; by default half of what is free. 0 reads
@@ -64,18 +79,24 @@ class LoaderOptions:
     remainder: Remainder = "drop"
     world: WorldLike | None = None
     lanes: int | None = None
+    processes: int | None = None
     threads: int | None = None
-    prefetch: int = 4
+    prefetch: int | None = None
+    repeat: bool = False
+    max_bad_records: int = 0
+    timeout_seconds: float = 600.0
     stage_dir: str | Path | None = None
     stage_bytes: str | int | None = None
 
     def __post_init__(self) -> None:
-        optional = {"threads": self.threads, "lanes": self.lanes}
-        counts = {"batch_size": self.batch_size, "prefetch": self.prefetch}
-        counts |= {name: value for name, value in optional.items() if value is not None}
-        for name, value in counts.items():
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise OptionError(f"{name} is a whole number, at least 1, not {value!r}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            optional = name in ("processes", "threads", "prefetch", "lanes")
+            if (value is None and optional) or (isinstance(value, int | np.integer) and value >= least):
+                continue
+            raise OptionError(f"{name} is a whole number, at least {least}, not {value!r}")
+        if not isinstance(self.timeout_seconds, int | float) or not self.timeout_seconds > 0:
+            raise OptionError(f"timeout_seconds is a number above 0, not {self.timeout_seconds!r}")
         if not isinstance(self.seed, int | np.integer):
             raise OptionError(f"seed is a whole number, not {self.seed!r}")
         object.__setattr__(self, "seed", int(self.seed))  # numpy's overflow in the hash, and are no JSON

@@ -1,19 +1,21 @@
 """Filling the rows of a batch: what the decoding threads run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from time import perf_counter
 
-import numpy.typing as npt
+import numpy as np
 
-from tpufeed.dataset.order import Places
+from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
+from tpufeed.errors import RecordError
+from tpufeed.images.decoding import Pixels
 from tpufeed.images.pipeline import DrawnBatch
-from tpufeed.loaders.buffers import BufferPool
-from tpufeed.loaders.columns import IMAGE, SAMPLE, Column
+from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, find_column, resolve_columns
+from tpufeed.loaders.crew import Array, BadRecord, Filled, Request
 from tpufeed.loaders.decoder import Decoder, decode_samples
+from tpufeed.loaders.options import LoaderOptions
 from tpufeed.tfrecord.example import decode_example
-
-Array: TypeAlias = npt.NDArray[Any]
 
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
 
@@ -28,34 +30,77 @@ class Work:
     arrays: dict[str, Array]
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What filling some rows took, and the rows whose records are bad, with what is wrong."""
+
+    read_seconds: float
+    decode_seconds: float
+    read_bytes: int
+    bad: tuple[tuple[int, str], ...] = ()
+
+
 class Rows:
-    """Fills the rows of batches; shared by all threads, each of which takes one of `chunks` at a time."""
+    """Fills the rows of batches; shared by all threads, each of which takes one of `chunks` at a time.
+
+    `image_shape` is (height, width, channels).
+
+    Args:
+        decoder: of the dataset.
+        columns: besides image, sample and mask.
+        chunks: runs of rows.
+        skips: whether a bad record is skipped; else it fails its batch.
+    """
 
     def __init__(
-        self, decoder: Decoder, pool: BufferPool, columns: tuple[Column, ...], chunks: list[tuple[int, int]]
+        self, decoder: Decoder, columns: tuple[Column, ...], chunks: list[tuple[int, int]], skips: bool
     ) -> None:
+        self.columns = columns
+        self.image_shape = decoder.batch_shape
         self._decoder = decoder
-        self._pool = pool
-        self._columns = columns
         self._parsed = [column for column in columns if column.position is None]
+        self._skips = skips
         self.chunks = chunks
 
-    def begin(self, places: Places, epoch: int, reader: Reader) -> Work:
-        """A batch to be filled."""
+    def begin(self, request: Request, reader: Reader, images: Pixels) -> Work:
+        """A batch to be filled, in the memory of `images`."""
+        epoch, places, mask = request
         rows = len(places.sample)
-        arrays: dict[str, Array] = {column.name: column.empty(rows) for column in self._columns}
-        arrays[IMAGE] = self._pool.take()
-        arrays[SAMPLE] = places.sample
+        arrays: dict[str, Array] = {column.name: column.empty(rows) for column in self.columns}
+        arrays |= {IMAGE: images, SAMPLE: places.sample, MASK: mask}
         where = list(zip(places.shard.tolist(), places.record.tolist(), strict=True))
         return Work(reader, where, self._decoder.pipeline.draw(epoch, places.sample), arrays)
 
-    def fill(self, work: Work, start: int, stop: int) -> None:
+    def fill(self, work: Work, start: int, stop: int) -> Done:
         """Decode the rows `[start, stop)`."""
+        try:
+            return self._fill(work, start, stop)
+        except RecordError as error:
+            if not self._skips:
+                raise
+            if stop - start == 1:
+                return Done(0.0, 0.0, 0, ((start, str(error)),))
+        return _sum(self.fill(work, row, row + 1) for row in range(start, stop))
+
+    def finish(self, work: Work, variant: int, parts: Iterable[Done]) -> Filled:
+        """The batch, when all of its rows have been seen: a bad one repeats the good one before it, masked.
+
+        Raises:
+            RecordError: none is good.
+        """
+        done = _sum(parts)
+        if done.bad:
+            self._repeat_good(work, dict(done.bad))
+        bad = tuple(BadRecord((variant, *work.places[row]), message) for row, message in done.bad)
+        return Filled(work.arrays, bad, done.read_seconds, done.decode_seconds, done.read_bytes)
+
+    def _fill(self, work: Work, start: int, stop: int) -> Done:
+        begun = perf_counter()
         images = work.arrays[IMAGE]
         places = work.places[start:stop]
         draws = [op[start:stop] for op in work.draws]
         decoded = decode_samples(self._decoder, work.reader, places, draws, [images[row] for row in range(start, stop)])
-        for column in self._columns:
+        for column in self.columns:
             values = work.arrays[column.name]
             if column.position is not None:
                 values[start:stop] = [ints[column.position] for ints in decoded.ints]
@@ -64,9 +109,36 @@ class Rows:
                 features, where = decode_example(payload), work.reader.place(*work.places[row])
                 for column in self._parsed:
                     work.arrays[column.name][row] = column.value(features, where)
+        read = decoded.read_seconds
+        return Done(read, perf_counter() - begun - read, sum(map(len, decoded.payloads)))
+
+    def _repeat_good(self, work: Work, bad: dict[int, str]) -> None:
+        good = [row for row in range(len(work.places)) if row not in bad]
+        if not good:
+            raise RecordError(f"all {len(bad)} records of a batch are bad, the first one: {next(iter(bad.values()))}")
+        for row in bad:
+            repeated = good[max(0, int(np.searchsorted(good, row)) - 1)]
+            for name, values in work.arrays.items():
+                values[row] = False if name == MASK else values[repeated]
+
+
+def make_rows(dataset: Dataset, options: LoaderOptions, threads: int) -> Rows:
+    """What fills batches of a dataset. Raises OptionError for options that do not fit it."""
+    names = resolve_columns(dataset.manifest, options.columns)
+    columns = tuple(find_column(dataset.manifest, name) for name in names if name not in (IMAGE, SAMPLE))
+    decoder = Decoder(dataset, options.ops, options.seed)
+    return Rows(decoder, columns, cut_chunks(options.batch_size, threads), skips=options.max_bad_records > 0)
 
 
 def cut_chunks(batch_size: int, threads: int) -> list[tuple[int, int]]:
     """Runs of rows small enough that all threads have work, and large enough that handing them over costs little."""
     step = max(_FEWEST_ROWS, min(_MOST_ROWS, -(-batch_size // threads)))
     return [(start, min(start + step, batch_size)) for start in range(0, batch_size, step)]
+
+
+def _sum(parts: Iterable[Done]) -> Done:
+    read, decode, size, bad = 0.0, 0.0, 0, list[tuple[int, str]]()
+    for part in parts:
+        read, decode, size = read + part.read_seconds, decode + part.decode_seconds, size + part.read_bytes
+        bad += part.bad
+    return Done(read, decode, size, tuple(sorted(bad)))

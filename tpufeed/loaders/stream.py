@@ -1,35 +1,39 @@
-"""The framework-free loader: numpy batches in an exact order, decoded by threads straight into the batch's memory."""
+"""The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 import numpy as np
 
-from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.dataset.records import Reader
-from tpufeed.engines.engine import available_cores
 from tpufeed.errors import OptionError
 from tpufeed.images.parameters import shown
+from tpufeed.loaders.agreement import Claim
 from tpufeed.loaders.buffers import BufferPool
-from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, find_column, resolve_columns
-from tpufeed.loaders.decoder import Decoder
-from tpufeed.loaders.epoch import BatchForm, Epoch, EpochIterator
+from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, resolve_columns
+from tpufeed.loaders.crew import Array, Crew
+from tpufeed.loaders.epoch import Batch, BatchForm, EpochIterator, Epochs, Flow, Position
+from tpufeed.loaders.feeder import Feed
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
-from tpufeed.loaders.rows import Rows, cut_chunks
+from tpufeed.loaders.processes import ProcessCrew
+from tpufeed.loaders.rows import make_rows
+from tpufeed.loaders.sources import VariantSource
+from tpufeed.loaders.tally import FeedStats, Tally
+from tpufeed.loaders.threads import ThreadCrew
+from tpufeed.loaders.workers import plan_workers
 from tpufeed.loaders.world import find_world, to_world
-from tpufeed.storage.staging.shard import RemoteShard
-from tpufeed.storage.staging.stage import Stage
 
 _STATE_VERSION = 1
-_FEWEST_OPEN = 32
 _MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
 _LAST_EPOCH = 1 << 62
+_FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
+_SUPERSEDED = (
+    "set_epoch or load_state_dict was called in the middle of this epoch, which cannot go on; call them between two "
+    "iterations"
+)
 
 
 def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "NumpyLoader":
@@ -54,6 +58,8 @@ def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[Loader
 class NumpyLoader:
     """See `numpy_loader`. One thread at a time iterates; closing is safe from any.
 
+    Pickles and copies are loaders at the same place, without the workers.
+
     Args:
         dataset: what to read.
         split: which part of it.
@@ -71,33 +77,28 @@ class NumpyLoader:
         self._entry = dataset.split(split)
         if not self._entry.records:
             raise OptionError(f"{dataset.url}: split {split!r} is empty")
-        names = resolve_columns(dataset.manifest, options.columns)
-        columns = [find_column(dataset.manifest, name) for name in names if name not in (IMAGE, SAMPLE)]
-        padded = (MASK,) if options.remainder == "pad" else ()
-        self.form = BatchForm((*names, *padded), options.columns is None)
+        self._workers = plan_workers(dataset, options)
+        self._rows = make_rows(dataset, options, self._workers.threads)
+        self.form = BatchForm(self._names(), options.columns is None)
         self._dtypes: dict[str, np.dtype[Any]] = {
             IMAGE: np.dtype(np.uint8),
             SAMPLE: np.dtype(np.int64),
             MASK: np.dtype(np.bool_),
         }
-        self._dtypes |= {column.name: column.empty(0).dtype for column in columns}
-        self._decoder = Decoder(dataset, options.ops, options.seed)
-        pool = BufferPool((options.batch_size, *self._decoder.batch_shape))
-        self._threads = options.threads or available_cores()
-        self._rows = Rows(self._decoder, pool, tuple(columns), cut_chunks(options.batch_size, self._threads))
-        self._readers: dict[int, Reader] = {}
-        self._stage: Stage | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._dtypes |= {column.name: column.empty(0).dtype for column in self._rows.columns}
+        self._tally = Tally(options.max_bad_records)
+        self._crew: Crew | None = None
         self._world: World | None = None
         self._find_world = find
         self._lanes = options.lanes
-        self._next_epoch, self._start = 0, 0
+        self._position: Position | None = None
+        self._resume = 0, 0  # epoch and samples, until there is a position
         self._current: EpochIterator | None = None
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(height, width, channels) of every image."""
-        return self._decoder.batch_shape
+        return self._rows.image_shape
 
     def column_dtype(self, name: str) -> np.dtype[Any]:
         """The dtype of a column's array."""
@@ -130,36 +131,35 @@ class NumpyLoader:
         """Batches of an epoch, the same on every rank."""
         return len(self._share(0))
 
-    def __iter__(self) -> "EpochIterator":
-        """The next epoch."""
-        epoch = self._next_epoch
-        reader, order, start = self._open(epoch), self._order(epoch), self._start
-        executor = self._executor  # `close` in another thread may take it away here
-        if executor is None:
-            executor = self._executor = ThreadPoolExecutor(self._threads, "tpufeed-decode")
-        self._current = EpochIterator(
-            Epoch(epoch, order, reader, self._share(self._start)),
-            self._rows,
-            self.form,
-            executor,
-            self.options.prefetch,
-            # Not before: whole shards would take the network from the records of the first batch.
-            self._plan_stage(epoch, start),
-        )
-        # Only now: an epoch that could not be opened is still to come, and so is the rest of a loaded one.
-        self._next_epoch, self._start = epoch + 1, 0
+    def __iter__(self) -> "EpochIterator | Endless":
+        """The next epoch, and with `repeat` all that follow."""
+        return Endless(self) if self.options.repeat else self.next_epoch()
+
+    def next_epoch(self) -> EpochIterator:
+        """The next epoch, from its start or from where a state says. One that is not begun stays the next one."""
+        crew = self._crew
+        if crew is None or crew.closed:
+            crew = self._crew = self._make_crew()
+        self._current = self._find_position().take(crew, self._flow)
         return self._current
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is epoch number `epoch`, from its start."""
-        self._current = None
-        self._next_epoch, self._start = int(epoch), 0
+        """The next iteration is epoch number `epoch`, from its start. One that is under way cannot go on.
+
+        Where that epoch is next anyhow, what is prepared of it stays, and so does the place in it that a loaded state
+        says: training loops name each epoch before they iterate it, also one that they go on with.
+        """
+        position, current = self._position, self._current
+        coming = self._resume if position is None else (position.epoch, position.start)
+        if epoch != coming[0]:
+            self._move(int(epoch), 0)
+        elif current is not None and current.begun:
+            current.close(_SUPERSEDED)
+            self._current, self._resume = None, coming
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop is: what it has been handed, not what is prefetched. Plain data."""
-        current = self._current
-        epoch, samples = (self._next_epoch, self._start) if current is None else (current.epoch, current.samples)
-        return self.state_at(epoch, samples)
+        return self.state_at(*self._place)
 
     def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
         """The state after `samples` samples of the whole world in `epoch`."""
@@ -188,28 +188,45 @@ class NumpyLoader:
         if samples >= self._entry.records or not len(self._share(samples)):
             epoch, samples = epoch + 1, 0
         self._lanes = lanes
-        self._current = None
-        self._next_epoch, self._start = epoch, samples
+        self._move(epoch, samples)
+
+    def claim(self) -> Claim:
+        """What all ranks have to agree on before they begin the epoch that was opened last."""
+        epoch = self._current
+        assert epoch is not None, "one was opened"
+        order = self.state_at(epoch.epoch, epoch.samples_after(0)) | {
+            "remainder": self.options.remainder,
+            "columns": self.form.names,
+            "image_shape": self.image_shape,
+        }
+        text = ", ".join(f"{name} {value}" for name, value in order.items())
+        return Claim(self.world.rank, epoch.batches, self.batch_size, text)
+
+    def stats(self) -> FeedStats:
+        """What the loader has done so far, and what its consumer waited for."""
+        return self._tally.stats(self._workers.processes, self._workers.decoding, self._prefetch, self._batch_bytes)
 
     def close(self) -> None:
-        """Stop the threads. A loader that is iterated again starts new ones."""
-        current, executor = self._current, self._executor
-        self._executor = None
-        if current is not None:
-            current.close()
-        if executor is not None:
-            executor.shutdown(wait=True, cancel_futures=True)
-        if self.dataset.is_remote:
-            for reader in self._readers.values():
-                reader.release()
-        if self._stage is not None:
-            self._stage.close()
+        """Stop the workers. A loader that is iterated again starts new ones."""
+        current, position, crew = self._current, self._position, self._crew
+        self._crew = None
+        for iterator in (current, None if position is None else position.ahead):
+            if iterator is not None:
+                iterator.close()
+        if crew is not None:
+            crew.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = self.dataset, self.split, self.options, self._find_world
+        current = self._current
+        place = self._place if current is None or len(current) else (current.epoch + 1, 0)
+        return _restore, (given, self._lanes, place)
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -226,46 +243,58 @@ class NumpyLoader:
     def _most_lanes(self) -> int:
         return max(self._entry.records, _MOST_LANES, default_lanes(self.world))
 
-    def _order(self, epoch: int) -> EpochOrder:
-        return self._make_order(epoch)()
-
-    def _make_order(self, epoch: int) -> Callable[[], EpochOrder]:
-        shards = [shard.records for shard in self._entry.variants[epoch % len(self._entry.variants)].shards]
-        return partial(EpochOrder, shards, self.options.seed, epoch, self.lanes, self.options.shuffle)
-
-    def _open(self, epoch: int) -> Reader:
-        """The reader of an epoch's variant; the others let go of what they hold in the stage."""
-        variant = epoch % len(self._entry.variants)
-        if self._stage is None and self.options.stage_bytes != 0 and self.dataset.is_remote:
-            folder, budget = self.options.stage_dir, self.options.stage_bytes
-            self._stage = Stage(
-                self.dataset.shards,
-                None if folder is None else Path(folder),
-                None if budget is None else int(budget),
-            )
-        for other, reader in self._readers.items():
-            if other != variant and self.dataset.is_remote:
-                reader.release()
-        if variant not in self._readers:
-            # Twice the lanes: those that are read, and those that the batches ahead have come to.
-            most = None if self._stage is None else max(_FEWEST_OPEN, 2 * len(self._lanes_read))
-            self._readers[variant] = self.dataset.reader(self.split, variant, self._stage, most)
-        return self._readers[variant]
-
-    def _plan_stage(self, epoch: int, start: int) -> Callable[[], None]:
-        """What tells the stage which shards are due in this epoch, and then in the next one."""
-        if self._stage is None:
-            return lambda: None
-        variants, lanes = len(self._entry.variants), self._lanes_read
-        following = self.dataset.reader(self.split, (epoch + 1) % variants)
-        now = self._readers[epoch % variants], self._make_order(epoch), lanes, start
-        then = following, self._make_order(epoch + 1), lanes, 0
-        return partial(_fetch_ahead, self._stage, (now, then))
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Epoch and samples of the training loop."""
+        current = self._current
+        return self._resume if current is None else (current.epoch, current.samples)
 
     @property
-    def _lanes_read(self) -> range:
-        """Lanes whose samples are this rank's."""
-        return range(self.world.rank, self.lanes, self.world.size)
+    def _batch_bytes(self) -> int:
+        return self.batch_size * int(np.prod(self.image_shape))
+
+    @property
+    def _prefetch(self) -> int:
+        wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
+        return self.options.prefetch or max(1, min(wanted, _AHEAD_BYTES // self._batch_bytes))
+
+    @property
+    def _flow(self) -> Flow:
+        stages = self.options.stage_bytes != 0 and self.dataset.is_remote
+        return Flow(self.form, self._prefetch, self.options.timeout_seconds, stages, self._tally)
+
+    def _names(self) -> tuple[str, ...]:
+        """The columns of a batch in their order."""
+        masked = self.options.remainder == "pad" or self.options.max_bad_records > 0
+        return (*resolve_columns(self.dataset.manifest, self.options.columns), *((MASK,) if masked else ()))
+
+    def _make_crew(self) -> Crew:
+        lanes, shape = self.lanes // self.world.size, (self.batch_size, *self.image_shape)
+        processes, threads = self._workers.processes, self._workers.threads
+        kept = self._prefetch + _FEWEST_AHEAD
+        if not processes:
+            source = VariantSource(self.dataset, self.split, self.options, lanes)
+            return ThreadCrew(self._rows, source, threads, BufferPool(shape, kept))
+        pool = BufferPool(shape, kept, shared=True)
+        assert pool.file is not None, "it is shared"
+        feed = Feed(self.dataset.url, self.dataset.content_digest, self.split, self.options, threads, lanes, pool.file)
+        return ProcessCrew(feed, processes, pool, self._flow.stages)
+
+    def _find_position(self) -> Position:
+        if self._position is None:
+            variants = [[shard.records for shard in variant.shards] for variant in self._entry.variants]
+            options = self.options
+            epochs = Epochs(variants, options.seed, self.lanes, options.shuffle, self._share(0))
+            self._position = Position(epochs, *self._resume)
+        return self._position
+
+    def _move(self, epoch: int, samples: int) -> None:
+        if self._current is not None:
+            self._current.close(_SUPERSEDED)
+        if self._position is not None and self._position.ahead is not None:
+            self._position.ahead.close()
+        self._current = self._position = None
+        self._resume = epoch, samples
 
     def _share(self, start: int) -> Share:
         share = Share(self._entry.records, self.options.batch_size, self.world, self.options.remainder, start)
@@ -291,9 +320,38 @@ def _number(state: Mapping[str, Any], name: str, least: int, most: int) -> int:
     return number
 
 
-def _fetch_ahead(stage: Stage, parts: Iterable[tuple[Reader, Callable[[], EpochOrder], range, int]]) -> None:
-    """No method: an iterator that held the loader would keep it, and its threads, from being dropped."""
-    due: dict[RemoteShard, None] = {}
-    for reader, make_order, lanes, start in parts:
-        due |= dict.fromkeys(reader.due(make_order().due_shards(lanes, start)))
-    stage.fetch(due)
+def _restore(
+    given: tuple[Dataset, str, LoaderOptions, Callable[[], World]], lanes: int | None, place: tuple[int, int]
+) -> NumpyLoader:
+    """A loader from its pickle."""
+    loader = NumpyLoader(*given)
+    loader._lanes = lanes
+    loader._move(*place)
+    return loader
+
+
+class Endless(Iterator[Batch]):
+    """Epoch after epoch of a loader."""
+
+    def __init__(self, loader: NumpyLoader) -> None:
+        self._loader = loader
+        self._epoch = loader.next_epoch()
+
+    def __next__(self) -> Batch:
+        return self._loader.form.package(self.next_arrays())
+
+    def next_arrays(self) -> dict[str, Array]:
+        """The next batch as its columns by name."""
+        try:
+            return self._epoch.next_arrays()
+        except StopIteration:
+            self._epoch = self._loader.next_epoch()
+            return self._epoch.next_arrays()
+
+    def __len__(self) -> int:
+        """Batches that are left of the epoch."""
+        return len(self._epoch)
+
+    def close(self) -> None:
+        """Give up what is being prepared."""
+        self._epoch.close()

@@ -13,16 +13,17 @@ import numpy as np
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError
 from tpufeed.loaders.columns import IMAGE
+from tpufeed.loaders.crew import Array
 from tpufeed.loaders.epoch import EpochIterator
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
-from tpufeed.loaders.rows import Array
-from tpufeed.loaders.stream import NumpyLoader
+from tpufeed.loaders.stream import Endless, NumpyLoader
 from tpufeed.loaders.tfdirect import DirectLoader, set_gcs_defaults
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 _PREFETCH = 2
+_ENDLESS = 1 << 62
 _QUIET_SECONDS, _SETTLE_SECONDS = 0.05, 5.0
 
 
@@ -73,13 +74,14 @@ def _to_tensors(loader: NumpyLoader, tf: Any) -> "tf.data.Dataset":
     """The epochs of a loader, one an iteration."""
     source = _Source(loader, tf)
     # One outer element an iteration: it opens the epoch when the iteration starts, not when the graph is built.
-    dataset = tf.data.Dataset.range(1).map(lambda _: tf.py_function(source.open_epoch, [], tf.int64))
+    dataset = tf.data.Dataset.range(1).map(lambda _: tf.py_function(source.open, [], tf.int64))
     dataset = dataset.flat_map(
-        lambda epoch: tf.data.Dataset.range(source.batches).map(
-            lambda _: source.shaped(tf.py_function(source.next_batch, [epoch], source.dtypes))
+        lambda opened: tf.data.Dataset.range(source.batches).map(
+            lambda _: source.shaped(tf.py_function(source.next_batch, [opened], source.dtypes))
         )
     )
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(source.batches)).prefetch(_PREFETCH)
+    batches = tf.data.INFINITE_CARDINALITY if loader.options.repeat else source.batches
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(batches)).prefetch(_PREFETCH)
     weakref.finalize(dataset, source.close)  # also when the interpreter exits
     return dataset
 
@@ -90,26 +92,28 @@ class _Source:
     def __init__(self, loader: NumpyLoader, tf: Any) -> None:
         self._loader = loader
         self._tf = tf
-        self._iterator: EpochIterator | None = None
+        self._iterator: EpochIterator | Endless | None = None
+        self._opened = 0
         self._closed = False
         self._calls: deque[int] = deque()  # that are in progress; appending and popping are atomic
         self._last_call = 0.0
-        self.batches = len(loader)
+        self.batches = _ENDLESS if loader.options.repeat else len(loader)
         self.dtypes = [self._dtype(name) for name in loader.form.names]
 
-    def open_epoch(self) -> Any:
-        """Begin the next epoch; an earlier one that is still open is given up."""
+    def open(self) -> Any:
+        """Begin the next iteration and give its number; an earlier one that is still open is given up."""
         with self._call():
             if self._iterator is not None:
                 self._iterator.close()
             self._iterator = iter(self._loader)
-            return self._tf.constant(self._iterator.epoch, self._tf.int64)
+            self._opened += 1
+            return self._tf.constant(self._opened, self._tf.int64)
 
-    def next_batch(self, epoch: Any) -> list[Any]:
-        """The next batch of that epoch, a tensor a column."""
+    def next_batch(self, opened: Any) -> list[Any]:
+        """The next batch of that iteration, a tensor a column."""
         with self._call():
             iterator = self._iterator
-            if iterator is None or iterator.epoch != int(epoch):
+            if iterator is None or self._opened != int(opened):
                 raise LoaderError("a newer iteration of this tf.data.Dataset has begun; this one cannot go on")
             arrays = iterator.next_arrays()
             return [self._tensor(name, arrays[name]) for name in self._loader.form.names]

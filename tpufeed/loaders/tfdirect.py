@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,14 @@ import numpy as np
 from tpufeed.dataset.order import Places
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
-from tpufeed.loaders.epoch import Epoch, EpochIterator, Mask
+from tpufeed.loaders.buffers import BufferPool
+from tpufeed.loaders.crew import CLOSED, Due, Mask
+from tpufeed.loaders.epoch import EpochIterator
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.tfmixer import Mixer
 from tpufeed.loaders.tfrecords import HandedReader, RecordFeed, plan_epoch, reading_graph
+from tpufeed.loaders.threads import ThreadCrew
 from tpufeed.storage.registry import url_scheme
 
 _logger = logging.getLogger(__name__)
@@ -56,27 +59,33 @@ class DirectLoader(NumpyLoader):
     def __init__(self, dataset: Dataset, split: str, options: LoaderOptions, tf: Any) -> None:
         if options.stage_dir is not None or options.stage_bytes not in (None, 0):
             raise OptionError("direct=True stages nothing: leave out stage_dir and stage_bytes, or else direct")
-        super().__init__(dataset, split, options)
+        if options.max_bad_records or options.processes:
+            raise OptionError(
+                "direct=True has neither worker processes nor max_bad_records: leave them out, or else direct"
+            )
+        super().__init__(dataset, split, replace(options, processes=0))
         self._tf = tf
         self._folder = _tensorflow_url(tf, dataset.shards.url)
         self._feeds: list[RecordFeed] = []
+        self._source = _HandedSource(len(self._entry.variants))
 
-    def __iter__(self) -> EpochIterator:
+    def next_epoch(self) -> EpochIterator:
         """The next epoch."""
-        epoch = self._next_epoch
-        share, order = self._share(0), self._order(epoch)
-        plan = plan_epoch(order, share)
-        reader = HandedReader(self.dataset, self.split, epoch % len(self._entry.variants), plan, self._folder)
+        position = self._find_position()
+        epoch = position.epochs.open(position.epoch)
+        plan = plan_epoch(epoch.order, epoch.share)
+        variant = self._source.variant(epoch.number)
+        reader = HandedReader(self.dataset, self.split, variant, plan, self._folder)
         self.dataset.check_current()
         feed = RecordFeed(reading_graph(self._tf, reader, self.batch_size, not self.options.shuffle))
         self._feeds = [*(earlier for earlier in self._feeds if earlier.is_alive()), feed]
-        mixer = Mixer(self._tf, feed, reader, self._mixed, f"{self.options.seed}/{epoch}")
-        executor = self._executor  # `close` in another thread may take it away here
-        if executor is None:
-            executor = self._executor = ThreadPoolExecutor(self._threads, "tpufeed-decode")
-        whole = Epoch(epoch, order, reader, share)
-        self._current = _Iterator(mixer, reader, whole, self._rows, self.form, executor, self.options.prefetch)
-        self._next_epoch = epoch + 1
+        mixer = Mixer(self._tf, feed, reader, self._mixed, f"{self.options.seed}/{epoch.number}")
+        self._source.readers[epoch.number] = reader
+        if self._crew is None or self._crew.closed:
+            pool = BufferPool((self.batch_size, *self.image_shape))
+            self._crew = ThreadCrew(self._rows, self._source, self._workers.threads, pool)
+        self._current = _Iterator(mixer, reader, epoch, self._crew, self._flow)
+        self._current.position = position
         return self._current
 
     def close(self) -> None:
@@ -97,6 +106,30 @@ class DirectLoader(NumpyLoader):
         return max(2 * self.batch_size, min(_MIXED_MOST, fit))
 
 
+class _HandedSource:
+    """The readers of epochs, each with the records that it was handed. See `Source`."""
+
+    def __init__(self, variants: int) -> None:
+        self.readers: dict[int, HandedReader] = {}
+        self._variants = variants
+
+    def variant(self, epoch: int) -> int:
+        return epoch % self._variants
+
+    def reader(self, epoch: int) -> HandedReader:
+        return self.readers[epoch]
+
+    def settle(self, epoch: int) -> None:
+        for earlier in [number for number in self.readers if number < epoch]:
+            del self.readers[earlier]
+
+    def fetch(self, due: Due) -> None:
+        """Nothing is staged."""
+
+    def close(self) -> None:
+        self.readers.clear()
+
+
 class _Iterator(EpochIterator):
     """An epoch whose batches are made of the records that a mixer gives."""
 
@@ -107,10 +140,14 @@ class _Iterator(EpochIterator):
         self._first_samples = np.cumsum([0, *sizes])[[part.shard for part in reader.plan.parts]]
         super().__init__(*given)
 
-    def close(self) -> None:
+    def close(self, why: str = CLOSED) -> None:
         """Give up what is being prepared."""
-        super().close()
+        super().close(why)
         self._mixer.close()
+
+    def prepare(self, batches: int) -> None:
+        """Of this epoch only: the next one's records are another graph's."""
+        super().prepare(min(batches, len(self)))
 
     def _plan(self, number: int) -> Iterator[tuple[Places, Mask]]:
         """The next batch only: what comes later is not known yet."""

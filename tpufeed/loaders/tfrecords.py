@@ -22,7 +22,7 @@ from tpufeed.dataset.partition import Share
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import LoaderError
-from tpufeed.loaders.rows import Array
+from tpufeed.loaders.crew import Array
 
 Row: TypeAlias = tuple[int, int, bytes]  # number of the part, record, payload
 Read: TypeAlias = tuple[Array, Array, Array]  # records, parts, payloads; a mark's part is -1 - that of its part

@@ -1,40 +1,71 @@
 """torch: a map-style dataset for DataLoader, DistributedSampler, Lightning and Accelerate."""
 
-import bisect
-import itertools
+import logging
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.dataset.records import Reader
-from tpufeed.dataset.schema import LABEL, fixed_ints
-from tpufeed.errors import MissingExtraError
+from tpufeed.errors import MissingExtraError, ObjectChangedError, OptionError
 from tpufeed.images.ops import Op
-from tpufeed.loaders.decoder import Decoder, decode_samples
+from tpufeed.loaders.columns import IMAGE
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.samples import SplitSamples
+from tpufeed.loaders.world import find_world
+from tpufeed.storage.registry import open_store
 
 try:
     import torch
     from torch.utils.data import Dataset as TorchDataset
+    from torch.utils.data import get_worker_info
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
+
+_logger = logging.getLogger(__name__)
+
+_EPOCH, _READ = range(2)  # places in what all workers share
+_REPEATED = 1.5  # a rank that has read so many times its samples reads them again
+
+
+class SampleKeywords(TypedDict, total=False):
+    """The options of `TFRecordImages` that it shares with all loaders; `LoaderOptions` explains them."""
+
+    ops: Sequence[Op] | None
+    columns: Sequence[str] | None
+    seed: int
+    stage_dir: str | Path | None
+    stage_bytes: str | int | None
 
 
 class TFRecordImages(TorchDataset[Any]):
     """The samples of a split by number, for `torch.utils.data.DataLoader` and `DistributedSampler`.
 
     `dataset[i]` is `(image, label)`, or the image alone where there are no labels: a uint8 tensor of shape
-    (height, width, 3) and an int. Picklable: workers of any start method open the shards themselves.
+    (height, width, 3) and an int. Other columns come as int, float32, str or bytes.
+
+    Any order will do where shards are files of this machine. Remote ones are staged as `LoaderOptions` says, when a
+    sample of theirs is first asked for. A stage too small for the whole split does no good to a random order, as
+    `shuffle=True` and `DistributedSampler` give it: samples are then read by requests of their own, with a warning.
+    `LaneSampler` reads shard by shard.
+
+    Random numbers of ops, and the variant of a cache, are those of the epoch that `set_epoch` was last told:
+    `LaneSampler.set_epoch` passes it on, `DistributedSampler.set_epoch` does not.
+
+    A pickle holds neither the manifest nor the index: a process that unpickles it opens the dataset itself, and refuses
+    another one in its place.
 
     Args:
         url: a dataset or cache, at a path or a URL.
         split: which part of it.
-        ops: applied to each image with random numbers of (seed, epoch, i); by default a cache's `final` ops, or none.
-            Without an op that fixes the size, images have their own.
-        transform: called with each image, uint8 HWC as a numpy array, in place of making a tensor of it.
-        seed: of the ops.
+        transform: called with each image, uint8 HWC as a numpy array, in place of making a tensor of it. Transforms of
+            torchvision that want PIL images begin with `ToPILImage()`.
+        **options: `ops`, `columns`, `seed`, `stage_dir` and `stage_bytes`, see `LoaderOptions`. Without an op that
+            fixes their size images have their own, and come one at a time unless there is a transform.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
@@ -46,36 +77,44 @@ class TFRecordImages(TorchDataset[Any]):
         url: str | Path,
         split: str = "train",
         *,
-        ops: Sequence[Op] | None = None,
         transform: Callable[[Any], Any] | None = None,
-        seed: int = 0,
+        **options: Unpack[SampleKeywords],
     ) -> None:
-        self._dataset = open_dataset(url)
-        self._split, self._ops, self._seed = split, ops, int(seed)
+        self._options = LoaderOptions(**options)
+        self._split = split
         self._transform = transform
-        self._entry = self._dataset.split(split)
-        self._starts = [0, *itertools.accumulate(shard.records for shard in self._entry.variants[0].shards)]
+        self._dataset: Dataset | None = open_dataset(url)
+        self._url = self._dataset.url
+        self._digest = ""
+        self._records = self._dataset.split(split).records
         # In shared memory: workers that outlive an epoch see that the next one has begun.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-        self._open()
+        self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._process = os.getpid()
+        self._samples: SplitSamples | None = SplitSamples(self._dataset, split, self._options)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; a label is a place among them."""
-        return self._dataset.manifest.class_names
+        return self.dataset.manifest.class_names
 
     @property
     def dataset(self) -> Dataset:
         """The dataset that the samples come from."""
-        return self._dataset
+        return self._open().dataset
+
+    @property
+    def split(self) -> str:
+        """The part of it that they are."""
+        return self._split
 
     def set_epoch(self, epoch: int) -> None:
         """From now on samples are those of epoch number `epoch`: its random numbers and, in a cache, its variant."""
-        self._epoch[0] = epoch
+        self._shared[_EPOCH] = epoch
+        self._shared[_READ] = 0
 
     def __len__(self) -> int:
         """Samples of the split."""
-        return self._entry.records
+        return self._records
 
     def __getitem__(self, index: int) -> Any:
         """Sample number `index`. Raises IndexError, and RecordError where it is damaged."""
@@ -83,43 +122,86 @@ class TFRecordImages(TorchDataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Several samples at once, as DataLoader asks for them."""
-        epoch = int(self._epoch[0])
-        reader = self._reader(epoch % len(self._entry.variants))
-        samples = [self._check(int(index)) for index in indices]
-        draws = self._decoder.pipeline.draw(epoch, np.array(samples, np.int64))
-        decoded = decode_samples(self._decoder, reader, [self._place(sample) for sample in samples], draws)
-        images = [
-            torch.from_numpy(image) if self._transform is None else self._transform(image) for image in decoded.pixels
-        ]
-        ints = fixed_ints(self._dataset.manifest.features)
-        if LABEL not in ints:
-            return images
-        label = ints.index(LABEL)
-        return [(image, values[label]) for image, values in zip(images, decoded.ints, strict=True)]
+        opened = self._open()
+        samples = np.array([self._check(int(index)) for index in indices], np.int64)
+        if len(samples) > 1 and self._transform is None and IMAGE in opened.names:
+            self._check_sizes(opened)
+        columns = opened.read(samples, int(self._shared[_EPOCH]))
+        if IMAGE in opened.names:
+            columns[IMAGE] = list(map(self._transform or torch.from_numpy, columns[IMAGE]))
+        self._count(opened, len(samples))
+        if self._options.columns is None:
+            return [{name: columns[name][row] for name in opened.names} for row in range(len(samples))]
+        chosen = [columns[name] for name in opened.names]
+        return list(chosen[0]) if len(chosen) == 1 else list(zip(*chosen, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what a process must open for itself."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_decoder", "_readers")}
+        digest = self._digest if self._dataset is None else self._dataset.content_digest
+        return self.__dict__ | {"_digest": digest, "_dataset": None, "_samples": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._epoch.share_memory_()  # a copy is in private memory, where forked workers would not see `set_epoch`
-        self._open()
+        self._shared.share_memory_()  # a copy is in private memory, where forked workers would not see `set_epoch`
 
-    def _open(self) -> None:
-        self._decoder = Decoder(self._dataset, self._ops, self._seed)
-        self._readers: dict[int, Reader] = {}
+    def _open(self) -> SplitSamples:
+        """What this process reads with; one that was forked shares no connection, lock or thread with its parent."""
+        if self._samples is None or self._process != os.getpid():
+            if self._dataset is None:
+                self._dataset = self._reopen()
+            else:  # the manifest stays in memory that both have
+                self._dataset = replace(self._dataset, store=open_store(self._url))
+            worker = get_worker_info()
+            self._samples = SplitSamples(
+                self._dataset, self._split, self._options, 1 if worker is None else worker.num_workers
+            )
+            self._process = os.getpid()
+        return self._samples
 
-    def _reader(self, variant: int) -> Reader:
-        if variant not in self._readers:
-            self._readers[variant] = self._dataset.reader(self._split, variant)
-        return self._readers[variant]
+    def _reopen(self) -> Dataset:
+        """The dataset of a pickle. Not while unpickling: a worker that fails there dies without saying why."""
+        dataset = open_dataset(self._url)
+        if dataset.content_digest != self._digest:
+            raise ObjectChangedError(
+                f"{self._url} holds another dataset (content digest {dataset.content_digest}) than when this "
+                f"TFRecordImages was made ({self._digest}): it was built anew. Make the TFRecordImages again"
+            )
+        return dataset
 
     def _check(self, index: int) -> int:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of a split of {len(self)}")
         return index % len(self)
 
-    def _place(self, sample: int) -> tuple[int, int]:
-        shard = bisect.bisect_right(self._starts, sample) - 1
-        return shard, sample - self._starts[shard]
+    def _check_sizes(self, opened: SplitSamples) -> None:
+        """Before the first batch: a rank that met the first odd image after many would leave the others waiting."""
+        if opened.decoder.output_size is None:
+            raise OptionError(
+                f"{self._url}: no op fixes the size of the images, and those of a batch must be equal; pass for "
+                "training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), "
+                "CenterCrop(224)] (from tpufeed.images). Where all are equal, or a collate_fn takes others, pass "
+                "transform=torch.from_numpy"
+            )
+
+    def _count(self, opened: SplitSamples, samples: int) -> None:
+        """Workers count together, without a lock: some may be lost."""
+        read = int(self._shared[_READ])
+        if read < 0 or not opened.changes_by_epoch:
+            return
+        self._shared[_READ] = read + samples
+        if read + samples > _REPEATED * len(self) / _ranks():
+            self._shared[_READ] = -1
+            _logger.warning(
+                "%s, split %r: samples are read again as they were in epoch %d, with the same random numbers%s. Call "
+                "set_epoch(epoch) of the TFRecordImages, or of a tpufeed.LaneSampler over it, before each epoch",
+                self._url,
+                self._split,
+                int(self._shared[_EPOCH]),
+                " and from the same variant" if len(self.dataset.split(self._split).variants) > 1 else "",
+            )
+
+
+def _ranks() -> int:
+    with suppress(OptionError):  # a DataLoader's worker under torchrun does not know its parent's
+        return find_world().size
+    return 1

@@ -1,0 +1,141 @@
+"""Order and shares together: what worlds of several sizes read, one after the other, and from how many shards."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpufeed.dataset.order import EpochOrder
+from tpufeed.dataset.partition import Share, World, default_lanes
+
+# Empty shards, shards of one record, and one that holds nearly all.
+shard_sizes = st.lists(st.sampled_from([0, 0, 1, 1, 2, 7, 30]) | st.integers(0, 3000), max_size=10)
+seeds = st.integers(-(2**63), 2**64 - 1)
+worlds = st.integers(1, 12)
+
+
+def divisors(number):
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def samples_of_ranks(make_order, size, batch, start=0, remainder="pad"):
+    """For each rank its real samples, batch by batch; each has an order of its own, as each is a process of its own."""
+    found = []
+    for rank in range(size):
+        order = make_order()
+        share = Share(order.records, batch, World(rank, size), remainder, start)
+        batches = [share.positions(number) for number in range(len(share))]
+        found.append([order.places_at(positions[mask]).sample.tolist() for positions, mask in batches])
+    return found
+
+
+@settings(max_examples=100)
+@given(shard_sizes, seeds, st.integers(0, 2**40), st.integers(1, 40), st.booleans())
+def test_every_sample_comes_once_whatever_the_shards_sizes(sizes, seed, epoch, lanes, shuffle):
+    order = EpochOrder(sizes, seed, epoch, lanes, shuffle)
+    found = np.zeros(sum(sizes), int)
+    for first in range(0, order.records, 501):
+        np.add.at(found, order.places(first, min(first + 501, order.records)).sample, 1)
+    assert (found == 1).all()
+    lengths = [len(range(lane, order.records, lanes)) for lane in range(lanes)]
+    assert [sum(stop - first for _, first, stop in order.lane_parts(lane)) for lane in range(lanes)] == lengths
+    assert max(lengths) - min(lengths) <= 1
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 60), max_size=8), seeds, st.sampled_from([4, 12, 18, 30]), st.integers(1, 5), st.data())
+def test_a_run_that_changes_its_world_again_and_again_sees_each_sample_once(sizes, seed, lanes, batch, data):
+    """Each part of the run stops after some batches, and the next one goes on with another world and batch size."""
+    whole = EpochOrder(sizes, seed, 3, lanes)
+    sequence, start = [], 0
+    for part in range(4):
+        size = data.draw(st.sampled_from(divisors(lanes)))
+        ranks = samples_of_ranks(lambda: EpochOrder(sizes, seed, 3, lanes), size, batch, start)
+        done = len(ranks[0]) if part == 3 else data.draw(st.integers(0, len(ranks[0])))
+        for number in range(done):
+            step = [rank[number] for rank in ranks]
+            first = (start + number * batch * size) % size  # whose the first position is
+            dealt = itertools.zip_longest(*(step[first:] + step[:first]))
+            sequence += [sample for row in dealt for sample in row if sample is not None]
+        start = min(whole.records, start + done * batch * size)
+    assert sequence == whole.places(0, whole.records).sample.tolist()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=8), seeds, worlds, st.integers(1, 9))
+def test_remainders_differ_in_the_last_batch_alone(sizes, seed, size, batch):
+    def make():
+        return EpochOrder(sizes, seed, 1, 2 * size)
+
+    dropped, padded, repeated = (
+        samples_of_ranks(make, size, batch, remainder=how) for how in ("drop", "pad", "repeat")
+    )
+    full = sum(sizes) // (batch * size)
+    for some, others in ((dropped, padded), (padded, repeated)):
+        assert [rank[:full] for rank in some] == [rank[:full] for rank in others]
+    assert {len(rank) for rank in dropped} == {full}
+    assert {len(rank) for rank in padded + repeated} == {-(-sum(sizes) // (batch * size))}
+    assert all(len(step) == batch for rank in repeated for step in rank)
+
+
+def runs_of(numbers):
+    """How many ranges of adjoining numbers there are."""
+    return len(numbers) and 1 + int((np.diff(np.sort(numbers)) > 1).sum())
+
+
+def touched(order, rank, size):
+    return {part.shard for lane in range(rank, order.lanes, size) for part in order.lane_parts(lane)}
+
+
+@settings(max_examples=150)
+@given(shard_sizes, seeds, worlds, st.sampled_from([1, 2, 4]), st.data())
+def test_a_shard_is_read_by_one_rank_but_for_those_at_the_borders(sizes, seed, size, hosts, data):
+    """With the default lanes, and for any shards: ranks split the line of shards, one range each."""
+    lanes = default_lanes(World(0, size), hosts)
+    order = EpochOrder(sizes, seed, 2, lanes)
+    doubled = data.draw(st.sampled_from([w for w in (size, 2 * size, 4 * size) if lanes % w == 0]))
+    reads = [touched(order, rank, doubled) for rank in range(doubled)]
+    assert set.union(*reads) == {shard for shard, size in enumerate(sizes) if size}
+    assert sum(map(len, reads)) <= sum(size > 0 for size in sizes) + doubled - 1
+
+
+@settings(max_examples=150)
+@given(st.integers(1, 60), st.integers(20, 50), st.integers(2, 60), seeds, st.data())
+def test_shards_of_a_rank_whatever_the_world(shards, records, lanes, seed, data):
+    """A world that divides the lanes, but is no default, may have its lanes in several ranges: each adds two."""
+    size = data.draw(st.sampled_from(divisors(lanes)))
+    order = EpochOrder([records] * shards, seed, 0, lanes)
+    in_line = EpochOrder([records] * shards, seed, 0, lanes, shuffle=False)
+    for rank in range(size):
+        samples = in_line.places(rank, order.records, size).sample
+        ranges = runs_of(samples)
+        assert len(touched(order, rank, size)) <= -(-len(samples) // records) + 2 * ranges
+
+
+@pytest.mark.parametrize(("lanes", "size", "most"), [(24, 3, 1), (24, 6, 1), (24, 12, 1), (24, 2, 2), (18, 6, 2)])
+def test_in_how_many_ranges_the_lanes_of_a_rank_lie(lanes, size, most):
+    """The figures of docs/order.md."""
+    order = EpochOrder([1] * lanes, 0, 0, lanes, shuffle=False)
+    ranges = [runs_of(order.places(rank, lanes, size).sample) for rank in range(size)]
+    assert max(ranges) == most
+
+
+@given(st.integers(1, 64), st.sampled_from([1, 2, 3, 8]))
+def test_default_lanes_let_a_world_double(size, hosts):
+    lanes = default_lanes(World(0, size), hosts)
+    assert (lanes // size).bit_count() == 1
+    assert lanes >= max(16 * hosts, 2 * size)
+    order = EpochOrder([1] * lanes, 0, 0, lanes, shuffle=False)
+    for grown in (size, 2 * size):
+        assert all(runs_of(order.places(rank, lanes, grown).sample) == 1 for rank in range(grown))
+
+
+def test_another_process_has_the_same_order():
+    order = EpochOrder([40, 0, 3, 500], 7, 1, 6)
+    order.places(0, 100)
+    again = pickle.loads(pickle.dumps(order))
+    for first in range(0, order.records, 100):
+        assert np.array_equal(again.places(first, min(first + 100, 543)), order.places(first, min(first + 100, 543)))

@@ -1,0 +1,74 @@
+"""Run by test_accelerate_map.py: loaders as Accelerate prepares them, written down as JSON.
+
+A process of its own, as Accelerate takes torch_xla where it is installed. accelerate_map.py CACHE
+"""
+
+import json
+import os
+import sys
+
+os.environ["USE_TORCH_XLA"] = "0"
+
+import accelerate
+import numpy as np
+from accelerate.data_loader import prepare_data_loader
+from accelerate.state import PartialState
+from torch.utils.data import DataLoader
+
+import tpufeed
+from tpufeed.errors import OptionError
+
+
+class Counting(tpufeed.TFRecordImages):
+    """Knows the samples that it has read, and in which epochs."""
+
+    read = ()
+
+    def __getitems__(self, indices):
+        self.read = [*self.read, *indices]
+        return super().__getitems__(indices)
+
+
+def ids(loader):
+    return [samples.tolist() for _, samples in loader]
+
+
+def main(url):
+    found = {}
+    dataset = Counting(url, columns=["image", "sample"])
+    loader = accelerate.Accelerator(cpu=True).prepare(DataLoader(dataset, 10, shuffle=True))
+    found["alone"] = [(ids(loader), dataset[0][0].sum().item()) for _ in range(2)]
+
+    dataset = Counting(url, columns=["image", "sample"])
+    sampler = tpufeed.LaneSampler(dataset)
+    loader = accelerate.Accelerator(cpu=True).prepare(DataLoader(dataset, 10, sampler=sampler))
+    found["lanes"], found["sums"] = [], []
+    for _ in range(3):
+        batches = [(images, samples.tolist()) for images, samples in loader]
+        found["lanes"].append([samples for _, samples in batches])
+        found["sums"].append([np.asarray(images).sum(axis=(1, 2, 3), dtype=int).tolist() for images, _ in batches])
+
+    found["two"] = []
+    for rank in range(2):
+        dataset = Counting(url, columns=["image", "sample"])
+        for options in ({"shuffle": False}, {"sampler": tpufeed.LaneSampler(dataset, 1, 0)}):
+            dataset.read = []
+            given = DataLoader(dataset, 7, **options)
+            loader = prepare_data_loader(given, num_processes=2, process_index=rank, use_seedable_sampler=True)
+            found["two"].append({"rank": rank, "ids": ids(loader), "read": len(dataset.read)})
+
+    found["refused"] = ""
+    PartialState._shared_state["num_processes"] = 2  # and torch.distributed would say so, too
+    import torch.distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        len(tpufeed.LaneSampler(dataset))
+    except OptionError as error:
+        found["refused"] = str(error)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

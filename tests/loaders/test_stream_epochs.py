@@ -1,0 +1,130 @@
+"""From one epoch to the next: prepared ahead, endless, counted, copied."""
+
+import copy
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.errors import LoaderError, OptionError
+
+
+def make(url, **options):
+    return tpufeed.numpy_loader(url, **{"batch_size": 10, "columns": ["sample", "image"], "threads": 2} | options)
+
+
+def same(batches, others):
+    for batch, other in zip(batches, others, strict=True):
+        for one, another in zip(batch, other, strict=True):
+            np.testing.assert_array_equal(one, another)
+
+
+def test_the_next_epoch_is_prepared_while_the_last_batches_are_used(cache_url):
+    with make(cache_url, prefetch=3) as loader:
+        iterator = iter(loader)
+        for _ in range(6):
+            next(iterator)
+        submitted = []
+        begin = loader._crew.submit
+        loader._crew.submit = lambda request: submitted.append(request.epoch) or begin(request)
+        next(iterator)
+        assert next(iterator, None) is None
+        assert submitted == [1], "the third of three: two were in work already"
+        ahead = list(loader)
+        assert len(submitted) == 1 + 4 + 3, "those three were not begun again, and three of epoch 2 were"
+    with make(cache_url) as other:
+        other.set_epoch(1)
+        same(ahead, other)
+
+
+@pytest.mark.parametrize("move", ["set_epoch", "load_state_dict"])
+def test_what_was_prepared_for_another_epoch_is_dropped(cache_url, move):
+    with make(cache_url, prefetch=3) as loader, make(cache_url) as other:
+        state = other.state_dict()
+        list(loader)
+        loader.set_epoch(0) if move == "set_epoch" else loader.load_state_dict(state)
+        same(loader, other)
+
+
+def test_epochs_without_end(cache_url):
+    with make(cache_url, repeat=True) as loader, make(cache_url) as other:
+        found = list(itertools.islice(loader, 3 * 7 + 2))
+        expected = [batch for _ in range(4) for batch in other]
+        same(found, expected[: len(found)])
+        assert len(loader) == 7
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == (3, 20)
+        other.load_state_dict(state)
+        same(other, expected[len(found) :])
+
+
+def test_an_iteration_that_is_never_begun_is_no_epoch(cache_url):
+    """Lightning asks for an iterator to see whether there is one."""
+    with make(cache_url) as loader, make(cache_url) as other:
+        iter(loader)
+        unused = iter(loader)
+        assert loader.state_dict() == other.state_dict()
+        same(loader, other)
+        del unused
+        same(loader, other)
+
+
+@pytest.mark.parametrize("move", ["set_epoch", "load_state_dict"])
+def test_moving_in_the_middle_of_an_epoch_is_an_error_of_its_iteration(cache_url, move):
+    with make(cache_url) as loader:
+        state = loader.state_dict()
+        iterator = iter(loader)
+        next(iterator)
+        loader.set_epoch(1) if move == "set_epoch" else loader.load_state_dict(state)
+        with pytest.raises(LoaderError, match="set_epoch or load_state_dict was called in the middle of this epoch"):
+            next(iterator)
+        assert len(list(loader)) == 7
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_goes_on_where_its_original_is(cache_url, duplicate):
+    with make(cache_url, seed=3, lanes=4) as loader:
+        list(loader)
+        iterator = iter(loader)
+        next(iterator)
+        with duplicate(loader) as other:
+            assert other.state_dict() == loader.state_dict()
+            same(iterator, other)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_statistics(cache_url, dataset_url, ops, processes):
+    with make(cache_url, processes=processes, threads=1, prefetch=2) as loader:
+        assert loader.stats().batches == 0
+        for _ in loader:
+            pass
+        first = loader.stats()
+        for _ in loader:
+            pass
+        second = loader.stats()
+    assert (first.batches, first.samples, first.processes, first.threads) == (7, 70, processes, 1)
+    assert (second.batches, second.samples) == (14, 140)
+    assert 0 < first.wait_seconds <= first.seconds <= second.seconds
+    assert 70 * 64 * 64 * 3 < first.read_bytes < 70 * 64 * 64 * 3 * 1.1
+    assert first.read_seconds > 0
+    assert (first.prefetch, first.buffer_bytes) == (2, 2 * 10 * 64 * 64 * 3)
+    assert 1 <= first.waits <= 7
+    with make(dataset_url, ops=ops) as loader:
+        list(loader)
+        jpeg = loader.stats()
+    assert jpeg.decode_seconds > jpeg.read_seconds, "of JPEGs decoding is the work"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"processes": -1}, "processes is a whole number, at least 0"),
+        ({"timeout_seconds": 0}, "timeout_seconds is a number above 0"),
+        ({"timeout_seconds": "long"}, "timeout_seconds is a number above 0"),
+    ],
+)
+def test_options_that_are_none(cache_url, options, message):
+    with pytest.raises(OptionError, match=message):
+        make(cache_url, **options)

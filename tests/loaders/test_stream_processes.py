@@ -1,0 +1,278 @@
+"""Worker processes of numpy_loader: the same batches, errors that arrive, and nothing that stays."""
+
+import gc
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError, RecordError
+from tpufeed.images.ops import Custom
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.workers import plan_workers
+
+
+def make(url, **options):
+    return tpufeed.numpy_loader(url, **{"batch_size": 10, "processes": 2, "threads": 1} | options)
+
+
+def children():
+    """Processes of ours that live, by id; those that have ended and were not waited for count, too."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and (b"tpufeed.engines.worker" in command or fields[0] == "Z"):
+            found.add(int(folder.name))
+    return found
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def shared_bytes():
+    """Of this process' mappings of batches."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in maps if "tpufeed-batches" in line]
+    return sum(int(stop, 16) - int(start, 16) for start, stop in ranges)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    before = open_files()
+    assert not children()
+    yield
+    gc.collect()
+    assert not children()
+    assert shared_bytes() == 0
+    assert open_files() <= before
+
+
+@pytest.mark.parametrize("kind", ["cache", "JPEG"])
+def test_the_batches_of_three_epochs_are_those_of_threads(cache_url, dataset_url, ops, kind):
+    url, given = (cache_url, None) if kind == "cache" else (dataset_url, ops)
+    options = {"ops": given, "columns": ["image", "label", "sample", "filename"], "remainder": "pad"}
+    with make(url, **options) as ours, make(url, **options | {"processes": 0, "threads": 3}) as threads:
+        for _ in range(3):
+            for found, expected in zip(ours, threads, strict=True):
+                for one, other in zip(found, expected, strict=True):
+                    assert one.dtype == other.dtype
+                    np.testing.assert_array_equal(one, other)
+        stats = ours.stats()
+    assert (stats.processes, stats.threads, stats.batches) == (2, 2, 3 * 7)
+
+
+def test_batches_that_are_kept_stay_what_they_are(cache_url):
+    with make(cache_url, processes=1, prefetch=1, columns=["image", "sample"]) as loader:
+        kept = [batch for _ in range(3) for batch in loader]
+        again = make(cache_url, processes=0, columns=["image", "sample"])
+        for (images, samples), (expected, ids) in zip(kept, [b for _ in range(3) for b in again], strict=True):
+            np.testing.assert_array_equal(samples, ids)
+            np.testing.assert_array_equal(images, expected)
+        again.close()
+        del images
+    address = kept[0][0].ctypes.data
+    assert kept[0][0].flags.c_contiguous
+    assert address % 64 == 0, "dlpack and XLA take memory of that alignment without a copy"
+    kept.clear()
+
+
+def test_a_damaged_record_is_named_after_all_batches_before_it(cache_url, damage):
+    damaged = damage(cache_url, 33)
+    delivered = []
+    with make(damaged.url, batch_size=5, shuffle=False, columns=["sample"]) as loader:
+        with pytest.raises(RecordError) as caught:
+            delivered.extend(batch.tolist() for batch in loader)
+        assert sorted(np.concatenate(list(loader))) == list(range(70)), "variant 1 is sound"
+    assert delivered == [list(range(start, start + 5)) for start in range(0, 30, 5)]
+    place = f"{damaged.url}/{damaged.shard}, record {damaged.record}, byte {damaged.byte}: the CRC of the payload"
+    assert re.search(re.escape(place), str(caught.value))
+
+
+def test_an_op_that_fails_says_what_failed_where(dataset_url, ops):
+    failing = Custom("operator:index")
+    with (
+        make(dataset_url, ops=[*ops, failing]) as loader,
+        pytest.raises(OpError, match=r"record \d+: .*operator:index"),
+    ):
+        next(iter(loader))
+
+
+def test_a_dataset_that_was_built_anew_is_not_mixed_in(cache_url, flat_url, tmp_path):
+    shutil.copytree(cache_url, tmp_path / "data")
+    loader = make(tmp_path / "data")
+    shutil.rmtree(tmp_path / "data")
+    shutil.copytree(flat_url, tmp_path / "data")
+    with loader, pytest.raises(ObjectChangedError, match="built anew"):
+        next(iter(loader))
+
+
+def test_a_worker_that_is_killed_is_an_error_and_the_next_iteration_has_new_ones(cache_url):
+    with make(cache_url, columns=["sample"], shuffle=False, prefetch=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(LoaderError, match=r"worker process of the loader \(pid \d+\) was killed by SIGKILL"):
+            list(iterator)
+        assert not children()
+        with pytest.raises(LoaderError, match="last batch failed"):
+            next(iterator)
+        loader.set_epoch(0)
+        assert np.concatenate(list(loader)).tolist() == list(range(70))
+
+
+def test_workers_that_hang_are_given_up(cache_url):
+    with make(cache_url, prefetch=1) as loader:
+        next(iterator := iter(loader))
+        iterator._flow = replace(iterator._flow, timeout_seconds=0.5)  # only now: a start takes longer at times
+        for pid in children():
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(LoaderError, match=r"no batch for 0\.5 s"):
+            list(iterator)
+        assert not children()
+
+
+def test_an_op_that_hangs_in_a_thread_is_given_up_as_well(dataset_url, ops):
+    slow = Custom("tests.loaders.test_stream_processes:take_a_second")
+    loader = make(dataset_url, ops=[*ops, slow], processes=0, batch_size=1, prefetch=1, timeout_seconds=0.3)
+    with pytest.raises(LoaderError, match=r"no batch for 0\.3 s"):
+        next(iter(loader))
+    for thread in threading.enumerate():
+        if thread.name.startswith("tpufeed-decode"):
+            thread.join()
+
+
+def take_a_second(image, _):
+    time.sleep(1)
+    return image
+
+
+def test_closing_from_another_thread_ends_the_wait(cache_url):
+    with make(cache_url, prefetch=1) as loader:
+        next(iterator := iter(loader))
+        for pid in children():
+            os.kill(pid, signal.SIGSTOP)
+        threading.Timer(0.3, loader.close).start()
+        with pytest.raises(LoaderError, match="closed while a batch was waited for"):
+            list(iterator)
+    assert not children()
+
+
+def test_ctrl_c_in_mid_wait_leaves_a_loader_that_goes_on(cache_url):
+    with make(cache_url, prefetch=1, columns=["sample"]) as loader:
+        next(iterator := iter(loader))
+        for pid in children():
+            os.kill(pid, signal.SIGSTOP)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            list(iterator)
+        assert not children()
+        assert len(list(loader)) == 7
+
+
+@pytest.mark.parametrize("how", ["break", "exception", "not finished", "damaged record"])
+def test_a_loader_that_is_forgotten_takes_its_processes_along(cache_url, damage, how):
+    """Without the help of the garbage collector, which training loops like to switch off."""
+    url = damage(cache_url, 33).url if how == "damaged record" else cache_url
+    gc.collect()
+    gc.disable()
+    try:
+        forget(url, how)
+        assert not children()
+    finally:
+        gc.enable()
+
+
+def forget(url, how):
+    loader = make(url, processes=1)
+    iterator = iter(loader)
+    try:
+        for number, _ in enumerate(iterator):
+            if how == "break" and number == 1:
+                break
+            if how == "exception" and number == 1:
+                raise ZeroDivisionError
+            if how == "not finished" and number == 1:
+                return
+    except (ZeroDivisionError, RecordError):
+        pass
+
+
+PROGRAM = """
+import sys, time
+import tpufeed
+loader = tpufeed.numpy_loader(sys.argv[1], batch_size=10, processes=2, threads=1)
+batches = iter(loader)
+next(batches)
+print("reading", flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["pass", "raise SystemExit(3)", "time.sleep(600)"], ids=["end", "exit", "kill -9"])
+def test_processes_end_with_the_one_that_trains(cache_url, then):
+    program = PROGRAM.format(then=then)
+    with subprocess.Popen([sys.executable, "-c", program, cache_url], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "reading\n"
+        group = workers_of(process.pid)
+        if "sleep" in then:
+            assert len(group) == 2
+            process.kill()
+        assert process.wait(20) == {"pass": 0, "raise SystemExit(3)": 3}.get(then, -signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in group) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not [pid for pid in group if Path(f"/proc/{pid}").exists()]
+
+
+def workers_of(parent):
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def test_what_cannot_leave_this_process_is_decoded_in_it(cache_url, ops, monkeypatch):
+    monkeypatch.delenv("TPUFEED_PROCESSES")
+    dataset = tpufeed.open_dataset(cache_url)
+    assert plan_workers(dataset, LoaderOptions()).processes >= 1
+    monkeypatch.setattr(type(ops[0]), "__module__", "__main__")
+    given = LoaderOptions(ops=ops)
+    assert plan_workers(dataset, given).processes == 0
+    with pytest.raises(OptionError, match=r"RandomResizedCrop is of __main__.*leave processes=2 out"):
+        plan_workers(dataset, LoaderOptions(ops=ops, processes=2))
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "processes", "threads"),
+    [(1, 1, 1, 1), (2, 1, 2, 1), (4, 1, 4, 1), (16, 1, 4, 4), (96, 1, 24, 4), (240, 4, 15, 4), (2, 4, 1, 1)],
+)
+def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch, cores, ranks, processes, threads):
+    monkeypatch.setattr("tpufeed.loaders.workers.available_cores", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.delenv("TPUFEED_PROCESSES")
+    found = plan_workers(tpufeed.open_dataset(cache_url), LoaderOptions())
+    assert (found.processes, found.threads) == (processes, threads)
+    assert plan_workers(tpufeed.open_dataset(cache_url), LoaderOptions(processes=0)).threads == max(1, cores // ranks)
+
+
+def test_the_environment_says_how_many(cache_url, monkeypatch):
+    monkeypatch.setenv("TPUFEED_PROCESSES", "three")
+    with pytest.raises(OptionError, match="TPUFEED_PROCESSES in the environment is a number of processes"):
+        make(cache_url, processes=None)
+    monkeypatch.setenv("TPUFEED_PROCESSES", "1")
+    with make(cache_url, processes=None) as loader:
+        next(iter(loader))
+        assert len(children()) == 1

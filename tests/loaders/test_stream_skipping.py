@@ -1,0 +1,100 @@
+"""Bad records within a budget: their slots repeat good samples, masked and counted, and nothing moves."""
+
+import logging
+import shutil
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.errors import OptionError, RecordError
+
+OPTIONS = {"columns": ["sample", "image", "label"], "shuffle": False, "batch_size": 10}
+
+
+@pytest.fixture(scope="module")
+def damaged(cache_url, damage):
+    """Sample 33 of variant 0."""
+    return damage(cache_url, 33).url
+
+
+def read(url, **options):
+    with tpufeed.numpy_loader(url, **OPTIONS | options) as loader:
+        return list(loader), loader
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_slot_repeats_the_sample_before_it_masked_and_counted(damaged, cache_url, caplog, processes, threads):
+    with caplog.at_level(logging.WARNING):
+        batches, loader = read(damaged, max_bad_records=1, processes=processes, threads=threads)
+    sound, _ = read(cache_url)
+    assert len(batches) == len(sound) == 7
+    for number, (batch, expected) in enumerate(zip(batches, sound, strict=True)):
+        *columns, mask = batch
+        assert mask.dtype == np.bool_
+        rows = np.arange(10)
+        if number == 3:
+            rows[3] = 2
+        assert mask.tolist() == (rows == np.arange(10)).tolist()
+        for found, wanted in zip(columns, expected, strict=True):
+            np.testing.assert_array_equal(found, wanted[rows])
+    assert loader.stats().bad_records == 1
+    assert any("skipped, 1 of at most 1" in message and "record" in message for message in caplog.messages)
+
+
+def test_the_first_slot_repeats_the_one_behind_it(cache_url, damage):
+    batches, _ = read(damage(cache_url, 30).url, max_bad_records=1)
+    samples, _, _, mask = batches[3]
+    assert samples.tolist() == [31, *range(31, 40)]
+    assert mask.tolist() == [False] + [True] * 9
+
+
+def test_one_more_than_the_budget_is_an_error_that_names_it(damaged, damage):
+    twice = damage(damaged, 52).url
+    with pytest.raises(
+        RecordError, match=r"2 bad records, more than max_bad_records=1; the last one: .*record \d+, byte"
+    ):
+        read(twice, max_bad_records=1)
+    batches, loader = read(twice, max_bad_records=2)
+    assert loader.stats().bad_records == 2
+    assert sum(int((~mask).sum()) for *_, mask in batches) == 2
+
+
+def test_a_record_counts_once_however_often_it_is_read(damaged):
+    with tpufeed.numpy_loader(damaged, **OPTIONS, max_bad_records=1) as loader:
+        for _ in range(4):  # variant 0 twice
+            assert len(list(loader)) == 7
+        assert loader.stats().bad_records == 1
+
+
+def test_a_batch_of_bad_records_alone_is_an_error(damaged):
+    with pytest.raises(RecordError, match="all 1 records of a batch are bad"):
+        read(damaged, batch_size=1, max_bad_records=5)
+
+
+def test_padding_and_skipping_share_the_mask(damaged):
+    batches, _ = read(damaged, max_bad_records=1, remainder="pad", batch_size=32)
+    masks = np.concatenate([mask for *_, mask in batches])
+    assert np.flatnonzero(~masks).tolist() == [33, *range(70, 96)]
+
+
+def test_an_image_that_does_not_decode_is_skipped(photo_folder, tmp_path, ops):
+    shutil.copytree(photo_folder, tmp_path / "photos")
+    victim = sorted((tmp_path / "photos").glob("*/*.jpg"))[7]
+    victim.write_bytes(victim.read_bytes()[:5000] + b"\xff\xd9")
+    tpufeed.shard(tmp_path / "photos", tmp_path / "data", check="header", workers=1)
+    batches, loader = read(tmp_path / "data", ops=ops, max_bad_records=1, remainder="pad", batch_size=96)
+    assert loader.stats().bad_records == 1
+    assert sum(int((~mask).sum()) for *_, mask in batches) == 1
+
+
+def test_direct_reading_skips_nothing(damaged):
+    with pytest.raises(OptionError, match="max_bad_records"):
+        tpufeed.tf_dataset(damaged, direct=True, max_bad_records=1)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "all", None])
+def test_a_budget_is_a_whole_number(cache_url, value):
+    with pytest.raises(OptionError, match="max_bad_records is a whole number, at least 0"):
+        tpufeed.numpy_loader(cache_url, max_bad_records=value)

@@ -1,0 +1,208 @@
+"""TFRecordImages over shards that are not this machine's: orders that the stage can follow, and others."""
+
+import functools
+import itertools
+import pickle
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from crc32c import crc32c
+from torch.utils.data import DataLoader, DistributedSampler
+
+import tpufeed
+from tpufeed import cache
+from tpufeed.dataset.manifest import IndexFile, Shard, Variant
+from tpufeed.dataset.order import EpochOrder
+from tpufeed.errors import ObjectChangedError
+from tpufeed.loaders.touched import TouchedShards
+from tpufeed.storage.registry import open_store
+from tpufeed.storage.staging.stage import Stage
+
+_numbers = itertools.count()
+SAMPLES, SHARDS = 70, 16
+
+
+@pytest.fixture(scope="module")
+def small_url(dataset_url, tmp_path_factory):
+    """A cache of one variant whose shards hold five samples each."""
+    url = str(tmp_path_factory.mktemp("small") / "cache")
+    cache.warmup(dataset_url, url, size=16, shard_bytes="5KB", workers=1)
+    assert len(shards_of(url)) == SHARDS
+    return url
+
+
+@pytest.fixture(scope="module")
+def pixels(small_url):
+    dataset = tpufeed.TFRecordImages(small_url, columns=["image"])
+    return np.stack([image.numpy() for image in dataset])
+
+
+@pytest.fixture(scope="module")
+def bucket(small_url):
+    """`bucket()` is the URL of a fresh copy in memory."""
+
+    def make(folder=small_url):
+        url = f"memory://torchhost/{next(_numbers)}"
+        store = open_store(url)
+        for file in Path(folder).iterdir():
+            if file.is_file():
+                store.put(file.name, file.read_bytes())
+        return url
+
+    return make
+
+
+def shards_of(url):
+    return tpufeed.open_dataset(url).split("train").variants[0].shards
+
+
+def read(dataset, pixels, epochs, sampler, **options):
+    """Epochs by DataLoader, whose samples are the right ones."""
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
+        batches = [tuple(map(np.asarray, batch)) for batch in DataLoader(dataset, 10, sampler=sampler, **options)]
+        samples = np.concatenate([samples for _, samples in batches])
+        assert sorted(samples.tolist()) == list(range(SAMPLES))
+        np.testing.assert_array_equal(np.concatenate([images for images, _ in batches]), pixels[samples])
+
+
+def stage_of(dataset):
+    return dataset._samples._touched.stage
+
+
+def random_order(dataset):
+    return DistributedSampler(dataset, 1, 0, shuffle=True)
+
+
+make = functools.partial(tpufeed.TFRecordImages, columns=["image", "sample"])
+
+
+def wait_until_staged(dataset, folder, count, seconds=20):
+    """What is fetched may come after the epoch that has asked for it."""
+    done, left = threading.Event(), int(seconds / 0.01)
+    while len(list(Path(folder).glob("*/*.shard"))) < count and left:
+        done.wait(0.01)
+        left -= 1
+    assert len(list(Path(folder).glob("*/*.shard"))) == count
+
+
+# Orders
+
+
+def test_a_random_order_over_what_fits_is_remote_for_one_epoch(bucket, pixels, tmp_path, caplog):
+    dataset = make(bucket(), stage_dir=tmp_path)
+    read(dataset, pixels, [0], random_order(dataset))
+    wait_until_staged(dataset, tmp_path, SHARDS + 1)  # and the index
+    read(dataset, pixels, [1], random_order(dataset))
+    misses = stage_of(dataset).statistics().misses
+    read(dataset, pixels, range(2, 8), random_order(dataset))
+    assert stage_of(dataset).statistics().misses == misses
+    assert stage_of(dataset).statistics().shards_fetched == SHARDS + 1
+    assert "order" not in caplog.text
+
+
+@pytest.mark.parametrize("order", ["random", "lanes"])
+def test_samples_over_what_does_not_fit(bucket, pixels, order, tmp_path):
+    """There is room for nine shards, for two, for one, and for none."""
+    url = bucket()
+    for budget in ("44KB", "11KB", "5KB", "1KB"):
+        dataset = make(url, stage_dir=tmp_path / budget, stage_bytes=budget)
+        sampler = random_order(dataset) if order == "random" else tpufeed.LaneSampler(dataset, lanes=2)
+        read(dataset, pixels, range(4), sampler)
+
+
+class Walk:
+    """Reads records of forty shards that are fetched at once, if at all. The stage has room for 24."""
+
+    SHARDS, RECORDS, ROOM = 40, 500, 24
+
+    def __init__(self, tmp_path):
+        store = open_store(f"memory://walk/{next(_numbers)}")
+        data = bytes(self.RECORDS)
+        shards = tuple(Shard(f"{i}", len(data), crc32c(data), self.RECORDS) for i in range(self.SHARDS))
+        for shard in shards:
+            store.put(shard.name, data)
+        self.stage = Stage(store, tmp_path, self.ROOM * len(data), connections=2)
+        self.touched = TouchedShards(self.stage, [Variant(shards, IndexFile("", 0, 0))], "here")
+
+    def read(self, samples):
+        """How many of `samples` are read from copies, how many by ranges; and the shards that are fetched."""
+        before = self.stage.statistics().shards_fetched
+        counts = self.touched._served, self.touched._refused
+        for start in range(0, len(samples), 50):
+            self.touched.touch(
+                SimpleNamespace(due=lambda _: ()), 0, [sample // self.RECORDS for sample in samples[start : start + 50]]
+            )
+            for shard in self.touched._wanted:
+                self.stage.wait(shard, 20)
+        served, refused = self.touched._served - counts[0], self.touched._refused - counts[1]
+        return served, refused, self.stage.statistics().shards_fetched - before
+
+
+@pytest.fixture
+def walk(tmp_path):
+    made = Walk(tmp_path)
+    with made.stage:
+        yield made
+
+
+def test_lanes_pay_for_whole_shards(walk, caplog):
+    """Each is fetched about once, and nearly all its records come from the copy."""
+    order = [EpochOrder([walk.RECORDS] * walk.SHARDS, 1, epoch, lanes=8) for epoch in range(2)]
+    for epoch in order:
+        served, refused, fetched = walk.read(epoch.places(0, epoch.records).sample.tolist())
+        assert refused <= 0.02 * epoch.records
+        assert served >= 0.9 * epoch.records
+        assert fetched <= walk.SHARDS + 2 * 8
+    assert not caplog.records
+
+
+def test_a_random_order_does_not_thrash(walk, caplog):
+    """Fetching for each miss would fetch hundreds of shards for each that the samples make up."""
+    samples = np.random.default_rng(0).permutation(walk.SHARDS * walk.RECORDS).tolist()
+    served, refused, fetched = walk.read(samples)
+    assert refused >= 0.3 * len(samples)
+    assert served >= 0.4 * len(samples)
+    assert fetched <= 2 * walk.SHARDS + walk.ROOM
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith("here: its samples are asked for in an order that the stage cannot follow. ")
+    assert "as the stage holds 60 % of the shards (12,000 of 20,000 bytes)" in warning
+    assert "requests, where 40 shards could be fetched whole" in warning
+    assert "sampler=tpufeed.LaneSampler(dataset), or stage_bytes of 20,000 or more" in warning
+
+
+def test_without_a_stage_nothing_is_staged(bucket, pixels, tmp_path):
+    dataset = make(bucket(), stage_dir=tmp_path, stage_bytes=0)
+    read(dataset, pixels, [0, 1], random_order(dataset))
+    assert not list(tmp_path.iterdir())
+
+
+# Processes
+
+
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
+def test_workers_are_forked_after_the_parent_has_read(bucket, pixels, staged, tmp_path):
+    """The threads and connections that it has read with are not theirs."""
+    dataset = make(bucket(), stage_dir=tmp_path, **({} if staged else {"stage_bytes": 0}))
+    assert len(dataset.__getitems__(range(0, 70, 5))) == 14
+    options = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60}
+    read(dataset, pixels, [0, 1], random_order(dataset), **options)
+    read(dataset, pixels, [0], tpufeed.LaneSampler(dataset), **options)
+
+
+def test_a_copy_does_not_read_another_dataset(bucket, small_url, cache_url):
+    """As a spawned worker would that starts after a build with --overwrite."""
+    url = bucket()
+    data = pickle.dumps(make(url))
+    assert torch.equal(pickle.loads(data)[3][0], make(small_url)[3][0])
+    store, other = open_store(url), open_store(bucket(cache_url))
+    store.delete("manifest.json")
+    store.put("manifest.json", other.read("manifest.json"))
+    copied = pickle.loads(data)
+    assert len(copied) == SAMPLES
+    with pytest.raises(ObjectChangedError, match=r"holds another dataset \(content digest .* it was built anew"):
+        copied[0]

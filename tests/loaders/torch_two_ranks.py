@@ -1,0 +1,98 @@
+"""Two ranks of torch.distributed that iterate torch_loader; each writes down what it saw.
+
+Usage: torch_two_ranks.py CACHE_URL BROKEN_URL FOLDER     rank 1 takes BROKEN_URL where it is to fail
+"""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+
+os.environ["USE_TORCH_XLA"] = "0"  # Accelerate would take torch_xla's world for its own
+
+import torch
+from accelerate import Accelerator
+from torch import distributed
+from torch.distributed.distributed_c10d import _get_default_store
+
+import tpufeed
+from tpufeed.errors import LoaderError
+
+SIZE = 2
+
+
+def make(url, **options):
+    return tpufeed.torch_loader(url, **{"batch_size": 5, "processes": 0, "threads": 1, "columns": ["sample"]} | options)
+
+
+def ids(loader):
+    return [batch.tolist() for batch in loader]
+
+
+def error_of(loader):
+    """What the first batch raises, and what that comes from."""
+    try:
+        next(iter(loader))
+    except LoaderError as error:
+        return str(error), type(error.__context__).__name__
+    return None
+
+
+def run(rank, url, broken):
+    found = {}
+    with make(url) as loader:
+        found["length"] = len(loader)
+        found["epochs"] = [ids(loader), ids(loader)]
+        state = loader.state_dict()
+
+    odd = rank == 1
+    found["batches"] = error_of(make(url, batch_size=4 if odd else 5))
+    found["seed"] = error_of(make(url, seed=int(odd)))
+    found["cannot begin"] = error_of(make(broken if odd else url, shuffle=False))
+    resumed = make(url)
+    if odd:
+        resumed.load_state_dict(state)
+    found["resumed"] = error_of(resumed)
+    with make(url, batch_size=4 if odd else 5, world=(rank, SIZE)) as loader:
+        found["by hand"] = len(ids(loader))  # taken at its word, without asking the other
+    distributed.barrier()
+    if not odd:
+        _get_default_store().set_timeout(timedelta(seconds=1))
+        found["alone"] = error_of(make(url))
+    distributed.barrier()
+    if odd:
+        next(iter(make(url)))  # comes when rank 0 has given up, and finds what that left
+    return found
+
+
+def accelerate(url):
+    """Accelerate's own two ranks, over the process group that is there."""
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == SIZE
+    loader, model = make(url), torch.nn.Linear(1, 1)
+    prepared, _ = accelerator.prepare(loader, model)
+    assert prepared is accelerator.prepare_data_loader(loader) is loader
+    on_device = accelerator.prepare(tpufeed.device_prefetch(loader, accelerator.device))
+    return ids(on_device), loader.stats().samples
+
+
+def main(rank, url, broken, folder):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(SIZE)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # Accelerate looks whether they are there
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
+    found = run(rank, url, broken)
+    found["accelerate"] = accelerate(url)
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    distributed.barrier()
+
+
+if __name__ == "__main__":
+    # Forked: importing torch takes longer than all the rest.
+    ranks = [get_context("fork").Process(target=main, args=(rank, *sys.argv[1:])) for rank in range(SIZE)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(max(abs(process.exitcode) for process in ranks))

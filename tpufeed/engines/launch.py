@@ -1,0 +1,46 @@
+"""Starting worker processes, afresh: nothing is forked, and the user's `__main__` is not imported again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+# A worker is a core's worth: libraries that would start a thread a core have to be told, before they are imported.
+_ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+def launch_worker(entry: str, descriptors: Sequence[int] = ()) -> tuple[subprocess.Popen[bytes], Connection]:
+    """A worker process that imports the module of `entry` and waits for its job, with our end of its socket.
+
+    When this process dies, its end closes and the worker leaves. `descriptors` are open there under the same numbers.
+    """
+    ours, theirs = socket.socketpair()
+    environment = _ONE_THREAD | os.environ
+    environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
+    with theirs, _blocked_sigint():
+        try:
+            # -P: the same modules as here, never those that happen to lie in the working folder.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tpufeed.engines.worker", str(theirs.fileno()), entry],
+                pass_fds=[theirs.fileno(), *descriptors],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, Connection(ours.detach())
+
+
+@contextmanager
+def _blocked_sigint() -> Iterator[None]:
+    """A process that starts here is deaf to Ctrl-C until it has said what that should do."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,204 @@
+"""A crew of worker processes, each with threads: neither do they wait for the GIL of the training loop nor it for them.
+
+Batches are filled in shared memory without a name, which goes when the last process that maps it does; what crosses the
+sockets is where samples lie, and all columns but the images.
+"""
+
+import os
+import selectors
+import socket
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from signal import Signals
+
+from tpufeed.engines.engine import Service
+from tpufeed.engines.launch import launch_worker
+from tpufeed.errors import LoaderError
+from tpufeed.loaders.buffers import Buffer, BufferPool
+from tpufeed.loaders.columns import IMAGE
+from tpufeed.loaders.crew import CLOSED, CLOSED_MEANWHILE, Due, Filled, Overdue, Request
+from tpufeed.loaders.feeder import ENTRY, Cancel, Feed, Fetch, Fill, Order, Reply
+
+_LEAVE_SECONDS = 2.0
+
+
+class ProcessCrew:
+    """See `Crew`.
+
+    Args:
+        feed: what each worker fills batches of.
+        processes: how many fill them.
+        pool: shared memory for the images; the crew closes it.
+        stages: whether one more process stages remote shards.
+    """
+
+    def __init__(self, feed: Feed, processes: int, pool: BufferPool, stages: bool) -> None:
+        self.closed = self._hung_up = False
+        self._pool = pool
+        self._lock = threading.Lock()  # held while replies are waited for, so that nobody closes a socket meanwhile
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[_Worker] = []
+        self._finalizer = weakref.finalize(self, _stop, self._workers, self._selector, pool, os.getpid())
+        for _ in range(processes + stages):
+            worker = _Worker(feed)
+            self._workers.append(worker)
+            self._selector.register(worker, selectors.EVENT_READ)
+        self._decoding = tuple(self._workers[:processes])
+
+    def submit(self, request: Request) -> "ProcessPending":
+        if self.closed:
+            raise LoaderError(CLOSED)
+        worker = min(self._decoding, key=lambda worker: len(worker.asked))
+        return ProcessPending(worker.fill(request, self._pool.take()), worker, self)
+
+    def fetch(self, due: Due) -> None:
+        # The last one stages, if any does. What is staged already the others open themselves.
+        self._workers[-1].send(Fetch(due))
+
+    def close(self, wait: bool = True) -> None:
+        self.closed = self._hung_up = True
+        for worker in self._workers:
+            worker.hang_up()
+        with self._lock:
+            self._finalizer()
+
+    def listen(self, timeout_seconds: float) -> None:
+        """Take in replies, waiting for the first one. After an error the crew is closed.
+
+        Raises:
+            LoaderError: a worker has died, or the crew was closed.
+        """
+        with self._lock:
+            if self.closed:
+                raise LoaderError(CLOSED_MEANWHILE)
+            try:
+                for key, _ in self._selector.select(timeout_seconds):
+                    key.fileobj.receive()  # type: ignore[union-attr]  # a _Worker, as registered
+            except BaseException as error:  # a Ctrl-C may have come within a message
+                by_us = self._hung_up and isinstance(error, LoaderError)
+                self.closed = True
+                self._finalizer()
+                if by_us:
+                    raise LoaderError(CLOSED_MEANWHILE) from None
+                raise
+
+
+class ProcessPending:
+    """See `Pending`."""
+
+    def __init__(self, outcome: "_Outcome", worker: "_Worker", crew: ProcessCrew) -> None:
+        self._outcome = outcome
+        self._worker = worker
+        self._crew = crew
+
+    def done(self) -> bool:
+        if self._outcome.result is None:
+            self._crew.listen(0.0)
+        return self._outcome.result is not None
+
+    def wait(self, timeout_seconds: float) -> Filled:
+        deadline = time.monotonic() + timeout_seconds
+        while self._outcome.result is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Overdue
+            self._crew.listen(left)
+        result, self._outcome.result = self._outcome.result, None
+        try:
+            if isinstance(result, BaseException):
+                raise result
+            return replace(result, arrays={**result.arrays, IMAGE: self._outcome.buffer.array})
+        finally:
+            del result  # a cycle: an exception's traceback holds this frame
+
+    def cancel(self) -> None:
+        self._worker.send(Cancel(self._outcome.number))
+
+
+class _Outcome:
+    """What becomes of a batch. Its buffer is the worker's until there is a result, whether or not anybody wants it."""
+
+    def __init__(self, number: int, buffer: Buffer) -> None:
+        self.number = number
+        self.buffer = buffer
+        self.result: Filled | BaseException | None = None
+
+
+class _Worker:
+    """A worker process and the batches that it was asked for."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.process, self._connection = launch_worker(ENTRY, [feed.file])
+        self.asked: dict[int, _Outcome] = {}
+        self._last = 0
+        self.send(Service(ENTRY, feed))
+
+    def fileno(self) -> int:
+        """Of its socket."""
+        return self._connection.fileno()
+
+    def fill(self, request: Request, buffer: Buffer) -> _Outcome:
+        """Ask for a batch."""
+        self._last += 1
+        self.asked[self._last] = outcome = _Outcome(self._last, buffer)
+        self.send(Fill(self._last, buffer.number, request))
+        return outcome
+
+    def send(self, order: Order | Service) -> None:
+        """Give an order; a worker that is dead shows as such when it is listened to."""
+        with suppress(OSError):
+            self._connection.send(order)
+
+    def receive(self) -> None:
+        """Take in a reply. Raises LoaderError where the worker has died, and what it could not begin for."""
+        try:
+            reply: Reply = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise LoaderError(self._death()) from error
+        if reply.number in self.asked:
+            self.asked.pop(reply.number).result = reply.result
+        elif isinstance(reply.result, BaseException):
+            raise reply.result
+
+    def hang_up(self) -> None:
+        """End the conversation: the worker leaves, and whoever waits for it here wakes up."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close our end."""
+        self._connection.close()
+
+    def _death(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_LEAVE_SECONDS)
+        code = self.process.returncode
+        how = "closed its socket" if code is None else f"died with exit code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {Signals(-code).name}"
+        return (
+            f"a worker process of the loader (pid {self.process.pid}) {how}; iterate the loader again to start new "
+            "ones. Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0"
+        )
+
+
+def _stop(workers: Sequence[_Worker], selector: selectors.BaseSelector, pool: BufferPool, owner: int) -> None:
+    """All at the same time."""
+    selector.close()
+    pool.close()
+    for worker in workers:
+        worker.close()
+    if os.getpid() != owner:  # a fork of it, whose workers these are not
+        return
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()

@@ -1,0 +1,115 @@
+"""Samples by number, in whatever order they are asked for."""
+
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.records import Reader
+from tpufeed.loaders.columns import IMAGE, SAMPLE, Column, find_column, resolve_columns
+from tpufeed.loaders.decoder import Decoded, Decoder, decode_samples
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.touched import TouchedShards
+from tpufeed.storage.staging.stage import Stage
+from tpufeed.tfrecord.example import decode_example
+
+_FEWEST_OPEN, _MOST_OPEN = 128, 8192  # shards; opening one again costs as much as reading twenty raw records
+_CONNECTIONS = 16  # of all workers of a rank together; each has 8 MiB
+
+
+class SplitSamples:
+    """Samples of a split by number, for one process: it must not be carried across a fork.
+
+    Args:
+        dataset: what to read.
+        split: which part of it.
+        options: `ops`, `columns`, `seed`, `stage_dir` and `stage_bytes` count.
+        workers: processes that share this one's stage and samples.
+
+    Raises:
+        OptionError: options that do not fit the dataset.
+    """
+
+    def __init__(self, dataset: Dataset, split: str, options: LoaderOptions, workers: int = 1) -> None:
+        self.dataset = dataset
+        self.names = resolve_columns(dataset.manifest, options.columns)
+        self.decoder = Decoder(dataset, options.ops, options.seed)
+        self._split = split
+        self._variants = dataset.split(split).variants
+        self._columns = [find_column(dataset.manifest, name) for name in self.names if name not in (IMAGE, SAMPLE)]
+        self._starts = np.cumsum([0, *(shard.records for shard in self._variants[0].shards)])
+        self._readers: dict[int, Reader] = {}
+        self._options = options
+        self._workers = workers
+        self._touched: TouchedShards | None = None
+
+    @property
+    def changes_by_epoch(self) -> bool:
+        """Whether a sample is another one in the next epoch."""
+        return len(self._variants) > 1 or any(op.draws for op in self.decoder.pipeline.ops)
+
+    def read(self, samples: npt.NDArray[np.int64], epoch: int) -> dict[str, Sequence[Any]]:
+        """The columns of these samples as they are in `epoch`; an image is uint8 (height, width, 3).
+
+        Raises:
+            RecordError: one is damaged, or its image does not decode.
+        """
+        variant = epoch % len(self._variants)
+        reader = self._readers.get(variant) or self._open(variant)
+        shards = np.searchsorted(self._starts, samples, side="right") - 1
+        places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
+        decoded = decode_samples(self.decoder, reader, places, self.decoder.pipeline.draw(epoch, samples))
+        if self._touched is not None:
+            self._touched.touch(reader, variant, shards.tolist())
+        columns: dict[str, Sequence[Any]] = {IMAGE: decoded.pixels, SAMPLE: samples.tolist()}
+        for column in self._columns:
+            if column.position is not None:
+                columns[column.name] = [ints[column.position] for ints in decoded.ints]
+        parsed = [column for column in self._columns if column.position is None]
+        return columns | (_parse(parsed, decoded, reader, places) if parsed else {})
+
+    def _open(self, variant: int) -> Reader:
+        """The reader of a variant; the others let go of what they hold in the stage."""
+        stage, most = None, _most_open()
+        if self.dataset.is_remote:
+            for reader in self._readers.values():
+                reader.release()
+            if self._touched is None and self._options.stage_bytes != 0:
+                self._touched = self._make_touched()
+            if self._touched is not None:
+                stage, most = self._touched.stage, min(most, self._touched.most_open)
+        found = self._readers[variant] = self.dataset.reader(self._split, variant, stage, most)
+        return found
+
+    def _make_touched(self) -> TouchedShards:
+        folder, budget = self._options.stage_dir, self._options.stage_bytes
+        stage = Stage(
+            self.dataset.shards,
+            None if folder is None else Path(folder),
+            None if budget is None else int(budget),
+            connections=max(2, _CONNECTIONS // self._workers),
+        )
+        return TouchedShards(stage, self._variants, f"{self.dataset.url}, split {self._split!r}")
+
+
+def _parse(
+    columns: Sequence[Column], decoded: Decoded, reader: Reader, places: Sequence[tuple[int, int]]
+) -> dict[str, list[Any]]:
+    """The columns that have no fixed place in a record."""
+    features = [decode_example(payload) for payload in decoded.payloads]
+    where = [reader.place(*place) for place in places]
+    found = dict[str, list[Any]]()
+    for column in columns:
+        values = [column.value(each, place) for each, place in zip(features, where, strict=True)]
+        found[column.name] = [np.float32(value) for value in values] if column.dtype == "float32" else values
+    return found
+
+
+def _most_open() -> int:
+    """Shards to keep open, each with a descriptor of the process's."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_OPEN if soft == resource.RLIM_INFINITY else max(_FEWEST_OPEN, min(soft // 4, _MOST_OPEN))

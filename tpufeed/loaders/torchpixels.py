@@ -1,0 +1,110 @@
+"""What a model wants of uint8 images, done on their device: XLA, or any other of torch."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from tpufeed.errors import MissingExtraError, OptionError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("torch", "torch") from error
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Seed = int | Sequence[int]
+
+_FLIP, _SHIFT = 1, 2  # so that equal seeds give the two functions unrelated draws
+
+
+def to_device_float(
+    images: torch.Tensor,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    layout: Literal["NCHW", "NHWC"] = "NCHW",
+) -> torch.Tensor:
+    """uint8 NHWC images, on their device, as normalised floats: a quarter of the bytes of float32 had to cross to it.
+
+    `(image / 255 - mean) / std`, computed in float32.
+
+    Args:
+        images: uint8 of shape (batch, height, width, channels).
+        mean: of each channel, for values in [0, 1]; likewise std.
+        dtype: of the result.
+        layout: of the result.
+    """
+    _check(images)
+    channels = images.shape[3]
+    if images.dtype != torch.uint8 or not len(mean) == len(std) == channels:
+        raise OptionError(
+            f"images are uint8 with as many channels as mean ({len(mean)}) and std ({len(std)}) have values, not "
+            f"{images.dtype} of {channels}"
+        )
+    if layout not in ("NCHW", "NHWC"):
+        raise OptionError(f"layout is 'NCHW' or 'NHWC', not {layout!r}")
+    scale = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32, device=images.device)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32, device=images.device)
+    result = (images.to(torch.float32) * scale + shift).to(dtype)
+    return result.permute(0, 3, 1, 2) if layout == "NCHW" else result
+
+
+def random_flip(images: torch.Tensor, seed: Seed, probability: float = 0.5) -> torch.Tensor:
+    """Some of the images mirrored left to right, on their device.
+
+    The draws are made on the host, a byte an image, and sent along: the device is never waited for, and one compiled
+    graph serves every step.
+
+    Args:
+        images: of shape (batch, height, width, channels).
+        seed: equal ones give equal draws, so give what should change them, like `(7, rank, step)`.
+        probability: of an image to be mirrored.
+    """
+    _check(images)
+    draws = _generator(seed, _FLIP).random(len(images)) < probability
+    return torch.where(_send(draws, images), images.flip(2), images)
+
+
+def random_shift(images: torch.Tensor, pixels: int, seed: Seed, fill: int = 0) -> torch.Tensor:
+    """Each image moved by up to `pixels` up, down, left and right, on its device: a crop of the padded image.
+
+    See `random_flip` for how draws are made. No gather, which TPUs are slow at: an image is moved by powers of two, so
+    by up to 7 pixels in four selections of whole images a direction.
+
+    Args:
+        images: of shape (batch, height, width, channels).
+        pixels: the furthest move, each of [-pixels, pixels] as likely as the others.
+        seed: see `random_flip`.
+        fill: the value of pixels from outside.
+    """
+    _check(images)
+    if pixels < 0:
+        raise OptionError(f"pixels is at least 0, not {pixels}")
+    draws = _generator(seed, _SHIFT).integers(0, 2 * pixels, (2, len(images)), endpoint=True)
+    bits = (2 * pixels).bit_length()
+    # The moves leave out 2**bits - 1 pixels of a direction in all, of which at most 2 * pixels are drawn.
+    before, after = pixels, (1 << bits) - 1 - pixels
+    images = torch.nn.functional.pad(images, (0, 0, before, after, before, after), value=fill)
+    moves = _send(draws[:, None] >> np.arange(bits)[:, None] & 1 == 1, images)
+    for axis, moves_of_axis in enumerate(moves, start=1):
+        for bit, moved in enumerate(moves_of_axis):
+            length = images.shape[axis] - (1 << bit)
+            images = torch.where(moved, images.narrow(axis, 1 << bit, length), images.narrow(axis, 0, length))
+    return images
+
+
+def _generator(seed: Seed, purpose: int) -> np.random.Generator:
+    return np.random.default_rng([purpose, *([seed] if isinstance(seed, int | np.integer) else seed)])
+
+
+def _send(draws: Any, images: torch.Tensor) -> torch.Tensor:
+    """Bools (..., batch) on the images' device, to be broadcast over pixels. As data: constants would compile anew."""
+    return torch.from_numpy(draws).to(images.device, non_blocking=True).view(*draws.shape, 1, 1, 1)
+
+
+def _check(images: torch.Tensor) -> None:
+    if images.ndim != 4:
+        raise OptionError(f"images have the shape (batch, height, width, channels), not {tuple(images.shape)}")
