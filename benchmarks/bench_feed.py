@@ -1,29 +1,65 @@
-"""How fast loaders hand over batches of 128 uint8 224x224 images: tpufeed beside tf.data tuned by hand.
+"""How fast loaders hand over batches of 128 uint8 224x224 images: tpufeed beside its peers and beside decoding alone.
 
 Each measurement is a process of its own, warmed up and then timed over `--seconds`; loaders take turns, `--repeats`
-rounds; medians, and ratios of medians, in one run. The page cache is warm.
+rounds; medians, and ratios of medians, in one run. The page cache is warm. `scripts/setup-peers` installs the peers;
+one that is not there, or fails, has a row that says why. `peers/__init__.py` says what a loader's file has.
 
-    python benchmarks/bench_feed.py [--photos 4000] [--repeats 5] [--work FOLDER]
+    python benchmarks/bench_feed.py [--photos 4000] [--repeats 5] [--work FOLDER] [--only WORK] [--loaders "NAME;..."]
+
+`--loaders` takes names of the table, and FILE:SETTING for another setting of peers/FILE.py: `dataloader:turbo-4`.
 """
 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
+BENCHMARKS = Path(__file__).parent
+ENVIRONMENTS = BENCHMARKS.parent / ".peers"
+sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS.parent / "scripts")]
 
-BATCH = 128
-WARM_UP_BATCHES = 12
-WORK = {"jpeg": "JPEG 500x375, random-resized crop + flip", "raw": "raw 224 cache, CRCs verified"}
-LOADERS = ("tfdata-auto", "tfdata-2", "tfdata-4", "numpy", "tf")
+WORK = {
+    "jpeg": "JPEG 500x375, random-resized crop + flip",
+    "presized": "JPEG presized to 256, random-resized crop + flip",
+    "raw": "raw 224 cache",
+}
+# Name in the tables: file in peers/, and a setting where it is not the best one of that file.
+LOADERS = {
+    "decoding alone": "decoding",
+    "tpufeed.numpy_loader": "ours:numpy_loader",
+    "tpufeed.tf_dataset": "ours:tf_dataset",
+    "tf.data, AUTOTUNE": "tfdata:auto",
+    "tf.data, parallelism 2": "tfdata:2",
+    "tf.data, parallelism 4": "tfdata:4",
+    "tf.data, parsed by batches": "tfdata:parse-batch",
+    "torch DataLoader + PIL": "dataloader:pil-2",
+    "torch DataLoader + simplejpeg": "dataloader:turbo-2",
+    "torch DataLoader, mapped array": "dataloader:mmap-2",
+    "WebDataset": "webdataset",
+    "Grain": "grain",
+    "MosaicML streaming": "mosaic",
+    "LitData": "litdata",
+    "SPDL": "spdl",
+    "DALI on CPU": "dali",
+    "FFCV": "ffcv",
+}
+ENCODED = ("jpeg", "presized")
+WORK_OF = {
+    "tf.data, parsed by batches": ("raw",),
+    "torch DataLoader + PIL": ENCODED,
+    "torch DataLoader + simplejpeg": ENCODED,
+    "torch DataLoader, mapped array": ("raw",),
+}
+NO_PEERS = ("decoding", "ours")
+IN_VENV = (*NO_PEERS, "tfdata", "dataloader")
+MEASUREMENT_SECONDS = 180  # at most, preparing included
 
 
 def main() -> None:
@@ -31,113 +67,122 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--work", type=Path, help="keep photos, shards and cache here (default: a temporary folder)")
+    parser.add_argument("--work", type=Path, help="keep photos and all that is made of them here (default: temporary)")
     parser.add_argument("--only", choices=WORK, help="one kind of work")
+    parser.add_argument("--loaders", help="some of them, separated by semicolons (default: all)")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/feed.json")
-    parser.add_argument("--measure", nargs=3, metavar=("WORK", "LOADER", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
-        kind, loader, folder = options.measure
-        print(json.dumps({"images_per_second": measure(batches(kind, loader, Path(folder)), options.seconds)}))
-        return
+    from peers.sources import make_sources
+
     with tempfile.TemporaryDirectory(prefix="tpufeed-feed-") as temporary:
-        folders = prepare(options.work or Path(temporary), options.photos)
+        work = options.work or Path(temporary)
+        sources = make_sources(work, options.photos)
+        names = options.loaders.split(";") if options.loaders else list(LOADERS)
         kinds = [options.only] if options.only else list(WORK)
-        report({kind: rounds(kind, folders[kind], options) for kind in kinds}, options.save)
+        report({kind: measure(sources[kind], names, options) for kind in kinds}, options.save)
 
 
-def prepare(work: Path, photos: int) -> dict[str, Path]:
-    """Photos, their shards, and a raw cache of them."""
-    from make_photos import make_photos
-
-    import tpufeed
-
-    work.mkdir(parents=True, exist_ok=True)
-    folders = {"jpeg": work / f"shards-{photos}", "raw": work / f"cache-{photos}"}
-    if not (work / f"photos-{photos}" / ".photos.json").exists():
-        make_photos(work / f"photos-{photos}", photos)
-    if not (folders["jpeg"] / "manifest.json").exists():
-        tpufeed.shard(work / f"photos-{photos}", folders["jpeg"], check="header")
-    tpufeed.cache.warmup(folders["jpeg"], folders["raw"])
-    return folders
-
-
-def rounds(kind: str, folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Images a second of each loader, one figure a round."""
-    found: dict[str, list[float]] = {loader: [] for loader in LOADERS}
-    for _ in range(options.repeats):
-        for loader in LOADERS:
-            command = [
-                sys.executable,
-                __file__,
-                "--measure",
-                kind,
-                loader,
-                str(folder),
-                "--seconds",
-                str(options.seconds),
-            ]
-            environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-            output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-            found[loader].append(json.loads(output.splitlines()[-1])["images_per_second"])
+def measure(source: Any, names: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Of each loader its `setting` and `images_per_second`, one figure a round, or `why_not`."""
+    found: dict[str, dict[str, Any]] = {
+        name: {"images_per_second": []} for name in names if source.work in WORK_OF.get(name, WORK)
+    }
+    # In round 0 each makes its own format and shows a batch.
+    for seconds in [0.0, *[options.seconds] * options.repeats]:
+        for name, figures in found.items():
+            if "why_not" in figures:
+                continue
+            outcome = run(LOADERS.get(name, name), source, seconds)
+            if "why_not" in outcome:
+                figures["why_not"] = outcome["why_not"]
+            elif seconds:
+                figures["setting"] = outcome["setting"]
+                figures["images_per_second"].append(outcome["images_per_second"])
     return found
 
 
-def batches(kind: str, loader: str, folder: Path) -> Iterator[Any]:
-    """Batches of one loader for ever."""
-    if loader.startswith("tfdata"):
-        import tfdata_tuned
+def run(loader: str, source: Any, seconds: float) -> dict[str, Any]:
+    """What peers.measure prints, or `why_not`."""
+    module, _, setting = loader.partition(":")
+    python = Path(sys.executable) if module in IN_VENV else ENVIRONMENTS / module / "bin" / "python"
+    failed = ENVIRONMENTS / module / "failed"
+    if failed.exists():
+        return {"why_not": f"not installed: {failed.read_text().strip()}"}
+    if not python.exists():
+        return {"why_not": f"not installed: run scripts/setup-peers {module}"}
+    mark = source.folder / f"{module}-{source.work}" / ".prepared"
+    if not seconds and mark.exists():
+        return {}
+    where = [str(source.dataset), str(source.files), str(mark.parent)]
+    command = [str(python), "-m", "peers.measure", module, setting, source.work, *where, "--seconds", str(seconds)]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_DEVICE": "CPU"}
+    # A session of its own: a loader's workers outlive it where it is killed, and would hold the pipes open.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=BENCHMARKS,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=MEASUREMENT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"why_not": f"failed: not done after {MEASUREMENT_SECONDS} s"}
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        lines = errors.strip().splitlines() or [f"exit status {process.returncode}"]
+        return {"why_not": f"failed: {lines[-1]}"}
+    outcome: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return outcome
 
-        calls = loader.removeprefix("tfdata-")
-        yield from tfdata_tuned.dataset(folder, kind == "jpeg", -1 if calls == "auto" else int(calls), BATCH)
-    import tpufeed
-    from tpufeed.images import HorizontalFlip, RandomResizedCrop
 
-    ops = [RandomResizedCrop(224), HorizontalFlip()] if kind == "jpeg" else None
-    make = tpufeed.numpy_loader if loader == "numpy" else tpufeed.tf_dataset
-    source = make(folder, batch_size=BATCH, ops=ops)
-    while True:
-        yield from source
-
-
-def measure(source: Iterator[Any], seconds: float) -> float:
-    """Images a second after a warm-up."""
-    for _ in range(WARM_UP_BATCHES):
-        next(source)
-    images, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
-        images += len(next(source)[0])
-    return images / elapsed
-
-
-def report(found: dict[str, dict[str, list[float]]], save: bool) -> None:
-    """The table, and the result file where asked for."""
+def report(found: dict[str, dict[str, dict[str, Any]]], save: bool) -> None:
+    """The tables, and the result file where asked for."""
     from harness import describe, machine, print_table, write_result
 
-    result: dict[str, Any] = {}
-    for kind, by_loader in found.items():
-        medians = {loader: statistics.median(values) for loader, values in by_loader.items()}
-        best = max(value for loader, value in medians.items() if loader.startswith("tfdata"))
-        rows = [
-            [
-                loader,
-                f"{medians[loader]:,.0f}",
-                f"{min(values):,.0f}",
-                f"{max(values):,.0f}",
-                f"{medians[loader] / best:.2f}",
-            ]
-            for loader, values in by_loader.items()
-        ]
-        print_table(WORK[kind], ["loader", "img/s", "lowest", "highest", "to the best tf.data"], rows)
-        result[kind] = {
-            "work": WORK[kind],
-            "images_per_second": by_loader,
-            "medians": medians,
-            "ratio_to_best_tfdata": {loader: value / best for loader, value in medians.items()},
-        }
+    result = {kind: summary(kind, loaders) for kind, loaders in found.items()}
+    for kind, work in result.items():
+        rows = [row(name, figures, work) for name, figures in work["loaders"].items()]
+        columns = ["loader", "setting", "img/s", "lowest", "highest", "to the best peer", "to decoding alone"]
+        print_table(WORK[kind], columns, rows, text_columns=2)
+        for name, figures in work["loaders"].items():
+            if "why_not" in figures:
+                print(f"  {name}: {figures['why_not']}")
     print(describe(machine()))
     if save:
         print(write_result("feed", result))
+
+
+def summary(kind: str, loaders: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Medians and their ratios to the best peer's and to decoding alone."""
+    medians = {
+        name: statistics.median(figures["images_per_second"])
+        for name, figures in loaders.items()
+        if "why_not" not in figures
+    }
+    peers = [name for name in medians if LOADERS.get(name, name).partition(":")[0] not in NO_PEERS]
+    best = max(peers, key=medians.__getitem__, default=None)
+    for name, median in medians.items():
+        loaders[name]["median"] = median
+        for ratio, base in (("to_best_peer", best), ("to_decoding_alone", "decoding alone")):
+            loaders[name][ratio] = median / medians[base] if base in medians else None
+    return {"work": WORK[kind], "best_peer": best, "loaders": loaders}
+
+
+def row(name: str, figures: dict[str, Any], work: dict[str, Any]) -> list[str]:
+    from harness import figure
+
+    if "why_not" in figures:
+        return [name, "n/a, see below", *["n/a"] * 5]
+    values = figures["images_per_second"]
+    rates = [figure(value, 0) for value in (figures["median"], min(values), max(values))]
+    ratios = [figure(figures[ratio], 2) for ratio in ("to_best_peer", "to_decoding_alone")]
+    return [f"{name} *" if name == work["best_peer"] else name, figures["setting"], *rates, *ratios]
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
-sys.path.append(str(Path(__file__).parent.parent / ".peers"))
 
+ENVIRONMENTS = Path(__file__).parent.parent / ".peers"
 SHARD_BYTES = 128 * 10**6
 DECODED_PHOTOS = 6000
 
@@ -49,7 +49,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp"))
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/shard.json")
+    parser.add_argument("--peer", nargs=2, metavar=("NAME", "OUT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.peer:
+        write_as_peer(options.peer[0], Path(options.peer[1]))
+        return
     with tempfile.TemporaryDirectory(prefix="tpufeed-shard-", dir=options.work) as folder:
         found = rounds(Path(folder), options.photos, options.repeats)
     report(found, options)
@@ -59,8 +63,8 @@ COPY: dict[str, Way] = {
     "concatenating the files": lambda files, out: timed(files, lambda: concatenate(files, out)),
     "tpufeed shard --check header": lambda files, out: timed(files, lambda: shard(files, out, "header")),
     "TFRecordWriter loop": lambda files, out: timed(files, lambda: write_records(files, out)),
-    "WebDataset ShardWriter": lambda files, out: peer("webdataset", files, lambda: write_webdataset(files, out)),
-    "MDSWriter, xxh64": lambda files, out: peer("streaming", files, lambda: write_mds(files, out)),
+    "WebDataset ShardWriter": lambda files, out: peer("webdataset", files, out),
+    "MDSWriter, xxh64": lambda files, out: peer("mosaic", files, out),
 }
 DECODING: dict[str, Way] = {
     "decoding alone, a process a core": lambda files, _: decode(files),
@@ -96,13 +100,23 @@ def timed(files: list[Path], work: Callable[[], None]) -> float:
     return len(files) / (time.perf_counter() - start)
 
 
-def peer(module: str, files: list[Path], work: Callable[[], None]) -> float | None:
-    """The rate of another tool, or None where it is not installed."""
-    try:
-        __import__(module)
-    except ImportError:
+def peer(name: str, files: list[Path], out: Path) -> float | None:
+    """The rate of another tool under the Python that has it, or None where it is not installed."""
+    python = ENVIRONMENTS / name / "bin" / "python"
+    if not python.exists() or (ENVIRONMENTS / name / "failed").exists():
         return None
-    return timed(files, work)
+    command = [str(python), __file__, "--peer", name, str(out)]
+    paths = "\n".join(map(str, files))
+    done = subprocess.run(command, input=paths, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def write_as_peer(name: str, out: Path) -> None:
+    """What `peer` starts: prints the rate, start and import left out."""
+    files = [Path(line) for line in sys.stdin.read().splitlines()]
+    module, write = {"webdataset": ("webdataset", write_webdataset), "mosaic": ("streaming", write_mds)}[name]
+    __import__(module)
+    print(timed(files, lambda: write(files, out)))
 
 
 def concatenate(files: list[Path], out: Path) -> None:

@@ -69,7 +69,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_all(commands: list[str], folder: Path, **variables: str) -> None:
     environment = os.environ | variables | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "TPU_SKIP_MDS_QUERY"):  # jax sets the latter for good, and torch_xla stumbles over it
+        environment.pop(name, None)
     for line in commands:
         done = subprocess.run(
             line, shell=True, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=120

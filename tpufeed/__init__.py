@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
     from tpufeed.loaders.lanesampler import LaneSampler
+    from tpufeed.loaders.options import LoaderOptions
     from tpufeed.loaders.stream import numpy_loader
     from tpufeed.loaders.tfdata import tf_dataset
     from tpufeed.loaders.torchdevice import device_prefetch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LaneSampler",
+    "LoaderOptions",
     "StepClock",
     "TFRecordImages",
     "World",
@@ -51,6 +53,7 @@ __all__ = [
 _ROOMS = ("cache", "errors", "images")
 _ROOM_OF_NAME = {
     "LaneSampler": "loaders.lanesampler",
+    "LoaderOptions": "loaders.options",
     "StepClock": "profiling.clock",
     "TFRecordImages": "loaders.torchhost",
     "World": "dataset.partition",

@@ -3,12 +3,15 @@
 import copy
 import itertools
 import pickle
+import threading
+import time
 
 import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.errors import LoaderError, OptionError
+from tpufeed.errors import LoaderError, OptionError, RecordError
+from tpufeed.images.ops import CenterCrop, Custom
 
 
 def make(url, **options):
@@ -128,3 +131,55 @@ def test_statistics(cache_url, dataset_url, ops, processes):
 def test_options_that_are_none(cache_url, options, message):
     with pytest.raises(OptionError, match=message):
         make(cache_url, **options)
+
+
+def test_an_error_while_the_next_epoch_is_prepared_loses_none_of_it(cache_url):
+    with make(cache_url, prefetch=3) as loader, make(cache_url) as other:
+        iterator = iter(loader)
+        for _ in range(6):
+            next(iterator)
+        begin = loader._crew.submit
+        loader._crew.submit = lambda _: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            next(iterator)
+        loader._crew.submit = begin
+        other.set_epoch(1)
+        same(loader, other)
+
+
+def test_closing_from_another_thread_ends_the_wait_for_a_batch_of_many_chunks(dataset_url):
+    slow = Custom("tests.loaders.test_stream_epochs:take_a_moment")
+    options = {"ops": [CenterCrop(64), slow], "batch_size": 70, "threads": 1, "prefetch": 1, "timeout_seconds": 60}
+    with make(dataset_url, **options) as loader:
+        threading.Timer(0.2, loader.close).start()
+        begun = time.monotonic()
+        with pytest.raises(LoaderError, match="closed while a batch was waited for"):
+            next(iter(loader))
+        assert time.monotonic() - begun < 30
+
+
+def take_a_moment(image, _):
+    time.sleep(0.02)
+    return image
+
+
+def test_a_batch_that_fails_is_raised_when_nobody_writes_to_its_memory_any_more(cache_url, damage):
+    """Its memory is the next batch's."""
+    damaged = damage(cache_url, 3).url
+    with make(damaged, shuffle=False, batch_size=70, threads=2) as loader:
+        begun, ended = [], []
+        fill = loader._rows.fill
+
+        def watched(work, *rows):
+            begun.append(id(work))
+            try:
+                time.sleep(0.05 * len(begun))
+                return fill(work, *rows)
+            finally:
+                ended.append(id(work))
+
+        loader._rows.fill = watched
+        iterator = iter(loader)
+        with pytest.raises(RecordError):
+            next(iterator)
+        assert begun.count(begun[0]) == ended.count(begun[0])

@@ -276,3 +276,64 @@ def test_the_environment_says_how_many(cache_url, monkeypatch):
     with make(cache_url, processes=None) as loader:
         next(iter(loader))
         assert len(children()) == 1
+
+
+def test_a_fork_has_workers_of_its_own_and_leaves_its_parents_alone(cache_url):
+    """Leaving a `with`, dropping kept batches and iterating again in the child must not reach the parent's workers."""
+    with make(cache_url, columns=["image", "sample"]) as loader, make(cache_url, processes=0) as threads:
+        iterator = iter(loader)
+        kept = [next(iterator) for _ in range(2)]
+        before = [images.copy() for images, _ in kept]
+        next(iter(threads))
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                with pytest.raises(LoaderError):
+                    next(iterator)
+                loader.set_epoch(3)
+                assert len(list(loader)) == len(list(threads)) == 7
+                kept.clear()
+                gc.collect()
+                loader.close()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for (images, _), copied in zip(kept, before, strict=True):
+            np.testing.assert_array_equal(images, copied)
+        assert len(list(iterator)) == 5
+        del images, kept, iterator
+
+
+def test_who_keeps_many_batches_needs_few_descriptors(cache_url):
+    with make(cache_url, processes=1, batch_size=1, prefetch=1, repeat=True) as loader:
+        batches = iter(loader)
+        kept = [next(batches)]
+        before = open_files()
+        kept += [next(batches) for _ in range(300)]
+        assert open_files() <= before + 8
+        assert len({images.ctypes.data for images, _ in kept}) == 301
+        del kept, batches
+
+
+def test_iterators_may_be_given_up_in_any_thread_while_another_is_read(cache_url):
+    with make(cache_url, prefetch=4, columns=["sample"]) as loader:
+        for _ in range(5):
+            given_up = iter(loader)
+            next(given_up)
+            thread = threading.Thread(target=given_up.close)
+            loader.set_epoch(1)
+            thread.start()
+            assert sorted(np.concatenate(list(loader))) == list(range(70))
+            thread.join()
+
+
+def test_a_worker_that_takes_no_orders_is_given_up(cache_url):
+    """Orders for batches of so many samples fill the socket of a worker that does not read it."""
+    with make(cache_url, batch_size=3000, remainder="repeat", prefetch=30, timeout_seconds=2, processes=1) as loader:
+        iterator = iter(loader)
+        for pid in children():
+            os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(LoaderError, match="no batch for 2 s"):
+            next(iterator)

@@ -40,7 +40,7 @@ def test_the_slot_repeats_the_sample_before_it_masked_and_counted(damaged, cache
         for found, wanted in zip(columns, expected, strict=True):
             np.testing.assert_array_equal(found, wanted[rows])
     assert loader.stats().bad_records == 1
-    assert any("skipped, 1 of at most 1" in message and "record" in message for message in caplog.messages)
+    assert any("bad record skipped, 1 of at most 1" in message and "record" in message for message in caplog.messages)
 
 
 def test_the_first_slot_repeats_the_one_behind_it(cache_url, damage):
@@ -56,6 +56,11 @@ def test_one_more_than_the_budget_is_an_error_that_names_it(damaged, damage):
         RecordError, match=r"2 bad records, more than max_bad_records=1; the last one: .*record \d+, byte"
     ):
         read(twice, max_bad_records=1)
+    with tpufeed.numpy_loader(twice, **OPTIONS, max_bad_records=1) as again:
+        for _ in range(2):
+            again.set_epoch(0)
+            with pytest.raises(RecordError, match="2 bad records"):
+                list(again)
     batches, loader = read(twice, max_bad_records=2)
     assert loader.stats().bad_records == 2
     assert sum(int((~mask).sum()) for *_, mask in batches) == 2

@@ -25,7 +25,10 @@ class Pipeline:
     def __init__(self, ops: Sequence[Op], seed: int, fast: bool = False) -> None:
         for op in ops:
             if not is_op(op):
-                raise OptionError(f"ops are tpufeed.images.RandomResizedCrop(size=224) and its like, not {op!r}")
+                raise OptionError(
+                    "ops are tpufeed.images.RandomResizedCrop(size=224) and its like, and for a function of your own "
+                    f"Custom('module:function'), not {op!r}"
+                )
         self.ops = tuple(ops)
         self.seed = seed
         self._fast = fast

@@ -13,6 +13,7 @@ import numpy as np
 from tpufeed.images.decoding import Pixels
 
 _KEPT = 8
+_FIRST_SEGMENT = 8  # buffers
 
 
 class Buffer(NamedTuple):
@@ -38,18 +39,15 @@ class BufferPool:
     def __init__(self, shape: tuple[int, ...], kept: int = _KEPT, shared: bool = False) -> None:
         self._shape = shape
         self._type = ctypes.c_ubyte * int(np.prod(shape))
-        self._free = _Free(kept)
+        self._free = _Free(kept, buffer_stride(shape) if shared else 0)
         self._made = 0
         self.file = os.memfd_create("tpufeed-batches") if shared else None
 
     def take(self) -> Buffer:
         """An array with arbitrary contents. One thread at a time."""
-        memory = self._free.take()
-        if memory is None:
-            memory = _Memory(self._made, self._map())
-            self._made += 1
-        owner = self._type.from_buffer(memory.map)
-        weakref.finalize(owner, self._free.give, memory, self.file is not None).atexit = False
+        memory = self._free.take() or self._make()
+        owner = self._type.from_buffer(memory.map, memory.offset)
+        weakref.finalize(owner, self._free.give, memory).atexit = False
         return Buffer(memory.number, np.ndarray(self._shape, np.uint8, owner))  # type: ignore[arg-type]  # a buffer
 
     def close(self) -> None:
@@ -59,21 +57,43 @@ class BufferPool:
             self.file = None
             self._free.clear()
 
-    def _map(self) -> mmap.mmap:
-        size = ctypes.sizeof(self._type)
-        if self.file is not None:
-            stride = buffer_stride(self._shape)
-            os.ftruncate(self.file, (self._made + 1) * stride)
-            return mmap.mmap(self.file, size, mmap.MAP_SHARED, offset=self._made * stride)
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return memory
+    def _make(self) -> "_Memory":
+        """New memory; of a shared pool several at once, of which the others are free."""
+        number, size = self._made, ctypes.sizeof(self._type)
+        if self.file is None:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._made += 1
+            return _Memory(number, memory, 0)
+        segment, stride = segment_of(number), buffer_stride(self._shape)
+        os.ftruncate(self.file, segment.stop * stride)
+        shared = map_segment(self.file, segment, stride)
+        self._made = segment.stop
+        new = [_Memory(each, shared, (each - segment.start) * stride) for each in segment]
+        self._free.add(new[1:])
+        return new[0]
 
 
 def buffer_stride(shape: tuple[int, ...]) -> int:
     """Bytes from one buffer of a pool's file to the next."""
     return -(-int(np.prod(shape)) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+def segment_of(number: int) -> range:
+    """The buffers that are mapped together with this one: 8, and then as many again as there are.
+
+    Each mapping holds a descriptor, and who keeps a thousand batches may have no more than that.
+    """
+    if number < _FIRST_SEGMENT:
+        return range(_FIRST_SEGMENT)
+    start = 1 << (number.bit_length() - 1)
+    return range(start, 2 * start)
+
+
+def map_segment(file: int, segment: range, stride: int) -> mmap.mmap:
+    """These buffers of a pool's file."""
+    return mmap.mmap(file, len(segment) * stride, mmap.MAP_SHARED, offset=segment.start * stride)
 
 
 class MappedBuffers:
@@ -82,41 +102,55 @@ class MappedBuffers:
     def __init__(self, file: int, shape: tuple[int, ...]) -> None:
         self._file = file
         self._shape = shape
-        self._arrays: dict[int, Pixels] = {}
+        self._segments: dict[int, mmap.mmap] = {}
 
     def array(self, number: int) -> Pixels:
         """The buffer at this place."""
-        if number not in self._arrays:
-            offset, size = number * buffer_stride(self._shape), int(np.prod(self._shape))
-            memory = mmap.mmap(self._file, size, mmap.MAP_SHARED, offset=offset)
-            self._arrays[number] = np.frombuffer(memory, np.uint8).reshape(self._shape)
-        return self._arrays[number]
+        segment, stride = segment_of(number), buffer_stride(self._shape)
+        if segment.start not in self._segments:
+            self._segments[segment.start] = map_segment(self._file, segment, stride)
+        offset = (number - segment.start) * stride
+        return np.ndarray(self._shape, np.uint8, self._segments[segment.start], offset)
 
 
 class _Memory(NamedTuple):
     number: int
     map: mmap.mmap
+    offset: int
 
 
 class _Free:
-    """Memory that nobody uses. `give` is called by finalizers: in any thread, at any moment."""
+    """Memory that nobody uses. `give` is called by finalizers: in any thread, at any moment.
 
-    def __init__(self, kept: int) -> None:
+    Args:
+        kept: how many keep their pages.
+        stride: bytes of one, where others share it.
+    """
+
+    def __init__(self, kept: int, stride: int) -> None:
         self._kept = kept
+        self._stride = stride
+        self._owner = os.getpid()
         self._whole: deque[_Memory] = deque()
         self._empty: deque[_Memory] = deque()
 
     def take(self) -> _Memory | None:
         for memories in (self._whole, self._empty):
             with suppress(IndexError):
-                return memories.pop()
+                return memories.popleft() if memories is self._empty else memories.pop()
         return None
 
-    def give(self, memory: _Memory, shared: bool) -> None:
+    def add(self, memories: list[_Memory]) -> None:
+        """New ones, without pages."""
+        self._empty.extend(memories)
+
+    def give(self, memory: _Memory) -> None:
+        if self._stride and os.getpid() != self._owner:  # a fork has let go of it; its parent may still use it
+            return
         if len(self._whole) < self._kept:
             self._whole.append(memory)
-        elif shared:  # its place in the file stays, without pages
-            memory.map.madvise(mmap.MADV_REMOVE)
+        elif self._stride:  # its place in the file stays, without pages
+            memory.map.madvise(mmap.MADV_REMOVE, memory.offset, self._stride)
             self._empty.append(memory)
 
     def clear(self) -> None:

@@ -12,7 +12,7 @@ from tpufeed.dataset.order import Places
 Array: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
-CLOSED = "the loader was closed, or its last batch failed; iterate it again to go on"
+CLOSED = "the loader was closed, or its last batch failed; iterate it again for the next epoch, or load a state"
 CLOSED_MEANWHILE = "the loader was closed while a batch was waited for"
 
 # For `Stage.fetch`: shards of variants, the first ones due first.
@@ -80,7 +80,9 @@ class Pending(Protocol):
 class Crew(Protocol):
     """Fills batches, several at a time. One thread submits and waits; closing is safe from any."""
 
-    closed: bool
+    @property
+    def closed(self) -> bool:
+        """Whether it fills nothing any more: also in a fork of its process."""
 
     def submit(self, request: Request) -> Pending:
         """Begin a batch. Raises LoaderError where the crew was closed."""
@@ -89,4 +91,4 @@ class Crew(Protocol):
         """Say which shards are due, so that they are staged. Returns at once."""
 
     def close(self, wait: bool = True) -> None:
-        """Stop. What is pending fails. Threads that hang are left behind with `wait=False`, processes killed."""
+        """Stop. What is pending fails. Processes that hang are killed; threads are not waited for with `wait=False`."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from tpufeed.dataset.order import EpochOrder, Places
 from tpufeed.dataset.partition import Share
-from tpufeed.errors import LoaderError
+from tpufeed.errors import LoaderError, RecordError
 from tpufeed.loaders.crew import CLOSED, Array, Crew, Due, Mask, Overdue, Pending, Request
 from tpufeed.loaders.tally import Tally
 
@@ -114,7 +114,7 @@ class Position:
     def take(self, crew: Crew, flow: Flow) -> "EpochIterator":
         """The next epoch."""
         iterator, self.ahead = self.ahead, None
-        if iterator is None or iterator.crew is not crew:
+        if iterator is None or iterator.crew is not crew or iterator.epoch != self.epoch:
             iterator = EpochIterator(self.epochs.open(self.epoch, self.start), crew, flow)
         iterator.position = self
         return iterator
@@ -182,8 +182,8 @@ class EpochIterator(Iterator[Batch]):
         """The next batch as its columns by name. Raises StopIteration at the end, as `next` does."""
         if self._returned == self.batches:
             raise StopIteration
-        if self._closed:
-            raise LoaderError(self._closed)
+        if self._closed or self.crew.closed:
+            raise LoaderError(self._closed or CLOSED)
         self.begin()
         asked = perf_counter()
         try:
@@ -193,13 +193,17 @@ class EpochIterator(Iterator[Batch]):
             self._flow.tally.add(filled, asked, ready)
         except Overdue:
             self.close()
-            self.crew.close(wait=False)
+            self.crew.close(wait=False)  # with all that was prepared
             raise LoaderError(
                 f"no batch for {self._flow.timeout_seconds:g} s. Does a drive or the network not answer, or an op of "
                 "yours not return? Where a batch takes so long, give timeout_seconds"
             ) from None
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if self.position is not None:
+                self.position.ahead = None  # it may have stopped half-way in a batch
+            if isinstance(error, RecordError):
+                error.add_note("To skip some, give max_bad_records=N; tpufeed verify lists all damage")
             raise
         self._returned += 1
         if self._returned == 1 and self._flow.stages and self.position is not None:

@@ -85,8 +85,9 @@ def serve(feed: Feed, connection: Connection) -> None:
             if isinstance(order, Fetch):
                 crew.fetch(order.due)
             elif isinstance(order, Cancel):
-                if order.number in pending:
-                    pending[order.number].cancel()
+                batch = pending.get(order.number)
+                if batch is not None:
+                    batch.cancel()
             else:
                 try:
                     pending[order.number] = crew.submit(order.request, buffers.array(order.buffer))
@@ -123,7 +124,7 @@ def _reply(
                 filled = batch.wait(threading.TIMEOUT_MAX)
                 arrays = {name: array for name, array in filled.arrays.items() if name != IMAGE}
                 reply = Reply(number, replace(filled, arrays=arrays))
-            except Exception as error:  # noqa: BLE001  # the loader raises it
+            except BaseException as error:  # noqa: BLE001  # the loader raises it, also what sys.exit in an op raises
                 reply = Reply(number, _portable(error))
             finally:
                 pending.pop(number, None)
@@ -139,9 +140,10 @@ def _leave_anyway() -> None:
     timer.start()
 
 
-def _portable(error: Exception) -> BaseException:
+def _portable(error: BaseException) -> BaseException:
     """The error as it can be sent; of one that was not raised on purpose the whole traceback, as a text."""
     if isinstance(error, TpufeedError):
         with suppress(TypeError):  # its constructor does not take what it keeps, so a pickle could not be read
             return type(error)(*error.args)
-    return LoaderError(f"a worker process failed: {failure_message(error)}")
+    text = failure_message(error) if isinstance(error, Exception) else f"it was told to end, by {error!r}"
+    return LoaderError(f"a worker process failed: {text}")

@@ -1,13 +1,14 @@
 """What every loader can be told, checked once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from tpufeed.dataset.partition import Remainder
+from tpufeed.dataset.partition import Remainder, World
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import Op
 from tpufeed.loaders.world import WorldLike
@@ -54,9 +55,10 @@ class LoaderOptions:
             "repeat" samples.
         world: (rank, size); by default what the framework says.
         lanes: see `dataset.order`; a multiple of the world's size.
-        processes: worker processes that decode, so that neither waits for the GIL of the other; 0 decodes in threads of
-            this process. By default what the environment's TPUFEED_PROCESSES says, else one for up to 4 cores each, and
-            one a core up to 4. A `memory://` dataset, and ops that `__main__` defines, cannot leave this process.
+        processes: worker processes that decode, so that neither they nor the training loop wait for the other's GIL; 0
+            decodes in threads of this process. By default what the environment's TPUFEED_PROCESSES says, else one a
+            core up to 4 cores, and then one for 4 cores. A `memory://` dataset, and a class of ops that `__main__`
+            defines, cannot leave this process.
         threads: that decode, in each process; by default all together one a core, of those that are this rank's.
         prefetch: batches that are prepared ahead, also of the next epoch; by default 2 a process and at least 4, of at
             most 4 GB.
@@ -64,7 +66,8 @@ class LoaderOptions:
         max_bad_records: different records that may be damaged or undecodable and are skipped, each with a warning: its
             slot repeats a good sample of the batch, and a bool mask, that comes last, is False there. One more raises
             RecordError; with 0 the first one does.
-        timeout_seconds: how long to wait for a batch before LoaderError says that a drive or an op hangs.
+        timeout_seconds: how long to wait for a batch before LoaderError says that a drive or an op hangs. Workers that
+            hang are killed; a thread of `processes=0` cannot be, and keeps the program from ending.
         stage_dir: where verified copies of remote shards are kept for all processes of this host; by default what the
             environment's TPUFEED_STAGE_DIR says, else /dev/shm where that has room, else the user's cache folder.
         stage_bytes: what all copies there may take, as "64GB" or a number; by default half of what is free. 0 reads
@@ -89,6 +92,10 @@ class LoaderOptions:
     stage_bytes: str | int | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.ops, str) or not (self.ops is None or isinstance(self.ops, Iterable)):
+            raise OptionError(f"ops is a list, like [RandomResizedCrop(size=224), HorizontalFlip()], not {self.ops!r}")
+        if not (self.world is None or isinstance(self.world, World | tuple | list)):
+            raise OptionError(f"world is (rank, size), like (0, 8), not {self.world!r}")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             optional = name in ("processes", "threads", "prefetch", "lanes")
@@ -108,3 +115,14 @@ class LoaderOptions:
             raise OptionError(f"columns is a list of names like ('image', 'label'), not {self.columns!r}")
         if self.columns is not None and not len(self.columns):
             raise OptionError("columns is empty; give names like ('image', 'label'), or None for a dict")
+
+
+def make_options(given: Mapping[str, Any], names: Iterable[str] = ()) -> LoaderOptions:
+    """The options that a user gave by keyword. Raises OptionError for one that is none of `names`, by default all."""
+    known = list(names) or [field.name for field in fields(LoaderOptions)]
+    for name in given:
+        if name not in known:
+            alike = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {alike[0]}? " if alike else ""
+            raise OptionError(f"there is no option {name!r}; {hint}The options are {', '.join(known)}")
+    return LoaderOptions(**given)

@@ -7,10 +7,12 @@ sockets is where samples lie, and all columns but the images.
 import os
 import selectors
 import socket
+import struct
 import subprocess
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +27,7 @@ from tpufeed.loaders.crew import CLOSED, CLOSED_MEANWHILE, Due, Filled, Overdue,
 from tpufeed.loaders.feeder import ENTRY, Cancel, Feed, Fetch, Fill, Order, Reply
 
 _LEAVE_SECONDS = 2.0
+_LONGEST_SEND_SECONDS = 1e6
 
 
 class ProcessCrew:
@@ -38,17 +41,22 @@ class ProcessCrew:
     """
 
     def __init__(self, feed: Feed, processes: int, pool: BufferPool, stages: bool) -> None:
-        self.closed = self._hung_up = False
+        self._closed = self._hung_up = False
+        self._owner = os.getpid()
         self._pool = pool
         self._lock = threading.Lock()  # held while replies are waited for, so that nobody closes a socket meanwhile
-        self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
-        self._finalizer = weakref.finalize(self, _stop, self._workers, self._selector, pool, os.getpid())
+        self._finalizer = weakref.finalize(self, _stop, self._workers, pool, self._owner)
+        self._selector = selectors.DefaultSelector()
         for _ in range(processes + stages):
             worker = _Worker(feed)
             self._workers.append(worker)
             self._selector.register(worker, selectors.EVENT_READ)
         self._decoding = tuple(self._workers[:processes])
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or os.getpid() != self._owner  # sockets and buffers are the parent's
 
     def submit(self, request: Request) -> "ProcessPending":
         if self.closed:
@@ -61,11 +69,12 @@ class ProcessCrew:
         self._workers[-1].send(Fetch(due))
 
     def close(self, wait: bool = True) -> None:
-        self.closed = self._hung_up = True
-        for worker in self._workers:
-            worker.hang_up()
-        with self._lock:
-            self._finalizer()
+        if os.getpid() == self._owner:
+            self._closed = self._hung_up = True
+            for worker in self._workers:
+                worker.hang_up()
+            with self._lock:
+                self._finalizer()
 
     def listen(self, timeout_seconds: float) -> None:
         """Take in replies, waiting for the first one. After an error the crew is closed.
@@ -81,7 +90,7 @@ class ProcessCrew:
                     key.fileobj.receive()  # type: ignore[union-attr]  # a _Worker, as registered
             except BaseException as error:  # a Ctrl-C may have come within a message
                 by_us = self._hung_up and isinstance(error, LoaderError)
-                self.closed = True
+                self._closed = True
                 self._finalizer()
                 if by_us:
                     raise LoaderError(CLOSED_MEANWHILE) from None
@@ -117,7 +126,7 @@ class ProcessPending:
             del result  # a cycle: an exception's traceback holds this frame
 
     def cancel(self) -> None:
-        self._worker.send(Cancel(self._outcome.number))
+        self._worker.unwanted.append(self._outcome.number)
 
 
 class _Outcome:
@@ -130,12 +139,20 @@ class _Outcome:
 
 
 class _Worker:
-    """A worker process and the batches that it was asked for."""
+    """A worker process and the batches that it was asked for. One thread gives orders.
+
+    `unwanted` are batches to be cancelled, with the next order: whoever finds out, in any thread, must not write.
+    """
 
     def __init__(self, feed: Feed) -> None:
         self.process, self._connection = launch_worker(ENTRY, [feed.file])
         self.asked: dict[int, _Outcome] = {}
+        self.unwanted: deque[int] = deque()
         self._last = 0
+        with socket.socket(fileno=os.dup(self.fileno())) as ours:
+            seconds, rest = divmod(min(feed.options.timeout_seconds, _LONGEST_SEND_SECONDS), 1)
+            patience = struct.pack("ll", int(seconds), int(rest * 1e6) or 1)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self.send(Service(ENTRY, feed))
 
     def fileno(self) -> int:
@@ -146,20 +163,30 @@ class _Worker:
         """Ask for a batch."""
         self._last += 1
         self.asked[self._last] = outcome = _Outcome(self._last, buffer)
+        while self.unwanted:
+            self.send(Cancel(self.unwanted.popleft()))
         self.send(Fill(self._last, buffer.number, request))
         return outcome
 
     def send(self, order: Order | Service) -> None:
-        """Give an order; a worker that is dead shows as such when it is listened to."""
-        with suppress(OSError):
+        """Give an order; a dead worker shows as such when it is listened to. Raises Overdue where it takes none."""
+        try:
             self._connection.send(order)
+        except BlockingIOError:
+            self.hang_up()
+            raise Overdue from None
+        except OSError:
+            return
+        except BaseException:  # half an order is none
+            self.hang_up()
+            raise
 
     def receive(self) -> None:
         """Take in a reply. Raises LoaderError where the worker has died, and what it could not begin for."""
         try:
             reply: Reply = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise LoaderError(self._death()) from error
+        except (EOFError, OSError):
+            raise LoaderError(self._death()) from None
         if reply.number in self.asked:
             self.asked.pop(reply.number).result = reply.result
         elif isinstance(reply.result, BaseException):
@@ -178,18 +205,20 @@ class _Worker:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_LEAVE_SECONDS)
         code = self.process.returncode
-        how = "closed its socket" if code is None else f"died with exit code {code}"
-        if code is not None and code < 0:
+        how, advice = "closed its socket", "Did an op of yours end it?"
+        if code is not None and code >= 0:
+            how = f"ended with exit code {code}"
+        elif code is not None:
             how = f"was killed by {Signals(-code).name}"
+            advice = "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0"
         return (
             f"a worker process of the loader (pid {self.process.pid}) {how}; iterate the loader again to start new "
-            "ones. Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0"
+            f"ones. {advice}"
         )
 
 
-def _stop(workers: Sequence[_Worker], selector: selectors.BaseSelector, pool: BufferPool, owner: int) -> None:
+def _stop(workers: Sequence[_Worker], pool: BufferPool, owner: int) -> None:
     """All at the same time."""
-    selector.close()
     pool.close()
     for worker in workers:
         worker.close()
@@ -201,4 +230,5 @@ def _stop(workers: Sequence[_Worker], selector: selectors.BaseSelector, pool: Bu
             worker.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             worker.process.kill()
-            worker.process.wait()
+            with suppress(subprocess.TimeoutExpired):  # the kernel may wait for a drive that does not answer
+                worker.process.wait(_LEAVE_SECONDS)

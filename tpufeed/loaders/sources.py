@@ -33,7 +33,7 @@ class Source(Protocol):
 
 
 class VariantSource:
-    """Epoch e reads variant e modulo their number. One thread asks at a time.
+    """Epoch e reads variant e modulo their number. One thread asks for readers, and one settles.
 
     Args:
         dataset: what to read.
@@ -82,7 +82,7 @@ class VariantSource:
 
     def _release(self, keep: int | None) -> None:
         if self._dataset.is_remote:
-            for variant, reader in self._readers.items():
+            for variant, reader in list(self._readers.items()):  # another thread may open one
                 if variant != keep:
                     reader.release()
 

@@ -17,7 +17,7 @@ from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, resolve_columns
 from tpufeed.loaders.crew import Array, Crew
 from tpufeed.loaders.epoch import Batch, BatchForm, EpochIterator, Epochs, Flow, Position
 from tpufeed.loaders.feeder import Feed
-from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
+from tpufeed.loaders.options import LoaderKeywords, LoaderOptions, make_options
 from tpufeed.loaders.processes import ProcessCrew
 from tpufeed.loaders.rows import make_rows
 from tpufeed.loaders.sources import VariantSource
@@ -52,7 +52,7 @@ def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[Loader
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
     """
-    return NumpyLoader(open_dataset(url), split, LoaderOptions(**options))
+    return NumpyLoader(open_dataset(url), split, make_options(options))
 
 
 class NumpyLoader:
@@ -149,6 +149,8 @@ class NumpyLoader:
         Where that epoch is next anyhow, what is prepared of it stays, and so does the place in it that a loaded state
         says: training loops name each epoch before they iterate it, also one that they go on with.
         """
+        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < _LAST_EPOCH:
+            raise OptionError(f"epochs are numbered 0, 1, 2 ...; {shown(epoch)} is none of them")
         position, current = self._position, self._current
         coming = self._resume if position is None else (position.epoch, position.start)
         if epoch != coming[0]:
@@ -176,7 +178,10 @@ class NumpyLoader:
             raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
         for name, value in self._identity.items():
             if state.get(name) != value:
-                raise OptionError(f"the state's {name} is {state.get(name)!r}, this loader's {value!r}")
+                raise OptionError(
+                    f"the state's {name} is {state.get(name)!r}, this loader's {value!r}: it is of another dataset, "
+                    f"split or order than {self.dataset.url} here. Load it into a loader made as the one that gave it"
+                )
         epoch = _number(state, "epoch", 0, _LAST_EPOCH)
         samples = _number(state, "samples", 0, self._entry.records)
         lanes, ranks = _number(state, "lanes", 1, self._most_lanes), self.world.size

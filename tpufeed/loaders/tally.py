@@ -98,10 +98,12 @@ class Tally:
     def _skip(self, record: BadRecord) -> None:
         if record.where in self._bad:
             return
-        self._bad.add(record.where)
-        if len(self._bad) > self._max_bad_records:
+        if len(self._bad) == self._max_bad_records:
             raise RecordError(
-                f"{len(self._bad)} bad records, more than max_bad_records={self._max_bad_records}; the last one: "
+                f"{len(self._bad) + 1} bad records, more than max_bad_records={self._max_bad_records}; the last one: "
                 f"{record.message}"
             )
-        _logger.warning("skipped, %d of at most %d: %s", len(self._bad), self._max_bad_records, record.message)
+        self._bad.add(record.where)
+        _logger.warning(
+            "bad record skipped, %d of at most %d: %s", len(self._bad), self._max_bad_records, record.message
+        )

@@ -15,7 +15,7 @@ from tpufeed.errors import LoaderError, MissingExtraError
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.crew import Array
 from tpufeed.loaders.epoch import EpochIterator
-from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
+from tpufeed.loaders.options import LoaderKeywords, make_options
 from tpufeed.loaders.stream import Endless, NumpyLoader
 from tpufeed.loaders.tfdirect import DirectLoader, set_gcs_defaults
 
@@ -66,7 +66,7 @@ def tf_dataset(
         import tensorflow as tf
     except ImportError as error:
         raise MissingExtraError("TensorFlow", "tf") from error
-    dataset, given = open_dataset(url), LoaderOptions(**options)
+    dataset, given = open_dataset(url), make_options(options)
     return _to_tensors(DirectLoader(dataset, split, given, tf) if direct else NumpyLoader(dataset, split, given), tf)
 
 

@@ -1,7 +1,10 @@
 """A crew of threads in this process. They take turns with Python code that runs beside them: see `processes`."""
 
+import os
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from threading import TIMEOUT_MAX
+from time import monotonic
 
 from tpufeed.errors import LoaderError
 from tpufeed.images.decoding import Pixels
@@ -15,11 +18,16 @@ class ThreadCrew:
     """See `Crew`. Threads start with the first batch, whose images lie in memory of `pool` where none is given."""
 
     def __init__(self, rows: Rows, source: Source, threads: int, pool: BufferPool) -> None:
-        self.closed = False
+        self._closed = False
+        self._owner = os.getpid()
         self._rows = rows
         self._source = source
         self._pool = pool
         self._executor = ThreadPoolExecutor(threads, "tpufeed-decode")
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or os.getpid() != self._owner  # a fork has none of the threads
 
     def submit(self, request: Request, images: Pixels | None = None) -> "ThreadPending":
         images = self._pool.take().array if images is None else images
@@ -34,7 +42,7 @@ class ThreadCrew:
         self._source.fetch(due)
 
     def close(self, wait: bool = True) -> None:
-        self.closed = True
+        self._closed = True
         self._executor.shutdown(wait=wait, cancel_futures=True)
         self._source.close()
 
@@ -53,21 +61,17 @@ class ThreadPending:
         return all(future.done() for future in self._futures)
 
     def wait(self, timeout_seconds: float) -> Filled:
-        futures = self._futures
         try:
-            if wait(futures, timeout_seconds, FIRST_EXCEPTION).not_done and not any(map(_has_failed, futures)):
-                raise Overdue
-            parts = [*map(Future.result, futures)]
+            failed = self._first_failure(monotonic() + timeout_seconds)
+            if failed is not None:
+                raise failed
+            parts = [*map(Future.result, self._futures)]
         except CancelledError:
             raise LoaderError(CLOSED_MEANWHILE) from None
-        except BaseException:
-            self.cancel()
-            raise
         finally:
-            # A cycle: an exception's traceback holds this frame, and the future the exception. It would keep the
+            # Cycles: an exception's traceback holds this frame, and the future the exception. They would keep the
             # loader's threads until the garbage collector comes by.
-            self._futures = ()
-            del futures
+            self._futures, failed = (), None
         filled = self._rows.finish(self._work, self._source.variant(self._epoch), parts)
         self._source.settle(self._epoch)
         return filled
@@ -76,6 +80,20 @@ class ThreadPending:
         for future in self._futures:
             future.cancel()
 
+    def _first_failure(self, deadline: float) -> BaseException | None:
+        """What the batch failed with, when all its rows are done: until then its memory is written to.
 
-def _has_failed(future: Future[Done]) -> bool:
-    return future.done() and (future.cancelled() or future.exception() is not None)
+        Raises Overdue. `futures.wait` would never hear of those that are cancelled.
+        """
+        first: BaseException | None = None
+        for future in self._futures:
+            try:
+                error = future.exception(min(TIMEOUT_MAX, max(0.0, deadline - monotonic())))
+            except CancelledError as cancelled:
+                error = cancelled
+            except TimeoutError:
+                raise Overdue from None
+            if error is not None and first is None:
+                first = error
+                self.cancel()
+        return first

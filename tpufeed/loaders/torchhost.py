@@ -14,7 +14,7 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import MissingExtraError, ObjectChangedError, OptionError
 from tpufeed.images.ops import Op
 from tpufeed.loaders.columns import IMAGE
-from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.options import make_options
 from tpufeed.loaders.samples import SplitSamples
 from tpufeed.loaders.world import find_world
 from tpufeed.storage.registry import open_store
@@ -80,7 +80,7 @@ class TFRecordImages(TorchDataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         **options: Unpack[SampleKeywords],
     ) -> None:
-        self._options = LoaderOptions(**options)
+        self._options = make_options(options, SampleKeywords.__annotations__)
         self._split = split
         self._transform = transform
         self._dataset: Dataset | None = open_dataset(url)

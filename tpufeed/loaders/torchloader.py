@@ -9,7 +9,7 @@ from typing import Any, Self, Unpack
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.loaders.agreement import Claim
 from tpufeed.loaders.epoch import Batch, EpochIterator
-from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
+from tpufeed.loaders.options import LoaderKeywords, make_options
 from tpufeed.loaders.parcels import to_torch
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.tally import FeedStats
@@ -38,7 +38,7 @@ def torch_loader(url: str | Path, split: str = "train", **options: Unpack[Loader
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
     """
-    return TorchLoader(NumpyLoader(open_dataset(url), split, LoaderOptions(**options)))
+    return TorchLoader(NumpyLoader(open_dataset(url), split, make_options(options)))
 
 
 class TorchLoader:

@@ -1,0 +1,78 @@
+import argparse
+import importlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ("tf.data, parallelism 2", "torch DataLoader + PIL")
+ABSENT = "no_such_peer:2"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in ("scripts", "benchmarks"):
+            patch.syspath_prepend(str(ROOT / folder))
+        yield importlib.import_module("bench_feed")
+
+
+@pytest.fixture(scope="module")
+def sources(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    for package in ("tensorflow", "torch", "skimage", "sklearn"):
+        pytest.importorskip(package)
+    found: dict[str, Any] = importlib.import_module("peers.sources").make_sources(tmp_path_factory.mktemp("feed"), 140)
+    return found
+
+
+def test_loaders_are_measured_and_compared_and_absent_ones_say_so(bench: ModuleType, sources: dict[str, Any]) -> None:
+    options = argparse.Namespace(repeats=1, seconds=0.01)
+    found = bench.summary("presized", bench.measure(sources["presized"], [*MEASURED, ABSENT], options))
+    loaders = found["loaders"]
+    for name in MEASURED:
+        assert loaders[name].get("why_not") is None
+        assert loaders[name]["images_per_second"] == [loaders[name]["median"]]
+    assert found["best_peer"] == max(MEASURED, key=lambda name: loaders[name]["median"])
+    assert loaders[found["best_peer"]]["to_best_peer"] == 1
+    assert loaders[ABSENT] == {
+        "images_per_second": [],
+        "why_not": "not installed: run scripts/setup-peers no_such_peer",
+    }
+    assert all(len(bench.row(name, figures, found)) == 7 for name, figures in loaders.items())
+
+
+def test_work_that_a_loader_cannot_do_says_so(bench: ModuleType, sources: dict[str, Any]) -> None:
+    assert bench.run("decoding", sources["raw"], 0.01)["why_not"] == "not measured: it does no raw work"
+
+
+def test_a_loader_that_fails_has_its_last_line_as_the_reason(bench: ModuleType) -> None:
+    source = importlib.import_module("peers").Source("raw", Path("/nowhere"), Path("/nowhere"), Path("/nowhere"))
+    assert "DatasetNotFoundError" in bench.run("ours:numpy_loader", source, 0.01)["why_not"]
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((128, 3, 224, 224), np.uint8), np.arange(128), "not 128 contiguous uint8 images"),
+        (np.zeros((128, 224, 224, 3), np.float32), np.arange(128), "not 128 contiguous uint8 images"),
+        (np.zeros((128, 224, 224, 3), np.uint8), np.zeros(128, int), "no labels of shuffled classes"),
+        (np.zeros((128, 224, 224, 3), np.uint8), np.arange(128), "not photographs"),
+    ],
+)
+def test_a_batch_that_is_not_what_all_hand_over_is_refused(
+    bench: ModuleType, images: np.ndarray, labels: np.ndarray, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        importlib.import_module("peers.measure").check((images, labels))
+
+
+def test_setup_peers_names_the_peers_that_there_are() -> None:
+    command = [str(ROOT / "scripts" / "setup-peers"), "no_such_peer"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert all(name in done.stderr for name in ("webdataset", "grain", "mosaic", "litdata", "spdl", "dali", "ffcv"))
