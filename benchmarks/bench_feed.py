@@ -34,6 +34,7 @@ WORK = {
 LOADERS = {
     "decoding alone": "decoding",
     "tpufeed.numpy_loader": "ours:numpy_loader",
+    "tpufeed.torch_loader": "ours:torch_loader",
     "tpufeed.tf_dataset": "ours:tf_dataset",
     "tf.data, AUTOTUNE": "tfdata:auto",
     "tf.data, parallelism 2": "tfdata:2",

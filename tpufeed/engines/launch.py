@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
@@ -13,13 +13,20 @@ from multiprocessing.connection import Connection
 _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
-def launch_worker(entry: str, descriptors: Sequence[int] = ()) -> tuple[subprocess.Popen[bytes], Connection]:
+def launch_worker(
+    entry: str, descriptors: Sequence[int] = (), variables: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], Connection]:
     """A worker process that imports the module of `entry` and waits for its job, with our end of its socket.
 
-    When this process dies, its end closes and the worker leaves. `descriptors` are open there under the same numbers.
+    When this process dies, its end closes and the worker leaves.
+
+    Args:
+        entry: "module:function".
+        descriptors: that are open there under the same numbers.
+        variables: of its environment, beside this process'.
     """
     ours, theirs = socket.socketpair()
-    environment = _ONE_THREAD | os.environ
+    environment = {**_ONE_THREAD, **os.environ, **(variables or {})}
     environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
     with theirs, _blocked_sigint():
         try:
