@@ -12,6 +12,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.images.ops import Resize
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
 from tpufeed.loaders.world import find_world, to_world
 
@@ -104,9 +105,23 @@ def test_ops_are_checked_when_the_loader_is_made(cache_url):
         tpufeed.numpy_loader(cache_url, ops=["flip"])
 
 
-def test_an_option_that_is_none_is_a_type_error(cache_url):
-    with pytest.raises(TypeError, match="batchsize"):
+def test_an_option_that_is_none_is_an_error_that_names_those_there_are(cache_url):
+    with pytest.raises(OptionError, match=r"no option 'batchsize'; did you mean batch_size.* processes, threads"):
         tpufeed.numpy_loader(cache_url, batchsize=3)
+    with pytest.raises(OptionError, match=r"no option 'batch_size'.*The options are ops, columns"):
+        tpufeed.TFRecordImages(cache_url, batch_size=3)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"ops": Resize(64)}, "ops is a list"), ({"world": 2}, "world is ")])
+def test_options_of_another_kind_are_errors(cache_url, options, message):
+    with pytest.raises(OptionError, match=message):
+        tpufeed.numpy_loader(cache_url, **options)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, True, "next", None])
+def test_an_epoch_is_a_number_from_0_on(cache_url, epoch):
+    with pytest.raises(OptionError, match="epochs are numbered 0, 1, 2"):
+        tpufeed.numpy_loader(cache_url).set_epoch(epoch)
 
 
 def test_the_keywords_are_the_options():

@@ -196,7 +196,7 @@ class _Worker:
 
     def hang_up(self) -> None:
         """End the conversation: the worker leaves, and whoever waits for it here wakes up."""
-        with suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as ours:
+        with suppress(OSError, TypeError), socket.socket(fileno=os.dup(self.fileno())) as ours:  # closed meanwhile, say
             ours.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
