@@ -115,7 +115,10 @@ def reopen_dataset(url: str, content_digest: str) -> Dataset:
     """The same dataset in another process. Raises as `open_dataset`, and ObjectChangedError where it is another one."""
     dataset = open_dataset(url)
     if dataset.content_digest != content_digest:
-        raise ObjectChangedError(f"{url} was built anew since it was opened. Open it again")
+        raise ObjectChangedError(
+            f"{url} holds another dataset (content digest {dataset.content_digest}) than when it was opened "
+            f"({content_digest}): it was built anew. Open it again"
+        )
     return dataset
 
 

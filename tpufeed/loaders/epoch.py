@@ -1,8 +1,8 @@
 """Epochs: their batches are handed to the crew ahead of need, also those of the next one, and come out in order."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TypeAlias
 
@@ -52,8 +52,7 @@ class Epochs:
 
     def share(self, start: int) -> Share:
         """The share from global position `start` on."""
-        whole = self.whole
-        return Share(whole.records, whole.batch_size, whole.world, whole.remainder, start)
+        return replace(self.whole, start=start)
 
     def order(self, number: int) -> EpochOrder:
         """The order of an epoch."""
@@ -255,3 +254,31 @@ class EpochIterator(Iterator[Batch]):
         for batch, mask in enumerate(masks):
             rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
             yield Places(*(column[rows] for column in places)), mask
+
+
+class Endless(Iterator[Batch]):
+    """Epoch after epoch, each as `next_epoch` gives it."""
+
+    def __init__(self, next_epoch: Callable[[], EpochIterator], form: BatchForm) -> None:
+        self._next_epoch = next_epoch
+        self._form = form
+        self._epoch = next_epoch()
+
+    def __next__(self) -> Batch:
+        return self._form.package(self.next_arrays())
+
+    def next_arrays(self) -> dict[str, Array]:
+        """The next batch as its columns by name."""
+        try:
+            return self._epoch.next_arrays()
+        except StopIteration:
+            self._epoch = self._next_epoch()
+            return self._epoch.next_arrays()
+
+    def __len__(self) -> int:
+        """Batches that are left of the epoch."""
+        return len(self._epoch)
+
+    def close(self) -> None:
+        """Give up what is being prepared."""
+        self._epoch.close()

@@ -10,6 +10,7 @@ from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.parameters import shown
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.state import check_identity, check_lanes, check_state_lanes, identity_of
 from tpufeed.loaders.torchhost import TFRecordImages
 from tpufeed.loaders.world import find_world
 
@@ -18,7 +19,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-_STATE_VERSION = 1
 _CHUNK = 4096  # ids that are worked out at once
 _BY_HAND = "give num_replicas= and rank= by hand"
 
@@ -130,15 +130,9 @@ class LaneSampler(DistributedSampler[int]):
             OptionError: the state is of another dataset, split, seed or order, or its lanes cannot be dealt. The
                 sampler is as it was before.
         """
-        for name, value in self._identity.items():
-            if state.get(name) != value:
-                raise OptionError(f"the state's {name} is {shown(state.get(name))}, this sampler's {value!r}")
+        check_identity(state, self._identity, "sampler", self.dataset.dataset.url)
         epoch, samples, lanes = (_number(state, name) for name in ("epoch", "samples", "lanes"))
-        if not lanes or lanes % self.world.size:
-            raise OptionError(
-                f"the state's {lanes} lanes cannot be dealt to {self.world.size} ranks; go on with a number of ranks "
-                f"that divides {lanes}"
-            )
+        check_state_lanes(lanes, self.world)
         self._lanes, self._begun = lanes, (epoch, samples)
         self.set_epoch(epoch)
 
@@ -154,14 +148,7 @@ class LaneSampler(DistributedSampler[int]):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """What a state and the sampler that it is loaded into have in common."""
-        return {
-            "version": _STATE_VERSION,
-            "content_digest": self.dataset.dataset.content_digest,
-            "split": self.dataset.split,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-        }
+        return identity_of(self.dataset.dataset, self.dataset.split, self.seed, self.shuffle)
 
     def _share(self, samples: int) -> Share:
         """This rank's part of the rest of the epoch, `samples` at a time."""
@@ -176,11 +163,8 @@ class LaneSampler(DistributedSampler[int]):
         return share
 
     def _check_lanes(self) -> None:
-        if self._lanes is not None and self._lanes % self.world.size:
-            raise OptionError(
-                f"{self._lanes} lanes cannot be dealt to {self.world.size} ranks; give "
-                f"lanes={default_lanes(self.world)}, or another multiple of the ranks"
-            )
+        if self._lanes is not None:
+            check_lanes(self._lanes, self.world)
 
 
 def _number(state: Mapping[str, Any], name: str) -> int:

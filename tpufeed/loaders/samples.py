@@ -2,7 +2,6 @@
 
 import resource
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from tpufeed.dataset.records import Reader
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Column, find_column, resolve_columns
 from tpufeed.loaders.decoder import Decoded, Decoder, decode_samples
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sources import make_stage
 from tpufeed.loaders.touched import TouchedShards
-from tpufeed.storage.staging.stage import Stage
 from tpufeed.tfrecord.example import decode_example
 
 _FEWEST_OPEN, _MOST_OPEN = 128, 8192  # shards; opening one again costs as much as reading twenty raw records
@@ -78,22 +77,16 @@ class SplitSamples:
         if self.dataset.is_remote:
             for reader in self._readers.values():
                 reader.release()
-            if self._touched is None and self._options.stage_bytes != 0:
-                self._touched = self._make_touched()
+            self._touched = self._touched or self._make_touched()
             if self._touched is not None:
                 stage, most = self._touched.stage, min(most, self._touched.most_open)
         found = self._readers[variant] = self.dataset.reader(self._split, variant, stage, most)
         return found
 
-    def _make_touched(self) -> TouchedShards:
-        folder, budget = self._options.stage_dir, self._options.stage_bytes
-        stage = Stage(
-            self.dataset.shards,
-            None if folder is None else Path(folder),
-            None if budget is None else int(budget),
-            connections=max(2, _CONNECTIONS // self._workers),
-        )
-        return TouchedShards(stage, self._variants, f"{self.dataset.url}, split {self._split!r}")
+    def _make_touched(self) -> TouchedShards | None:
+        stage = make_stage(self.dataset, self._options, max(2, _CONNECTIONS // self._workers))
+        where = f"{self.dataset.url}, split {self._split!r}"
+        return None if stage is None else TouchedShards(stage, self._variants, where)
 
 
 def _parse(

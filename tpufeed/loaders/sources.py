@@ -71,8 +71,7 @@ class VariantSource:
         if self._stage is not None:
             shards = dict[RemoteShard, None]()
             for variant, numbers in due:
-                # One of its own: the reader in use counts what it has open.
-                shards |= dict.fromkeys(self._dataset.reader(self._split, variant).due(numbers))
+                shards |= dict.fromkeys(self.reader(variant).due(numbers))
             self._stage.fetch(shards)
 
     def close(self) -> None:
@@ -87,9 +86,14 @@ class VariantSource:
                     reader.release()
 
 
-def make_stage(dataset: Dataset, options: LoaderOptions) -> Stage | None:
-    """The stage of a remote dataset, unless the options want none."""
+def make_stage(dataset: Dataset, options: LoaderOptions, connections: int = 16) -> Stage | None:
+    """The stage of a remote dataset, unless the options want none; `connections` as in `Stage`."""
     if options.stage_bytes == 0 or not dataset.is_remote:
         return None
     folder, budget = options.stage_dir, options.stage_bytes
-    return Stage(dataset.shards, None if folder is None else Path(folder), None if budget is None else int(budget))
+    return Stage(
+        dataset.shards,
+        None if folder is None else Path(folder),
+        None if budget is None else int(budget),
+        connections,
+    )

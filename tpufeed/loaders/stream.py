@@ -1,7 +1,7 @@
 """The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -14,19 +14,19 @@ from tpufeed.images.parameters import shown
 from tpufeed.loaders.agreement import Claim
 from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, resolve_columns
-from tpufeed.loaders.crew import Array, Crew
-from tpufeed.loaders.epoch import Batch, BatchForm, EpochIterator, Epochs, Flow, Position
+from tpufeed.loaders.crew import Crew
+from tpufeed.loaders.epoch import BatchForm, Endless, EpochIterator, Epochs, Flow, Position
 from tpufeed.loaders.feeder import Feed
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions, make_options
 from tpufeed.loaders.processes import ProcessCrew
 from tpufeed.loaders.rows import make_rows
 from tpufeed.loaders.sources import VariantSource
+from tpufeed.loaders.state import check_identity, check_lanes, check_state_lanes, identity_of
 from tpufeed.loaders.tally import FeedStats, Tally
 from tpufeed.loaders.threads import ThreadCrew
 from tpufeed.loaders.workers import plan_workers
 from tpufeed.loaders.world import find_world, to_world
 
-_STATE_VERSION = 1
 _MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
 _LAST_EPOCH = 1 << 62
 _FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
@@ -120,11 +120,7 @@ class NumpyLoader:
             self._lanes = default_lanes(world) if self.options.shuffle else world.size
         if self._lanes > self._most_lanes:
             raise OptionError(f"lanes are at most {self._most_lanes} for the split {self.split!r}, not {self._lanes}")
-        if self._lanes % world.size:
-            raise OptionError(
-                f"{self._lanes} lanes cannot be dealt to {world.size} ranks; give lanes={default_lanes(world)}, or "
-                "another multiple of the ranks"
-            )
+        check_lanes(self._lanes, world)
         return self._lanes
 
     def __len__(self) -> int:
@@ -133,7 +129,7 @@ class NumpyLoader:
 
     def __iter__(self) -> "EpochIterator | Endless":
         """The next epoch, and with `repeat` all that follow."""
-        return Endless(self) if self.options.repeat else self.next_epoch()
+        return Endless(self.next_epoch, self.form) if self.options.repeat else self.next_epoch()
 
     def next_epoch(self) -> EpochIterator:
         """The next epoch, from its start or from where a state says. One that is not begun stays the next one."""
@@ -176,20 +172,11 @@ class NumpyLoader:
         """
         if not isinstance(state, Mapping):
             raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
-        for name, value in self._identity.items():
-            if state.get(name) != value:
-                raise OptionError(
-                    f"the state's {name} is {state.get(name)!r}, this loader's {value!r}: it is of another dataset, "
-                    f"split or order than {self.dataset.url} here. Load it into a loader made as the one that gave it"
-                )
+        check_identity(state, self._identity, "loader", self.dataset.url)
         epoch = _number(state, "epoch", 0, _LAST_EPOCH)
         samples = _number(state, "samples", 0, self._entry.records)
-        lanes, ranks = _number(state, "lanes", 1, self._most_lanes), self.world.size
-        if lanes % ranks:
-            raise OptionError(
-                f"the state's {lanes} lanes cannot be dealt to {ranks} ranks; go on with a number of ranks that "
-                f"divides {lanes}"
-            )
+        lanes = _number(state, "lanes", 1, self._most_lanes)
+        check_state_lanes(lanes, self.world)
         if samples >= self._entry.records or not len(self._share(samples)):
             epoch, samples = epoch + 1, 0
         self._lanes = lanes
@@ -235,14 +222,7 @@ class NumpyLoader:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """What a state and the loader that it is loaded into have in common."""
-        return {
-            "version": _STATE_VERSION,
-            "content_digest": self.dataset.content_digest,
-            "split": self.split,
-            "seed": self.options.seed,
-            "shuffle": self.options.shuffle,
-        }
+        return identity_of(self.dataset, self.split, self.options.seed, self.options.shuffle)
 
     @property
     def _most_lanes(self) -> int:
@@ -333,30 +313,3 @@ def _restore(
     loader._lanes = lanes
     loader._move(*place)
     return loader
-
-
-class Endless(Iterator[Batch]):
-    """Epoch after epoch of a loader."""
-
-    def __init__(self, loader: NumpyLoader) -> None:
-        self._loader = loader
-        self._epoch = loader.next_epoch()
-
-    def __next__(self) -> Batch:
-        return self._loader.form.package(self.next_arrays())
-
-    def next_arrays(self) -> dict[str, Array]:
-        """The next batch as its columns by name."""
-        try:
-            return self._epoch.next_arrays()
-        except StopIteration:
-            self._epoch = self._loader.next_epoch()
-            return self._epoch.next_arrays()
-
-    def __len__(self) -> int:
-        """Batches that are left of the epoch."""
-        return len(self._epoch)
-
-    def close(self) -> None:
-        """Give up what is being prepared."""
-        self._epoch.close()

@@ -14,9 +14,9 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.crew import Array
-from tpufeed.loaders.epoch import EpochIterator
+from tpufeed.loaders.epoch import Endless, EpochIterator
 from tpufeed.loaders.options import LoaderKeywords, make_options
-from tpufeed.loaders.stream import Endless, NumpyLoader
+from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.tfdirect import DirectLoader, set_gcs_defaults
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.errors import MissingExtraError, ObjectChangedError, OptionError
+from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
+from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.ops import Op
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.options import make_options
@@ -160,13 +160,7 @@ class TFRecordImages(TorchDataset[Any]):
 
     def _reopen(self) -> Dataset:
         """The dataset of a pickle. Not while unpickling: a worker that fails there dies without saying why."""
-        dataset = open_dataset(self._url)
-        if dataset.content_digest != self._digest:
-            raise ObjectChangedError(
-                f"{self._url} holds another dataset (content digest {dataset.content_digest}) than when this "
-                f"TFRecordImages was made ({self._digest}): it was built anew. Make the TFRecordImages again"
-            )
-        return dataset
+        return reopen_dataset(self._url, self._digest)
 
     def _check(self, index: int) -> int:
         if not -len(self) <= index < len(self):

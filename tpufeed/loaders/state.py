@@ -1,0 +1,56 @@
+"""States of loaders and samplers: plain data that says where a training loop is, and in what."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tpufeed.dataset.partition import World, default_lanes
+from tpufeed.dataset.reader import Dataset
+from tpufeed.errors import OptionError
+
+_VERSION = 1
+
+
+def identity_of(dataset: Dataset, split: str, seed: int, shuffle: bool) -> dict[str, Any]:
+    """What a state and what it is loaded into have in common."""
+    return {
+        "version": _VERSION,
+        "content_digest": dataset.content_digest,
+        "split": split,
+        "seed": seed,
+        "shuffle": shuffle,
+    }
+
+
+def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner: str, url: str) -> None:
+    """Raises OptionError where a state is of another dataset, split, seed, order or version.
+
+    Args:
+        state: that is to be loaded.
+        identity: of what it is loaded into.
+        owner: what that is, a loader or a sampler.
+        url: of its dataset.
+    """
+    for name, value in identity.items():
+        if state.get(name) != value:
+            raise OptionError(
+                f"the state's {name} is {state.get(name)!r}, this {owner}'s {value!r}: it is of another dataset, split "
+                f"or order than {url} here. Load it into a {owner} made as the one that gave it"
+            )
+
+
+def check_state_lanes(lanes: int, world: World) -> None:
+    """Raises OptionError where a state's lanes cannot be dealt to the ranks."""
+    if not lanes or lanes % world.size:
+        raise OptionError(
+            f"the state's {lanes} lanes cannot be dealt to {world.size} ranks; go on with a number of ranks that "
+            f"divides {lanes}"
+        )
+
+
+def check_lanes(lanes: int, world: World) -> None:
+    """Raises OptionError, with a proposal, where lanes that were asked for cannot be dealt to the ranks."""
+    if lanes % world.size:
+        raise OptionError(
+            f"{lanes} lanes cannot be dealt to {world.size} ranks; give lanes={default_lanes(world)}, or another "
+            "multiple of the ranks"
+        )
