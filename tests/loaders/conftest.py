@@ -162,7 +162,6 @@ def run_script() -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def one_device(
     run_script: Callable[..., str],
-    dataset_url: str,
     cache_url: str,
     flat_url: str,
     damage: Callable[..., Damaged],
@@ -170,7 +169,7 @@ def one_device(
 ) -> tuple[dict[str, Any], Damaged]:
     """What xla_one_device.py wrote down, and the damaged record that it met."""
     damaged, out = damage(cache_url, 33), tmp_path_factory.mktemp("xla") / "one.pickle"
-    run_script("xla_one_device.py", dataset_url, cache_url, flat_url, damaged.url, out)
+    run_script("xla_one_device.py", cache_url, flat_url, damaged.url, out)
     return pickle.loads(out.read_bytes()), damaged
 
 

@@ -1,67 +1,304 @@
 """One contract for all loaders: the same samples with the same pixels in the same order, by design.md's account.
 
 The expectation is put together from the order, a full parse of the stored records, and the ops run image by image.
+What `tf_dataset(direct=True)` is excused from: the order within an epoch, decoded pixels to the last bit, states.
 """
+
+import functools
+import json
+import multiprocessing
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
-import tpufeed
+from tests.loaders import contract
+from tests.loaders.contract import FEEDS, OPTIONS
+from tpufeed import cache
 from tpufeed.dataset.order import EpochOrder
+from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
+from tpufeed.images.ops import HorizontalFlip, RandomCrop
 from tpufeed.loaders.decoder import Decoder
 
-SEED, BATCH, LANES, EPOCHS = 3, 9, 16, 3
-OPTIONS = {"columns": ["image", "label", "sample"], "batch_size": BATCH, "seed": SEED, "remainder": "pad"}
+SAMPLES, BATCH, SEED = 70, OPTIONS["batch_size"], OPTIONS["seed"]
+SAVERS = [name for name, feed in FEEDS.items() if feed.saves]
+LOADERS = [name for name, feed in FEEDS.items() if feed.loads]
 
 
-def numpy_epochs(source, url, given, request):
-    with tpufeed.numpy_loader(url, **OPTIONS, **given) as loader:
-        return [list(loader) for _ in range(EPOCHS)]
+@dataclass(frozen=True)
+class Loader:
+    """Runs functions of contract.py with a feed, that of torch_xla in a process of its own."""
+
+    name: str
+    pool: Any = None
+
+    @property
+    def kind(self):
+        return FEEDS[self.name]
+
+    def run(self, do, url, *arguments, **options):
+        given = self.name, do, url, arguments, options
+        return contract.run(*given) if self.pool is None else self.pool.apply_async(contract.run, given).get(150)
 
 
-def tf_epochs(source, url, given, request):
-    dataset = tpufeed.tf_dataset(url, **OPTIONS, **given)
-    return [[tuple(tensor.numpy() for tensor in batch) for batch in dataset] for _ in range(EPOCHS)]
+@pytest.fixture(scope="module")
+def xla_process():
+    with multiprocessing.get_context("spawn").Pool(1, contract.start_on_cpu) as pool:
+        yield pool
 
 
-def xla_epochs(source, url, given, request):
-    found, _ = request.getfixturevalue("one_device")
-    epochs = found["contract"][source]
-    assert {device for epoch in epochs for batch in epoch for device, _ in batch} == {"xla"}
-    return [[tuple(array for _, array in batch) for batch in epoch] for epoch in epochs]
+@pytest.fixture(scope="module")
+def loaders(request):
+    """`loaders(name)`."""
+    return lambda name: Loader(name, request.getfixturevalue("xla_process") if name == "torch_xla" else None)
 
 
-@pytest.fixture(params=[numpy_epochs, tf_epochs, xla_epochs], ids=["numpy", "tf", "xla"])
-def loader(request):
-    return request.param
+@pytest.fixture(params=FEEDS)
+def loader(request, loaders):
+    return loaders(request.param)
 
 
-@pytest.mark.parametrize("source", ["dataset", "cache"])
-def test_samples_pixels_and_order(loader, source, stored, request):
-    url = request.getfixturevalue(f"{source}_url")
-    given = {"ops": request.getfixturevalue("ops")} if source == "dataset" else {}
-    variants = open_dataset(url).split("train").variants
-    epochs = loader(source, url, given, request)
-    assert len(epochs) == EPOCHS
-    for epoch, batches in enumerate(epochs):
-        assert len(batches) == 8  # 70 samples: 7 batches of 9 and one of 7
-        records = [shard.records for shard in variants[0].shards]
-        order = EpochOrder(records, SEED, epoch, LANES).places(0, 70).sample
-        assert [sample for *_, samples, mask in batches for sample in samples[mask]] == order.tolist()
-        assert [mask.tolist() for *_, mask in batches] == [[True] * 9] * 7 + [[True] * 7 + [False] * 2]
-        held = stored(url, "train", epoch % len(variants))
-        for images, labels, samples, _ in batches:
-            assert [array.dtype for array in (images, labels, samples)] == [np.uint8, np.int64, np.int64]
-            np.testing.assert_array_equal(labels, held.labels[samples])
-            np.testing.assert_array_equal(images, expected_pixels(url, held, samples, epoch, given))
+@pytest.fixture(scope="module")
+def final_url(dataset_url):
+    """A cache that leaves some ops to the loaders."""
+    url = f"{dataset_url}-final"
+    cache.warmup(dataset_url, url, size=72, final=[RandomCrop(64), HorizontalFlip()], variants=2, workers=1)
+    return url
 
 
-def expected_pixels(url, held, samples, epoch, given):
-    if not given:
-        return held.pixels[samples]
-    decoder, encoded = Decoder(open_dataset(url), given["ops"], SEED), held.column("image/encoded")
-    draws = decoder.pipeline.draw(epoch, samples)
-    return np.stack(
-        [decoder.decode(encoded[s], [op[row] for op in draws]).copy() for row, s in enumerate(samples.tolist())]
-    )
+# What is expected
+
+
+def places(url, epoch, world=(0, 1), remainder="pad", start=0, lanes=None):
+    """(samples, mask) of each batch of a rank."""
+    records = [shard.records for shard in open_dataset(url).split("train").variants[0].shards]
+    order = EpochOrder(records, SEED, epoch, lanes or default_lanes(World(*world)))
+    share = Share(SAMPLES, BATCH, World(*world), remainder, start)
+    slots = [share.positions(batch) for batch in range(len(share))]
+    return [(order.places_at(positions).sample, mask) for positions, mask in slots]
+
+
+@pytest.fixture(scope="module")
+def pixels(stored, ops, request):
+    """`pixels(source, epoch)` of all samples."""
+
+    def make(source, epoch):
+        url = request.getfixturevalue(f"{source}_url")
+        held = stored(url, "train", 0 if source == "dataset" else epoch % 2)
+        if source == "cache":
+            return held.pixels
+        decoder = Decoder(open_dataset(url), ops if source == "dataset" else None, SEED)
+        images = held.column("image/encoded" if source == "dataset" else "image/tensor")
+        draws = decoder.pipeline.draw(epoch, np.arange(SAMPLES))
+        return np.stack([decoder.decode(image, [op[s] for op in draws]).copy() for s, image in enumerate(images)])
+
+    return functools.cache(make)
+
+
+def lists(batches):
+    """(samples, mask), of which a loader may have left out the latter, as lists."""
+    return [[column.tolist() for column in (batch if isinstance(batch, tuple) else (batch,))] for batch in batches]
+
+
+def real(batches):
+    """The samples of (samples, mask) that are no padding."""
+    return [int(sample) for samples, mask in batches for sample in samples[mask]]
+
+
+def by_sample(batches):
+    """The image of each sample of (image, ..., sample, mask); none may come twice."""
+    found = {}
+    for images, *_, samples, mask in batches:
+        for row in np.flatnonzero(mask):
+            assert int(samples[row]) not in found
+            found[int(samples[row])] = images[row]
+    return found
+
+
+def same_share(images, others):
+    """Of the samples: those whose images are the same."""
+    return np.mean([np.array_equal(image, others[sample]) for sample, image in images.items()])
+
+
+# Samples, order, pixels
+
+
+@pytest.mark.parametrize("source", ["dataset", "cache", "final"])
+def test_samples_pixels_and_order(loader, source, stored, pixels, ops, request):
+    url, ops = request.getfixturevalue(f"{source}_url"), ops if source == "dataset" else None
+    labels_of = stored(url).labels
+    levels = 0 if loader.kind.exact or ops is None else 6  # two decoders and two ways to resize
+    for epoch, batches in enumerate(loader.run(contract.epochs, url, 3 if source == "cache" else 2, ops=ops)):
+        assert sorted(mask.tolist() for *_, mask in batches) == [[True] * 6 + [False] * 2] + [[True] * 8] * 8
+        if loader.kind.exact:
+            assert lists(batch[2:] for batch in batches) == lists(places(url, epoch))
+        assert by_sample(batches).keys() == set(range(SAMPLES))
+        for images, labels, samples, mask in batches:
+            assert [a.dtype for a in (images, labels, samples, mask)] == [np.uint8, *[loader.kind.ints] * 2, np.bool_]
+            assert labels.tolist() == labels_of[samples].tolist()
+            assert images.shape == (BATCH, 64, 64, 3)
+            differ = np.abs(images.astype(int) - pixels(source, epoch)[samples]).mean((1, 2, 3))
+            assert differ.max() <= levels, f"sample {samples[differ.argmax()]} of epoch {epoch}"
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_worker_processes_give_the_same(loaders, name, dataset_url, pixels, ops):
+    (batches,) = loaders(name).run(contract.epochs, dataset_url, ops=ops, processes=1)
+    assert lists(batch[2:] for batch in batches) == lists(places(dataset_url, 0))
+    for images, _, samples, _ in batches:
+        np.testing.assert_array_equal(images, pixels("dataset", 0)[samples])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "repeat"])
+def test_ranks_share_an_epoch(loader, cache_url, remainder, size):
+    ranks = loader.run(contract.of_ranks, cache_url, size, columns=["sample"], remainder=remainder)
+    for rank, batches in enumerate(ranks):
+        due = places(cache_url, 0, (rank, size), remainder)
+        if loader.kind.exact:
+            assert lists(batches) == lists(due if remainder == "pad" else [samples for samples, _ in due])
+            continue
+        assert len(batches) == len(due)
+        share = set(real(places(cache_url, 0, (rank, size), "pad")))
+        found = real(batches) if remainder == "pad" else np.concatenate(batches).tolist()
+        assert set(found) <= share if remainder == "drop" else set(found) == share
+        assert len(found) == (len(batches) * BATCH if remainder == "repeat" else len(set(found)))
+
+
+def test_epochs_and_seeds_differ_and_a_seed_repeats(loader, final_url):
+    """The windows of samples; the order, too, where there is one."""
+    given = {"split": "val", "columns": ["image", "sample"]}
+    one, following = loader.run(contract.epochs, final_url, 2, **given)
+    (again,), (other,) = (loader.run(contract.epochs, final_url, **given, seed=seed) for seed in (SEED, SEED + 1))
+    images = by_sample(one)
+    assert same_share(images, by_sample(again)) == 1
+    assert same_share(images, by_sample(following)) < 0.1
+    assert same_share(images, by_sample(other)) < 0.1
+    order, *orders = (real(batch[1:] for batch in batches) for batches in (one, again, following, other))
+    assert order not in orders[1:]
+    assert order == orders[0] or not loader.kind.exact
+
+
+def test_without_shuffle_a_split_is_read_in_its_order(loader, cache_url):
+    (batches,) = loader.run(contract.epochs, cache_url, split="val", shuffle=False, columns=["sample"])
+    assert real(batches) == list(range(26))
+    assert [mask.sum() for _, mask in batches] == [8, 8, 8, 2]
+
+
+def test_repeat_carries_epochs_inside_one_iteration(loader, cache_url):
+    batches = loader.run(contract.first, cache_url, 20, columns=["sample"], repeat=True)
+    due = [batch for epoch in range(3) for batch in places(cache_url, epoch)][:20]
+    if loader.kind.exact:
+        assert lists(batches) == lists(due)
+    for start in (0, 9):
+        assert sorted(real(batches[start : start + 9])) == list(range(SAMPLES))
+    assert lists(batches[:9]) != lists(batches[9:18])
+
+
+# Columns
+
+
+def test_columns_of_strings_and_numbers(loader, cache_url, stored):
+    held = stored(cache_url)
+    names, files = held.texts("image/class/text"), held.texts("image/filename")
+    (batches,) = loader.run(contract.epochs, cache_url, columns=["text", "height", "filename", "sample"])
+    for texts, heights, filenames, samples, _ in batches:
+        assert texts.tolist() == [names[sample] for sample in samples]
+        assert filenames.tolist() == [files[sample] for sample in samples]
+        assert {type(text) for text in texts} == {str}
+        assert set(heights.tolist()) == {64}
+
+
+def test_forms_of_a_batch(loader, cache_url, flat_url, stored):
+    (as_dict,) = loader.run(contract.first, cache_url, 1, columns=None, shuffle=False)
+    assert list(as_dict) == ["image", "label", "sample", "mask"]
+    np.testing.assert_array_equal(as_dict["image"], stored(cache_url).pixels[:8])
+    images, labels = loader.run(contract.first, cache_url, 1, columns="default", remainder="drop", shuffle=False)[0]
+    np.testing.assert_array_equal(images, as_dict["image"])
+    np.testing.assert_array_equal(labels, stored(cache_url).labels[:8])
+    alone = loader.run(contract.epochs, flat_url, columns="default", remainder="drop", shuffle=False)[0]
+    np.testing.assert_array_equal(np.concatenate(alone), stored(flat_url).pixels[:16])
+    *_, (images, mask) = loader.run(contract.epochs, flat_url, columns="default", shuffle=False)[0]
+    assert mask.tolist() == [True] * 4 + [False] * 4
+    np.testing.assert_array_equal(images[:4], stored(flat_url).pixels[16:])
+
+
+# States
+
+
+@pytest.fixture(scope="module")
+def states(loaders, cache_url):
+    """The state of each loader that has one after 3 batches of the second epoch, as it comes back from a file."""
+    texts = {name: json.dumps(loaders(name).run(contract.saved, cache_url, 3, columns=["sample"])) for name in SAVERS}
+    return {name: json.loads(text) for name, text in texts.items()}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("saver", SAVERS)
+def test_states_go_on_in_every_loader(states, loaders, saver, name, cache_url):
+    state = states[saver]
+    assert (state["epoch"], state["samples"], state["lanes"]) == (1, 24, 16)
+    for world in ((0, 1), (0, 2), (1, 2), (3, 4)):
+        given = {"state": state, "world": world, "columns": ["sample"]}
+        found = loaders(name).run(contract.epochs, cache_url, 2, **given)
+        expected = [places(cache_url, 1, world, start=24, lanes=16), places(cache_url, 2, world, lanes=16)]
+        assert list(map(lists, found)) == list(map(lists, expected))
+
+
+def test_states_of_all_loaders_are_the_same(states):
+    assert [saver for saver in SAVERS if states[saver] != states["numpy"]] == []
+
+
+def test_a_state_that_does_not_fit_is_refused(loader, states, cache_url):
+    text = loader.run(contract.refusal, cache_url, state=states["numpy"], seed=SEED + 1)
+    if loader.kind.loads:
+        assert text.startswith("the state's seed is 3, this loader's 4")
+    else:
+        assert text.startswith("direct=True has an order that no state can name")
+
+
+# Damage, leaving, options
+
+
+def test_a_damaged_record_is_named(loader, damage, cache_url):
+    damaged = damage(cache_url, 33)
+    batches, text, following = loader.run(contract.until_error, damaged.url, columns=["sample"], shuffle=False)
+    assert f"{damaged.shard}, record {damaged.record}" in text
+    if loader.kind.exact:
+        assert real(batches) == list(range(32))
+    assert damaged.sample not in real(batches)
+    assert following == 9  # the second variant is sound
+
+
+def test_after_a_break_the_next_epoch_comes(loader, cache_url, stored):
+    batches = loader.run(contract.after_break, cache_url)
+    if loader.kind.exact:
+        assert lists(batch[2:] for batch in batches) == lists(places(cache_url, 1))
+    images = by_sample(batches)
+    assert images.keys() == set(range(SAMPLES))
+    held = stored(cache_url, "train", 1).pixels
+    assert all(np.array_equal(image, held[sample]) for sample, image in images.items())
+
+
+def test_closing_within_an_epoch_leaves_nothing(loader, cache_url):
+    assert loader.run(contract.left, cache_url) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": ["Label"]}, "no column 'Label'; this dataset has image, sample, label"),
+        ({"batchsize": 3}, "there is no option 'batchsize'; did you mean batch_size? The options are batch_size, ops"),
+        ({"batch_size": 0}, "batch_size is a whole number, at least 1, not 0"),
+        ({"world": (0, 3), "lanes": 4}, "4 lanes cannot be dealt to 3 ranks; give lanes=24"),
+        ({"batch_size": 72, "remainder": "drop"}, "fill no batch of 72 on each of 1 ranks"),
+        ({"batch_size": 72, "remainder": "drop", "repeat": True}, "fill no batch of 72 on each of 1 ranks"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_alike(loader, loaders, cache_url, options, message):
+    text = loader.run(contract.refusal, cache_url, **options)
+    assert message in text
+    if "batchsize" not in options:  # the list of which has those that a loader alone knows
+        assert text == loaders("numpy").run(contract.refusal, cache_url, **options)

@@ -94,11 +94,6 @@ def test_an_image_that_does_not_decode_is_skipped(photo_folder, tmp_path, ops):
     assert sum(int((~mask).sum()) for *_, mask in batches) == 1
 
 
-def test_direct_reading_skips_nothing(damaged):
-    with pytest.raises(OptionError, match="max_bad_records"):
-        tpufeed.tf_dataset(damaged, direct=True, max_bad_records=1)
-
-
 @pytest.mark.parametrize("value", [-1, 1.5, "all", None])
 def test_a_budget_is_a_whole_number(cache_url, value):
     with pytest.raises(OptionError, match="max_bad_records is a whole number, at least 0"):

@@ -1,11 +1,12 @@
 """tf_dataset under real TensorFlow: the host stream's batches as tensors of static shape."""
 
-import collections
 import gc
+import json
 import subprocess
 import sys
 import threading
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -28,6 +29,18 @@ for _ in range(3):
         next(iterator)
         sys.exit()
     print(os.waitpid(child, 0)[1])
+"""
+
+
+GO_ON = """
+import json, sys, zlib
+import tensorflow as tf
+import tpufeed
+
+iterator = iter(tpufeed.tf_dataset(sys.argv[1], **json.loads(sys.argv[3])))
+tf.train.Checkpoint(iterator=iterator).restore(sys.argv[2])
+found = [next(iterator) for _ in range(4)]
+print(json.dumps([[ids.numpy().tolist(), zlib.crc32(images.numpy())] for ids, images in found]))
 """
 
 
@@ -75,26 +88,6 @@ def test_options_are_checked_when_the_dataset_is_made(cache_url, dataset_url):
         tpufeed.tf_dataset(dataset_url)
     with pytest.raises(OptionError, match="no column 'x'"):
         tpufeed.tf_dataset(cache_url, columns=["x"])
-
-
-@pytest.mark.parametrize("columns", [["image", "label", "sample"], None], ids=["tuple", "dict"])
-@pytest.mark.parametrize("jpeg", [False, True], ids=["cache", "dataset"])
-def test_each_iteration_is_the_next_epoch_of_numpy_loader(cache_url, dataset_url, ops, jpeg, columns):
-    url, given = dataset_url if jpeg else cache_url, {"ops": ops} if jpeg else {}
-    given |= {"batch_size": 9, "columns": columns, "seed": 3, "remainder": "pad"}
-    dataset = tpufeed.tf_dataset(url, **given)
-    with tpufeed.numpy_loader(url, **given) as loader:
-        for _ in range(3):
-            for theirs, ours in zip(loader, dataset, strict=True):
-                tf.nest.map_structure(np.testing.assert_array_equal, as_numpy(ours), theirs)
-
-
-def test_a_rank_s_share_is_that_of_numpy_loader(cache_url):
-    given = {"columns": ["sample"], "world": (1, 2), "batch_size": 5}
-    with tpufeed.numpy_loader(cache_url, **given) as loader:
-        assert [ids.tolist() for ids in loader] == [
-            as_numpy(t).tolist() for t in tpufeed.tf_dataset(cache_url, **given)
-        ]
 
 
 def test_unlabelled_data_gives_images_alone(flat_url, stored):
@@ -165,26 +158,133 @@ def test_a_graph_may_iterate(cache_url):
 # Leaving, errors, threads
 
 
-def test_after_a_break_the_next_epoch_comes(cache_url):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["sample"])
-    with tpufeed.numpy_loader(cache_url, batch_size=7, columns=["sample"]) as loader:
-        expected = [np.concatenate(list(loader)).tolist() for _ in range(3)]
-    for _ids in dataset:
-        break
-    assert np.concatenate([as_numpy(ids) for ids in dataset]).tolist() == expected[1]
-    assert next(iter(dataset)).numpy().tolist() == expected[2][:7]
+def test_iterations_that_take_turns_are_right_and_warned_of(cache_url, caplog):
+    dataset = tpufeed.tf_dataset(cache_url, batch_size=5, columns=["sample"])
+    with tpufeed.numpy_loader(cache_url, batch_size=5, columns=["sample"]) as loader:
+        expected = [[ids.tolist() for ids in loader] for _ in range(2)]
+    one, other = iter(dataset), None
+    first = [next(one).numpy().tolist()]
+    other = iter(dataset)
+    second = []
+    for _ in range(13):
+        second.append(next(other).numpy().tolist())
+        first.append(next(one).numpy().tolist())
+    second.append(next(other).numpy().tolist())
+    assert [first, second] == expected
+    assert [record.message[:40] for record in caplog.records] == ["two iterations of one tf.data.Dataset ta"]
 
 
-def test_a_new_iteration_ends_an_older_one_with_an_error(cache_url):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=2, columns=["sample"])
-    older = iter(dataset)
-    next(older)
-    newer = iter(dataset)
-    next(newer)
-    with pytest.raises(tf.errors.OpError, match=r"newer iteration|closed"):
-        collections.deque(older, maxlen=0)
-    rest = np.concatenate([as_numpy(ids) for ids in newer])
-    assert len(rest) == 68
+# States, worlds
+
+
+def test_a_state_after_so_many_batches_needs_no_deterministic_dataset(cache_url):
+    with tpufeed.numpy_loader(cache_url, batch_size=5, columns=["sample"]) as loader:
+        expected = [ids.tolist() for ids in loader]
+        dataset = tpufeed.tf_dataset(cache_url, batch_size=5, columns=["sample"])
+        for batches, _ids in enumerate(dataset.prefetch(3), start=1):
+            if batches == 4:
+                break
+        loader.load_state_dict(dataset.state_dict(batches))
+        assert [ids.tolist() for ids in loader] == expected[4:]
+        assert dataset.state_dict(14) == loader.state_at(0, 70)
+
+
+def test_the_world_is_that_of_an_input_context_or_of_tf_config(cache_url, monkeypatch):
+    given = {"batch_size": 5, "columns": ["sample"]}
+    with tpufeed.numpy_loader(cache_url, world=(1, 2), **given) as loader:
+        expected = [ids.tolist() for ids in loader]
+    context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
+    found = [ids.numpy().tolist() for ids in tpufeed.tf_dataset(cache_url, world=context, **given)]
+    assert found == expected
+    config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert [ids.numpy().tolist() for ids in tpufeed.tf_dataset(cache_url, **given)] == expected
+    config["task"]["type"] = "evaluator"
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert len(tpufeed.tf_dataset(cache_url, **given)) == 14
+    for task in ({"type": "worker", "index": 7}, None, {"type": "ps", "index": 0}):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({**config, "task": task}))
+        with pytest.raises(OptionError, match=r"has 2 workers, and its task, .* is none of them"):
+            tpufeed.tf_dataset(cache_url, **given)
+    for wrong in ("{", "null", "[]", '{"cluster": {}, "task": {"type": "worker"}}'):
+        monkeypatch.setenv("TF_CONFIG", wrong)
+        with pytest.raises(OptionError, match=r"is no JSON of a cluster and a task: .*give world=\(rank, size\)"):
+            tpufeed.tf_dataset(cache_url, **given)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_it_is_not_made_within_a_graph(cache_url, direct):
+    with pytest.raises(Exception, match=r"OptionError: tf_dataset was called within a tf.function, or a function of"):
+        tf.data.Dataset.range(2).flat_map(lambda _: tpufeed.tf_dataset(cache_url, direct=direct))
+
+
+@pytest.mark.parametrize("given", [{}, {"repeat": True}, {"deterministic": True}], ids=str)
+def test_a_checkpoint_of_an_iterator_is_exact_also_in_another_process(cache_url, given, tmp_path):
+    given = {"batch_size": 5, "columns": ["sample", "image"], **given}
+    with tpufeed.numpy_loader(cache_url, batch_size=5, columns=["sample", "image"]) as loader:
+        expected = [(ids.tolist(), images.tobytes()) for _ in range(2) for ids, images in loader]
+    dataset = tpufeed.tf_dataset(cache_url, **given)
+    iterator = iter(dataset)
+    for _ in range(14 if "repeat" not in given else 0):
+        next(iterator)
+    if "repeat" not in given:
+        iterator = iter(dataset)
+    start = 14 if "repeat" not in given else 0
+    for number in range(start, start + 5):
+        assert next(iterator)[0].numpy().tolist() == expected[number][0]
+    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
+    program = [sys.executable, "-c", GO_ON, cache_url, path, json.dumps(given)]
+    found = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    assert found == [[ids, zlib.crc32(pixels)] for ids, pixels in expected[start + 5 : start + 9]]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("other", [{"seed": 1}, {"world": (0, 2)}, {"lanes": 4}, {"remainder": "repeat"}], ids=str)
+def test_a_checkpoint_of_another_iterator_is_refused(cache_url, direct, other, tmp_path):
+    given = {"batch_size": 5, "columns": ["sample"], "repeat": True, "direct": direct}
+    iterator = iter(tpufeed.tf_dataset(cache_url, **given))
+    next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
+    again = iter(tpufeed.tf_dataset(cache_url, **given | other))
+    with pytest.raises(tf.errors.OpError, match="checkpoint is of an iterator of another dataset, split, seed, order"):  # noqa: PT012  # up to two batches were taken ahead, and are in the checkpoint
+        tf.train.Checkpoint(iterator=again).restore(path)
+        for _ in range(3 if not direct else 1):
+            next(again)
+
+
+def test_the_state_of_a_deterministic_dataset_is_exact_and_every_loader_s(cache_url):
+    given = {"batch_size": 5, "columns": ["sample"]}
+    with tpufeed.numpy_loader(cache_url, **given) as loader:
+        expected = [ids.tolist() for _ in range(2) for ids in loader]
+        dataset = tpufeed.tf_dataset(cache_url, deterministic=True, **given)
+        for number, ids in enumerate(dataset):
+            assert ids.numpy().tolist() == expected[number]
+            if number == 3:
+                break
+        state = dataset.state_dict()
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert [ids.tolist() for ids in loader] == expected[4:14]
+    again = tpufeed.tf_dataset(cache_url, deterministic=True, state=state, **given)
+    assert [ids.numpy().tolist() for ids in again] == expected[4:14]
+    assert [ids.numpy().tolist() for ids in again] == expected[14:]
+    assert again.state_dict()["epoch"] == 1
+    assert again.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    with pytest.raises(OptionError, match="the state's seed is 0, this loader's 1"):
+        tpufeed.tf_dataset(cache_url, state=state, seed=1)
+
+
+def test_steps_that_are_executed_together_take_no_batch_ahead(cache_url):
+    dataset = tpufeed.tf_dataset(cache_url, deterministic=True, batch_size=5, columns=["sample"])
+    iterator = iter(dataset)
+
+    @tf.function
+    def two_steps(iterator):
+        return next(iterator), next(iterator)
+
+    for count in range(1, 4):
+        two_steps(iterator)
+        assert dataset.state_dict()["samples"] == 10 * count
 
 
 def test_a_damaged_record_is_named_after_all_batches_before_it(cache_url, damage):

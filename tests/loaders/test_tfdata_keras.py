@@ -11,7 +11,8 @@ EPOCH = 70
 
 
 class Recorder(keras.Model):
-    """A small classifier that writes down which samples and pixels its compiled training step was given."""
+    """A small classifier that writes down what its compiled training step was given: images, labels, and either sample
+    ids or, where those come within x, ids and sample weights."""
 
     def __init__(self):
         super().__init__()
@@ -24,18 +25,19 @@ class Recorder(keras.Model):
         ]
 
     def call(self, images):
+        images = images["image"] if isinstance(images, dict) else images
         for layer in self.layers_:
             images = layer(images)
         return images
 
     def train_step(self, data):
-        images, labels, samples = data
-
-        def record(images, labels, samples):
-            self.seen.append((images.numpy(), labels.numpy(), samples.numpy()))
-
-        tf.py_function(record, [images, labels, samples], [])
-        return super().train_step((images, labels))
+        images, labels, *others = data
+        if isinstance(images, dict):
+            given = [images["image"], labels, images["sample"], *(each for each in others if each is not None)]
+        else:
+            given, data = data, (images, labels)
+        tf.py_function(lambda *columns: self.seen.append([column.numpy() for column in columns]), given, [])
+        return super().train_step(data)
 
 
 def make_model(**options):
@@ -44,6 +46,12 @@ def make_model(**options):
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"], **options)
     model(np.zeros((1, 64, 64, 3)))
     return model
+
+
+def with_samples(url, **options):
+    """Elements are ({"image", "sample"}, label): Keras weighs classes where nothing comes after the label."""
+    dataset = tpufeed.tf_dataset(url, columns=None, **options)
+    return dataset.map(lambda each: ({"image": each["image"], "sample": each["sample"]}, each["label"]))
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
@@ -77,6 +85,56 @@ def test_a_second_fit_goes_on_with_the_next_epoch(cache_url, stored):
             np.testing.assert_array_equal(images, stored(cache_url, "train", epoch % 2).pixels[samples])
 
 
+@pytest.mark.parametrize("steps_per_execution", [2, 4])
+def test_three_epochs_of_live_crops_with_validation_and_class_weights(dataset_url, stored, ops, steps_per_execution):
+    train = with_samples(dataset_url, batch_size=7, ops=ops)
+    val = tpufeed.tf_dataset(dataset_url, "val", batch_size=13, shuffle=False, ops=ops)
+    weights = tpufeed.open_dataset(dataset_url).class_weights("train")
+    model = make_model(steps_per_execution=steps_per_execution)
+    given = {"validation_data": val, "class_weight": weights, "epochs": 3, "verbose": 0}
+    history = model.fit(train, **given).history
+    assert np.isfinite(history["loss"] + history["val_loss"]).all()
+    assert len(history["val_accuracy"]) == 3
+    assert model.optimizer.iterations.numpy() == len(model.seen) == 30
+    orders, pixels = [], []
+    for start in (0, 10, 20):
+        images, labels, samples, weighed = map(np.concatenate, zip(*model.seen[start : start + 10], strict=True))
+        assert sorted(samples) == list(range(EPOCH))
+        np.testing.assert_array_equal(labels, stored(dataset_url).labels[samples])
+        np.testing.assert_allclose(weighed, [weights[label] for label in labels])
+        orders.append(samples.tolist())
+        pixels.append(images[np.argsort(samples)])
+    assert len(set(map(tuple, orders))) == 3
+    for one, other in ((0, 1), (0, 2), (1, 2)):  # a crop may be drawn twice, most are not
+        assert (pixels[one] != pixels[other]).any((1, 2, 3)).sum() > 60
+
+
+def test_two_fits_of_one_seed_see_the_same(dataset_url, ops):
+    seen = []
+    for seed in (5, 5, 6):
+        model = make_model(steps_per_execution=4)
+        model.fit(with_samples(dataset_url, batch_size=35, ops=ops, seed=seed), epochs=2, verbose=0)
+        seen.append(model.seen)
+    for one, same in zip(*seen[:2], strict=True):
+        for column, again in zip(one, same, strict=True):
+            np.testing.assert_array_equal(column, again)
+    assert all((one[2] != other[2]).any() for one, other in zip(seen[0], seen[2], strict=True))
+
+
+def test_repeat_carries_epochs_through_fit_s_own(cache_url, stored):
+    """Keras' epochs of 5 steps are halves of the dataset's, whose variants alternate."""
+    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["image", "label", "sample"], repeat=True)
+    val = tpufeed.tf_dataset(cache_url, "val", batch_size=13, repeat=True)
+    model = make_model()
+    history = model.fit(dataset, epochs=4, steps_per_epoch=5, validation_data=val, validation_steps=2, verbose=0)
+    assert len(history.history["val_loss"]) == 4
+    assert len(model.seen) == 20
+    for epoch, batches in enumerate((model.seen[:10], model.seen[10:])):
+        for images, _, samples in batches:
+            np.testing.assert_array_equal(images, stored(cache_url, "train", epoch).pixels[samples])
+        assert sorted(np.concatenate([samples for *_, samples in batches])) == list(range(EPOCH))
+
+
 def test_steps_per_epoch_with_repeat_carries_on_within_the_epochs(cache_url):
     dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["image", "label", "sample"]).repeat()
     model = make_model()
@@ -93,16 +151,27 @@ def test_evaluation_weighs_padding_with_nothing(cache_url, stored):
     inputs = keras.Input((64, 64, 3))
     outputs = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(inputs)))
     model = keras.Model(inputs, outputs)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
-    model.compile("sgd", loss, weighted_metrics=["accuracy"])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    entropy = keras.metrics.SparseCategoricalCrossentropy("entropy", from_logits=True)
+    model.compile("sgd", loss, weighted_metrics=["accuracy", entropy], steps_per_execution=2)
     for variant in range(2):
         held = stored(cache_url, "val", variant)
         result = model.evaluate(dataset, verbose=0, return_dict=True)
         logits = model.predict(held.pixels, verbose=0)
         assert result["accuracy"] == pytest.approx((logits.argmax(1) == held.labels).mean())
+        expected = keras.losses.sparse_categorical_crossentropy(held.labels, logits, from_logits=True)
+        assert result["entropy"] == pytest.approx(np.mean(expected))
+        assert result["loss"] == pytest.approx(np.sum(expected) / 32)  # Keras divides by the batches' sizes
     train = tpufeed.tf_dataset(cache_url, batch_size=10)
     history = model.fit(train, validation_data=dataset, epochs=2, verbose=0).history
     assert len(history["val_accuracy"]) == 2
+
+
+def test_class_weights_and_a_mask_do_not_go_together(cache_url):
+    """Keras has one place for both; docs/keras.md says what to do."""
+    padded = tpufeed.tf_dataset(cache_url, batch_size=8, remainder="pad")
+    with pytest.raises(ValueError, match="cannot `class_weight` and `sample_weight` at the same time"):
+        make_model().fit(padded, class_weight=tpufeed.open_dataset(cache_url).class_weights("train"), verbose=0)
 
 
 def test_an_error_of_the_source_stops_fit(cache_url, damage):

@@ -1,6 +1,6 @@
 """Run by test_torchxla.py on one CPU device: writes down what xla_loader did there.
 
-xla_one_device.py DATASET CACHE FLAT DAMAGED OUT
+xla_one_device.py CACHE FLAT DAMAGED OUT
 """
 
 import faulthandler
@@ -17,10 +17,8 @@ import torch_xla
 
 import tpufeed
 from tpufeed.errors import LoaderError, RecordError
-from tpufeed.images import HorizontalFlip, RandomResizedCrop
 
 OPEN = []
-OPS = (RandomResizedCrop(size=64), HorizontalFlip())
 
 os.environ.setdefault("TPUFEED_PROCESSES", "0")  # worker processes take a second to start
 faulthandler.dump_traceback_later(120, exit=True)
@@ -54,11 +52,6 @@ def asked_again(iterator):
         return next(iterator)
     except LoaderError as error:
         return str(error)
-
-
-def contract(url, **options):
-    loader = tpufeed.xla_loader(url, **options)
-    return [[on_host(batch) for batch in loader] for _ in range(3)]
 
 
 def kinds_of_batches(cache, flat):
@@ -178,15 +171,10 @@ def floats():
     return pixels.numpy(), dtypes, {name: value.cpu().float().numpy() for name, value in made.items()}
 
 
-def main(dataset, cache, flat, damaged, out):
-    options = {"columns": ["image", "label", "sample"], "batch_size": 9, "seed": 3, "remainder": "pad"}
+def main(cache, flat, damaged, out):
     found = {
         "leaving": leaving(cache),
         "failing": failing(damaged),
-        "contract": {
-            "dataset": contract(dataset, ops=OPS, processes=1, **options),
-            "cache": contract(cache, **options),
-        },
         "kinds": kinds_of_batches(cache, flat),
         "kept": kept_on_the_device(cache),
         "epochs": epochs_of_iterators(cache),

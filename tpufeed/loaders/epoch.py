@@ -17,6 +17,7 @@ from tpufeed.loaders.tally import Tally
 Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 
 _PLANNED_SAMPLES = 1024
+_FIRST_AHEAD = 4  # batches, of an epoch whose shards may have to come first
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class EpochIterator(Iterator[Batch]):
         self.begin()
         asked = perf_counter()
         try:
-            self.prepare(self._flow.prefetch + 1)
+            self.prepare(self._ahead + 1)
             ready = self._ready()
             filled = self._pending.popleft().wait(self._flow.timeout_seconds)
             self._flow.tally.add(filled, asked, ready)
@@ -220,6 +221,12 @@ class EpochIterator(Iterator[Batch]):
             if position.ahead is None:
                 position.ahead = EpochIterator(position.epochs.open(position.epoch), self.crew, self._flow)
             position.ahead.prepare(room)
+
+    @property
+    def _ahead(self) -> int:
+        """Batches beyond the one that is asked for. Until shards are staged each record is a request: few at first."""
+        flow = self._flow
+        return min(flow.prefetch, _FIRST_AHEAD + 2 * self._returned) if flow.stages else flow.prefetch
 
     def __del__(self) -> None:
         self.close()

@@ -102,6 +102,8 @@ class LoaderOptions:
             if (value is None and optional) or (isinstance(value, int | np.integer) and value >= least):
                 continue
             raise OptionError(f"{name} is a whole number, at least {least}, not {value!r}")
+        for name in ("shuffle", "repeat"):
+            check_bool(name, getattr(self, name))
         if not isinstance(self.timeout_seconds, int | float) or not self.timeout_seconds > 0:
             raise OptionError(f"timeout_seconds is a number above 0, not {self.timeout_seconds!r}")
         if not isinstance(self.seed, int | np.integer):
@@ -117,12 +119,20 @@ class LoaderOptions:
             raise OptionError("columns is empty; give names like ('image', 'label'), or None for a dict")
 
 
-def make_options(given: Mapping[str, Any], names: Iterable[str] = ()) -> LoaderOptions:
-    """The options that a user gave by keyword. Raises OptionError for one that is none of `names`, by default all."""
-    known = list(names) or [field.name for field in fields(LoaderOptions)]
+def check_bool(name: str, value: object) -> None:
+    """Raises OptionError for what is neither True nor False: "no" would be taken for yes."""
+    if not isinstance(value, bool | np.bool_):
+        raise OptionError(f"{name} is True or False, not {value!r}")
+
+
+OPTION_NAMES = tuple(field.name for field in fields(LoaderOptions))
+
+
+def make_options(given: Mapping[str, Any], known: Sequence[str] = OPTION_NAMES) -> LoaderOptions:
+    """The options that a user gave by keyword. Raises OptionError for one that is none of the `known`."""
     for name in given:
         if name not in known:
             alike = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {alike[0]}? " if alike else ""
-            raise OptionError(f"there is no option {name!r}; {hint}The options are {', '.join(known)}")
+            hint = f"; did you mean {alike[0]}?" if alike else "."
+            raise OptionError(f"there is no option {name!r}{hint} The options are {', '.join(known)}")
     return LoaderOptions(**given)

@@ -10,7 +10,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import RecordError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.pipeline import DrawnBatch
+from tpufeed.images.pipeline import DrawnBatch, Pipeline
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, find_column, resolve_columns
 from tpufeed.loaders.crew import Array, BadRecord, Filled, Request
 from tpufeed.loaders.decoder import Decoder, decode_samples
@@ -61,6 +61,11 @@ class Rows:
         self._parsed = [column for column in columns if column.position is None]
         self._skips = skips
         self.chunks = chunks
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The ops, with their seed."""
+        return self._decoder.pipeline
 
     def begin(self, request: Request, reader: Reader, images: Pixels) -> Work:
         """A batch to be filled, in the memory of `images`."""

@@ -1,11 +1,13 @@
 """States of loaders and samplers: plain data that says where a training loop is, and in what."""
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 from tpufeed.dataset.partition import World, default_lanes
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
+from tpufeed.images.parameters import shown
 
 _VERSION = 1
 
@@ -54,3 +56,15 @@ def check_lanes(lanes: int, world: World) -> None:
             f"{lanes} lanes cannot be dealt to {world.size} ranks; give lanes={default_lanes(world)}, or another "
             "multiple of the ranks"
         )
+
+
+def state_number(state: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    """A number of a state; checkpoints may hand it back as an array's element. Raises OptionError."""
+    value = state.get(name)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # whatever is no whole number raises
+    except TypeError:
+        number = -1
+    if isinstance(value, bool) or not least <= number <= most:
+        raise OptionError(f"the state's {name} is {shown(value)}, not a whole number between {least} and {most}")
+    return number

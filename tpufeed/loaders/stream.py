@@ -1,6 +1,5 @@
 """The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
 
-import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -11,9 +10,10 @@ from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import OptionError
 from tpufeed.images.parameters import shown
+from tpufeed.images.pipeline import Pipeline
 from tpufeed.loaders.agreement import Claim
 from tpufeed.loaders.buffers import BufferPool
-from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, resolve_columns
+from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, resolve_columns
 from tpufeed.loaders.crew import Crew
 from tpufeed.loaders.epoch import BatchForm, Endless, EpochIterator, Epochs, Flow, Position
 from tpufeed.loaders.feeder import Feed
@@ -21,7 +21,7 @@ from tpufeed.loaders.options import LoaderKeywords, LoaderOptions, make_options
 from tpufeed.loaders.processes import ProcessCrew
 from tpufeed.loaders.rows import make_rows
 from tpufeed.loaders.sources import VariantSource
-from tpufeed.loaders.state import check_identity, check_lanes, check_state_lanes, identity_of
+from tpufeed.loaders.state import check_identity, check_lanes, check_state_lanes, identity_of, state_number
 from tpufeed.loaders.tally import FeedStats, Tally
 from tpufeed.loaders.threads import ThreadCrew
 from tpufeed.loaders.workers import plan_workers
@@ -100,6 +100,16 @@ class NumpyLoader:
         """(height, width, channels) of every image."""
         return self._rows.image_shape
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns of a batch besides image, sample and mask."""
+        return self._rows.columns
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The ops, with their seed."""
+        return self._rows.pipeline
+
     def column_dtype(self, name: str) -> np.dtype[Any]:
         """The dtype of a column's array."""
         return self._dtypes[name]
@@ -125,7 +135,11 @@ class NumpyLoader:
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
-        return len(self._share(0))
+        return self.batches_from(0)
+
+    def batches_from(self, samples: int) -> int:
+        """Batches that are left of an epoch after `samples` samples of the whole world."""
+        return len(self._share(samples))
 
     def __iter__(self) -> "EpochIterator | Endless":
         """The next epoch, and with `repeat` all that follow."""
@@ -173,9 +187,9 @@ class NumpyLoader:
         if not isinstance(state, Mapping):
             raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
         check_identity(state, self._identity, "loader", self.dataset.url)
-        epoch = _number(state, "epoch", 0, _LAST_EPOCH)
-        samples = _number(state, "samples", 0, self._entry.records)
-        lanes = _number(state, "lanes", 1, self._most_lanes)
+        epoch = state_number(state, "epoch", 0, _LAST_EPOCH)
+        samples = state_number(state, "samples", 0, self._entry.records)
+        lanes = state_number(state, "lanes", 1, self._most_lanes)
         check_state_lanes(lanes, self.world)
         if samples >= self._entry.records or not len(self._share(samples)):
             epoch, samples = epoch + 1, 0
@@ -291,18 +305,6 @@ class NumpyLoader:
                 f"{f'a batch_size of at most {most}, or ' if most else ''}remainder='pad' or 'repeat'"
             )
         return share
-
-
-def _number(state: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    """A number of a state; checkpoints may hand it back as an array's element. Raises OptionError."""
-    value = state.get(name)
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]  # whatever is no whole number raises
-    except TypeError:
-        number = -1
-    if isinstance(value, bool) or not least <= number <= most:
-        raise OptionError(f"the state's {name} is {shown(value)}, not a whole number between {least} and {most}")
-    return number
 
 
 def _restore(

@@ -1,158 +1,112 @@
-"""tf.data: the host stream handed to TensorFlow batch by batch, without copying pixels."""
+"""tf.data: the host stream handed to TensorFlow, or a graph in which TensorFlow does it all."""
 
-import time
-import weakref
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
-
+from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import LoaderError, MissingExtraError
-from tpufeed.loaders.columns import IMAGE
-from tpufeed.loaders.crew import Array
-from tpufeed.loaders.epoch import Endless, EpochIterator
-from tpufeed.loaders.options import LoaderKeywords, make_options
+from tpufeed.engines.engine import available_cores
+from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.stream import NumpyLoader
-from tpufeed.loaders.tfdirect import DirectLoader, set_gcs_defaults
+from tpufeed.loaders.tfoptions import TfKeywords, TfOptions, make_tf_options
+from tpufeed.loaders.tfsettings import set_gcs_defaults
+from tpufeed.loaders.world import find_tf_world
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 _PREFETCH = 2
-_ENDLESS = 1 << 62
-_QUIET_SECONDS, _SETTLE_SECONDS = 0.05, 5.0
+_RAM_BUDGET_BYTES = 4 << 30
 
 
-def tf_dataset(
-    url: str | Path, split: str = "train", *, direct: bool = False, **options: Unpack[LoaderKeywords]
-) -> "tf.data.Dataset":
+def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywords]) -> "tf.data.Dataset":
     """Batches of a dataset or cache as a `tf.data.Dataset` of static shapes.
 
     Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,); see `LoaderOptions.columns` for
     others. Every new iteration is the next epoch, so Keras' `fit` sees other crops, and in a cache the next variant,
-    each epoch. Images share the memory of the host loader's batches.
+    each epoch; with `repeat` one iteration never ends.
 
-    A new iteration ends an earlier one that is still open.
+    By default tpufeed's own workers read and decode, and their batches are handed over without copying: the order is
+    that of `numpy_loader`, remote shards are read once and checked, and an iterator's place can be saved and restored
+    by `tf.train.Checkpoint`. The dataset, but no transformation of it, has `state_dict(batches)`: where a loop is after
+    so many batches of the newest iteration, for any loader to go on there. With `deterministic` nothing is taken ahead
+    of the loop, and `state_dict()` knows how many there were.
 
-    With `direct` TensorFlow reads the shards, gs:// by its own client, all lanes at once, and nothing is staged; that
-    takes some 64 MB of records to draw from, or two batches, and 8 MiB a lane. Prefer it where the host has no room
-    for a stage, or each epoch reads other bytes anyway. The default reads remote shards once, pins them to their
-    generation, checks them against the manifest, and has an order that can be repeated. Pixels, labels, epochs,
-    variants and shares are the same. The order is another in each run; without `shuffle`, and unless `lanes` are given,
-    it is that of the default. TensorFlow's CRC checks are on, and records are counted: a shard that was cut between two
-    records, or goes on after those of the manifest, is an error when its end is read, at the latest with the epoch's
-    last batch. An object that is replaced by one of as many records is not noticed. `remainder` fills up with samples
-    from the rank's own first parts. TensorFlow takes settings for gs:// when it is imported: let tpufeed do that, or
-    heed the warning that it logs.
+    With `direct` TensorFlow reads the shards, gs:// by its own client, and decodes and augments them in a graph without
+    Python: fit for a tf.data service, and for hosts without room for a stage. Shares, windows, flips and variants are
+    the same, pixels of JPEGs those of TensorFlow's decoder, and of the order no run repeats another's. Of a shard that
+    is missing, or has another size than the manifest says, TensorFlow's error gives the name; damage, and images that
+    cannot be decoded, name shard and record. TensorFlow takes settings for gs:// when it is imported: let tpufeed do
+    that, or heed the warning that it logs.
 
     Args:
         url: a dataset, at a path or a URL.
         split: which part of it.
-        direct: let TensorFlow read.
-        **options: see `LoaderOptions`.
+        **options: see `LoaderOptions` and `TfOptions`. `world` may be a `tf.distribute.InputContext`.
 
     Raises:
         MissingExtraError: TensorFlow is not installed.
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
+        UnavailableError: there is no service at that address.
     """
-    if direct:
+    given, for_tf = make_tf_options(options)
+    if for_tf.direct:
         set_gcs_defaults()
     try:
         import tensorflow as tf
     except ImportError as error:
         raise MissingExtraError("TensorFlow", "tf") from error
-    dataset, given = open_dataset(url), make_options(options)
-    return _to_tensors(DirectLoader(dataset, split, given, tf) if direct else NumpyLoader(dataset, split, given), tf)
+    from tpufeed.loaders.tfstream import stream_dataset
 
-
-def _to_tensors(loader: NumpyLoader, tf: Any) -> "tf.data.Dataset":
-    """The epochs of a loader, one an iteration."""
-    source = _Source(loader, tf)
-    # One outer element an iteration: it opens the epoch when the iteration starts, not when the graph is built.
-    dataset = tf.data.Dataset.range(1).map(lambda _: tf.py_function(source.open, [], tf.int64))
-    dataset = dataset.flat_map(
-        lambda opened: tf.data.Dataset.range(source.batches).map(
-            lambda _: source.shaped(tf.py_function(source.next_batch, [opened], source.dtypes))
+    if tf.inside_function():
+        raise OptionError(
+            "tf_dataset was called within a tf.function, or a function of another tf.data.Dataset; call it before, and "
+            "keep what it returns in a variable"
         )
-    )
-    batches = tf.data.INFINITE_CARDINALITY if loader.options.repeat else source.batches
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(batches)).prefetch(_PREFETCH)
-    weakref.finalize(dataset, source.close)  # also when the interpreter exits
-    return dataset
+    if for_tf.direct:
+        given = replace(given, processes=given.processes or 0)  # never started: here the loader only knows the options
+    loader = NumpyLoader(open_dataset(url), split, given, find_tf_world)
+    if for_tf.state is not None:
+        loader.load_state_dict(for_tf.state)
+    length, _ = len(loader), loader.lanes  # raises here what would else come out of TensorFlow
+    settings = _settings(tf, loader, for_tf)
+    dataset, source = (_direct(loader, for_tf, settings), None) if for_tf.direct else stream_dataset(loader)
+    # After a state the first iteration is shorter, and each worker of a service has a last batch of its own.
+    if given.repeat or (for_tf.state is None and for_tf.service is None):
+        length = tf.data.INFINITE_CARDINALITY if given.repeat else length
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
+    if not for_tf.deterministic:
+        dataset = dataset.prefetch(given.prefetch or _PREFETCH if for_tf.direct else _PREFETCH)
+    result = dataset.with_options(settings)
+    if source is not None:
+        result.state_dict = source.state_dict
+    return result
 
 
-class _Source:
-    """Hands the epochs of a loader to a graph. TensorFlow calls it from its own threads, one at a time an iteration."""
+def _direct(loader: NumpyLoader, for_tf: TfOptions, settings: Any) -> Any:
+    from tpufeed.loaders.tfdirect import DirectGraph
+    from tpufeed.loaders.tfservice import distribute
 
-    def __init__(self, loader: NumpyLoader, tf: Any) -> None:
-        self._loader = loader
-        self._tf = tf
-        self._iterator: EpochIterator | Endless | None = None
-        self._opened = 0
-        self._closed = False
-        self._calls: deque[int] = deque()  # that are in progress; appending and popping are atomic
-        self._last_call = 0.0
-        self.batches = _ENDLESS if loader.options.repeat else len(loader)
-        self.dtypes = [self._dtype(name) for name in loader.form.names]
+    dataset = DirectGraph(loader, for_tf.sharding).build().map(loader.form.package).with_options(settings)
+    if for_tf.service is None or for_tf.sharding is None:
+        return dataset
+    sharers = World() if for_tf.sharding == "off" else loader.world
+    return distribute(dataset, for_tf.service, for_tf.sharding, sharers)
 
-    def open(self) -> Any:
-        """Begin the next iteration and give its number; an earlier one that is still open is given up."""
-        with self._call():
-            if self._iterator is not None:
-                self._iterator.close()
-            self._iterator = iter(self._loader)
-            self._opened += 1
-            return self._tf.constant(self._opened, self._tf.int64)
 
-    def next_batch(self, opened: Any) -> list[Any]:
-        """The next batch of that iteration, a tensor a column."""
-        with self._call():
-            iterator = self._iterator
-            if iterator is None or self._opened != int(opened):
-                raise LoaderError("a newer iteration of this tf.data.Dataset has begun; this one cannot go on")
-            arrays = iterator.next_arrays()
-            return [self._tensor(name, arrays[name]) for name in self._loader.form.names]
-
-    def close(self) -> None:
-        """Stop the threads, and wait until TensorFlow's have left Python.
-
-        One that is in Python when the interpreter ends never returns from it, and the destructor of its iterator waits
-        for that for ever. After this every call fails at once, so queues downstream fill with errors and calls cease.
-        """
-        self._closed = True
-        self._loader.close()
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while time.monotonic() < deadline and (self._calls or time.monotonic() - self._last_call < _QUIET_SECONDS):
-            time.sleep(_QUIET_SECONDS / 10)
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        self._calls.append(1)
-        try:
-            if self._closed:
-                raise LoaderError("the dataset was dropped, or the interpreter is about to exit")
-            yield
-        finally:
-            self._last_call = time.monotonic()
-            self._calls.pop()
-
-    def shaped(self, tensors: list[Any]) -> Any:
-        """The element of the dataset: the columns with their static shapes."""
-        rows = self._loader.batch_size
-        for name, tensor in zip(self._loader.form.names, tensors, strict=True):
-            tensor.set_shape((rows, *self._loader.image_shape) if name == IMAGE else (rows,))
-        return self._loader.form.package(dict(zip(self._loader.form.names, tensors, strict=True)))
-
-    def _dtype(self, name: str) -> Any:
-        dtype = self._loader.column_dtype(name)
-        return self._tf.string if dtype == np.object_ else self._tf.dtypes.as_dtype(dtype)
-
-    def _tensor(self, name: str, array: Array) -> Any:
-        if name == IMAGE:  # page-aligned, as dlpack demands; TensorFlow keeps the memory alive as long as it needs it
-            return self._tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-        return self._tf.constant(array.tolist() if array.dtype == np.object_ else array)
+def _settings(tf: Any, loader: NumpyLoader, for_tf: TfOptions) -> Any:
+    """What keeps tf.data from its surprises; docs/tfdata.md explains each."""
+    settings, given = tf.data.Options(), loader.options
+    settings.deterministic = for_tf.deterministic or not given.shuffle
+    settings.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    settings.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    settings.autotune.ram_budget = _RAM_BUDGET_BYTES
+    if for_tf.direct:
+        settings.threading.private_threadpool_size = given.threads or available_cores()
+    else:
+        settings.autotune.enabled = False
+    if for_tf.deterministic:
+        settings.experimental_optimization.inject_prefetch = False
+    return settings

@@ -1,168 +1,187 @@
-"""The loader behind `tf_dataset(direct=True)`: TensorFlow reads the shards itself, and nothing is staged."""
+"""The dataset behind `tf_dataset(direct=True)`: a TensorFlow graph reads, decodes and augments, without Python."""
 
 import logging
 import os
-import sys
-import time
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from tpufeed.dataset.order import Places
-from tpufeed.dataset.reader import Dataset
-from tpufeed.errors import OptionError
-from tpufeed.loaders.buffers import BufferPool
-from tpufeed.loaders.crew import CLOSED, Due, Mask
-from tpufeed.loaders.epoch import EpochIterator
+from tpufeed.dataset.naming import MANIFEST
+from tpufeed.dataset.partition import Share, World
+from tpufeed.engines.engine import available_cores
+from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.stream import NumpyLoader
-from tpufeed.loaders.tfmixer import Mixer
-from tpufeed.loaders.tfrecords import HandedReader, RecordFeed, plan_epoch, reading_graph
-from tpufeed.loaders.threads import ThreadCrew
+from tpufeed.loaders.tfbatches import BatchGraph
+from tpufeed.loaders.tfoptions import Sharding
+from tpufeed.loaders.tforder import GraphOrder
+from tpufeed.loaders.tfpipeline import GraphPipeline
+from tpufeed.loaders.tfreading import Records, ShardReader, as_it_is
+from tpufeed.loaders.tfsettings import GCS_SETTINGS
+from tpufeed.loaders.tfstream import OTHER_CHECKPOINT, place_identity
 from tpufeed.storage.registry import url_scheme
+
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise MissingExtraError("TensorFlow", "tf") from error
 
 _logger = logging.getLogger(__name__)
 
-# Read by TensorFlow when it is imported, and never again. Its retries stay its own: 10, after 1 to 32 s each.
-_GCS_SETTINGS = {
-    # A file is open for each lane, with a buffer of this size: the default of 64 MiB is 1 GiB for 16 lanes, and a part
-    # that ends within a shard reads up to that much too much. Each buffer is a new connection: fewer MiB cost more.
-    "GCS_READ_CACHE_BLOCK_SIZE_MB": "8",
-    # Without a byte for so long a request is given up and tried again; by default after 60 s.
-    "GCS_REQUEST_IDLE_TIMEOUT_SECS": "20",
-    "GCS_REQUEST_CONNECTION_TIMEOUT_SECS": "20",  # by default 120
-    # For a whole request; with 3600 one that trickles holds up its lane for an hour.
-    "GCS_READ_REQUEST_TIMEOUT_SECS": "300",
-    "GCS_METADATA_REQUEST_TIMEOUT_SECS": "60",
-}
-
 _MIXED_BYTES, _MIXED_MOST = 64 << 20, 8192
-_SETTLE_SECONDS = 5.0
+_ENDLESS = 1 << 62
+_NEXT = np.array([0], np.int64)  # the one key of a table: the next iteration's epoch
+_NOT_HERE = ("processes", "max_bad_records", "timeout_seconds", "stage_dir", "stage_bytes")
 
 
-def set_gcs_defaults() -> None:
-    """Settings for TensorFlow's gs:// client that the user has not made; in vain once TensorFlow is imported."""
-    if "tensorflow" not in sys.modules:
-        for name, value in _GCS_SETTINGS.items():
-            os.environ.setdefault(name, value)
+class DirectGraph:
+    """Builds the graph.
 
-
-class DirectLoader(NumpyLoader):
-    """A `NumpyLoader` whose records come from a TensorFlow graph; where it shuffles, in an order that no run repeats.
+    Args:
+        loader: of the same dataset and options: it knows columns, lanes and world.
+        sharding: of a tf.data service that runs the graph, None where there is none. Where that deals, the dataset
+            begins with parts of shards, and not with epochs: workers read all that there is, whatever the world, and
+            one epoch follows the other without a break.
 
     Raises:
-        OptionError: TensorFlow cannot open the dataset's URL, or staging is asked for.
+        OptionError: TensorFlow cannot open the dataset's URL, or cannot do what the options say.
     """
 
-    def __init__(self, dataset: Dataset, split: str, options: LoaderOptions, tf: Any) -> None:
-        if options.stage_dir is not None or options.stage_bytes not in (None, 0):
-            raise OptionError("direct=True stages nothing: leave out stage_dir and stage_bytes, or else direct")
-        if options.max_bad_records or options.processes:
-            raise OptionError(
-                "direct=True has neither worker processes nor max_bad_records: leave them out, or else direct"
+    def __init__(self, loader: NumpyLoader, sharding: Sharding | None = None) -> None:
+        options, dataset = loader.options, loader.dataset
+        _check_options(options)
+        self._options = options
+        self._dealt = sharding in ("dynamic", "file")
+        self._entry = dataset.split(loader.split)
+        self._world = World() if self._dealt else loader.world
+        self._share = Share(self._entry.records, options.batch_size, self._world, options.remainder)
+        counts = [shard.records for shard in self._entry.variants[0].shards]
+        self._order = GraphOrder(counts, options.seed, loader.lanes, options.shuffle)
+        self._cycle = max(1, loader.lanes // self._world.size)
+        self._identity = place_identity(loader)
+        self._counter = None
+        if sharding is None and not options.repeat:
+            # No variable: a strategy in whose scope this is called would make its own kind of it.
+            self._counter = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, tf.constant(0, tf.int64))
+        home = tensorflow_url(dataset.store.url)
+        self._reader = ShardReader(dataset, loader.split, tensorflow_url(dataset.shards.url))
+        self._url = dataset.url
+        self._manifest = f"{home}/{MANIFEST}"
+        self._manifest_bytes = tf.io.read_file(self._manifest).numpy()
+        cores = options.threads or available_cores()
+        self._batch = BatchGraph(
+            dataset, self._reader, _pipeline(loader), loader.columns, rows=options.batch_size, calls=2 * cores
+        )
+
+    def build(self) -> Any:
+        """A `tf.data.Dataset` of batches, each a dict of its columns by name."""
+        if self._dealt:
+            return self._decode(self._filled(self._mix(self._dealt_records(), tf.constant(0, tf.int64))))
+        return self._epochs().flat_map(as_it_is(self._epoch))
+
+    def _epochs(self) -> Any:
+        """Numbers of epochs, and what a place in them depends on: the next one for each iteration, or all for one."""
+        data, identity = tf.data.Dataset, tf.constant(self._identity, tf.int64)
+        if self._counter is None:
+            epochs = data.range(_ENDLESS if self._options.repeat else 1)
+        else:
+            epochs = data.range(1).map(as_it_is(lambda _: self._counter.lookup(_NEXT)[0]))
+        return epochs.map(as_it_is(lambda epoch: (epoch, identity)))
+
+    def _epoch(self, epoch: Any, identity: Any) -> Any:
+        """The batches of an epoch. It runs again where an iterator is restored, with what it had been given."""
+        share, world, data = self._share, self._world, tf.data.Dataset
+        with tf.control_dependencies([self._check_manifest(epoch), self._check_identity(identity), self._count(epoch)]):
+            epoch = tf.identity(epoch)
+        parts = self._order.rank_parts(epoch, world)
+        records = data.from_tensor_slices(tuple(parts)).interleave(
+            as_it_is(lambda shard, first, stop: self._reader.read(epoch, shard, first, stop)),
+            cycle_length=self._cycle,
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=not self._options.shuffle,
+        )
+        wanted, own = len(share) * share.batch_size, len(range(world.rank, share.records, world.size))
+        if own < wanted:
+            if not own:  # fewer samples than ranks
+                parts = self._order.rank_parts(epoch, World(0, world.size))
+            real = share.remainder != "pad"
+            filling = data.from_tensor_slices(tuple(parts)).flat_map(
+                as_it_is(lambda shard, first, stop: self._reader.read(epoch, shard, first, stop, real))
             )
-        super().__init__(dataset, split, replace(options, processes=0))
-        self._tf = tf
-        self._folder = _tensorflow_url(tf, dataset.shards.url)
-        self._feeds: list[RecordFeed] = []
-        self._source = _HandedSource(len(self._entry.variants))
+            filling = filling.repeat().take(wanted - own)
+            batches = self._decode(self._mix(records, epoch).concatenate(filling))
+        else:
+            batches = self._decode(self._mix(records, epoch).take(wanted))
+        return batches.apply(tf.data.experimental.assert_cardinality(len(share)))
 
-    def next_epoch(self) -> EpochIterator:
-        """The next epoch."""
-        position = self._find_position()
-        epoch = position.epochs.open(position.epoch)
-        plan = plan_epoch(epoch.order, epoch.share)
-        variant = self._source.variant(epoch.number)
-        reader = HandedReader(self.dataset, self.split, variant, plan, self._folder)
-        self.dataset.check_current()
-        feed = RecordFeed(reading_graph(self._tf, reader, self.batch_size, not self.options.shuffle))
-        self._feeds = [*(earlier for earlier in self._feeds if earlier.is_alive()), feed]
-        mixer = Mixer(self._tf, feed, reader, self._mixed, f"{self.options.seed}/{epoch.number}")
-        self._source.readers[epoch.number] = reader
-        if self._crew is None or self._crew.closed:
-            pool = BufferPool((self.batch_size, *self.image_shape))
-            self._crew = ThreadCrew(self._rows, self._source, self._workers.threads, pool)
-        self._current = _Iterator(mixer, reader, epoch, self._crew, self._flow)
-        self._current.position = position
-        return self._current
+    def _count(self, epoch: Any) -> Any:
+        """The next iteration's epoch is the one behind this one, or behind a later one."""
+        if self._counter is None:
+            return tf.no_op()
+        return self._counter.insert(_NEXT, tf.maximum(self._counter.lookup(_NEXT), epoch + 1))
 
-    def close(self) -> None:
-        """Stop the threads. A feed that waits for the network is waited for some seconds, then left behind."""
-        for feed in self._feeds:
-            feed.close()
-        super().close()
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        for feed in self._feeds:
-            feed.join(max(0.0, deadline - time.monotonic()))
+    def _check_identity(self, identity: Any) -> Any:
+        return tf.debugging.Assert(tf.equal(identity, self._identity), [f"{self._url}: {OTHER_CHECKPOINT}"])
 
-    @property
-    def _mixed(self) -> int:
-        """How many records are held to draw from, as those of a part come in the order of their file."""
-        if not self.options.shuffle:
-            return 0
+    def _dealt_records(self) -> Any:
+        """Records of epoch after epoch, part by part."""
+        options, parts = self._options, self._order.most_parts
+
+        def read(number: Any) -> Any:
+            epoch, part = number // parts, number % parts
+            check = tf.cond(part == 0, lambda: tf.group(self._check_manifest(epoch)), tf.no_op)
+            with tf.control_dependencies([check]):
+                found, _ = self._order.parts(epoch)
+            return self._reader.read(epoch, found.shard[part], found.first[part], found.stop[part])
+
+        numbers = tf.data.Dataset.range(_ENDLESS if options.repeat else parts)
+        return numbers.interleave(
+            as_it_is(read),
+            cycle_length=self._cycle,
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=not options.shuffle,
+        )
+
+    def _mix(self, records: Any, epoch: Any) -> Any:
+        """Drawn from a buffer, as those of a part come in the order of their file."""
+        options = self._options
+        if not options.shuffle:
+            return records
         fit = _MIXED_BYTES * self._entry.records // sum(shard.bytes for shard in self._entry.variants[0].shards)
-        return max(2 * self.batch_size, min(_MIXED_MOST, fit))
+        buffer = max(2 * options.batch_size, min(_MIXED_MOST, fit))
+        if self._dealt:  # nothing keeps one epoch from the next
+            buffer = max(1, min(buffer, self._entry.records // 8))
+        seed = tf.constant(options.seed % (1 << 62), tf.int64)
+        return records.shuffle(buffer, seed=seed + epoch, reshuffle_each_iteration=False)
+
+    def _decode(self, records: Any) -> Any:
+        return self._batch.make(records, in_order=not self._options.shuffle)
+
+    def _filled(self, records: Any) -> Any:
+        """Whole batches of records: what is dealt has no plan that fills the last one of each worker."""
+        drop = self._options.remainder == "drop"
+        batches = records.batch(self._options.batch_size, drop_remainder=drop)
+        return (batches if drop else batches.map(as_it_is(self._fill))).unbatch()
+
+    def _fill(self, *columns: Any) -> Any:
+        """A batch with its last record repeated until it is full."""
+        rows, count = tf.range(self._options.batch_size), tf.size(columns[1])
+        whole = Records(*(tf.gather(column, tf.minimum(rows, count - 1)) for column in columns))
+        real = tf.cast(rows < count if self._options.remainder == "pad" else rows >= 0, tf.int64)
+        return tuple(whole._replace(part=tf.concat([whole.part[:, :2], real[:, None]], 1)))
+
+    def _check_manifest(self, epoch: Any) -> Any:
+        """A build with --overwrite removes the manifest first, and its shards may have the same names and sizes."""
+        # A name that depends on nothing would be read once, when the graph is optimised.
+        name = tf.where(epoch < 0, "", self._manifest)
+        same = tf.equal(tf.io.read_file(name), self._manifest_bytes)
+        said = f"{self._url} was built anew while it was read. Open it again once no build is at work there"
+        return tf.debugging.Assert(same, [said])
 
 
-class _HandedSource:
-    """The readers of epochs, each with the records that it was handed. See `Source`."""
-
-    def __init__(self, variants: int) -> None:
-        self.readers: dict[int, HandedReader] = {}
-        self._variants = variants
-
-    def variant(self, epoch: int) -> int:
-        return epoch % self._variants
-
-    def reader(self, epoch: int) -> HandedReader:
-        return self.readers[epoch]
-
-    def settle(self, epoch: int) -> None:
-        for earlier in [number for number in self.readers if number < epoch]:
-            del self.readers[earlier]
-
-    def fetch(self, due: Due) -> None:
-        """Nothing is staged."""
-
-    def close(self) -> None:
-        self.readers.clear()
-
-
-class _Iterator(EpochIterator):
-    """An epoch whose batches are made of the records that a mixer gives."""
-
-    def __init__(self, mixer: Mixer, reader: HandedReader, *given: Any) -> None:
-        self._mixer = mixer
-        self._records = reader
-        sizes = [shard.records for shard in reader.shards]
-        self._first_samples = np.cumsum([0, *sizes])[[part.shard for part in reader.plan.parts]]
-        super().__init__(*given)
-
-    def close(self, why: str = CLOSED) -> None:
-        """Give up what is being prepared."""
-        super().close(why)
-        self._mixer.close()
-
-    def prepare(self, batches: int) -> None:
-        """Of this epoch only: the next one's records are another graph's."""
-        super().prepare(min(batches, len(self)))
-
-    def _plan(self, number: int) -> Iterator[tuple[Places, Mask]]:
-        """The next batch only: what comes later is not known yet."""
-        share = self._epoch.share
-        rows = self._mixer.take(share.batch_size)
-        if number == len(share) - 1:
-            self._mixer.finish()
-        self._records.hand(rows)
-        parts, records = np.array([row[:2] for row in rows], np.int64).T
-        mask = (parts < self._records.plan.real) | (share.remainder != "pad")
-        yield Places(parts, records, self._first_samples[parts] + records), mask
-
-
-def _tensorflow_url(tf: Any, url: str) -> str:
-    """The URL by which TensorFlow opens this folder."""
+def tensorflow_url(url: str) -> str:
+    """The URL by which TensorFlow opens this folder. Raises OptionError where it does not."""
     scheme = url_scheme(url)
     if scheme == "gcs":
         scheme, url = "gs", f"gs{url[len('gcs') :]}"
@@ -172,7 +191,7 @@ def _tensorflow_url(tf: Any, url: str) -> str:
             f"{url}: TensorFlow itself opens {', '.join(f'{name}://' for name in sorted(known))} and local paths only; "
             "leave direct=True out, and tpufeed reads it"
         )
-    unset = [f"{name}={value}" for name, value in _GCS_SETTINGS.items() if name not in os.environ]
+    unset = [f"{name}={value}" for name, value in GCS_SETTINGS.items() if name not in os.environ]
     if scheme == "gs" and unset:
         _logger.warning(
             "TensorFlow was imported before tf_dataset(direct=True) could tell its gs:// client otherwise: it holds 64 "
@@ -180,3 +199,21 @@ def _tensorflow_url(tf: Any, url: str) -> str:
             " ".join(unset),
         )
     return url
+
+
+def _pipeline(loader: NumpyLoader) -> GraphPipeline:
+    """The ops of a loader as a graph."""
+    dataset, pipeline = loader.dataset, loader.pipeline
+    cache = dataset.manifest.cache
+    stored_size = None if cache is None else cache.shape[:2]
+    stored = dataset.manifest.images
+    only_jpeg = bool(stored) and all(kind.startswith("jpeg") for kind in stored)
+    return GraphPipeline(pipeline.ops, pipeline.seed, dataset.manifest.tensor_shape, stored_size, only_jpeg)
+
+
+def _check_options(options: LoaderOptions) -> None:
+    for field in fields(options):
+        if field.name in _NOT_HERE and getattr(options, field.name) not in (field.default, 0):
+            raise OptionError(
+                f"direct=True reads and decodes in TensorFlow, which has no {field.name}: leave it out, or else direct"
+            )

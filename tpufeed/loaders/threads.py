@@ -1,6 +1,7 @@
 """A crew of threads in this process. They take turns with Python code that runs beside them: see `processes`."""
 
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from threading import TIMEOUT_MAX
@@ -23,7 +24,8 @@ class ThreadCrew:
         self._rows = rows
         self._source = source
         self._pool = pool
-        self._executor = ThreadPoolExecutor(threads, "tpufeed-decode")
+        self._name = f"tpufeed-decode-{id(self):x}"
+        self._executor = ThreadPoolExecutor(threads, self._name)
 
     @property
     def closed(self) -> bool:
@@ -43,6 +45,8 @@ class ThreadCrew:
 
     def close(self, wait: bool = True) -> None:
         self._closed = True
+        # The garbage collector may come by in one of the threads themselves.
+        wait = wait and not threading.current_thread().name.startswith(self._name)
         self._executor.shutdown(wait=wait, cancel_futures=True)
         self._source.close()
 

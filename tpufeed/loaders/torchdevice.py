@@ -1,15 +1,13 @@
 """Batches on a plain torch device, ahead of need: CUDA, torch_tpu and what else torch.accelerator knows."""
 
-import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.loaders.ahead import AheadIterator, Puller
 from tpufeed.loaders.parcels import map_leaves
 from tpufeed.loaders.torchloader import EpochSampler
 
@@ -133,63 +131,24 @@ class StatefulDevicePrefetch(DevicePrefetch):
         self._handed = None
 
 
-class DeviceIterator(Iterator[Any]):
-    """An epoch of a `DevicePrefetch`. Leaving it early needs no `close`; closing is safe from any thread."""
-
-    _closed = False
+class DeviceIterator(AheadIterator["_Arrival"]):
+    """An epoch of a `DevicePrefetch`."""
 
     def __init__(self, loader: DevicePrefetch) -> None:
+        super().__init__(loader._size, "tpufeed-device")
         self._loader = loader
-        self._why = ""
-        self._puller: _Puller | None = None
-        self._executor: ThreadPoolExecutor | None = None
-        self._ahead: deque[Future[_Arrival | None]] = deque()
-
-    def __next__(self) -> Any:
-        if self._closed:
-            raise LoaderError(self._why) if self._why else StopIteration
-        try:
-            arrival = self._begin() if self._executor is None else self._ahead.popleft().result()
-            if arrival is None:
-                raise StopIteration
-            self._pull_ahead()
-            batch = arrival.receive()
-        except BaseException as error:
-            why = self._why  # another thread has closed it meanwhile
-            self.close()
-            if why and isinstance(error, Exception):
-                raise LoaderError(why) from None
-            raise
-        self._loader._handed = arrival.state
-        return batch
-
-    def __del__(self) -> None:
-        self.close()
-
-    def close(self, why: str = "") -> None:
-        """End the thread, after the batch that it is at; those ahead are dropped. Whoever goes on is told why."""
-        if self._closed:
-            return
-        self._why, self._closed = why, True
-        executor, puller = self._executor, self._puller
-        if executor is not None and puller is not None:
-            # The garbage collector may have come by in that very thread, which cannot wait for itself.
-            executor.shutdown(wait=puller.thread != threading.get_ident(), cancel_futures=True)
-        self._puller = None
 
     def _begin(self) -> "_Arrival | None":
         loader = self._loader
         loader._end("another iteration was begun")
         loader._open = weakref.ref(self)
         self._puller = _Puller(loader._source, loader.device)
-        self._executor = ThreadPoolExecutor(1, "tpufeed-device")
         return self._puller.pull()
 
-    def _pull_ahead(self) -> None:
-        executor, puller = self._executor, self._puller
-        if executor is not None and puller is not None:
-            while len(self._ahead) < self._loader._size:
-                self._ahead.append(executor.submit(puller.pull))
+    def _receive(self, arrival: "_Arrival") -> Any:
+        batch = arrival.receive()
+        self._loader._handed = arrival.state
+        return batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,33 +169,25 @@ class _Arrival:
         return self.batch
 
 
-class _Puller:
-    """Takes batches from the source and starts their copies; called in one thread at a time."""
+class _Puller(Puller[_Arrival]):
+    """Takes batches from the source and starts their copies."""
 
     def __init__(self, source: Any, device: torch.device) -> None:
-        self.thread = 0
+        super().__init__()
         self._state = getattr(source, "state_dict", lambda: None)
         self._batches = iter(source)
         self._device = device
-        self._over = False
         present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._asynchronous = present is not None and present.type == device.type
         self._pinned = self._asynchronous and device.type not in _NEVER_PINNED
         self._stream = torch.Stream(device) if self._asynchronous and device.type in _STREAMED else None
 
-    def pull(self) -> _Arrival | None:
-        """The next batch; None at the end, and ever after an exception."""
-        self.thread = threading.get_ident()
-        over, self._over = self._over, True
-        if over:
-            return None
+    def _pull_next(self) -> _Arrival | None:
         try:
             batch = next(self._batches)
         except StopIteration:
             return None
-        arrival = self._copy(batch, self._state())
-        self._over = False
-        return arrival
+        return self._copy(batch, self._state())
 
     def _copy(self, batch: Any, state: Any) -> _Arrival:
         # The stream also makes its device the current one, which each thread has of its own and pinning asks for.

@@ -80,7 +80,7 @@ class TFRecordImages(TorchDataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         **options: Unpack[SampleKeywords],
     ) -> None:
-        self._options = make_options(options, SampleKeywords.__annotations__)
+        self._options = make_options(options, tuple(SampleKeywords.__annotations__))
         self._split = split
         self._transform = transform
         self._dataset: Dataset | None = open_dataset(url)

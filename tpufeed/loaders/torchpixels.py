@@ -1,7 +1,7 @@
 """What a model wants of uint8 images, done on their device: XLA, or any other of torch."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -12,44 +12,19 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
 Seed = int | Sequence[int]
 
 _FLIP, _SHIFT = 1, 2  # so that equal seeds give the two functions unrelated draws
 
 
-def to_device_float(
-    images: torch.Tensor,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    layout: Literal["NCHW", "NHWC"] = "NCHW",
+def scaled(
+    images: torch.Tensor, scale: list[float], shift: list[float], dtype: torch.dtype | None, layout: str | None
 ) -> torch.Tensor:
-    """uint8 NHWC images, on their device, as normalised floats: a quarter of the bytes of float32 had to cross to it.
-
-    `(image / 255 - mean) / std`, computed in float32.
-
-    Args:
-        images: uint8 of shape (batch, height, width, channels).
-        mean: of each channel, for values in [0, 1]; likewise std.
-        dtype: of the result.
-        layout: of the result.
-    """
-    _check(images)
-    channels = images.shape[3]
-    if images.dtype != torch.uint8 or not len(mean) == len(std) == channels:
-        raise OptionError(
-            f"images are uint8 with as many channels as mean ({len(mean)}) and std ({len(std)}) have values, not "
-            f"{images.dtype} of {channels}"
-        )
-    if layout not in ("NCHW", "NHWC"):
-        raise OptionError(f"layout is 'NCHW' or 'NHWC', not {layout!r}")
-    scale = torch.tensor([1 / (255 * s) for s in std], dtype=torch.float32, device=images.device)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=torch.float32, device=images.device)
-    result = (images.to(torch.float32) * scale + shift).to(dtype)
-    return result.permute(0, 3, 1, 2) if layout == "NCHW" else result
+    """`images * scale + shift` by channel; see `to_device_float`."""
+    scales = torch.tensor(scale, dtype=torch.float32, device=images.device)
+    shifts = torch.tensor(shift, dtype=torch.float32, device=images.device)
+    result = (images.to(torch.float32) * scales + shifts).to(dtype or torch.bfloat16)
+    return result if layout == "NHWC" else result.permute(0, 3, 1, 2)
 
 
 def random_flip(images: torch.Tensor, seed: Seed, probability: float = 0.5) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
 from tpufeed.loaders import xlaruntime
-from tpufeed.loaders.options import LoaderKeywords, make_options
+from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
 from tpufeed.loaders.parcels import Parcel
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.torchloader import EpochSampler, TorchLoader
@@ -87,7 +87,8 @@ def xla_loader(source: Any, split: str = "train", **options: Unpack[XlaKeywords]
             raise OptionError(f"{', '.join(given)}: options of reading a dataset; the loader given has its own")
         return XlaLoader(source, crossing)
     try:
-        return XlaLoader(NumpyLoader(open_dataset(source), split, make_options(given), xlaruntime.xla_world), crossing)
+        reading = make_options(given, (*OPTION_NAMES, *(field.name for field in fields(XlaOptions))))
+        return XlaLoader(NumpyLoader(open_dataset(source), split, reading, xlaruntime.xla_world), crossing)
     except Exception as error:
         if xlaruntime.xla_world().size == 1:
             raise

@@ -1,5 +1,6 @@
 """Who I am among the processes that share an epoch; asked when the first batch is, never at import."""
 
+import json
 import os
 import sys
 
@@ -27,3 +28,30 @@ def find_world() -> World:
                 "would read everything. Call init_process_group before the first batch, or give world=(rank, size)"
             )
     return World()
+
+
+def find_tf_world() -> World:
+    """What TF_CONFIG says, where it names several workers; else what torch.distributed says, or alone."""
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return find_world()
+    try:
+        config = json.loads(text)
+        cluster, task = config.get("cluster") or {}, config.get("task") or {}
+        workers = [
+            (kind, number) for kind in ("chief", "master", "worker") for number in range(len(cluster.get(kind, ())))
+        ]
+        place = str(task.get("type")), int(task["index"] if task else -1)
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise OptionError(
+            f"TF_CONFIG in the environment is no JSON of a cluster and a task: {error}; unset it, or give "
+            "world=(rank, size)"
+        ) from error
+    if place in workers:
+        return World(workers.index(place), len(workers))
+    if len(workers) > 1 and place[0] != "evaluator":
+        raise OptionError(
+            f"TF_CONFIG in the environment has {len(workers)} workers, and its task, {place[0]} {place[1]}, is none of "
+            "them: this process would read everything. Correct it, or give world=(rank, size)"
+        )
+    return find_world()

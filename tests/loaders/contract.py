@@ -1,0 +1,223 @@
+"""The loaders that one contract binds, each as a `Feed`, and what the tests do with one: functions that take `make`.
+
+`make(**options)` makes the feed. torch_xla cannot be imported after tensorflow, so the functions run in another process
+where the feed is its: they take and return what can be pickled.
+"""
+
+import gc
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import tpufeed
+from tpufeed.errors import OptionError
+
+SECONDS = 10  # only keep a failing test from hanging
+OPTIONS = {"batch_size": 8, "seed": 3, "remainder": "pad", "columns": ["image", "label", "sample"]}
+
+Make = Callable[..., "Feed"]
+
+
+class Feed:
+    """A loader whose epochs are numpy batches; here that of numpy."""
+
+    exact = True  # in order, and in pixels of JPEGs
+    loads = saves = True  # states
+    ints = np.int64
+
+    def __init__(self, url: str, split: str = "train", state: Any = None, **options: Any) -> None:
+        self.loader = self.open(url, split, **options)
+        if state is not None:
+            self.loader.load_state_dict(state)
+
+    def open(self, url: str, split: str, **options: Any) -> Any:
+        return tpufeed.numpy_loader(url, split, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            if isinstance(batch, dict):
+                yield {name: self.on_host(value) for name, value in batch.items()}
+            else:
+                yield tuple(map(self.on_host, batch)) if isinstance(batch, tuple) else self.on_host(batch)
+
+    def on_host(self, value: Any) -> np.ndarray:
+        """A column as an array, after a look at where it was; strings are on the host, whatever the framework."""
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            return value
+        return self.copied(value)
+
+    def copied(self, value: Any) -> np.ndarray:
+        assert type(value) is np.ndarray
+        return value
+
+    def state(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+class TorchFeed(Feed):
+    def open(self, url: str, split: str, **options: Any) -> Any:
+        return tpufeed.torch_loader(url, split, **options)
+
+    def copied(self, value: Any) -> np.ndarray:
+        assert value.device.type == "cpu"
+        return value.numpy()
+
+
+class XlaFeed(Feed):
+    def open(self, url: str, split: str, **options: Any) -> Any:
+        return tpufeed.xla_loader(url, split, **options)
+
+    def copied(self, value: Any) -> np.ndarray:
+        assert value.device.type == "xla"
+        return value.cpu().numpy()
+
+
+class JaxFeed(Feed):
+    """On 8 devices."""
+
+    ints = np.int32
+
+    def open(self, url: str, split: str, **options: Any) -> Any:
+        with mock.patch.dict(os.environ):  # in which jax leaves what torch_xla stumbles over in other tests' processes
+            return tpufeed.jax_loader(url, split, **options)
+
+    def copied(self, value: Any) -> np.ndarray:
+        assert len(value.sharding.device_set) == 8
+        return np.asarray(value)
+
+
+class TfFeed(Feed):
+    saves = False
+    given: dict[str, Any] = {}  # noqa: RUF012  # a constant
+
+    def __init__(self, url: str, split: str = "train", **options: Any) -> None:
+        self.loader = tpufeed.tf_dataset(url, split, **options, **self.given)  # a state is one of the options
+
+    def copied(self, value: Any) -> np.ndarray:
+        array = value.numpy()
+        return np.vectorize(bytes.decode, otypes=[object])(array) if array.dtype == object else array
+
+    def close(self) -> None:
+        del self.loader  # all that a user can do
+
+
+class TfExactFeed(TfFeed):
+    saves = True
+    given = {"deterministic": True}  # noqa: RUF012
+
+
+class TfDirectFeed(TfFeed):
+    exact = loads = False
+    given = {"direct": True}  # noqa: RUF012
+
+
+FEEDS: dict[str, type[Feed]] = {
+    "numpy": Feed,
+    "torch": TorchFeed,
+    "torch_xla": XlaFeed,
+    "jax": JaxFeed,
+    "tf": TfFeed,
+    "tf-deterministic": TfExactFeed,
+    "tf-direct": TfDirectFeed,
+}
+
+
+def start_on_cpu() -> None:
+    """In the process of torch_xla, before that is imported."""
+    os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="1")
+
+
+def run(name: str, do: Callable[..., Any], url: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """What `do` returns for the feed `name`."""
+    return do(partial(FEEDS[name], url, **OPTIONS | options), *arguments)
+
+
+# What tests do.
+
+
+def epochs(make: Make, count: int = 1, **options: Any) -> list[list[Any]]:
+    with closing(make(**options)) as feed:
+        return [list(feed) for _ in range(count)]
+
+
+def of_ranks(make: Make, size: int) -> list[list[Any]]:
+    """An epoch of each rank."""
+    return [epochs(make, world=(rank, size))[0] for rank in range(size)]
+
+
+def first(make: Make, batches: int) -> list[Any]:
+    with closing(make()) as feed:
+        return list(itertools.islice(feed, batches))
+
+
+def after_break(make: Make) -> list[Any]:
+    """The epoch after one that was left within."""
+    with closing(make()) as feed:
+        for _batch in feed:
+            break
+        return list(feed)
+
+
+def saved(make: Make, batches: int) -> dict[str, Any]:
+    """The state within the second epoch."""
+    with closing(make()) as feed:
+        list(feed)
+        iterator = iter(feed)
+        for _ in range(batches):
+            next(iterator)
+        return feed.state()
+
+
+def until_error(make: Make) -> tuple[list[Any], str, int]:
+    """The batches before an error, its text, and how many batches the next epoch has."""
+    with closing(make()) as feed:
+        batches, iterator = [], iter(feed)
+        try:
+            for batch in iterator:
+                batches.append(batch)
+        except Exception as error:  # noqa: BLE001  # each framework has its own
+            return batches, str(error), len(list(feed))
+    raise AssertionError("no error")
+
+
+def refusal(make: Make, **options: Any) -> str:
+    """The text of an OptionError."""
+    try:
+        with closing(make(**options)) as feed:
+            if not isinstance(feed, TfFeed):  # a dataset says it when it is made: later it would be TensorFlow's error
+                next(iter(feed))
+    except OptionError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+def left(make: Make) -> tuple[list[str], int]:
+    """Threads of ours, and how many descriptors, that are left by feeds that were closed within an epoch."""
+    first(make, 2)  # what a framework opens once stays
+    gc.collect()
+    threads, descriptors = set(threading.enumerate()), descriptors_open()
+    for _ in range(2):
+        first(make, 2)
+    gc.collect()
+    deadline = time.monotonic() + SECONDS
+    while True:
+        ours = [thread.name for thread in set(threading.enumerate()) - threads if thread.name.startswith("tpufeed-")]
+        more = descriptors_open() - descriptors
+        if (not ours and more <= 0) or time.monotonic() > deadline:
+            return ours, more
+        time.sleep(0.01)
+
+
+def descriptors_open() -> int:
+    return len(os.listdir("/proc/self/fd"))

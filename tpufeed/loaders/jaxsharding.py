@@ -1,0 +1,167 @@
+"""JAX: which rows of a global batch a process holds, and the sharding of each of its columns."""
+
+import zlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.dataset.partition import World
+from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+
+try:
+    import jax
+    import jax.experimental
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+except ImportError as error:
+    raise MissingExtraError("JAX", "jax") from error
+
+# What JAX has no types for, or at another place in every version. The last one holds for a thread, and not for others.
+_spec: Any = PartitionSpec
+_experimental: Any = jax.experimental
+enable_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else _experimental.enable_x64
+
+
+class Placement:
+    """Where the rows of a batch go, over the devices of all processes.
+
+    Rows come in as many blocks as the sharding splits the first axis into. Processes that hold the same blocks, as
+    those along a model axis do, are one rank, and ranks are numbered by their first block: the mesh may have its
+    devices in any order.
+
+    Args:
+        given: a `NamedSharding`; a `Mesh`, over whose first axis rows are split; None, for all devices.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+
+    def __init__(self, given: Any) -> None:
+        mesh = given.mesh if isinstance(given, NamedSharding) else given  # an AbstractMesh has no devices
+        if not (mesh is None or isinstance(mesh, Mesh | SingleDeviceSharding)):
+            raise OptionError(
+                f"sharding is a NamedSharding over a Mesh of devices, such a Mesh itself, or None for all devices, not "
+                f"{type(given).__name__}; give NamedSharding(mesh, PartitionSpec('data'))"
+            )
+        if isinstance(mesh, Mesh) and not mesh.axis_names:
+            raise OptionError("the mesh has no axis to split rows over; give Mesh(jax.devices(), ('data',))")
+        self._given = given
+        self._fitted: dict[int, Sharding] = {}
+
+    @cached_property
+    def sharding(self) -> Sharding:
+        """Of the images. Starts JAX's backend where nothing was given."""
+        given = self._given
+        if isinstance(given, Sharding):
+            return given
+        mesh = Mesh(np.array(jax.devices()), ("data",)) if given is None else given
+        return NamedSharding(mesh, _spec(mesh.axis_names[0]))
+
+    @cached_property
+    def held(self) -> dict[int, frozenset[int]]:
+        """The numbers of the row blocks that each process holds, by process."""
+        sharding = self.fit(1)
+        devices = len(sharding.device_set)
+        rows = sharding.shard_shape((devices,))[0]  # each axis of the mesh divides it, so all blocks are equal
+        held = dict[int, set[int]]()
+        device: Any
+        for device, (block, *_) in sharding.devices_indices_map((devices,)).items():
+            held.setdefault(device.process_index, set()).add((block.start or 0) // rows)
+        return {process: frozenset(held[process]) for process in sorted(held)}
+
+    @cached_property
+    def ranks(self) -> list[frozenset[int]]:
+        """The row blocks of each rank.
+
+        Raises:
+            OptionError: the rows of two processes overlap in part, or they have different numbers of them.
+        """
+        ranks = sorted(set(self.held.values()), key=min)
+        if len({len(blocks) for blocks in ranks}) > 1 or sum(map(len, ranks)) > len(frozenset().union(*ranks)):
+            found = "; ".join(f"process {process}: {sorted(blocks)}" for process, blocks in self.held.items())
+            raise OptionError(
+                f"processes hold the same row blocks or wholly different ones, and equally many, but here some share "
+                f"a part ({found}). Give a mesh whose rows go to whole processes, as in "
+                "Mesh(jax.devices(), ('data',))"
+            )
+        return ranks
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The row blocks of this process. Raises OptionError where it has none of the devices."""
+        process = jax.process_index()
+        if process not in self.held:
+            raise OptionError(
+                f"the sharding has devices of processes {list(self.held)}, but none of this one, which is process "
+                f"{process}; iterate the loader in those alone, or give a mesh of all devices"
+            )
+        return self.held[process]
+
+    def world(self) -> World:
+        """This process among those that read other samples."""
+        return World(self.ranks.index(self.own), len(self.ranks))
+
+    def check(self, batch_size: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises OptionError for what would fail in every batch.
+
+        Args:
+            batch_size: of this process.
+            shapes: of a sample of each column.
+        """
+        blocks = len(self.own)
+        if batch_size % blocks:
+            less = batch_size - batch_size % blocks
+            fits = f"{less} or {less + blocks}" if less else str(blocks)
+            raise OptionError(
+                f"a batch of {batch_size} cannot be split into the {blocks} blocks of rows that the devices of this "
+                f"process hold; give a batch_size that {blocks} divides, as {fits}"
+            )
+        rows = batch_size * len(self.ranks)
+        for name, shape in shapes.items():
+            sharding = self.fit(1 + len(shape))
+            try:
+                sharding.shard_shape((rows, *shape))
+            except ValueError as error:
+                raise OptionError(
+                    f"the column {name!r}, of shape {shape} a sample, cannot be split as the sharding says: {error}"
+                ) from error
+
+    def fit(self, axes: int) -> Sharding:
+        """The sharding of arrays of so many axes: those of the spec beyond theirs are left out."""
+        if axes not in self._fitted:
+            sharding = self.sharding
+            if isinstance(sharding, NamedSharding) and len(sharding.spec) > axes:
+                spec = _spec(*sharding.spec[:axes])
+                sharding = NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+            self._fitted[axes] = sharding
+        return self._fitted[axes]
+
+    def put(self, name: str, array: npt.NDArray[Any]) -> jax.Array:
+        """The global array of a column, from the rows that this process read.
+
+        Raises:
+            LoaderError: JAX would cut its integers to 32 bits, which one of them does not fit.
+        """
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        if array.dtype.kind == "i" and dtype != array.dtype and (array.astype(dtype) != array).any():
+            worst = array[np.argmax(np.abs(array))]
+            raise LoaderError(
+                f"the column {name!r} holds {worst}, which JAX would cut to {dtype}; set jax_enable_x64, or leave the "
+                "column out"
+            )
+        make: Any = jax.make_array_from_process_local_data
+        array_of_all: jax.Array = make(self.fit(array.ndim), array, (len(array) * len(self.ranks), *array.shape[1:]))
+        return array_of_all
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Placement, (self._given,)
+
+    def __str__(self) -> str:
+        """The same on processes that mean the same."""
+        sharding = self.sharding
+        if not isinstance(sharding, NamedSharding):
+            return str(sharding)
+        devices = zlib.crc32(str([device.id for device in sharding.mesh.devices.flat]).encode())
+        return f"{sharding.spec} over {dict(sharding.mesh.shape)} of devices {devices:08x}"

@@ -1,0 +1,180 @@
+"""The host stream handed to TensorFlow batch by batch, without copying pixels."""
+
+import logging
+import threading
+import time
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.loaders.columns import IMAGE
+from tpufeed.loaders.crew import Array
+from tpufeed.loaders.epoch import Endless, EpochIterator
+from tpufeed.loaders.stream import NumpyLoader
+
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise MissingExtraError("TensorFlow", "tf") from error
+
+_logger = logging.getLogger(__name__)
+
+OTHER_CHECKPOINT = (
+    "the checkpoint is of an iterator of another dataset, split, seed, order, batch_size, lanes, remainder or world; "
+    "make the dataset as it was"
+)
+
+_ENDLESS = 1 << 62
+_MANY_MOVES = 10
+_QUIET_SECONDS, _SETTLE_SECONDS = 0.05, 5.0
+
+
+def stream_dataset(loader: NumpyLoader) -> tuple[Any, "StreamSource"]:
+    """The epochs of a loader as a `tf.data.Dataset`, one an iteration, and what hands them over.
+
+    What an iterator of it has to remember is within the graph: where its iteration began, and how many batches it has
+    given. So `tf.train.Checkpoint` saves and restores its place exactly.
+    """
+    source = StreamSource(loader)
+    # One outer element an iteration: it opens the epoch when the iteration starts, not when the graph is built.
+    dataset = tf.data.Dataset.range(1).map(lambda _: tf.py_function(source.open, [], tf.int64))
+    dataset = dataset.flat_map(
+        lambda opened: tf.data.Dataset.range(opened[2]).map(
+            lambda batch: source.shaped(tf.py_function(source.next_batch, [opened, batch], source.dtypes))
+        )
+    )
+    weakref.finalize(dataset, source.close)  # also when the interpreter exits
+    return dataset, source
+
+
+def place_identity(loader: NumpyLoader) -> int:
+    """Of what a place in an iteration depends on: equal where a checkpoint of the one goes on in the other."""
+    order = loader.state_at(0, 0) | {
+        "batch_size": loader.batch_size,
+        "world": (loader.world.rank, loader.world.size),
+        "remainder": loader.options.remainder,
+    }
+    return zlib.crc32(repr(order).encode())
+
+
+class StreamSource:
+    """Hands the epochs of a loader to a graph. TensorFlow calls it from its own threads."""
+
+    def __init__(self, loader: NumpyLoader) -> None:
+        self._loader = loader
+        self._iterator: EpochIterator | Endless | None = None
+        self._opened = 0, 0  # epoch of the iteration that was opened last, and samples of it that it leaves out
+        self._place: tuple[int, int, int] | None = None  # of the batch that the iterator gives next
+        self._identity = place_identity(loader)
+        self._moves = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        self._calls: deque[int] = deque()  # threads in which one is in progress; changing it is atomic
+        self._last_call = 0.0
+        self.dtypes = [self._dtype(name) for name in loader.form.names]
+
+    def open(self) -> Any:
+        """Begin the next iteration: int64 (epoch, samples that it leaves out, batches, what a place depends on)."""
+        with self._call():
+            if self._iterator is not None:
+                self._iterator.close()
+            self._iterator = iter(self._loader)
+            state = self._loader.state_dict()
+            batches = _ENDLESS if self._loader.options.repeat else len(self._iterator)
+            self._opened, self._moves = (state["epoch"], state["samples"]), 0
+            self._place = *self._opened, 0
+            return tf.constant([*self._opened, batches, self._identity], tf.int64)
+
+    def next_batch(self, opened: Any, batch: Any) -> list[Any]:
+        """Batch number `batch` of an iteration, a tensor a column."""
+        with self._call():
+            epoch, start, _, identity = opened.numpy().tolist()
+            if identity != self._identity:
+                raise OptionError(f"{self._loader.dataset.url}: {OTHER_CHECKPOINT}, or give state= to go on otherwise")
+            place = epoch, start, int(batch)
+            iterator = self._iterator if place == self._place else None
+            if iterator is None:
+                iterator = self._iterator = self._move(*place)
+            self._place = None  # until the batch is there
+            arrays = iterator.next_arrays()
+            self._place = epoch, start, place[2] + 1
+            return [self._tensor(name, arrays[name]) for name in self._loader.form.names]
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """The loader's state after so many batches of the newest iteration; by default those that were taken."""
+        if batches is None:
+            return self._loader.state_dict()
+        return self._loader.state_at(*self._find_place(*self._opened, batches))
+
+    def close(self) -> None:
+        """Stop the threads, and wait until TensorFlow's have left Python.
+
+        One that is in Python when the interpreter ends never returns from it, and the destructor of its iterator waits
+        for that for ever. After this every call fails at once, so queues downstream fill with errors and calls cease.
+        """
+        self._closed = True
+        self._loader.close()
+        if threading.get_ident() in self._calls:
+            return  # the garbage collector came by in a call: there is nobody else to wait for
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while time.monotonic() < deadline and (self._calls or time.monotonic() - self._last_call < _QUIET_SECONDS):
+            time.sleep(_QUIET_SECONDS / 10)
+        # TensorFlow keeps what py_function calls, and so this object, as long as the process lives.
+        del self._loader, self._iterator
+
+    def shaped(self, tensors: list[Any]) -> Any:
+        """The element of the dataset: the columns with their static shapes."""
+        rows = self._loader.batch_size
+        for name, tensor in zip(self._loader.form.names, tensors, strict=True):
+            tensor.set_shape((rows, *self._loader.image_shape) if name == IMAGE else (rows,))
+        return self._loader.form.package(dict(zip(self._loader.form.names, tensors, strict=True)))
+
+    def _move(self, epoch: int, start: int, batch: int) -> EpochIterator | Endless:
+        """Go on elsewhere: an iterator was restored from a checkpoint, or another iteration came between."""
+        self._moves += 1
+        if self._moves == _MANY_MOVES:
+            _logger.warning(
+                "two iterations of one tf.data.Dataset take turns, and each turn throws away what is prepared; make a "
+                "dataset for each"
+            )
+        self._loader.load_state_dict(self._loader.state_at(*self._find_place(epoch, start, batch)))
+        return iter(self._loader)
+
+    def _find_place(self, epoch: int, start: int, batches: int) -> tuple[int, int]:
+        """Epoch and samples after so many batches of an iteration that began there."""
+        loader = self._loader
+        first, whole = loader.batches_from(start), loader.batches_from(0)
+        if batches <= first:
+            return epoch, start + batches * loader.batch_size * loader.world.size
+        epochs, batches = divmod(batches - first, whole)
+        return epoch + 1 + epochs, batches * loader.batch_size * loader.world.size
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        self._calls.append(threading.get_ident())
+        try:
+            with self._lock:
+                if self._closed:
+                    raise LoaderError(
+                        "the dataset was dropped, or the interpreter is about to exit; keep the tf.data.Dataset in a "
+                        "variable as long as it is iterated, also where a function of another one captures it"
+                    )
+                yield
+        finally:
+            self._last_call = time.monotonic()
+            self._calls.remove(threading.get_ident())
+
+    def _dtype(self, name: str) -> Any:
+        dtype = self._loader.column_dtype(name)
+        return tf.string if dtype == np.object_ else tf.dtypes.as_dtype(dtype)
+
+    def _tensor(self, name: str, array: Array) -> Any:
+        if name == IMAGE:  # page-aligned, as dlpack demands; TensorFlow keeps the memory alive as long as it needs it
+            return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+        return tf.constant(array.tolist() if array.dtype == np.object_ else array)
