@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tpufeed.profiling.counters import mxu_percent
+from tpufeed.profiling.counters import TpuCounters, mxu_percent, read_counters
 
 
 def install(monkeypatch: pytest.MonkeyPatch, get_metric: Any) -> None:
@@ -63,3 +63,59 @@ def test_none_where_libtpu_raises(monkeypatch: pytest.MonkeyPatch, error: Except
 
     install(monkeypatch, get_metric)
     assert mxu_percent() is None
+
+
+ALL = {
+    "tensorcore_util": ["10.0", "30.0"],
+    "duty_cycle_pct": ["100.0", "80.0"],
+    "hbm_capacity_usage": ["1000", "3000"],
+    "hbm_capacity_total": ["16000", "16000"],
+}
+
+
+def telling(metrics: dict[str, Any]) -> Any:
+    """Answers those; raises for any other, as libtpu does."""
+
+    def get_metric(name: str) -> Any:
+        return SimpleNamespace(data=lambda: metrics[name])
+
+    return get_metric
+
+
+def test_all_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, telling(ALL))
+    counters = read_counters()
+    assert counters == TpuCounters(20.0, 90.0, 4000.0, 32000.0)
+    assert counters.hbm_percent == pytest.approx(12.5)
+
+
+def test_an_older_libtpu_calls_it_monitoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, None)
+    sys.modules["libtpu.sdk"].monitoring = SimpleNamespace(get_metric=telling(ALL))  # type: ignore[attr-defined]
+    assert read_counters().duty_cycle_percent == 90
+
+
+@pytest.mark.parametrize(
+    ("missing", "field"),
+    [
+        ("tensorcore_util", "mxu_percent"),
+        ("duty_cycle_pct", "duty_cycle_percent"),
+        ("hbm_capacity_usage", "hbm_used_bytes"),
+        ("hbm_capacity_total", "hbm_total_bytes"),
+    ],
+)
+def test_one_that_is_missing_takes_no_other_along(monkeypatch: pytest.MonkeyPatch, missing: str, field: str) -> None:
+    install(monkeypatch, telling({name: values for name, values in ALL.items() if name != missing}))
+    counters = read_counters()
+    unknown = {name for name in TpuCounters.__slots__ if getattr(counters, name) is None}
+    assert unknown == {field}
+    assert (counters.hbm_percent is None) == missing.startswith("hbm")
+
+
+def test_a_memory_of_no_bytes_has_no_percentage() -> None:
+    assert TpuCounters(hbm_used_bytes=0.0, hbm_total_bytes=0.0).hbm_percent is None
+
+
+def test_without_libtpu_all_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libtpu", None)
+    assert read_counters() == TpuCounters(None, None, None, None)

@@ -1,20 +1,77 @@
 """What a TPU says of itself, through libtpu."""
 
 import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TpuCounters:
+    """What the TPU's counters say now. None is what they do not tell.
+
+    Attributes:
+        mxu_percent: how busy the matrix units are, a mean over the cores.
+        duty_cycle_percent: how much of the time the TPU had a program to run, a mean over the chips. It can be 100 at
+            13 % of the matrix units.
+        hbm_used_bytes: of all chips together.
+        hbm_total_bytes: likewise.
+    """
+
+    mxu_percent: float | None = None
+    duty_cycle_percent: float | None = None
+    hbm_used_bytes: float | None = None
+    hbm_total_bytes: float | None = None
+
+    @property
+    def hbm_percent(self) -> float | None:
+        """Of the TPU's memory that is in use."""
+        if self.hbm_used_bytes is None or not self.hbm_total_bytes:
+            return None
+        return 100 * self.hbm_used_bytes / self.hbm_total_bytes
+
+
+def read_counters() -> TpuCounters:
+    """All of them. They are a TPU's own, of the last second or so; read them while the training loop runs.
+
+    They can be had on a TPU with a libtpu that has its monitoring SDK, in the process that holds the TPU.
+    """
+    monitoring = _monitoring()
+    return TpuCounters(
+        mxu_percent=_mean(_values(monitoring, "tensorcore_util")),
+        duty_cycle_percent=_mean(_values(monitoring, "duty_cycle_pct")),
+        hbm_used_bytes=_sum(_values(monitoring, "hbm_capacity_usage")),
+        hbm_total_bytes=_sum(_values(monitoring, "hbm_capacity_total")),
+    )
 
 
 def mxu_percent() -> float | None:
-    """How busy the matrix units are, in percent, as a mean over the TPU's cores; None where that cannot be known.
+    """`TpuCounters.mxu_percent` alone."""
+    return _mean(_values(_monitoring(), "tensorcore_util"))
 
-    It can be known on a TPU with a libtpu that has its monitoring SDK, in the process that holds the TPU. This is
-    `tensorcore_util`, not the duty cycle: a TPU can be on duty 100 % of the time at 13 % of its matrix units.
-    """
+
+def _monitoring() -> Any:
+    """Libtpu's module; None where there is none."""
     try:
-        from libtpu.sdk import tpumonitoring
-
-        data = tpumonitoring.get_metric("tensorcore_util").data()
-        values = [float(str(value).rstrip(" %")) for value in data]
-    except Exception:  # noqa: BLE001  # releases of libtpu fail in their own ways, and no counter is worth a training run
+        from libtpu import sdk
+    except Exception:  # noqa: BLE001  # see `_values`
         return None
-    known = [value for value in values if math.isfinite(value)]
-    return sum(known) / len(known) if known else None
+    return getattr(sdk, "tpumonitoring", None) or getattr(sdk, "monitoring", None)  # its older name
+
+
+def _values(monitoring: Any, name: str) -> list[float]:
+    """One for each core or chip; without those that say nothing."""
+    if monitoring is None:
+        return []
+    try:
+        values = [float(str(value).rstrip(" %")) for value in monitoring.get_metric(name).data()]
+    except Exception:  # noqa: BLE001  # releases of libtpu fail in their own ways, and no counter is worth a training run
+        return []
+    return [value for value in values if math.isfinite(value)]
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _sum(values: list[float]) -> float | None:
+    return sum(values) if values else None

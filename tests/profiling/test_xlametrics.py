@@ -1,0 +1,178 @@
+"""The clock and torch_xla's counts under real torch_xla on a CPU device; xla_clock.py writes down what they say.
+
+And every program of docs/profiling.md runs, one after the other as on the page.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tpufeed
+from tpufeed.profiling.xlametrics import XlaCounts, xla_counts
+
+PAGE = Path(__file__).parents[2] / "docs/profiling.md"
+SYNC, LOOK, COMPUTE = 3.0, 2.0, 5.0
+LOADERS = ("MpDeviceLoader", "XlaLoader")
+
+
+@pytest.fixture(scope="module")
+def found(photo_files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("clock")
+    photo = next(file for file in photo_files if file.suffix == ".jpg").read_bytes()
+    for number in range(40):
+        target = folder / "photos" / "abcde"[number % 5] / f"{number}.jpg"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(photo)
+    tpufeed.shard(folder / "photos", folder / "flowers", presize=32, workers=1)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) == 6
+    (folder / "page.py").write_text("\n".join(blocks))
+    # jax sets the last of these for good, and torch_xla stumbles over it.
+    environment = {name: value for name, value in os.environ.items() if name != "TPU_SKIP_MDS_QUERY"}
+    environment |= {"PJRT_DEVICE": "CPU", "TPUFEED_PROCESSES": "0", "KERAS_BACKEND": "jax", "XLA_FLAGS": ""}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / "xla_clock.py", "found.json", "page.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize("loader", ["MpDeviceLoader", "PerDeviceLoader"])
+def test_the_sync_inside_next_is_no_wait(found: Any, loader: str) -> None:
+    seen = found["exact"][loader]
+    assert seen["times"] == [[LOOK] * 5, [SYNC] * 5, [COMPUTE] * 5]
+    wait = 4 * LOOK + LOOK  # the last one finds out that there is no more
+    sync = 3 * SYNC + 2 * SYNC  # that of the first step is left out; torch_xla syncs twice at the end
+    assert seen["wall"] == wait + sync + 4 * COMPUTE
+    assert seen["idle"] == pytest.approx(100 * wait / seen["wall"])
+    assert seen["sync"] == pytest.approx(100 * sync / seen["wall"])
+    assert seen["first"] == COMPUTE + SYNC
+
+
+def test_batches_per_execution_is_honoured(found: Any) -> None:
+    assert found["exact"]["every second"]["times"] == [[LOOK] * 5, [0, SYNC, 0, SYNC, 0], [COMPUTE] * 5]
+
+
+def test_of_our_loader_only_the_first_wait_has_a_sync_in_it(found: Any) -> None:
+    seen = found["exact"]["XlaLoader"]
+    assert seen["times"] == [[SYNC + LOOK, *[LOOK] * 4], [0, *[SYNC] * 4], [COMPUTE] * 5]
+    assert seen["first"] == COMPUTE + SYNC
+
+
+def test_images_and_bytes_on_a_device(found: Any) -> None:
+    for seen in found["exact"].values():
+        assert seen["images"] == 40
+        assert seen["bytes"] == pytest.approx(4 * (8 * 16 + 8) * 4 / seen["wall"])
+
+
+def test_the_first_step_of_an_epoch_of_one_has_its_sync_at_the_end(found: Any) -> None:
+    seen = found["two epochs of one"]
+    assert seen["first"] == COMPUTE + 2 * SYNC
+    assert seen["wall"] == (LOOK + SYNC + COMPUTE) + 2 * LOOK + 2 * SYNC
+
+
+def test_step_trace_syncs_in_the_step(found: Any) -> None:
+    assert found["traced"] == [[LOOK] * 4, [SYNC, 0, 0, 0], [COMPUTE + SYNC] * 4]
+
+
+def test_leaving_early_takes_the_clock_out_of_the_loader(found: Any) -> None:
+    assert found["left early"] == {"steps": 1, "rest": False, "short": []}
+
+
+def test_the_failure_that_torch_xla_takes_for_the_end_is_told(found: Any) -> None:
+    seen = found["short"]
+    assert (seen["given"], seen["said"]) == (4, ["rotten"])
+    assert seen["short"] == [[1, 4, 9]]
+    assert "gave 4 batches, len() says 9" in seen["notes"][0]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_slow_loader_is_waited_for(found: Any, loader: str) -> None:
+    seen = found[loader]["slow"]
+    assert seen["blame"] == "data"
+    assert seen["idle"] > seen["sync"]
+    assert seen["recompilations"] <= 2
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_step_that_is_traced_anew_is_no_wait(found: Any, loader: str) -> None:
+    seen = found[loader]["changing"]
+    assert seen["blame"] == "tracing"
+    assert "your step waits on tracing and compiling" in seen["verdict"]
+    assert seen["sync"] > seen["idle"]
+    assert seen["tracing"] <= 100
+    assert seen["recompilations"] >= 3
+    assert any("after step 1" in note and "pad batches" in note for note in seen["notes"])
+
+
+def test_the_first_compilation_is_kept_apart(found: Any) -> None:
+    assert found["MpDeviceLoader"]["slow"]["compiled"] > 0
+
+
+def test_every_count_says_what_happened(found: Any) -> None:
+    seen = found["counted"]
+    assert seen["item_calls"] == 3
+    assert seen["host_syncs"] == 3 + 2  # .cpu() and nonzero wait as well
+    assert seen["fallbacks"] == [["aten::nonzero", 1]]
+    assert seen["compilations"] >= 1
+    assert seen["cached"] >= 2  # the same sum again
+    assert seen["executions"] == seen["compilations"] + seen["cached"]
+    assert seen["compile_seconds"] > 0
+    assert seen["sent"] >= 1
+    assert seen["sent_bytes"] >= 4000
+    assert seen["received_bytes"] >= 4000 + 3 * 4
+    assert "5 times in 3 steps (3 by .item() or float())" in seen["advice"][0]
+    assert "aten::nonzero 1 times" in seen["advice"][1]
+
+
+def test_without_torch_xla_nothing_is_known_and_nothing_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch_xla", raising=False)
+    assert xla_counts() is None
+    assert "torch_xla" not in sys.modules
+
+
+def test_counts_add_up_and_a_clearing_in_between_gives_nothing_negative() -> None:
+    early = XlaCounts(compilations=2, sent_bytes=10, fallbacks=(("aten::nonzero", 1),))
+    late = XlaCounts(compilations=5, sent_bytes=30, fallbacks=(("aten::nonzero", 4), ("aten::sort", 1)))
+    more = late - early
+    assert more == XlaCounts(compilations=3, sent_bytes=20, fallbacks=(("aten::nonzero", 3), ("aten::sort", 1)))
+    assert early + more == late
+    assert early - late == XlaCounts()
+
+
+def test_a_loop_in_order_gets_no_advice() -> None:
+    assert XlaCounts(compilations=2, executions=100, host_syncs=3).advice(100) == ()
+
+
+def test_every_loop_of_the_page_is_measured(found: Any) -> None:
+    output = found["page"]
+    assert output.count("5 steps: idle") == 4  # numpy, torch_xla, JAX, Keras
+    assert len(re.findall(r"^sync \d", output, re.MULTILINE)) == 1  # torch_xla alone
+    assert "of which compiling n/a" in output  # numpy compiles nothing
+
+
+def test_the_saved_report_is_the_one_that_is_read(found: Any) -> None:
+    output = found["page"]
+    assert re.search(r"^(data|accelerator) \d+\.\d+ True$", output, re.MULTILINE)
+
+
+def test_counts_and_figures_of_the_page_are_there(found: Any) -> None:
+    output = found["page"]
+    assert re.search(r"^1 [01] \d", output, re.MULTILINE)  # host syncs, compilations, ...
+    assert "the host waited for a value of the device 1 times in 1 steps (1 by .item() or float())" in output
+    assert "None None None" in output  # no TPU
+    mfu, flops = output.splitlines()[-2:]
+    assert float(mfu) > 0
+    assert float(flops) > 0

@@ -1,0 +1,181 @@
+"""What a step clock saw, as data: figures, a verdict, lines for people, and a file that other programs read."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from tpufeed.errors import OptionError
+
+# Of the time, in percent; the bands of xprof, TensorBoard's profiler, for input-bound programs.
+MODERATE_PERCENT = 5.0
+HIGH_PERCENT = 20.0
+
+_FORMAT = "tpufeed-steps"
+_VERSION = 1
+
+Blame = Literal["data", "tracing", "accelerator"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of each step, from the first one on.
+
+    Attributes:
+        wait_seconds: for the step's batch.
+        sync_seconds: before that, of tracing, compiling and launching the step before; empty where the loader is none
+            of torch_xla's, which do this in `next()`.
+        compute_seconds: of the step.
+    """
+
+    wait_seconds: tuple[float, ...] = ()
+    sync_seconds: tuple[float, ...] = ()
+    compute_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What a `StepClock` saw. None is what cannot be known: with fewer than two steps there is no steady state.
+
+    The steady state is every step but the first, which waits for the pipeline to fill and computes while it compiles.
+    All figures are of the steady state, but `steps`, `images`, those that begin with `first_`, and `compile_seconds`.
+
+    Attributes:
+        steps: all of them.
+        images: likewise; None where batches have no shape and no batch size was given.
+        images_per_second: a second of `wall_seconds`.
+        bytes_per_second: that crossed to the device; of a loader on the host, that would have to.
+        step_ms: the median of wait + sync + compute.
+        wait_ms_p50: of the waits for a batch; likewise the next two.
+        idle_percent: waits / wall.
+        sync_ms_p50: of the syncs that torch_xla's loaders do before they hand a batch out: tracing and compiling the
+            step before, launching it, and waiting for the device to take it. None with any other loader.
+        sync_percent: syncs / wall.
+        tracing_percent: the part of the time in which the host traced and compiled: syncs without their waits for the
+            device, or what was compiled, whichever is more. None where no framework tells.
+        wall_seconds: the time inside the loop, so that evaluation between two epochs is no part of it.
+        first_wait_seconds: from asking for the first batch until it was there; it includes `iter(loader)`.
+        first_compute_seconds: of the first step, with the sync after it.
+        compile_seconds: of `first_compute_seconds`, as far as the framework tells (torch_xla, JAX).
+        recompilations: after the first step.
+        recompile_seconds: of those.
+        host_syncs: times that the host waited for a value of the device, as torch_xla counts them.
+        short_epochs: (epoch from 1, batches it gave, batches that `len()` says) of each that ended early by itself.
+        notes: what else there is to say, as sentences.
+    """
+
+    steps: int
+    images: int | None = None
+    images_per_second: float | None = None
+    bytes_per_second: float | None = None
+    step_ms: float | None = None
+    wait_ms_p50: float | None = None
+    wait_ms_p95: float | None = None
+    wait_ms_p99: float | None = None
+    idle_percent: float | None = None
+    sync_ms_p50: float | None = None
+    sync_percent: float | None = None
+    tracing_percent: float | None = None
+    wall_seconds: float | None = None
+    first_wait_seconds: float | None = None
+    first_compute_seconds: float | None = None
+    compile_seconds: float | None = None
+    recompilations: int | None = None
+    recompile_seconds: float | None = None
+    host_syncs: int | None = None
+    short_epochs: tuple[tuple[int, int, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def blame(self) -> Blame | None:
+        """What the loop waits for most; the accelerator, where neither data nor tracing takes 5 % of the time."""
+        if self.idle_percent is None:
+            return None
+        tracing = self.tracing_percent or 0.0
+        if max(self.idle_percent, tracing) < MODERATE_PERCENT:
+            return "accelerator"
+        return "data" if self.idle_percent >= tracing else "tracing"
+
+    @property
+    def verdict(self) -> str:
+        """`blame` as a sentence."""
+        if self.idle_percent is None:
+            return "no verdict: there is no steady state to judge"
+        idle, tracing = f"{self.idle_percent:.1f} %", _figure(self.tracing_percent, " %")
+        if self.blame == "accelerator":
+            return f"fed: {idle} of the time is waiting for data; what is left is the step itself"
+        if self.blame == "tracing":
+            return f"your step waits on tracing and compiling ({tracing} of the time), not on data ({idle})"
+        strength = "highly" if self.idle_percent >= HIGH_PERCENT else "moderately"
+        return f"{strength} input-bound: {idle} of the time the step waits for its batch"
+
+    def summary(self) -> str:
+        """Lines for people; what is not known is n/a."""
+        megabytes = None if self.bytes_per_second is None else self.bytes_per_second / 1e6
+        lines = [
+            f"{self.steps} steps: idle {_figure(self.idle_percent, ' %')} of {_figure(self.wall_seconds, ' s', 2)}, "
+            f"{_figure(self.images_per_second, '', 0)} images a second, {_figure(megabytes, ' MB')} a second to the "
+            "device",
+            f"a step takes {_figure(self.step_ms, ' ms')}; waits for a batch: p50 {_figure(self.wait_ms_p50, ' ms')}, "
+            f"p95 {_figure(self.wait_ms_p95, ' ms')}, p99 {_figure(self.wait_ms_p99, ' ms')}",
+            f"first step, left out of these: {_figure(self.first_wait_seconds, ' s', 2)} for its batch, "
+            f"{_figure(self.first_compute_seconds, ' s', 2)} in the step, of which compiling "
+            f"{_figure(self.compile_seconds, ' s', 2)}",
+        ]
+        if self.sync_percent is not None or self.tracing_percent is not None:
+            lines.append(
+                f"sync {_figure(self.sync_percent, ' %')} of the time (p50 {_figure(self.sync_ms_p50, ' ms')}), "
+                f"tracing and compiling {_figure(self.tracing_percent, ' %')}; recompilations after step 1: "
+                f"{_figure(self.recompilations, '', 0)}"
+            )
+        return "\n".join([*lines, self.verdict, *self.notes])
+
+
+def save_steps(path: str | Path, report: StepReport, times: StepTimes) -> None:
+    """Write both as JSON, for `load_steps`, `load_times` and `tpufeed doctor --steps`."""
+    document = {"format": _FORMAT, "version": _VERSION, "report": asdict(report), "times": asdict(times)}
+    Path(path).write_text(json.dumps(document) + "\n")
+
+
+def load_steps(path: str | Path) -> StepReport:
+    """What `StepClock.save` wrote. Raises OptionError for anything else."""
+    report = _read(path, "report", StepReport)
+    report["short_epochs"] = tuple(tuple(epoch) for epoch in report.get("short_epochs", ()))
+    report["notes"] = tuple(report.get("notes", ()))
+    made: StepReport = _made(path, StepReport, report)
+    return made
+
+
+def load_times(path: str | Path) -> StepTimes:
+    """Likewise, the seconds of each step."""
+    times = _read(path, "times", StepTimes)
+    made: StepTimes = _made(path, StepTimes, {name: tuple(values) for name, values in times.items()})
+    return made
+
+
+def _made(path: str | Path, kind: Any, values: dict[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise OptionError(f"{path} lacks a part of what StepClock.save writes ({error}); save it again") from error
+
+
+def _read(path: str | Path, part: str, kind: Any) -> dict[str, Any]:
+    try:
+        document = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}; clock.save(path) writes such a file") from error
+    except ValueError as error:
+        raise OptionError(f"{path} is no JSON ({error}); clock.save(path) writes what is wanted here") from error
+    if not isinstance(document, dict) or document.get("format") != _FORMAT or not isinstance(document.get(part), dict):
+        raise OptionError(f"{path} is no file of steps; clock.save(path) writes what is wanted here")
+    if document.get("version") != _VERSION:
+        raise OptionError(
+            f"{path} is of format version {document.get('version')}, this tpufeed reads {_VERSION}; save it anew"
+        )
+    known = {field.name for field in fields(kind)}
+    return {name: value for name, value in document[part].items() if name in known}
+
+
+def _figure(value: float | None, unit: str, digits: int = 1) -> str:
+    return "n/a" if value is None else f"{value:,.{digits}f}{unit}"
