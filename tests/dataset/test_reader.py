@@ -4,8 +4,10 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from sklearn.utils.class_weight import compute_class_weight
 
 import tpufeed
 from tpufeed.dataset.manifest import Manifest
@@ -203,3 +205,44 @@ def test_a_split_without_records(photo_folder, tmp_path):
     dataset = open_dataset(tmp_path / "d")
     assert list(dataset.iter_examples("val")) == []
     dataset.reader("val")
+    with pytest.raises(OptionError, match=r"split 'val' of .*/d has no samples, so no classes to weigh"):
+        dataset.class_weights("val")
+
+
+# Class weights
+
+
+def labels_of(dataset, split, key="image/class/label"):
+    return np.array([example[key].values[0] for example in dataset.iter_examples(split)])
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_class_weights_are_scikit_learn_s_balanced(split, dataset_url):
+    dataset = open_dataset(dataset_url)
+    labels = labels_of(dataset, split)
+    assert len(set(np.bincount(labels))) > 1
+    weights = dataset.class_weights(split)
+    assert weights == pytest.approx(
+        dict(enumerate(compute_class_weight("balanced", classes=np.arange(3), y=labels).tolist()))
+    )
+    assert sum(weights[label] for label in labels) == pytest.approx(len(labels))
+    assert all(type(label) is int and type(weight) is float for label, weight in weights.items())
+
+
+def test_a_class_without_samples_weighs_one_and_changes_no_other(photo_folder, write_tfrecords, tmp_path):
+    photo = min(photo_folder.rglob("*.jpg")).read_bytes()
+    write_tfrecords(tmp_path / "train/a.tfrec", [{"image": photo, "label": label} for label in (1, 1, 1, 3)])
+    write_tfrecords(tmp_path / "val/a.tfrec", [{"image": photo, "label": 0}])
+    tpufeed.adopt(tmp_path)
+    dataset = open_dataset(tmp_path)
+    balanced = compute_class_weight("balanced", classes=np.array([1, 3]), y=labels_of(dataset, "train", "label"))
+    assert dataset.class_weights("train") == {0: 1.0, 1: balanced[0], 2: 1.0, 3: balanced[1]}
+    assert dataset.class_weights("val") == dict.fromkeys(range(4), 1.0)
+
+
+def test_class_weights_need_labels_and_a_split(dataset_url, photo_folder, tmp_path):
+    with pytest.raises(OptionError, match=r"has no split 'test'; it has train, val"):
+        open_dataset(dataset_url).class_weights("test")
+    tpufeed.shard(photo_folder, tmp_path / "d", label="none", workers=1)
+    with pytest.raises(OptionError, match=r"/d has no labels, so no classes to weigh"):
+        open_dataset(tmp_path / "d").class_weights("train")

@@ -10,12 +10,21 @@ from tpufeed.errors import StoreError
 from tpufeed.storage.temporary import temporary_folder
 
 
+def nothing(context: object, task: object, report_progress: ReportProgress) -> None:
+    """What an engine costs, and no more."""
+
+
 def note(context: str, task: int, report_progress: ReportProgress) -> None:
     """Leave a trace, and say so in two steps."""
     report_progress(Progress(1, 10 * task, 0))
     with Path(context, f"task-{task}").open("a") as file:
         file.write(f"{os.getpid()}\n")
     report_progress(Progress(2, 5 * task, 1))
+
+
+def note_slowly(context: str, task: int, report_progress: ReportProgress) -> None:
+    note(context, task, report_progress)
+    time.sleep(0.1)
 
 
 def refuse_third(context: str, task: int, report_progress: ReportProgress) -> None:
@@ -25,7 +34,7 @@ def refuse_third(context: str, task: int, report_progress: ReportProgress) -> No
 
 
 def divide_by_zero(context: str, task: int, report_progress: ReportProgress) -> None:
-    report_progress(Progress(task // 0, 0, 0))
+    report_progress(Progress(1 // 0, 0, 0))
 
 
 def die_once(context: str, task: int, report_progress: ReportProgress) -> None:
@@ -54,6 +63,7 @@ def stop_always(context: str, task: int, report_progress: ReportProgress) -> Non
     with Path(context, "stops").open("a") as file:
         file.write("x")
     os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)  # beside other threads, this one may go on for a moment
 
 
 def work_slowly(context: str, task: int, report_progress: ReportProgress) -> None:

@@ -1,4 +1,4 @@
-"""One contract for every engine; then what only engines of processes have to withstand."""
+"""The contract for the engines of one host; then what only engines of processes have to withstand."""
 
 import os
 import re
@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.engines.contract import EngineContract, build_serially, job, total
 from tpufeed.engines import engine as engine_module
-from tpufeed.engines.engine import Done, Job, Progress, ProgressMeter
+from tpufeed.engines.engine import Done, Progress, ProgressMeter
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import TaskError
@@ -21,28 +21,14 @@ HERE = Path(__file__).parent
 PATIENCE_SECONDS = 240  # the shared machine stands still for a minute at times
 
 
-@dataclass(frozen=True)
-class NamedTask:
-    name: str
-
-
 @pytest.fixture(autouse=True)
 def _tasks_on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
 
 
-@pytest.fixture(params=[SerialEngine, lambda: ProcessEngine(2)], ids=["serial", "processes"])
-def engine(request):
-    return request.param()
-
-
-def job(function, context):
-    return Job(f"engine_tasks:{function}", str(context))
-
-
-def total(events):
-    progress = [event for event in events if isinstance(event, Progress)]
-    return tuple(sum(column) for column in zip(*progress, strict=True))
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return build_serially(tmp_path_factory.mktemp("built"))
 
 
 def is_running(pid):
@@ -78,42 +64,17 @@ def pids(folder):
     return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 
-def test_each_task_is_done_once_and_progress_adds_up(engine, tmp_path):
-    tasks = list(range(7))
-    events = list(engine.run(job("note", tmp_path), tasks))
-    assert sorted(event.number for event in events if isinstance(event, Done)) == tasks
-    assert total(events) == (3 * 7, 15 * sum(tasks), 7)
-    traces = {path.name: path.read_text().splitlines() for path in tmp_path.iterdir()}
-    assert sorted(traces) == [f"task-{task}" for task in tasks]
-    assert all(len(lines) == 1 for lines in traces.values())
+class TestSerial(EngineContract):
+    @pytest.fixture
+    def engine(self):
+        return SerialEngine()
 
 
-def test_no_tasks_are_no_events(engine, tmp_path):
-    assert list(engine.run(job("note", tmp_path), [])) == []
-
-
-def test_a_failing_task_is_named_with_its_message(engine, tmp_path):
-    with pytest.raises(TaskError, match=r"^3: the disk is on fire$"):
-        list(engine.run(job("refuse_third", tmp_path), range(6)))
-
-
-def test_a_task_is_called_by_its_name(engine, tmp_path):
-    with pytest.raises(TaskError, match=r"^train-00007-of-00009: "):
-        list(engine.run(job("divide_by_zero", tmp_path), [NamedTask("train-00007-of-00009")]))
-
-
-def test_a_bug_in_a_task_is_shown_whole(engine, tmp_path):
-    with pytest.raises(TaskError, match=r"(?s)^5: Traceback .*in divide_by_zero.*ZeroDivisionError"):
-        list(engine.run(job("divide_by_zero", tmp_path), [5]))
-
-
-def test_leaving_early_leaves_tasks_undone(engine, tmp_path):
-    events = engine.run(job("note", tmp_path), range(50))
-    while not isinstance(next(events), Done):
-        pass
-    events.close()
-    assert 1 <= len(list(tmp_path.glob("task-*"))) < 50
-    assert workers() == []
+class TestProcesses(EngineContract):
+    @pytest.fixture
+    def engine(self):
+        yield ProcessEngine(2)
+        assert workers() == []
 
 
 @pytest.mark.parametrize("leave", ["close", "throw"])

@@ -11,8 +11,8 @@ import msgspec
 from tpufeed.cache.plan import KIND, CacheKeywords, CacheOptions, count_shards, fingerprint, make_options, record_size
 from tpufeed.cache.planning import Planning, Size, Warmable, open_warmable
 from tpufeed.cache.probe import Probe, probe_samples
-from tpufeed.cache.worker import ENTRY, CacheContext
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, local_engine, run_build
+from tpufeed.cache.worker import ENTRY, REACH, CacheContext
+from tpufeed.dataset.build import Build, BuildResult, ProgressListener, choose_engine, finished_result, run_build
 from tpufeed.dataset.commit import is_stored, join_or_begin
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.plan import check_same_plan, differing_options, read_plan, write_plan
@@ -37,7 +37,7 @@ def warmup(  # noqa: PLR0913  # the public face
     overwrite: bool = False,
     new_dir: bool = False,
     workers: int | None = None,
-    engine: Engine | None = None,
+    engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
     **options: Unpack[CacheKeywords],
 ) -> BuildResult:
@@ -53,7 +53,7 @@ def warmup(  # noqa: PLR0913  # the public face
         overwrite: remove another cache or dataset that stands at `dst`, or the beginnings of one.
         new_dir: put this one beside it, into a folder that is named by its fingerprint.
         workers: processes; all cores by default.
-        engine: what runs the tasks, in place of `workers` processes on this host.
+        engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
         options: what decides the bytes, see `tpufeed.cache.plan.CacheKeywords`: size, or ops; final; variants; encode,
             quality; seed; shard_bytes; for raw images also split, split_by, image, label, classes, max_pixels, min_side
@@ -71,7 +71,7 @@ def warmup(  # noqa: PLR0913  # the public face
         raise OptionError("either overwrite the cache that stands there, or take a new folder; not both")
     source, destination = open_warmable(src, for_images), open_store(dst)
     size = _output_size(source, checked)
-    chosen = engine or local_engine(workers, *source.stores, destination)
+    chosen = choose_engine(engine, workers, *source.stores, destination)
     identity = _identity(source, checked)
     if new_dir and _is_taken(destination, source, identity):
         destination = open_store(f"{destination.url}-{fingerprint(source.digest(), identity)[:12]}")
@@ -93,7 +93,7 @@ def warmup(  # noqa: PLR0913  # the public face
 
     with chosen.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source.url, identity, make_plan, overwrite)
-        job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked))
+        job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked), REACH)
         info = checked.cache_info(plan.header.input_digest, identity, size)
         return run_build(Build(destination, plan, job, chosen, budget, joined, info), listener)
 
@@ -135,7 +135,7 @@ def preview_warmup(
     checked, for_images = make_options(options)
     source, destination = open_warmable(src, for_images), open_store(dst)
     size = _output_size(source, checked)
-    local_engine(workers, *source.stores, destination)  # checks the number
+    choose_engine(None, workers, *source.stores, destination)  # checks the number
     with source.plan(checked, size) as planning:
         measured = _measure(planning, source, checked, size)
         samples = sum(planning.samples.values())

@@ -8,6 +8,7 @@ import numpy as np
 
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.plan import PlanHeader, Task
+from tpufeed.dataset.reach import see_objects
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, fixed_ints, record_layout
 from tpufeed.errors import ImageError
@@ -15,6 +16,7 @@ from tpufeed.images.decoding import Pixels
 from tpufeed.images.policy import ImagePolicy, load_image
 from tpufeed.sharding.files import Files
 from tpufeed.sharding.inputs import InputFeatures, iter_taken
+from tpufeed.sharding.worker import see_inputs
 from tpufeed.tfrecord.example import decode_entries, decode_example, encode_entries, encode_entry, split_entries
 from tpufeed.tfrecord.layout import ScalarEntry
 
@@ -46,6 +48,9 @@ class CacheSource(Protocol):
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
         """The samples of a task, in order. Header and task are those of the cache's plan."""
+
+    def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
+        """What this host sees of what a task needs, see `Job.reach`."""
 
     def draws_seed(self, seed: int) -> int:
         """The seed that ops over these samples draw with, where the user's is `seed`."""
@@ -84,6 +89,10 @@ class DatasetSource:
             rest = b"".join([entries[name] for name in kept if name in entries])  # in the schema's order
             yield Sample(number, _text(entries.get(FILENAME)) or f"sample {number}", pixels, label, rest)
 
+    def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
+        shards = self.dataset.split(task.split).variants[0].shards
+        return see_objects((self.dataset.shards, shard.name) for shard in shards[:1])
+
     def draws_seed(self, seed: int) -> int:
         return self.dataset.manifest.draws_seed(seed)
 
@@ -111,6 +120,9 @@ class RawSource:
             image, odd = taken
             label = item.label if features.labelled else None
             yield Sample(number, item.path, image, label, encode_entries(features(item)), odd)
+
+    def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
+        return see_inputs(header, task)
 
     def draws_seed(self, seed: int) -> int:
         return seed

@@ -12,6 +12,7 @@ from tpufeed.cache.plan import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
 from tpufeed.dataset.commit import Reject, Report, is_reported, put_report, put_shard
 from tpufeed.dataset.plan import PlanHeader, Task, TaskRef, read_task
+from tpufeed.dataset.reach import see_destination
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
 from tpufeed.dataset.writer import ShardWriter, WrittenShard
 from tpufeed.engines import engine
@@ -25,6 +26,7 @@ from tpufeed.tfrecord.buffer import BytesLike
 from tpufeed.tfrecord.example import Feature, encode_entry
 
 ENTRY = "tpufeed.cache.worker:run"
+REACH = "tpufeed.cache.worker:reach"
 _BLOCK = 128
 
 
@@ -54,6 +56,13 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
     retries = destination.retries + context.source.retries - before
     report = Report(task.number, tuple(shards), made.counts, made.images, tuple(made.rejects), dict(made.odd), retries)
     put_report(destination, report)
+
+
+def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
+    """What this host sees of the cache's destination and of the source, see `Job.reach`."""
+    destination = open_store(context.destination)
+    seen = see_destination(destination)
+    return seen | context.source.see(context.header, read_task(destination, ref)) if seen else seen
 
 
 @dataclass(frozen=True, slots=True)

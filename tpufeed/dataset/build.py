@@ -1,29 +1,33 @@
 """From a stored plan to a finished dataset: run what is not done yet, then index, rejects and manifest."""
 
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
 from tpufeed import __version__
 from tpufeed.dataset.advice import manifest_warnings
-from tpufeed.dataset.commit import Report, is_intact, put_data, read_report
-from tpufeed.dataset.index import Offsets, encode_index
+from tpufeed.dataset.commit import Report, is_intact, put_data, put_made, read_report
+from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, report_name
 from tpufeed.dataset.plan import Plan, PlanHeader, TaskRef
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, Rejects
-from tpufeed.engines.engine import Done, Engine, Job, Progress, available_cores
-from tpufeed.engines.processes import ProcessEngine
+from tpufeed.engines.choice import LOCAL, make_engine
+from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, available_cores
 from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import BuildError, OptionError, StoreError, TaskError
 from tpufeed.storage.store import Store
-from tpufeed.tfrecord.crc32c import crc32c
+
+_REPORTS_AT_A_TIME = 16
+_REPORTS_A_BLOCK = 256  # in memory, with the length of each record
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,8 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     rejects.check()
     if build.joined:
         pending.reverse()  # a first run that is still at work comes from the other end
-    try:
-        for event in build.engine.run(build.job, pending):
+    with _running(build, pending) as events:
+        for event in events:
             if isinstance(event, Progress):
                 progress = replace(
                     progress,
@@ -127,11 +131,6 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
                 retries += report.retries
                 rejects.add(report)
                 rejects.check()
-    except BaseException:
-        # Workers that were stopped in mid-task may have left folders: making one removes those of the dead.
-        with suppress(StoreError), build.store.temporary_folder():
-            pass
-        raise
     manifest = _finish(build, rejects)
     shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
     return BuildResult(
@@ -148,16 +147,43 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     )
 
 
-def local_engine(workers: int | None, *stores: Store) -> Engine:
-    """The engine for this host: `workers` processes (all cores by default), or none where processes could not see all.
+@contextmanager
+def _running(build: Build, pending: list[TaskRef]) -> Iterator[Iterator[Event]]:
+    """The engine's events. Within an error's traceback it would run on: it is stopped when the context ends."""
+    events = build.engine.run(build.job, pending)
+    try:
+        try:
+            yield events
+        finally:
+            if isinstance(events, Generator):
+                events.close()
+    except BaseException:
+        # Workers that were stopped in mid-task may have left folders: making one removes those of the dead.
+        with suppress(StoreError), build.store.temporary_folder():
+            pass
+        raise
+
+
+def choose_engine(engine: Engine | str | None, workers: int | None, *stores: Store) -> Engine:
+    """The engine that is asked for; for this host `workers` processes, or none where processes could not see all.
 
     Raises:
-        OptionError: a number of workers below one.
+        OptionError: no such engine, a number of workers below one or other than that of an `Engine`, or a store that no
+            worker of the engine sees.
+        MissingExtraError: the engine is not installed.
     """
-    if workers is not None and workers < 1:
-        raise OptionError(f"workers are at least 1, not {workers}")
-    count = workers or available_cores()
-    return ProcessEngine(count) if count > 1 and all(store.shared for store in stores) else SerialEngine()
+    hidden = [store.url for store in stores if not store.shared]
+    if isinstance(engine, str | None):
+        found, name = make_engine(engine, workers), engine
+    else:
+        found, name = engine, type(engine).__name__
+        if workers not in (None, getattr(engine, "workers", None)):
+            raise OptionError(f"workers={workers} is not for engine={name}, which says itself how many it takes")
+    if not hidden or isinstance(found, SerialEngine):
+        return found
+    if engine in (None, LOCAL):
+        return SerialEngine()
+    raise OptionError(f"only this process sees {hidden[0]}, and no worker of engine={name!r} does")
 
 
 def finished_result(dataset: Dataset) -> BuildResult:
@@ -189,16 +215,26 @@ def _read_report(store: Store, ref: TaskRef) -> Report:
     return report
 
 
+def _iter_reports(store: Store, plan: Plan) -> Iterator[tuple[TaskRef, Report]]:
+    """Each task with its report, many at a time: of 100,000 in a bucket, one after the other would take an hour."""
+    tasks = iter(plan.tasks)
+    with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-reports") as executor:
+        while block := list(itertools.islice(tasks, _REPORTS_A_BLOCK)):
+            yield from zip(block, executor.map(lambda ref: _read_report(store, ref), block), strict=True)
+
+
 def _images(report: Report) -> int:
     return sum(len(shard.lengths) for shard in report.shards)
 
 
 class _Part:
-    """What the reports of one split come to; a report's Python integers are not kept."""
+    """What the reports of one split come to; offsets of records go to files in `folder`, and none is kept."""
 
-    def __init__(self, header: PlanHeader) -> None:
+    def __init__(self, header: PlanHeader, split: str, folder: Path) -> None:
+        self.names = [index_name(split, variant) for variant in header.variant_numbers]
+        self.paths = [folder / name for name in self.names]
+        self.indexes = [IndexWriter(path) for path in self.paths]
         self.shards: list[list[Shard]] = [[] for _ in header.variant_numbers]
-        self.offsets: list[list[Offsets]] = [[] for _ in header.variant_numbers]
         self.class_counts = np.zeros(len(header.class_names), np.int64)
 
     def add(self, report: Report) -> None:
@@ -207,15 +243,29 @@ class _Part:
             self.shards[variant].append(
                 Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths), shard.generation)
             )
-            self.offsets[variant].append(np.cumsum([0, *shard.lengths], dtype=np.uint64))
+            self.indexes[variant].add(shard.lengths)
+
+    def finish(self, store: Store) -> Split:
+        """Put the indexes."""
+        variants = []
+        for name, path, index, shards in zip(self.names, self.paths, self.indexes, self.shards, strict=True):
+            size_bytes, crc = index.finish()
+            put_made(store, name, path, size_bytes, crc)
+            variants.append(Variant(tuple(shards), IndexFile(name, size_bytes, crc)))
+        records = sum(shard.records for shard in variants[0].shards)
+        return Split(records, tuple(self.class_counts.tolist()), tuple(variants))
 
 
 def _finish(build: Build, rejects: Rejects) -> Manifest:
+    with build.store.temporary_folder() as folder:
+        return _finish_in(folder, build, rejects)
+
+
+def _finish_in(folder: Path, build: Build, rejects: Rejects) -> Manifest:
     store, header = build.store, build.plan.header
-    parts = {split: _Part(header) for split in header.splits}
+    parts = {split: _Part(header, split, folder) for split in header.splits}
     images, odd = Counter[str](), Counter[str]()
-    for ref in build.plan.tasks:
-        report = _read_report(store, ref)
+    for ref, report in _iter_reports(store, build.plan):
         parts[ref.split].add(report)
         images.update(report.images)
         odd.update(report.odd)
@@ -229,7 +279,7 @@ def _finish(build: Build, rejects: Rejects) -> Manifest:
     manifest = Manifest(
         run_id=header.run_id,
         tool_version=__version__,
-        splits={split: _finish_split(store, header, split, part) for split, part in parts.items()},
+        splits={split: part.finish(store) for split, part in parts.items()},
         class_names=header.class_names,
         features=header.features,
         options={"command": header.kind, "source": header.source, **header.options},
@@ -241,14 +291,3 @@ def _finish(build: Build, rejects: Rejects) -> Manifest:
     )
     put_data(store, MANIFEST, encode_manifest(manifest))
     return manifest
-
-
-def _finish_split(store: Store, header: PlanHeader, split: str, part: _Part) -> Split:
-    variants = []
-    for variant, shards, offsets in zip(header.variant_numbers, part.shards, part.offsets, strict=True):
-        index = encode_index(offsets)
-        name = index_name(split, variant)
-        put_data(store, name, index)
-        variants.append(Variant(tuple(shards), IndexFile(name, len(index), crc32c(index))))
-    records = sum(shard.records for shard in variants[0].shards)
-    return Split(records, tuple(part.class_counts.tolist()), tuple(variants))

@@ -170,6 +170,11 @@ def put_shard(store: Store, name: str, path: Path, written: WrittenShard) -> Sha
     return ShardReport(name, written.bytes, written.crc32c, written.lengths, generation)
 
 
+def put_made(store: Store, name: str, path: Path, size_bytes: int, crc: int) -> None:
+    """Put a file that follows from the reports; what is there under its name is the same, or replaced."""
+    _put(store, name, size_bytes, crc, lambda replaces: store.put_file(name, path, replaces))
+
+
 def put_data(store: Store, name: str, data: bytes) -> None:
     """Put a small object; what is there under its name is the same, or replaced."""
     _put(store, name, len(data), crc32c(data), lambda replaces: store.put(name, data, replaces))

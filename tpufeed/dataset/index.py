@@ -10,9 +10,10 @@ import io
 import itertools
 import mmap
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 from tpufeed.storage.store import Span, Store
+from tpufeed.tfrecord.crc32c import crc32c
 
 Offsets = npt.NDArray[np.uint64]
 
@@ -30,6 +32,8 @@ _ITEM = "<u8"
 _ITEM_BYTES = 8
 _MORE_TRIES = 2
 _COPIED_BYTES = 64 << 10
+_NPY_HEADER_BYTES = 128  # of any array of one dimension
+_BLOCK_BYTES = 4 << 20
 
 
 def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
@@ -37,6 +41,46 @@ def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.concatenate([*offsets_by_shard, np.empty(0, np.uint64)]), allow_pickle=False)
     return buffer.getvalue()
+
+
+class IndexWriter:
+    """Writes what `encode_index` gives to a new file, shard by shard, in memory that does not grow with the shards.
+
+    The file is open only while it is written to: a cache has one for each variant of each split.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count = 0
+        with self._open("xb") as file:
+            file.write(bytes(_NPY_HEADER_BYTES))
+
+    def add(self, lengths: Sequence[int]) -> None:
+        """The next shard, by the bytes of its records. Raises StoreError."""
+        offsets = np.cumsum([0, *lengths], dtype=_ITEM)
+        self._count += len(offsets)
+        with self._open("ab") as file:
+            file.write(offsets.tobytes())
+
+    def finish(self) -> tuple[int, int]:
+        """Size and CRC-32C of the file. Raises StoreError."""
+        with self._open("r+b") as file:
+            header = {"shape": (self._count,), "fortran_order": False, "descr": _ITEM}
+            np.lib.format.write_array_header_1_0(file, header)
+            assert file.tell() == _NPY_HEADER_BYTES, "there is room for any count"
+            file.seek(0)
+            crc = 0
+            while block := file.read(_BLOCK_BYTES):
+                crc = crc32c(block, crc)
+            return file.tell(), crc
+
+    @contextmanager
+    def _open(self, mode: str) -> Iterator[IO[bytes]]:
+        try:
+            with self._path.open(mode) as file:
+                yield file
+        except OSError as error:
+            raise StoreError(f"{self._path}: {error.strerror or error}") from error
 
 
 class Index:

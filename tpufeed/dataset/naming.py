@@ -8,6 +8,7 @@ MANIFEST = "manifest.json"
 REJECTS = "rejects.jsonl"
 PLAN = "_tpufeed/plan.jsonl"
 REPORTS = "_tpufeed/reports"
+PROBE = "_tpufeed/probe"
 
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
 

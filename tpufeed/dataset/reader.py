@@ -80,6 +80,24 @@ class Dataset:
             raise OptionError(f"{self.url} has no split {name!r}; it has {', '.join(self.manifest.splits) or 'none'}")
         return found
 
+    def class_weights(self, split: str) -> dict[int, float]:
+        """What a sample of each class weighs so that all classes weigh the same; Keras' `fit` takes it as class_weight.
+
+        `n / (classes * count)`, scikit-learn's "balanced", of n samples in that many classes that have any: their
+        weights add up to n. A class without samples has 1.0, as Keras gives a class that it is not told of; so the
+        dict holds every label of the dataset.
+
+        Raises:
+            OptionError: no such split, one without samples, or samples without labels.
+        """
+        counts = self.split(split).class_counts
+        if not self.manifest.labelled:
+            raise OptionError(f"{self.url} has no labels, so no classes to weigh")
+        if not any(counts):
+            raise OptionError(f"split {split!r} of {self.url} has no samples, so no classes to weigh")
+        balanced = sum(counts) / sum(count > 0 for count in counts)
+        return {label: balanced / count if count else 1.0 for label, count in enumerate(counts)}
+
     def reader(
         self, split: str, variant: int = 0, stage: Stage | None = None, open_shards: int | None = None
     ) -> Reader:

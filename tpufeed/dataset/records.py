@@ -29,6 +29,7 @@ _logger = logging.getLogger(__name__)
 _OPEN_SHARDS = 128  # each holds a descriptor
 _TRIES = 3  # of a record that arrives damaged
 _CHUNK_BYTES = 16 << 20
+_INDEX_FOR_OTHERS = 0.01  # of the bytes of the shards that are due
 
 
 class Reader:
@@ -120,10 +121,15 @@ class Reader:
                 yield from ahead.result()
 
     def due(self, shards: Iterable[int]) -> Iterator[RemoteShard]:
-        """For `Stage.fetch`: these shards and the index, as long as they are not in this machine's files already."""
+        """For `Stage.fetch`: these shards and the index, as long as they are not in this machine's files already.
+
+        The index is left out where a host of many reads so few of the shards that most of it would be for others: then
+        its parts come by ranges, a request for each shard that is opened.
+        """
         if self._remote is not None:
-            yield from self._remote.to_stage(shards)
-            if self._dataset.store.url == self._store.url:
+            staged = list(self._remote.to_stage(shards))
+            yield from staged
+            if self._dataset.store.url == self._store.url and self._wants_index(staged):
                 yield self._index.to_stage()
 
     def release(self) -> None:
@@ -137,6 +143,12 @@ class Reader:
     def place(self, shard: int, record: int) -> str:
         """How errors name a record."""
         return f"{self._store.url}/{self._shards[shard].name}, record {record}"
+
+    def _wants_index(self, staged: Sequence[RemoteShard]) -> bool:
+        index, due_bytes = self._index.to_stage(), sum(shard.size_bytes for shard in staged)
+        all_bytes = sum(shard.bytes for shard in self._shards)
+        others_bytes = index.size_bytes * (1 - due_bytes / max(1, all_bytes))
+        return not staged or others_bytes <= _INDEX_FOR_OTHERS * due_bytes
 
     def _cut(
         self, places: Sequence[tuple[int, int]], spans: Sequence[tuple[memoryview | None, int, int]]

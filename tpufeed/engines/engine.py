@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -31,6 +31,7 @@ class Done(NamedTuple):
 Event: TypeAlias = Progress | Done
 ReportProgress: TypeAlias = Callable[[Progress], None]
 TaskFunction: TypeAlias = Callable[[Any, Any, ReportProgress], None]
+ReachFunction: TypeAlias = Callable[[Any, Any], Mapping[str, str]]
 
 
 _PROGRESS_SECONDS = 0.2
@@ -45,14 +46,24 @@ class Job:
     Context and tasks are small and picklable. The function may run more than once for a task, also at the same time;
     it puts its result in place itself and returns nothing. It reports progress every few minutes at least, if only of
     zeros: an engine may take one that says nothing for hung.
+
+    `reach` is another "module:function", called as `function(context, task)` on each host before the work, where
+    hosts may differ: what it sees there of what the task needs, URLs with their versions. It raises where it cannot
+    see or write anything.
     """
 
     entry: str
     context: Any
+    reach: str = ""
 
     def load(self) -> TaskFunction:
         """The function, imported by name, so that a worker needs nothing of the launcher's memory."""
         function: TaskFunction = _load(self.entry)
+        return function
+
+    def load_reach(self) -> ReachFunction | None:
+        """The function, where there is one."""
+        function: ReachFunction | None = _load(self.reach) if self.reach else None
         return function
 
 

@@ -8,33 +8,34 @@ from pathlib import Path
 from typing import Unpack
 
 from tpufeed.dataset.advice import iter_warnings
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, local_engine, run_build
+from tpufeed.dataset.build import Build, BuildResult, ProgressListener, choose_engine, finished_result, run_build
 from tpufeed.dataset.commit import join_or_begin
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.rejects import parse_budget
 from tpufeed.dataset.space import check_space
-from tpufeed.engines.engine import Job, available_cores
+from tpufeed.engines.engine import Engine, Job, available_cores
 from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, plan_shards
 from tpufeed.sharding.probe import needs_probe, probe_images
 from tpufeed.sharding.sources import find_source
-from tpufeed.sharding.worker import ENTRY, ShardContext
+from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 from tpufeed.storage.temporary import temporary_folder
 
 
-def shard(
+def shard(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,
     *,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     workers: int | None = None,
+    engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
     **options: Unpack[ShardKeywords],
 ) -> BuildResult:
@@ -51,6 +52,8 @@ def shard(
             By default 1 %, and 10 of however few.
         overwrite: remove what stands at `dst`, a dataset or what a build has left of one, once the source is listed.
         workers: processes; all cores by default.
+        engine: what runs the tasks: "ray" or "beam" beyond this host, or an `Engine`, see docs/scaleout.md; `workers`
+            processes of this host by default.
         listener: called with a `BuildProgress` a few times a second.
         options: what decides the bytes, see `tpufeed.sharding.options.ShardOptions` (shard_bytes, shards, hosts, split,
             split_by, image, label, classes, seed) and `tpufeed.images.policy.ImagePolicy` (check, encode, quality,
@@ -63,7 +66,7 @@ def shard(
     """
     checked, budget = make_options(options), parse_budget(max_rejects)
     source, destination = open_store(src), open_store(dst)
-    engine = local_engine(workers, source, destination)
+    chosen = choose_engine(engine, workers, source, destination)
     if not overwrite:
         finished = find_dataset(destination)
         if finished is not None:
@@ -73,10 +76,10 @@ def shard(
     def make_plan(path: Path, freed_bytes: int) -> None:
         write_shard_plan(path, source.url, destination, checked, freed_bytes)
 
-    with engine.prepare(ENTRY):
+    with chosen.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source.url, checked.to_dict(), make_plan, overwrite)
-        job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images))
-        return run_build(Build(destination, plan, job, engine, budget, joined), listener)
+        job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images), REACH)
+        return run_build(Build(destination, plan, job, chosen, budget, joined), listener)
 
 
 def write_shard_plan(path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int) -> None:
@@ -146,7 +149,7 @@ def preview_shard(
     """
     checked = make_options(options)
     source, destination = open_store(src), open_store(dst)
-    local_engine(workers, source, destination)  # checks the number
+    choose_engine(None, workers, source, destination)  # checks the number
     with take_inventory(source.url, checked) as inventory:
         probe = probe_images(inventory, checked.images)
         shards, totals = count_shards(inventory, checked, probe.estimate), inventory.totals()

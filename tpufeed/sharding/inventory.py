@@ -1,6 +1,8 @@
 """All inputs of a build, kept in a database file: memory does not grow with their number.
 
-SQLite sorts them outside memory, into the same global order as a list of their hashes would have.
+SQLite sorts them outside memory, into the same global order as a list of their hashes would have. They are dealt to
+tables by their hashes, so that what has to be sorted at once stays small: one sort of all takes more time an input, the
+more there are.
 """
 
 import hashlib
@@ -21,8 +23,11 @@ from tpufeed.sharding.rows import Found, Label, Row
 from tpufeed.sharding.sources import Source
 
 _ROWS_AT_ONCE = 4096
+_TABLES = 32  # one for each run of keys; it divides 256. Each takes a page of 4 KB, however few inputs there are
+_CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
 _COLUMNS = "path, bytes, version, label, file, offset, columns, problem"
+_Line = tuple[Any, ...]
 
 
 class Inventory:
@@ -47,9 +52,11 @@ class Inventory:
         # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
         self._database = sqlite3.connect(folder / "inventory.sqlite", isolation_level=None)
         self._database.executescript(
-            f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-65536; PRAGMA temp_store=FILE;"
-            f"CREATE TABLE inputs(key BLOB, split TEXT, extra INT, {_COLUMNS})"
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
+            f"PRAGMA cache_size=-{_CACHE_BYTES >> 10};"
         )
+        self._database.executescript(_make_tables())
+        self._identity: tuple[str, int] | None = None
         try:
             self._read(source, options)
         except BaseException:
@@ -99,8 +106,11 @@ class Inventory:
     def totals(self) -> dict[str, tuple[int, int, int]]:
         """By split: inputs, bytes of their files, and bytes of their paths and columns."""
         found = {name: (0, 0, 0) for name in self.splits}
-        for name, *sums in self._query("SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM inputs GROUP BY split"):
-            found[name] = (sums[0], sums[1], sums[2])
+        for table in _iter_tables():
+            sums = f"SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM {table} GROUP BY split"
+            for name, *more in self._query(sums):
+                count, size, extra = found[name]
+                found[name] = count + more[0], size + more[1], extra + more[2]
         return found
 
     def largest(self, slope: float, intercept: float) -> tuple[str, int]:
@@ -112,8 +122,7 @@ class Inventory:
 
     def listed_twice(self) -> int:
         """How many rows name a path that another row names as well."""
-        (rows,) = self._query("SELECT COUNT(*) - COUNT(DISTINCT path) FROM inputs").fetchone()
-        return int(rows)
+        return self._identify()[1]
 
     def sample(self, count: int) -> list[Input]:
         """A few inputs, drawn by the global order."""
@@ -124,15 +133,31 @@ class Inventory:
 
     def iter_inputs(self, split: str) -> Iterator[tuple[Input, int]]:
         """The inputs of a split in the global order, each with the bytes that its path and columns take."""
-        lines = self._query(f"SELECT extra, {_COLUMNS} FROM inputs WHERE split = ? ORDER BY key, {_COLUMNS}", split)
-        for extra, *line in lines:
-            yield self._to_input(line), extra
+        for table in _iter_tables():
+            statement = f"SELECT extra, {_COLUMNS} FROM {table} WHERE split = ? ORDER BY key, {_COLUMNS}"
+            for extra, *line in self._query(statement, split):
+                yield self._to_input(line), extra
 
     def digest(self) -> str:
         """Identity of all inputs together, whatever their order."""
-        return input_digest(
-            self._to_input(line) for line in self._query(f"SELECT {_COLUMNS} FROM inputs ORDER BY {_COLUMNS}")
-        )
+        return self._identify()[0]
+
+    def _identify(self) -> tuple[str, int]:
+        """Digest, and how many are listed twice: those that adjoin in the order of the paths."""
+        if self._identity is None:
+            lines = self._query(f"SELECT {_COLUMNS} FROM inputs ORDER BY {_COLUMNS}")
+            again = 0
+
+            def iter_inputs() -> Iterator[Input]:
+                nonlocal again
+                last = None
+                for line in lines:
+                    again += line[0] == last
+                    last = line[0]
+                    yield self._to_input(line)
+
+            self._identity = input_digest(iter_inputs()), again
+        return self._identity
 
     def _to_input(self, line: Sequence[Any]) -> Input:
         path, size, version, label, file, offset, columns, problem = line
@@ -143,9 +168,14 @@ class Inventory:
             wrong = bad_label(label, self.classes)
         return Input(path, size, version, number, file, offset, values, wrong)
 
-    def _insert(self, lines: Sequence[Sequence[Any]]) -> None:
+    def _insert(self, lines: Sequence[_Line]) -> None:
+        by_table: dict[str, list[_Line]] = {table: [] for table in _iter_tables()}
+        tables = list(by_table.values())
+        for line in lines:
+            tables[line[0][0] * _TABLES >> 8].append(line)
         try:
-            self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 11)})", lines)
+            for table, its_lines in by_table.items():
+                self._database.executemany(f"INSERT INTO {table} VALUES({','.join('?' * 11)})", its_lines)
         except UnicodeEncodeError as error:
             raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
 
@@ -175,7 +205,19 @@ def input_digest(inputs: Iterable[Input]) -> str:
     return digest.hexdigest()
 
 
-def _to_line(row: Row, seed: int, shares: dict[str, float] | None) -> tuple[Any, ...]:
+def _iter_tables() -> Iterator[str]:
+    """In the order of the keys."""
+    return (f"inputs_{number}" for number in range(_TABLES))
+
+
+def _make_tables() -> str:
+    """All tables, and a view of them as one; without the offset SQLite would sort each, and merge all two by two."""
+    tables = "".join(f"CREATE TABLE {table}(key BLOB, split TEXT, extra INT, {_COLUMNS});" for table in _iter_tables())
+    together = " UNION ALL ".join(f"SELECT * FROM {table}" for table in _iter_tables())
+    return f"{tables}CREATE VIEW inputs AS {together} LIMIT -1 OFFSET 0;"
+
+
+def _to_line(row: Row, seed: int, shares: dict[str, float] | None) -> _Line:
     try:
         path_bytes = len(row.path.encode())
     except UnicodeEncodeError:

@@ -5,18 +5,22 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from tpufeed.dataset.commit import Reject, Report, ShardReport, is_reported, put_report, put_shard
-from tpufeed.dataset.plan import Input, PlanHeader, TaskRef, read_task
+from tpufeed.dataset.plan import Input, PlanHeader, Task, TaskRef, read_task
+from tpufeed.dataset.reach import see_destination
 from tpufeed.dataset.schema import FORMAT, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
-from tpufeed.errors import ImageError
+from tpufeed.errors import AccessError, ImageError, UnavailableError
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image
 from tpufeed.sharding.files import Files
 from tpufeed.sharding.inputs import InputFeatures, iter_taken
 from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
 
 ENTRY = "tpufeed.sharding.worker:run"
+REACH = "tpufeed.sharding.worker:reach"
+_SEEN_INPUTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,27 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
         with meter.putting(written.bytes):
             shard = put_shard(destination, name, path, written)
     put_report(destination, made.report(task.number, shard, destination.retries + files.retries))
+
+
+def reach(context: ShardContext, ref: TaskRef) -> dict[str, str]:
+    """What this host sees of the build's destination and of the first files of a task, see `Job.reach`."""
+    destination = open_store(context.destination)
+    seen = see_destination(destination)
+    return seen | see_inputs(context.header, read_task(destination, ref)) if seen else seen
+
+
+def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
+    """What this host sees of the first files of a task. Raises where their store does not answer, or refuses."""
+    names = [item.file or item.path for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
+    found = Files(header.base).stats(names)
+    for info in found:
+        if isinstance(info, AccessError | UnavailableError):
+            raise info
+    return {
+        name if "://" in name or name.startswith("/") else f"{header.base.rstrip('/')}/{name}": info.version
+        for name, info in zip(names, found, strict=True)
+        if isinstance(info, ObjectInfo)  # others are rejects, wherever the task runs
+    }
 
 
 class _Made:

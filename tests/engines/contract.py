@@ -1,0 +1,140 @@
+"""What every engine has to do: a class of tests for each of them to inherit, with an `engine` fixture of its own.
+
+Tasks are those of `engine_tasks`, by their full name, so that workers need nothing but the repository on their path.
+"""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed import cache
+from tpufeed.engines.engine import Done, Job, Progress
+from tpufeed.engines.serial import SerialEngine
+from tpufeed.errors import TaskError
+
+ROOT = Path(__file__).parents[2]
+TASKS = "tests.engines.engine_tasks"
+SHARD = {"shard_bytes": "30KB", "split": "train=0.8,val=0.2"}
+WARM = {"size": 32, "variants": 2, "shard_bytes": "40KB"}
+
+
+@dataclass(frozen=True)
+class NamedTask:
+    name: str
+
+
+def job(function, context):
+    return Job(f"{TASKS}:{function}", str(context))
+
+
+def total(events):
+    progress = [event for event in events if isinstance(event, Progress)]
+    return tuple(sum(column) for column in zip(*progress, strict=True))
+
+
+def done(events):
+    return sorted(event.number for event in events if isinstance(event, Done))
+
+
+def bytes_of(folder):
+    """Shards, indexes and rejects by name: all of which has to be the same."""
+    names = (".tfrecord", ".npy", "rejects.jsonl")
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name.endswith(names)}
+
+
+@dataclass(frozen=True)
+class Built:
+    """40 photographs of 5 kB, two of them broken; a dataset and a cache of them, made in this process."""
+
+    photos: Path
+    dataset: Path
+    cache: Path
+
+
+def build_serially(folder):
+    """Once for all engines of a test file: the fixture `built` of module scope returns it."""
+    photos, dataset, warm = folder / "photos", folder / "dataset", folder / "cache"
+    command = [sys.executable, ROOT / "scripts/make_photos.py", photos, "--count", "40", "--size", "96x72"]
+    subprocess.run([*map(str, command), "--classes", "2"], check=True, capture_output=True)
+    for photo in sorted(photos.rglob("*.jpg"))[7:9]:
+        photo.write_bytes(photo.read_bytes()[:2000])
+    tpufeed.shard(photos, dataset, engine=SerialEngine(), **SHARD)
+    cache.warmup(dataset, warm, engine=SerialEngine(), **WARM)
+    return Built(photos, dataset, warm)
+
+
+class EngineContract:
+    """Subclasses have a fixture `engine`; their module has a fixture `built`."""
+
+    def test_each_task_is_done_once_and_progress_adds_up(self, engine, tmp_path):
+        tasks = list(range(7))
+        events = list(engine.run(job("note", tmp_path), tasks))
+        assert done(events) == tasks
+        assert total(events) == (3 * 7, 15 * sum(tasks), 7)
+        traces = {path.name: path.read_text().splitlines() for path in tmp_path.iterdir()}
+        assert sorted(traces) == [f"task-{task}" for task in tasks]
+        assert all(len(lines) == 1 for lines in traces.values())
+
+    def test_no_tasks_are_no_events(self, engine, tmp_path):
+        assert [event for event in engine.run(job("note", tmp_path), []) if isinstance(event, Done)] == []
+
+    def test_a_failing_task_is_named_with_its_message(self, engine, tmp_path):
+        with pytest.raises(TaskError, match=r"^3: the disk is on fire$"):
+            list(engine.run(job("refuse_third", tmp_path), range(6)))
+
+    def test_a_bug_in_a_task_is_shown_whole_and_the_task_called_by_its_name(self, engine, tmp_path):
+        with pytest.raises(TaskError, match=r"(?s)^train-7: Traceback .*in divide_by_zero.*ZeroDivisionError"):
+            list(engine.run(job("divide_by_zero", tmp_path), [NamedTask("train-7")]))
+
+    def test_leaving_early_leaves_tasks_undone(self, engine, tmp_path):
+        events = engine.run(job("note_slowly", tmp_path), range(500))
+        while not list(tmp_path.glob("task-*")):
+            next(events)
+        events.close()
+        begun = len(list(tmp_path.glob("task-*")))
+        assert 1 <= begun < 500
+        assert list(SerialEngine().run(job("note", tmp_path), [])) == []
+        assert len(list(tmp_path.glob("task-*"))) == begun
+
+    def test_shard_makes_the_same_bytes(self, engine, built, tmp_path):
+        heard = []
+        result = tpufeed.shard(built.photos, tmp_path / "d", engine=engine, listener=heard.append, **SHARD)
+        assert bytes_of(tmp_path / "d") == bytes_of(built.dataset)
+        assert result.manifest.content_digest == tpufeed.open_dataset(built.dataset).content_digest
+        assert (heard[-1].images, heard[-1].rejects) == (38, 2)
+
+    def test_a_poisoned_task_fails_the_build_and_another_engine_goes_on(self, engine, built, tmp_path):
+        source = tmp_path / "dataset"
+        source.mkdir()
+        for path in built.dataset.iterdir():
+            if path.is_file():
+                (source / path.name).write_bytes(path.read_bytes())
+        poisoned = sorted(source.glob("train-*.tfrecord"))[-1]
+        sound = poisoned.read_bytes()
+        poisoned.write_bytes(sound[:-9] + bytes([sound[-9] ^ 1]) + sound[-8:])
+        with pytest.raises(TaskError, match=r"^train-v0-\S+\.tfrecord: .*" + poisoned.name):
+            cache.warmup(source, tmp_path / "c", engine=engine, **WARM)
+        assert not (tmp_path / "c/manifest.json").exists()
+        poisoned.write_bytes(sound)
+        cache.warmup(source, tmp_path / "c", engine=SerialEngine(), **WARM)
+        assert bytes_of(tmp_path / "c") == bytes_of(built.cache)
+
+    def test_warmup_goes_on_where_another_engine_was_stopped(self, engine, built, tmp_path):
+        class Stop(Exception):
+            pass
+
+        def stop(progress):
+            if progress.images >= 40:  # of 76
+                raise Stop
+
+        with pytest.raises(Stop):
+            cache.warmup(built.dataset, tmp_path / "c", engine=SerialEngine(), listener=stop, **WARM)
+        before = len(list((tmp_path / "c/_tpufeed/reports").iterdir()))
+        result = cache.warmup(built.dataset, tmp_path / "c", engine=engine, **WARM)
+        assert before
+        assert 0 < result.earlier_images < result.images == 76
+        assert bytes_of(tmp_path / "c") == bytes_of(built.cache)

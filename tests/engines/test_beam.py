@@ -1,0 +1,303 @@
+"""Beam: its own runner, in one process and in several, and a job server as other runners have it."""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tests.engines.beam_tasks import FUSE, fall_once
+from tests.engines.contract import ROOT, SHARD, TASKS, EngineContract, build_serially, bytes_of, done, job, total
+from tests.faults.remote import QUICK, objects
+from tests.gcs_server import GcsServer
+from tpufeed import cache
+from tpufeed.dataset.plan import TaskRef
+from tpufeed.engines import beam, hosts
+from tpufeed.engines.beam import BeamEngine
+from tpufeed.engines.beamhost import TaskEvent
+from tpufeed.engines.engine import Done, Job, Progress
+from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError
+from tpufeed.images.ops import CenterCrop, Custom, Resize
+from tpufeed.storage.gcs import GcsStore
+
+pytest.importorskip("apache_beam")
+
+PATIENCE_SECONDS = 240
+IN_MEMORY = ("--runner=DirectRunner",)
+PARALLEL = (*IN_MEMORY, "--direct_running_mode=multi_processing", "--direct_num_workers=2")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return build_serially(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def kept_engine():
+    """One process of Beam's for tests that leave it well."""
+    engine = BeamEngine(IN_MEMORY)
+    with engine.prepare(f"{TASKS}:note"):
+        yield engine
+
+
+class TestContract(EngineContract):
+    @pytest.fixture
+    def engine(self, kept_engine):
+        return kept_engine
+
+
+def processes():
+    """Ids of what this process has started for Beam, and what that has."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            command = (folder / "cmdline").read_bytes()
+        except OSError:  # gone in between
+            continue
+        if state not in "ZX" and (b"sdk_worker_main" in command or b"tpufeed.engines.beamhost" in command):
+            found[int(folder.name)] = int(group)
+    return found
+
+
+def group_of(pid):
+    return {each for each, group in processes().items() if group == os.getpgid(pid)}
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+def pids(folder):
+    return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_worker_processes_make_the_same_bytes_in_a_bucket_that_fails_now_and_then(built, monkeypatch):
+    monkeypatch.setattr(GcsStore.__init__, "__defaults__", (QUICK,))
+    with GcsServer(process=True, md5=False) as server:
+        for key, value in server.environment().items():
+            monkeypatch.setenv(key, value)
+        for photo in sorted(built.photos.rglob("*.jpg")):
+            server.put("bucket", f"photos/{photo.relative_to(built.photos)}", photo.read_bytes())
+        faults = [("read", "*.jpg"), ("write", "d/*.tfrecord"), ("write", "d/*/000001.json")]
+        for operation, name in faults:
+            server.fault(operation=operation, name=name, action="status", status=503, calls=(1,), retry_after=0.05)
+        result = tpufeed.shard("gs://bucket/photos", "gs://bucket/d", engine=BeamEngine(PARALLEL), **SHARD)
+        assert all(any(r.fault for r in server.requests(operation=op, name=name)) for op, name in faults)
+        assert objects(server, "d") == bytes_of(built.dataset)
+    assert result.manifest.content_digest == tpufeed.open_dataset(built.dataset).content_digest
+    assert result.retries
+
+
+def test_a_worker_process_that_is_killed_in_mid_build_loses_no_shard(built, tmp_path, monkeypatch, caplog):
+    fuse = tmp_path / "fuse"
+    fuse.touch()
+    monkeypatch.setenv(FUSE, str(fuse))
+    ops = [Resize(32), CenterCrop(32), Custom(fall_once)]
+    warm = {"ops": ops, "variants": 2, "shard_bytes": "40KB"}
+    heard = []
+    cache.warmup(built.dataset, tmp_path / "c", engine=BeamEngine(PARALLEL), listener=heard.append, **warm)
+    (fallen,) = tmp_path.glob("fuse-*")
+    assert int(fallen.name.removeprefix("fuse-")) != os.getpid()
+    assert [m.partition(": ")[2] for m in caplog.messages if "Beam" in m] == [
+        "a worker process of Beam died, by SIGKILL; Beam begins anew with what is left"
+    ]
+    assert heard[-1].images == 76
+    cache.warmup(built.dataset, tmp_path / "serial", workers=1, **warm)
+    assert bytes_of(tmp_path / "c") == bytes_of(tmp_path / "serial")
+
+
+def test_leaving_early_stops_all_worker_processes_in_mid_task(tmp_path):
+    events = BeamEngine(PARALLEL).run(job("run_for_ever", tmp_path), range(4))
+    while len(pids(tmp_path)) < 2:
+        next(events)
+    group = group_of(pids(tmp_path)[0])
+    assert set(pids(tmp_path)) < group
+    events.close()
+    wait_until(lambda: not group & processes().keys())
+
+
+def test_all_leaves_when_the_launcher_is_killed(tmp_path):
+    program = (
+        "from tpufeed.engines.beam import BeamEngine\nfrom tpufeed.engines.engine import Job\n"
+        f"list(BeamEngine({IN_MEMORY}).run(Job('{TASKS}:run_for_ever', {str(tmp_path)!r}), range(2)))"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    wait_until(lambda: pids(tmp_path))
+    launcher.kill()
+    launcher.wait()
+    wait_until(lambda: not any(map(is_running, pids(tmp_path))))
+
+
+def test_a_task_at_which_the_process_always_dies_is_named_in_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(beam, "_DEATHS_ALLOWED", 1)
+    with pytest.raises(TaskError, match=r"^0: 2 worker processes died at it, the last one by SIGKILL\. "):
+        list(BeamEngine(IN_MEMORY).run(job("die_always", tmp_path), [0]))
+    assert (tmp_path / "deaths").read_text() == "xx"
+
+
+def test_a_task_that_falls_silent_counts_as_dead(tmp_path, monkeypatch):
+    monkeypatch.setattr(beam, "_DEATHS_ALLOWED", 0)
+    with pytest.raises(TaskError, match=r"^0: 1 worker processes died .* had said nothing for 1 s\. "):
+        list(BeamEngine(IN_MEMORY, silence_seconds=1).run(job("stop_always", tmp_path), [0]))
+    assert (tmp_path / "stops").read_text() == "x"
+
+
+def test_progress_of_a_task_is_heard_while_it_runs_and_done_when_it_is(tmp_path):
+    events = BeamEngine(IN_MEMORY).run(Job("tests.engines.beam_tasks:wait_for_the_launcher", str(tmp_path)), [3])
+    heard = []
+    while not heard or total(heard) != (3, 30, 0):
+        heard.append(next(events))
+    assert not done(heard)
+    (tmp_path / "heard").touch()
+    assert done(events) == [0]
+
+
+def test_a_task_that_its_runner_repeats_after_it_was_done_counts_once():
+    ledger = beam._Ledger(["a", "b"])
+    told = [TaskEvent("b", 1, 0), TaskEvent("p", 1, 0, Progress(3, 9, 0)), TaskEvent("d", 1, 0)]
+    first = [event for each in told for event in ledger.note(each)]
+    assert first == [Progress(3, 9, 0), Done(0)]
+    assert [event for each in told for event in ledger.note(each)] == []
+    assert not ledger.silent(0.0)  # nobody waits for it
+    assert ledger.stuck(0.0)
+    assert not ledger.stuck(60.0)
+    assert list(ledger.note(TaskEvent("b", 1, 1))) == []
+    assert not ledger.stuck(0.0)
+    assert list(ledger.finish()) == [Done(1)]
+
+
+def test_another_version_on_workers_is_one_failure_that_names_both(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "__version__", "0.0.7")
+    with pytest.raises(
+        BuildError, match=rf"has tpufeed {tpufeed.__version__} on .*the launcher has tpufeed 0\.0\.7 on"
+    ):
+        list(BeamEngine(IN_MEMORY).run(job("note", tmp_path), range(4)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_workers_without_tpufeed_are_told_of_once(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'apache_beam.runners.worker.sdk_worker_main' in sys.orig_argv:\n"
+        "    sys.modules['tpufeed'] = None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BuildError, match=rf"^a worker of Beam has no tpufeed; .* {tpufeed.__version__} on Python"):
+        list(BeamEngine(PARALLEL[:2]).run(job("note", tmp_path), range(4)))
+
+
+def test_what_a_host_does_not_see_is_said_before_the_first_task(kept_engine, tmp_path):
+    with pytest.raises(BuildError, match=r"tests\.engines\.nothing"):
+        list(kept_engine.run(Job("tests.engines.nothing:note", str(tmp_path)), range(4)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--runner=Nimbus"], "Unexpected pipeline runner: Nimbus. Valid values are .*DataflowRunner"),
+        (["--runner=DirectRunner", "--direct_num_workerz=2"], "no --direct_num_workerz=2"),
+        (["--runner=DirectRunner", "extra"], "no extra"),
+        (["--runner=DirectRunner", "--direct_num_workers=abc"], "invalid int value: 'abc'"),
+        (["--runner=DirectRunner", "--streaming"], "leave out --streaming"),
+        (["--runner=DirectRunner", "--save_main_session"], "leave out --save_main_session"),
+        (["--runner=DataflowRunner", "--temp_location=t"], "(?s)Invalid GCS path .*project.*region"),
+    ],
+)
+def test_arguments_that_beam_does_not_take(arguments, message):
+    from tpufeed.engines.beampipeline import check_arguments
+
+    with pytest.raises(OptionError, match=message):
+        check_arguments(arguments)
+
+
+def test_arguments_are_looked_at_before_anything_is_changed(built, tmp_path):
+    with pytest.raises(OptionError, match=r"^Beam's \w+Runner knows no --workers=3"):
+        tpufeed.shard(built.photos, tmp_path / "d", engine=BeamEngine([*IN_MEMORY, "--workers=3"]), **SHARD)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--region=x"], ["--runner"]])
+def test_a_runner_has_to_be_named(arguments):
+    with pytest.raises(OptionError, match="-- --runner=DataflowRunner"):
+        BeamEngine(arguments)
+
+
+def test_beam_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr(beam.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"'tpufeed\[beam\]'"):
+        BeamEngine(IN_MEMORY)
+
+
+def test_a_description_says_what_workers_need():
+    assert "on this host" in BeamEngine(IN_MEMORY).describe()
+    version = f"tpufeed {tpufeed.__version__} on Python {sys.version_info.major}.{sys.version_info.minor}"
+    bare = BeamEngine(["--runner=DataflowRunner"]).describe()
+    assert version in bare
+    assert "docker push" in bare
+    given = BeamEngine(["--runner=DataflowRunner", "--sdk_container_image=me/it"]).describe()
+    assert version in given
+    assert "--sdk_container_image=me/it" in given
+    assert "docker" not in given
+
+
+def test_a_pipeline_of_a_hundred_thousand_tasks_is_small():
+    from tpufeed.engines.beampipeline import pack, unpack
+
+    tasks = [
+        (n, pickle.dumps(TaskRef(n, "train", 90_000 * n, 90_000 * (n + 1), f"train-{n:05d}-of-100000.tfrecord")))
+        for n in range(100_000)
+    ]
+    blocks = pack(tasks)
+    assert sum(map(len, blocks)) < 4e6  # Dataflow takes 10 MB
+    assert [each for block in blocks for each in unpack(block)] == tasks
+
+
+@pytest.fixture(scope="module")
+def job_server(tmp_path_factory):
+    """The folder of a running `beam_server`."""
+    folder = tmp_path_factory.mktemp("server")
+    command = [sys.executable, "-m", "tests.engines.beam_server", str(folder)]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as server:
+        wait_until((folder / "port").exists)
+        yield folder
+        server.kill()
+
+
+@pytest.fixture
+def remote(job_server):
+    """An engine whose runner is another process; its tasks run in the one in which Beam works for the launcher."""
+    port = (job_server / "port").read_text()
+    return BeamEngine(["--runner=PortableRunner", f"--job_endpoint=localhost:{port}", "--environment_type=LOOPBACK"])
+
+
+def test_a_runner_elsewhere_tells_by_its_metrics(remote, tmp_path):
+    with remote.prepare(f"{TASKS}:note"):
+        events = list(remote.run(job("note", tmp_path), range(5)))
+        assert done(events) == list(range(5))
+        assert total(events) == (3 * 5, 15 * 10, 5)
+        with pytest.raises(TaskError, match=r"^3: the disk is on fire$"):
+            list(remote.run(job("refuse_third", tmp_path), range(5)))
+
+
+def test_a_pipeline_elsewhere_is_cancelled_when_the_launcher_leaves(remote, job_server, tmp_path):
+    events = remote.run(job("run_for_ever", tmp_path), range(2))
+    while not pids(tmp_path):
+        next(events)
+    assert not list(job_server.glob("cancelled-*"))
+    events.close()
+    assert len(list(job_server.glob("cancelled-*"))) == 1
+    assert not any(map(is_running, pids(tmp_path)))

@@ -1,0 +1,279 @@
+"""Ray, as a cluster of two nodes on this machine."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tests.engines.contract import ROOT, SHARD, EngineContract, build_serially, bytes_of, done, job, total
+from tests.gcs_server import GcsServer
+from tpufeed import __version__, cache
+from tpufeed.engines.engine import Job, Progress
+from tpufeed.engines.ray import RayEngine
+from tpufeed.engines.serial import SerialEngine
+from tpufeed.errors import BuildError, TaskError
+from tpufeed.images.ops import CenterCrop, Custom
+
+ray = pytest.importorskip("ray")
+
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return build_serially(tmp_path_factory.mktemp("built"))
+
+
+class TestContract(EngineContract):
+    @pytest.fixture
+    def engine(self, connected):
+        yield RayEngine("nobody looks at this")
+        assert ray.is_initialized()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def pids(folder):
+    return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+
+
+def own(function, context):
+    return Job(f"tests.engines.ray_tasks:{function}", str(context))
+
+
+def test_progress_is_heard_while_a_task_runs(connected, tmp_path):
+    events = RayEngine().run(own("count_slowly", tmp_path), [0])
+    first = next(event for event in events if isinstance(event, Progress) and event.images)
+    (tmp_path / "heard").touch()
+    rest = list(events)
+    images, size, _ = total([first, *rest])
+    assert size == 10 * images
+    assert images > first.images
+
+
+def test_no_more_tasks_run_at_a_time_than_there_are_workers(connected, tmp_path):
+    events = RayEngine(workers=1).run(job("run_for_ever", tmp_path), range(3))
+    images = 0
+    while images < 100:
+        images += next(events).images
+    assert len(pids(tmp_path)) == 1
+    events.close()
+
+
+def test_a_killed_worker_is_replaced_and_its_progress_taken_back(connected, tmp_path, caplog):
+    events = list(RayEngine().run(job("die_once", tmp_path), range(5)))
+    assert (tmp_path / "died").exists()
+    assert done(events) == list(range(5))
+    assert total(events) == (3 * 5, 15 * 10, 5)
+    assert "2: a worker process was lost, without a word; another one begins anew" in caplog.messages
+
+
+def test_a_task_at_which_workers_always_die_fails_in_the_end(connected, tmp_path):
+    with pytest.raises(
+        TaskError, match=r"^0: 3 worker processes died at it, the last one without a word\. .*--workers"
+    ):
+        list(RayEngine().run(job("die_always", tmp_path), [0]))
+    assert (tmp_path / "deaths").read_text() == "xxx"
+
+
+def test_a_worker_that_stands_still_is_killed_and_replaced(connected, tmp_path, caplog):
+    events = list(RayEngine(silence_seconds=1).run(own("stand_still_once", tmp_path), [0]))
+    assert done(events) == [0]
+    assert total(events) == (1, 1, 0)
+    assert "0: a worker process was lost, killed after it had said nothing for 1 s; another" in caplog.text
+    (pid,) = pids(tmp_path)
+    wait_until(lambda: not is_running(pid))
+
+
+def test_tasks_that_are_stopped_leave_no_temporary_folder(connected, tmp_path):
+    events = RayEngine().run(job("keep_a_folder", tmp_path), range(5))
+    while len(list(tmp_path.glob("tmp/*"))) < 2:
+        next(events)
+    events.close()
+    assert not (tmp_path / "tmp").exists()
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+
+
+def test_a_task_that_does_not_let_itself_be_interrupted_is_killed(connected, tmp_path):
+    events = RayEngine(workers=1).run(own("stay", tmp_path), range(2))
+    while not pids(tmp_path):
+        next(events)
+    events.close()
+    (pid,) = pids(tmp_path)
+    assert (tmp_path / "asked").exists()
+    wait_until(lambda: not is_running(pid))
+
+
+# Hosts that cannot do the work.
+
+
+def with_hook(folder, text, **variables):
+    """Workers of a Python that runs `text` first."""
+    (folder / "sitecustomize.py").write_text(text)
+    return RayEngine(runtime_env={"env_vars": {"PYTHONPATH": f"{folder}:{ROOT}", **variables}})
+
+
+def test_a_worker_with_another_version_is_named_with_both(connected, built, tmp_path):
+    text = "import sys, types\nsys.modules['tpufeed'] = types.ModuleType('tpufeed')\n"
+    engine = with_hook(tmp_path, f"{text}sys.modules['tpufeed'].__version__ = '0.0.9'\n")
+    with pytest.raises(BuildError, match=rf"has tpufeed 0\.0\.9 on Python 3.* launcher has tpufeed {__version__} on"):
+        tpufeed.shard(built.photos, tmp_path / "d", engine=engine, **SHARD)
+    assert not list((tmp_path / "d").glob("*.tfrecord"))
+
+
+def test_a_worker_without_tpufeed_is_told_what_to_install(connected, built, tmp_path):
+    engine = with_hook(tmp_path, "import sys\nsys.modules['tpufeed'] = None\n")
+    with pytest.raises(BuildError, match=rf"has no tpufeed .*pip install tpufeed=={__version__}"):
+        tpufeed.shard(built.photos, tmp_path / "d", engine=engine, **SHARD)
+
+
+@pytest.mark.parametrize("unshared", ["source", "destination"])
+def test_a_folder_that_workers_do_not_see_is_found_out_before_the_work(
+    unshared, connected, built, tmp_path, monkeypatch
+):
+    """The working folder of each process, which is another one in workers."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(built.photos, tmp_path / "photos")
+    own_folder = "/proc/self/cwd"
+    source = f"{own_folder}/photos" if unshared == "source" else built.photos
+    destination = f"{own_folder}/d" if unshared == "destination" else tmp_path / "d"
+    with pytest.raises(BuildError, match=rf"does not see {own_folder}/\S+, which the launcher .* of one host only\?"):
+        tpufeed.shard(source, destination, engine=RayEngine(), **SHARD)
+    assert not list((tmp_path / "d").glob("*.tfrecord"))
+    result = tpufeed.shard(source, destination, engine=SerialEngine(), **SHARD)
+    assert result.images == 38
+    assert bytes_of(tmp_path / "d") == bytes_of(built.dataset)
+
+
+def test_workers_that_a_store_refuses_fail_once(connected, built, tmp_path, server, monkeypatch):
+    for key, value in server.environment().items():
+        monkeypatch.setenv(key, value)
+    with GcsServer([], md5=False) as other:
+        other.create_bucket("bucket", refuses=403)
+        engine = with_hook(tmp_path, "", STORAGE_EMULATOR_HOST=other.url)
+        with pytest.raises(
+            BuildError, match=r"cannot do the work of .*gs://bucket/refused/_tpufeed/plan.jsonl"
+        ) as caught:
+            tpufeed.shard(built.photos, "gs://bucket/refused", engine=engine, **SHARD)
+        asked = [record for record in other.requests() if "refused" in record.name]
+    assert str(caught.value).count("gs://") == 1
+    assert 1 <= len(asked) <= 2  # a node each
+
+
+# What stands in the way of a build.
+
+
+def test_a_build_in_a_bucket_with_faults_makes_the_same_bytes(connected, built, server, monkeypatch):
+    for key, value in server.environment().items():
+        monkeypatch.setenv(key, value)
+    for photo in sorted(built.photos.rglob("*.jpg")):
+        server.put("bucket", f"photos/{photo.relative_to(built.photos)}", photo.read_bytes())
+    places = [
+        ("read", "photos/*.jpg"),
+        ("write", "d/*.tfrecord"),
+        ("write", "d/*/reports/*"),
+        ("read", "d/*plan.jsonl"),
+    ]
+    for operation, name in places:
+        server.fault("status", operation=operation, name=name, status=503, calls=(2,))
+    tpufeed.shard("gs://bucket/photos", "gs://bucket/d", engine=RayEngine(), **SHARD)
+    met = {(record.operation, record.name.rpartition(".")[2]) for record in server.requests(fault="status")}
+    assert met == {("read", "jpg"), ("write", "tfrecord"), ("write", "json"), ("read", "jsonl")}
+    ends = (".tfrecord", ".npy", "rejects.jsonl")
+    found = {n.removeprefix("d/"): server.get("bucket", n) for n in server.names("bucket") if n.startswith("d/")}
+    assert {name: data for name, data in found.items() if name.endswith(ends)} == bytes_of(built.dataset)
+    assert not [name for name in found if "probe" in name]
+
+
+OPS = ["CenterCrop(48)", "tests.engines.ray_tasks:gate@1"]
+
+
+@pytest.fixture(scope="module")
+def gated(built):
+    """A cache with an op that waits at a gate on the cluster, made without one."""
+    folder = built.photos.parent / "gated"
+    cache.warmup(built.dataset, folder, engine=SerialEngine(), **gated_options())
+    return folder
+
+
+def gated_options():
+    return {"ops": [CenterCrop(48), Custom("tests.engines.ray_tasks:gate", "1")], "shard_bytes": "40KB"}
+
+
+def held(gates):
+    """Node and process of each worker that is held at the gate."""
+    return [path.name.rpartition("-")[::2] for path in gates.glob("*-*")]
+
+
+@pytest.fixture
+def gate(gates):
+    (gates / "gate").touch()
+    yield gates / "gate"
+    (gates / "gate").unlink(missing_ok=True)
+    for path in gates.glob("*-*"):
+        path.unlink()
+
+
+def test_the_command_goes_on_where_ctrl_c_has_stopped_it(cluster, gated, gates, gate, tmp_path):
+    command = [Path(sys.executable).with_name("tpufeed"), "cache", "warmup", gated.with_name("dataset"), tmp_path / "c"]
+    command += ["--op", OPS[0], "--op", OPS[1], "--shard-size", "40KB"]
+    command += ["--engine", "ray", "--ray-address", cluster.address, "--workers", "2"]
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    process = subprocess.Popen([*map(str, command)], **how)
+    wait_until(lambda: len(held(gates)) == 2 or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 130, said
+    assert said[1].splitlines()[-1] == "interrupted; run the same command again to go on from here"
+    for _, pid in held(gates):
+        wait_until(lambda pid=pid: not is_running(pid))  # the command has left the cluster
+    gate.unlink()
+    command[command.index("--ray-address") + 1] = "auto"
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    again = subprocess.run([*map(str, command)], check=False, env=environment, **how)
+    assert again.returncode == 0, again.stderr
+    assert bytes_of(tmp_path / "c") == bytes_of(gated)
+
+
+def test_a_node_is_killed_in_mid_build(connected, gated, gates, gate, tmp_path, caplog):
+    """The last test: the cluster is short of a node after it."""
+    node = connected.list_all_nodes()[-1]
+    results = []
+
+    def build():
+        results.append(cache.warmup(gated.with_name("dataset"), tmp_path / "c", engine=RayEngine(), **gated_options()))
+
+    thread = threading.Thread(target=build, daemon=True)
+    thread.start()
+    wait_until(lambda: node.node_id in [place for place, _ in held(gates)])
+    (pid,) = [int(pid) for place, pid in held(gates) if place == node.node_id]
+    (raylet,) = [info.process.pid for info in node.all_processes["raylet"]]
+    assert is_running(pid)
+    os.kill(raylet, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    connected.remove_node(node, allow_graceful=False)
+    gate.unlink()
+    thread.join(PATIENCE_SECONDS)
+    (result,) = results
+    assert any("a worker process was lost" in message for message in caplog.messages)
+    assert result.images == 38
+    assert bytes_of(tmp_path / "c") == bytes_of(gated)

@@ -1,0 +1,37 @@
+"""What a host sees of a build: for engines whose workers are on other hosts."""
+
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+
+import msgspec
+
+from tpufeed.dataset.naming import PLAN, PROBE
+from tpufeed.dataset.plan import PlanHeader
+from tpufeed.errors import ObjectNotFoundError, StoreError
+from tpufeed.storage.ranges import open_object
+from tpufeed.storage.store import Store
+
+
+def see_destination(store: Store) -> dict[str, str]:
+    """The plan at the destination, by its URL, with the id of its run; empty where this host sees none.
+
+    Raises:
+        StoreError: the store does not answer, or refuses to be read or written to.
+    """
+    try:
+        with open_object(store, PLAN) as file:
+            run_id = msgspec.json.decode(file.readline(), type=PlanHeader).run_id
+    except ObjectNotFoundError:
+        return {}
+    name = f"{PROBE}-{secrets.token_hex(8)}"
+    store.put(name, b"")
+    with suppress(StoreError):  # who may create objects may not be allowed to remove them
+        store.delete(name)
+    return {f"{store.url}/{PLAN}": run_id}
+
+
+def see_objects(places: Iterable[tuple[Store, str]]) -> dict[str, str]:
+    """Versions of the objects that this host sees, by their URLs. Raises StoreError as `see_destination` does."""
+    found = ((store, store.stat(name)) for store, name in places)
+    return {f"{store.url.rstrip('/')}/{info.name}": info.version for store, info in found if info is not None}

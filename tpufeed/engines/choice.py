@@ -1,0 +1,51 @@
+"""From an engine's name to the engine."""
+
+from collections.abc import Sequence
+
+from tpufeed.engines.engine import Engine, available_cores
+from tpufeed.engines.processes import ProcessEngine
+from tpufeed.engines.serial import SerialEngine
+from tpufeed.errors import OptionError
+
+LOCAL, RAY, BEAM = "local", "ray", "beam"
+_NAMES = (LOCAL, RAY, BEAM)
+
+
+def make_engine(
+    name: str | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    beam_arguments: Sequence[str] = (),
+) -> Engine:
+    """The engine called `name`; None is "local": so many processes, all cores by default, or this one alone.
+
+    Args:
+        name: "local", "ray" or "beam".
+        workers: of "local" and "ray".
+        ray_address: of "ray", see `RayEngine`.
+        beam_arguments: of "beam", see `BeamEngine`.
+
+    Raises:
+        OptionError: no such engine, or an option of another one.
+        MissingExtraError: the engine is not installed.
+    """
+    if name is not None and name not in _NAMES:
+        raise OptionError(f"there is no engine {name!r}; there are {', '.join(_NAMES)}")
+    if workers is not None and workers < 1:
+        raise OptionError(f"workers are at least 1, not {workers}")
+    if ray_address is not None and name != RAY:
+        raise OptionError(f"--ray-address {ray_address} is for --engine ray")
+    if beam_arguments and name != BEAM:
+        raise OptionError(f"what is {' '.join(beam_arguments)!r}? Only --engine beam takes more, after `--`")
+    if name == RAY:
+        from tpufeed.engines.ray import RayEngine
+
+        return RayEngine("auto" if ray_address is None else ray_address, workers)
+    if name == BEAM:
+        from tpufeed.engines.beam import BeamEngine
+
+        if workers is not None:
+            raise OptionError("Beam is told by options of its own how many workers to take, see docs/scaleout.md")
+        return BeamEngine(beam_arguments)
+    count = workers or available_cores()
+    return ProcessEngine(count) if count > 1 else SerialEngine()

@@ -1,0 +1,116 @@
+"""Whether other hosts can do the work of this one, asked of each before the first task."""
+
+import pickle
+import platform
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from tpufeed import __version__
+from tpufeed.engines.engine import Job, ReportProgress, TaskFunction, failure_message
+from tpufeed.errors import BuildError
+
+_SHARED_ADVICE = (
+    "Is that a folder of one host only? Put source and destination where all hosts see the same: a bucket, or a folder "
+    "that all of them mount"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """What a host has and sees.
+
+    Attributes:
+        host: its name.
+        python: its version.
+        tpufeed: its version; None where there is none.
+        problem: why it cannot do the work; empty where nothing is known.
+        places: what `Job.reach` sees there.
+    """
+
+    host: str
+    python: str
+    tpufeed: str | None
+    problem: str = ""
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def has_same_versions(self, other: "HostView") -> bool:
+        """Whether both run the same tpufeed on the same minor version of Python."""
+        return self.tpufeed == other.tpufeed and _minor(self.python) == _minor(other.python)
+
+
+def view_here(job: bytes, task: bytes) -> HostView:
+    """What this host sees of a pickled job and the first of its tasks."""
+    problem, places = "", dict[str, str]()
+    try:
+        context, reach = _load_job(job)[0].context, _load_job(job)[0].load_reach()
+        places = dict(reach(context, pickle.loads(task))) if reach is not None else {}
+    except Exception as error:  # noqa: BLE001  # the launcher raises it
+        problem = _import_message(error) or failure_message(error)
+        if isinstance(error, FileNotFoundError):
+            problem += f". {_SHARED_ADVICE}"
+    return HostView(socket.gethostname(), platform.python_version(), __version__, problem, places)
+
+
+def check_host(view: HostView, launcher: HostView) -> None:
+    """Raises BuildError, saying what to do, where a host cannot do what the launcher asks."""
+    if view.tpufeed is None:
+        raise BuildError(
+            f"{view.host} has no tpufeed ({view.problem}); the launcher has tpufeed {launcher.tpufeed} on Python "
+            f"{launcher.python}. Install it there: pip install tpufeed=={launcher.tpufeed} (docs/scaleout.md)"
+        )
+    if not view.has_same_versions(launcher):
+        raise BuildError(
+            f"{view.host} has tpufeed {view.tpufeed} on Python {view.python}, the launcher has tpufeed "
+            f"{launcher.tpufeed} on Python {launcher.python}. Install the same on both: a dataset's bytes depend on it"
+        )
+    if view.problem:
+        raise BuildError(f"{view.host} cannot do the work of {launcher.host}: {view.problem}")
+    for url, version in launcher.places.items():
+        found = view.places.get(url)
+        if found == version:
+            continue
+        what = "does not see" if found is None else "sees another"
+        raise BuildError(f"{view.host} {what} {url}, which the launcher on {launcher.host} sees. {_SHARED_ADVICE}")
+
+
+def run_pickled(job: bytes, task: bytes, report_progress: ReportProgress) -> str | None:
+    """Run a pickled task of a pickled job.
+
+    Returns:
+        The message of its failure, or None where it has ended well.
+    """
+    try:
+        loaded, function = _load_job(job)
+        function(loaded.context, pickle.loads(task), report_progress)
+    except Exception as error:  # noqa: BLE001  # the launcher raises it
+        return _import_message(error) or failure_message(error)
+    return None
+
+
+@lru_cache(maxsize=1)
+def _load_job(data: bytes) -> tuple[Job, TaskFunction]:
+    """Once in a process, which may run many tasks: the context of a cache opens its source."""
+    try:
+        job: Job = pickle.loads(data)
+        return job, job.load()
+    except (ImportError, AttributeError) as error:
+        raise _JobError(error) from error
+
+
+class _JobError(Exception):
+    """What a job needs cannot be imported."""
+
+
+def _import_message(error: Exception) -> str:
+    if not isinstance(error, _JobError):
+        return ""
+    return (
+        f"a worker cannot import what the job needs: {error}. Move what `__main__` defines into a module that can be "
+        "imported on every host"
+    )
+
+
+def _minor(version: str) -> str:
+    return version.rpartition(".")[0]
