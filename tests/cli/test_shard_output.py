@@ -198,7 +198,16 @@ OPTIONS = {
     "--min-side": (16, {"min_side": 16}),
     "--policy": ("alpha=black", {"alpha": "black"}),
 }
-OF_OTHER_TESTS = {"--workers", "--max-rejects", "--overwrite", "--dry-run", "--json", "--log-json"}
+OF_OTHER_TESTS = {
+    "--workers",
+    "--engine",
+    "--ray-address",
+    "--max-rejects",
+    "--overwrite",
+    "--dry-run",
+    "--json",
+    "--log-json",
+}
 
 
 def test_every_option_reaches_the_build(run, photo_folder, dataset_url, tmp_path):

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from tpufeed import __version__
-from tpufeed.cli import adopt, cache, info, shard, show, verify
+from tpufeed.cli import adopt, bench, cache, doctor, info, shard, show, verify
 
 app = typer.Typer(
     help="An input pipeline for TPUs: raw images in, a fed training step out.",
@@ -22,6 +22,8 @@ app.command("adopt")(adopt.adopt_command)
 app.command("info")(info.info_command)
 app.command("verify")(verify.verify_command)
 app.command("show")(show.show_command)
+app.command("doctor")(doctor.doctor_command)
+app.command("bench")(bench.bench_command)
 
 
 @caches.callback()

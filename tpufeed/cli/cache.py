@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli.console import BuildDisplay, parse_policies, print_build, print_json, print_table, reports_build_errors
+from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
 
 if TYPE_CHECKING:
     from tpufeed.cache.build import CachePreview
     from tpufeed.cache.plan import CacheKeywords
+    from tpufeed.engines.engine import Engine
 
 
 @reports_build_errors
 def warmup_command(
     src: Annotated[str, typer.Argument(help="A dataset, or raw images as `tpufeed shard` takes them; a path or URL.")],
     dst: Annotated[str, typer.Argument(help="Where the cache goes; a path or URL.")],
+    beam: BeamArguments = None,
     size: Annotated[
         int | None, typer.Option(help="Side of the images in pixels, where no --op is given.", show_default="224")
     ] = None,
@@ -59,7 +62,9 @@ def warmup_command(
         str | None,
         typer.Option(help="Fail where more samples cannot be taken: 2%, or 20.", show_default="1%, 10 of however few"),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes.", show_default="all cores")] = None,
+    workers: Annotated[int | None, typer.Option(help="Tasks at a time.", show_default="all cores")] = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another cache that stands at DST.")] = False,
     new_dir: Annotated[
         bool, typer.Option("--new-dir", help="Put this cache beside another one that stands at DST.")
@@ -98,9 +103,10 @@ def warmup_command(
         "policy": parse_policies(policy) or None,
     }
     options: CacheKeywords = {name: value for name, value in chosen.items() if value is not None}  # type: ignore[assignment]
+    chosen_engine = make_engine(engine, workers, ray_address, beam)
     if dry_run:
         preview = preview_warmup(src, dst, workers=workers, **options)
-        print_json(preview) if as_json else _print_preview(preview)
+        print_json(preview) if as_json else _print_preview(preview, chosen_engine)
         return
     with BuildDisplay("warming", log_json) as display:
         result = warmup(
@@ -110,6 +116,7 @@ def warmup_command(
             overwrite=overwrite,
             new_dir=new_dir,
             workers=workers,
+            engine=chosen_engine,
             listener=display.listen,
             **options,
         )
@@ -117,7 +124,7 @@ def warmup_command(
     print_build(result, as_json)
 
 
-def _print_preview(preview: "CachePreview") -> None:
+def _print_preview(preview: "CachePreview", engine: "Engine | None") -> None:
     rows = [
         (name, f"{samples:,}", str(preview.variants), str(preview.shards[name]))
         for name, samples in preview.samples.items()
@@ -129,4 +136,6 @@ def _print_preview(preview: "CachePreview") -> None:
     print(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
     print(f"time: about {preview.seconds:,.0f} s")
     print(f"fingerprint: {preview.fingerprint}")
+    for line in describe(engine):
+        print(line)
     print("nothing was changed")

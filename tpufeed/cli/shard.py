@@ -14,8 +14,10 @@ from tpufeed.cli.console import (
     reports_build_errors,
     warn,
 )
+from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
 
 if TYPE_CHECKING:
+    from tpufeed.engines.engine import Engine
     from tpufeed.sharding.build import Preview
     from tpufeed.sharding.options import ShardKeywords
 
@@ -30,6 +32,7 @@ def shard_command(
         ),
     ],
     dst: Annotated[str, typer.Argument(help="Where the dataset goes; a path or URL.")],
+    beam: BeamArguments = None,
     shard_size: Annotated[
         str | None, typer.Option(help="Aim for shards of this size, like 128MB.", show_default="128MB")
     ] = None,
@@ -78,7 +81,9 @@ def shard_command(
         str | None,
         typer.Option(help="Fail where more images cannot be taken: 2%, or 20.", show_default="1%, 10 of however few"),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes.", show_default="all cores")] = None,
+    workers: Annotated[int | None, typer.Option(help="Tasks at a time.", show_default="all cores")] = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove what stands at DST first.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -112,19 +117,27 @@ def shard_command(
         "policy": parse_policies(policy),
     }
     options: ShardKeywords = {name: value for name, value in chosen.items() if value is not None}  # type: ignore[assignment]
+    chosen_engine = make_engine(engine, workers, ray_address, beam)
     if dry_run:
         preview = preview_shard(src, dst, workers=workers, **options)
-        print_json(preview) if as_json else _print_preview(preview)
+        print_json(preview) if as_json else _print_preview(preview, chosen_engine)
         return
     with BuildDisplay("sharding", log_json) as display:
         result = shard(
-            src, dst, max_rejects=max_rejects, overwrite=overwrite, workers=workers, listener=display.listen, **options
+            src,
+            dst,
+            max_rejects=max_rejects,
+            overwrite=overwrite,
+            workers=workers,
+            engine=chosen_engine,
+            listener=display.listen,
+            **options,
         )
         display.finish(result)
     print_build(result, as_json)
 
 
-def _print_preview(preview: "Preview") -> None:
+def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
     rows = [
         (name, f"{split.inputs:,}", str(split.shards), f"{split.bytes / 1e6:,.1f}", _each(split.bytes, split.shards))
         for name, split in preview.splits.items()
@@ -139,6 +152,8 @@ def _print_preview(preview: "Preview") -> None:
     free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
     print(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
     print(f"time: about {preview.seconds:,.0f} s")
+    for line in describe(engine):
+        print(line)
     print("nothing was changed")
     for warning in preview.warnings:
         warn(warning)

@@ -1,9 +1,8 @@
 """A labelled contact sheet of a dataset: what its records hold, as a person sees it."""
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,10 @@ from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME
+from tpufeed.diagnosis.files import write_files
 from tpufeed.diagnosis.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_label
 from tpufeed.diagnosis.sheet import Tile, draw_sheet, sheet_size
-from tpufeed.errors import ImageError, OptionError, RecordError, StoreError
+from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.tfrecord.example import decode_example
 
@@ -114,20 +114,7 @@ def write_sheet(image: Image.Image, path: Path) -> None:
         raise OptionError(
             f"{path}: {image.width} x {image.height} pixels are too many for {image_format}; take .png or fewer images"
         )
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as file:
-            temporary = Path(file.name)
-            image.save(file, image_format, quality=90)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # such files are made for their owner alone
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    write_files({path: partial(image.save, format=image_format, quality=90)})
 
 
 def describe_encoding(manifest: Manifest) -> str:

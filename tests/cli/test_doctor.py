@@ -1,0 +1,94 @@
+"""`tpufeed doctor`, and the commands of its page."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.profiling.xspaces import encode_xspace, host_plane, step, tensor_core, write_profile
+from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
+
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+COMMANDS = [
+    line.partition("#")[0].strip()
+    for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def place(photo_folder, dataset_url, cache_url, tmp_path_factory):
+    """A folder in which the page's commands find what they name."""
+    folder = tmp_path_factory.mktemp("doctor")
+    for name, target in (("photos", photo_folder), ("flowers", dataset_url), ("flowers-64", cache_url)):
+        (folder / name).symlink_to(target)
+    report = StepReport(steps=9, idle_percent=30.0, tracing_percent=1.0, wall_seconds=2.0)
+    save_steps(folder / "run.json", report, StepTimes())
+    return folder
+
+
+def test_the_page_has_commands():
+    assert len(COMMANDS) == 5
+    assert all(command.startswith("tpufeed doctor ") for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, command):
+    monkeypatch.chdir(place)
+    done = run(*shlex.split(command)[1:], "--seconds", 1)
+    assert done.returncode == 0, done.stderr
+    if "--json" in command:
+        found = json.loads(done.stdout)
+        assert found["model"] == "8 GFLOPs a sample"
+        assert found["fed"] > 0
+        return
+    for line in ("needed: ", "fed: ", "predicted idle: ", "binds: ", "settings for this host: "):
+        assert re.search(f"^{line}", done.stdout, re.MULTILINE), done.stdout
+    for stage in ("storage", "reading", "decoding", "ops", "assembly", "transfer"):
+        assert re.search(rf"^ *{stage} +(n/a|[\d,]+) ", done.stdout, re.MULTILINE), done.stdout
+    if "--report" in command:
+        assert "run.json: highly input-bound" in done.stdout
+        assert "EMULATED" in (place / "doctor.html").read_text()
+        assert "redicted" in (place / "doctor.md").read_text()
+
+
+def test_a_profile_s_figures_and_verdict_are_shown(run, cache_url, tmp_path):
+    pytest.importorskip("xprof")
+    core = tensor_core(0, [step(40, 0.3)] * 12)
+    logs = write_profile(tmp_path, "2026_11_22_03_00_00", vm=encode_xspace(core, host_plane(31.0)))
+    done = run("doctor", cache_url, "--seconds", 1, "--profile", logs, "--flops-per-sample", 1e15)
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith(f"note: {logs}: ")]
+    assert ": idle 30.0 %, MXU 31.0 %, duty cycle " in said
+    assert "highly input-bound: the TPU waits for its host during 30.0 % of a step of 40.0 ms" in said
+    assert "look at the run rather than at the data" in done.stdout  # 1e15 FLOPs a sample need no fast host
+
+
+def test_damaged_records_are_one_note_and_the_report_has_its_run(run, dataset_url, tmp_path):
+    pytest.importorskip("matplotlib")
+    damaged = shutil.copytree(dataset_url, tmp_path / "damaged")
+    shard = min(damaged.glob("train-*.tfrecord"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    done = run("doctor", damaged, "--seconds", 1, "--threads", 1, "--processes", 0, "--report", tmp_path / "out.html")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^note: 1 of \d+ records looked at are damaged, the first: .*tpufeed verify ", done.stdout, re.M)
+    assert "EMULATED" in (tmp_path / "out.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tpu", "v5e9"], "did you mean v5e-8"),
+        (["--report", "report.txt"], ".html"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_a_line(run, dataset_url, arguments, said):
+    done = run("doctor", dataset_url, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,61 @@
+"""The commands and the program of docs/bench.md run, in as few steps as will do."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tpufeed
+from tpufeed.cache import warmup
+
+PAGE = (Path(__file__).parents[2] / "docs/bench.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """420 images, as a batch of MLPerf's has 400."""
+    place = tmp_path_factory.mktemp("page")
+    rng = np.random.default_rng(0)
+    for number in range(420):
+        path = place / "photos" / str(number % 3) / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
+    tpufeed.shard(place / "photos", place / "flowers", workers=1)
+    warmup(place / "flowers", place / "flowers-224", size=16, workers=1)
+    return place
+
+
+def run(folder: Path, command: str) -> str:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_the_commands_run_as_they_stand(folder: Path) -> None:
+    commands = [line for block in blocks("bash") for line in block.splitlines()]
+    assert len(commands) == 3
+    outputs = [run(folder, f"{command} --steps 2 --repeats 1 --warm-up 0") for command in commands]
+    assert "EMULATED tpu-v3-8, batches of 128" in outputs[0]
+    assert "EMULATED flowers-224, naive" in outputs[1]
+    assert "EMULATED mlperf-h100, batches of 400" in outputs[1]
+    assert "EMULATED 40ms-step, batches of 64" in outputs[2]
+    assert (folder / "result.json").stat().st_size > 1000
+    assert "<svg" in (folder / "bench.html").read_text()
+
+
+def test_the_program_runs_as_it_stands(folder: Path) -> None:
+    (program,) = blocks("python")
+    (folder / "program.py").write_text(program)
+    assert run(folder, f"{sys.executable} program.py").startswith("flowers-224, numpy ")

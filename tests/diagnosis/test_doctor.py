@@ -1,0 +1,422 @@
+"""The doctor on small datasets: what it measures is real, and short."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.cache import warmup
+from tpufeed.diagnosis.doctor import DoctorOptions, examine, find_goal
+from tpufeed.diagnosis.stages import samples, transfers, ways
+from tpufeed.diagnosis.stages.probing import Order, Prober, Probes, Subject
+from tpufeed.diagnosis.stages.rawfiles import measure_plainly, read_files
+from tpufeed.diagnosis.stages.samples import Sample, presize, take_sample, warm, write_sample
+from tpufeed.diagnosis.stages.settings import suggest_settings
+from tpufeed.diagnosis.stages.storing import read_rate
+from tpufeed.diagnosis.stages.ways import Trial, try_ways, try_workers
+from tpufeed.engines.engine import available_cores
+from tpufeed.errors import DamageError, DatasetNotFoundError, LoaderError, OptionError
+from tpufeed.images.flips import HorizontalFlip
+from tpufeed.images.ops import Custom
+from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.workers import Workers
+from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
+
+OPS = [RandomResizedCrop(32), HorizontalFlip()]
+SHORT = DoctorOptions(seconds=1.0, ops=OPS, batch_size=8)
+STAGES = ["storage", "reading", "decoding", "ops", "assembly", "transfer"]
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From whatever TPU there is, and from the memory that others use."""
+    monkeypatch.setattr(samples, "_MEMORY", tmp_path)
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
+    monkeypatch.setattr(transfers, "_DEVICES", ("/nonexistent/accel*",))
+
+
+def stages_of(diagnosis) -> dict:
+    assert [stage.name for stage in diagnosis.stages] == STAGES
+    return {stage.name: stage for stage in diagnosis.stages}
+
+
+def test_every_stage_of_a_dataset_is_measured(dataset_url: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    found = examine(dataset_url, SHORT, said.append)
+    stages = stages_of(found)
+    for name in ("reading", "decoding", "assembly"):
+        assert stages[name].images_per_second > 0, stages[name].why_not
+    assert stages["transfer"].images_per_second is None
+    assert "there is no TPU on this host" in stages["transfer"].why_not
+    assert found.fed == stages["assembly"].images_per_second
+    assert found.idle_percent is not None
+    assert found.settings["lanes"] == 16
+    assert "no TPU was named or found: v3-8 is assumed (--tpu)" in found.notes
+    assert {"storage", "assembly", "settings"} <= set(said)
+    assert json.loads(msgspec.json.encode(found))["split"] == "train"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_raw_cache_has_nothing_to_decode(cache_url: str) -> None:
+    stages = stages_of(examine(cache_url, DoctorOptions(seconds=1.0, batch_size=8)))
+    assert stages["reading"].images_per_second > 0
+    assert stages["decoding"].why_not == "raw pixels need none"
+    assert stages["ops"].why_not == "there are none"
+    assert stages["assembly"].images_per_second > 0
+
+
+def test_fewer_samples_than_a_batch_are_measured_and_said(dataset_url: str) -> None:
+    found = examine(dataset_url, DoctorOptions(seconds=1.0, ops=OPS, split="val"))
+    assert found.fed
+    assert any("fewer than a batch of 128" in note for note in found.notes)
+
+
+@pytest.fixture(scope="module")
+def memory_url(colour_folder: Path) -> str:
+    tpufeed.shard(colour_folder, "memory://doctor", shard_bytes="3KB", workers=1)
+    return "memory://doctor"
+
+
+def test_a_remote_dataset_is_measured_before_and_after_staging(memory_url: str) -> None:
+    found = examine(memory_url, SHORT)
+    stages = stages_of(found)
+    assert "over 16 connections" in stages["storage"].detail
+    assert "from staged copies" in stages["assembly"].detail
+    assert any(note.startswith("before anything is staged the loader gives") for note in found.notes)
+    assert found.settings["stage_bytes"] > 0
+    assert found.fed <= min(stages["storage"].images_per_second, stages["assembly"].images_per_second) * 1.001
+
+
+def test_what_is_not_staged_is_read_in_turn(memory_url: str) -> None:
+    found = examine(memory_url, DoctorOptions(seconds=1.0, ops=OPS, batch_size=8, stage_bytes=0, threads=2))
+    stages = stages_of(found)
+    assert "by ranges in 2 threads, as nothing is staged" in stages["storage"].detail
+    assert found.fed == stages["assembly"].images_per_second
+
+
+def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path) -> None:
+    found = examine(str(colour_folder), SHORT)
+    stages = stages_of(found)
+    assert stages["reading"].images_per_second > 0
+    assert "Pillow" in stages["decoding"].detail
+    assert any("there is no dataset here yet, but images: 40" in note for note in found.notes)
+    assert found.fed == stages["assembly"].images_per_second
+    assert "there is no TPU on this host" in stages["transfer"].why_not
+
+
+def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
+    shard = sorted(copy.glob("train-*.tfrecord"))[0]
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    found = examine(str(copy), SHORT)
+    assert any("records looked at are damaged" in note and "tpufeed verify" in note for note in found.notes)
+    assert found.fed, stages_of(found)["assembly"].why_not
+
+
+def test_an_op_that_fails_leaves_no_prediction(dataset_url: str) -> None:
+    ops = [*OPS, Custom("tests.diagnosis.test_doctor:fail")]
+    found = examine(dataset_url, DoctorOptions(seconds=1.0, ops=ops, batch_size=8))
+    assert found.verdict.startswith("no prediction: ")
+    stages = stages_of(found)
+    assert stages["assembly"].images_per_second is None
+    assert "out of ideas" in stages["assembly"].why_not
+    assert stages["storage"].images_per_second > 0
+
+
+def fail(image, rng):
+    raise ValueError("out of ideas")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"split": "test"}, OptionError, "has no split 'test'; it has"),
+        ({"tpu": "v5e8"}, OptionError, "did you mean v5e-8"),
+        ({"model": "resnet5"}, OptionError, "did you mean resnet50"),
+        ({"ops": [HorizontalFlip()]}, OptionError, "differ in size"),
+        ({"steps": Path("/nowhere/steps.json")}, OptionError, "cannot be read"),
+        ({"profile": Path("/nowhere/logs")}, OptionError, "no folder /nowhere/logs"),
+    ],
+)
+def test_what_cannot_be_asked(dataset_url: str, options: dict, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        examine(dataset_url, DoctorOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seconds": 0.0}, "seconds are between 1 and 600"),
+        ({"model": "resnet50", "flops_per_sample": 1e9}, "not both"),
+        ({"batch_size": 0}, "batch_size is a whole number, at least 1"),
+        ({"threads": 0}, "threads is a whole number"),
+        ({"stage_bytes": "many"}, "many"),
+    ],
+)
+def test_options_that_cannot_be(options: dict, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        DoctorOptions(**options)
+
+
+def test_neither_dataset_nor_images(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(DatasetNotFoundError, match=r"neither a dataset.*nor images"):
+        examine(str(tmp_path), SHORT)
+    with pytest.raises(DatasetNotFoundError, match=r"neither a dataset.*nor images"):
+        examine(str(tmp_path / "missing"), SHORT)
+
+
+def test_an_empty_split(colour_folder: Path, tmp_path: Path) -> None:
+    url = str(tmp_path / "lopsided")
+    tpufeed.shard(colour_folder, url, split="train=0.999999,val=0.000001", workers=1)
+    with pytest.raises(OptionError, match="split 'val' is empty, so there is nothing to measure"):
+        examine(url, DoctorOptions(split="val"))
+
+
+def test_a_saved_run_that_waits_on_tracing_is_believed(cache_url: str, tmp_path: Path) -> None:
+    report = StepReport(steps=50, idle_percent=1.0, tracing_percent=40.0, wall_seconds=9.0)
+    save_steps(tmp_path / "run.json", report, StepTimes())
+    found = examine(cache_url, DoctorOptions(seconds=1.0, batch_size=8, steps=tmp_path / "run.json"))
+    assert found.actions[0].do.startswith("your step waits on tracing, not on data")
+
+
+def test_a_file_that_is_no_profile(cache_url: str, tmp_path: Path) -> None:
+    (tmp_path / "host.xplane.pb").write_bytes(b"no protobuf at all" * 9)
+    with pytest.raises((OptionError, DamageError)):
+        examine(cache_url, DoctorOptions(profile=tmp_path))
+
+
+def test_what_is_to_be_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    goal, notes = find_goal(DoctorOptions(tpu="tpu-v5e-8"))
+    assert (goal.tpu, goal.model, goal.needed, goal.devices) == ("v5e-8", "resnet50", (13_133, 24_024), 8)
+    assert notes == ()
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+    goal, notes = find_goal(DoctorOptions(model="ResNet-152"))
+    assert (goal.tpu, goal.model, goal.devices) == ("v5e-4", "resnet152", 4)
+    assert goal.needed[1] == pytest.approx(4 * 197e12 * 0.375 / (11.514e9 * 6))
+    assert notes == ("v5e-4 is the TPU of this host",)
+    goal, _ = find_goal(DoctorOptions(flops_per_sample=1e9))
+    assert goal.model == "1 GFLOPs a sample"
+
+
+def test_a_sample_dataset_holds_the_samples(dataset_url: str, tmp_path: Path) -> None:
+    dataset = tpufeed.open_dataset(dataset_url)
+    sample = take_sample(dataset, "train", 10.0, count=12)
+    assert len(sample.images) == len(sample.labels) == 12
+    url = write_sample(tmp_path / "sample", sample)
+    loader = tpufeed.numpy_loader(url, ops=OPS, batch_size=4, shuffle=False, columns=["label"], threads=1)
+    with loader:
+        labels = {int(label) for batch in loader for label in batch}
+    assert labels == set(sample.labels)
+
+
+def test_a_raw_sample_holds_the_pixels(dataset_url: str, tmp_path: Path) -> None:
+    sample = take_sample(tpufeed.open_dataset(dataset_url), "train", 10.0, count=6)
+    pixels = warm(sample, [CenterCrop(32)], 10.0)
+    url = write_sample(tmp_path / "raw", pixels, (32, 32, 3))
+    with tpufeed.numpy_loader(url, batch_size=2, shuffle=False, threads=1) as loader:
+        images = {image.tobytes() for batch, _ in loader for image in batch}
+    assert images == set(pixels.images)
+
+
+def test_a_presized_sample_is_smaller(photos: dict[str, bytes]) -> None:
+    sample = Sample([photos["china.jpg"], photos["rocket.jpg"], b"no image"], [0, 1, 2])
+    made = presize(sample, 64, 90, 10.0)
+    assert made.labels == [0, 1]
+    assert made.image_bytes < sample.image_bytes / 4
+
+
+def test_parts_run_in_worker_processes(dataset_url: str) -> None:
+    subject = Subject(dataset_url, "train", LoaderOptions(ops=OPS))
+    with Probes(subject, Workers(2, 1)) as probes:
+        processes = [process for process, _ in probes._launched]
+        assert probes.measure("all", 0.02) > 0
+        assert probes.measure_one("decoding", 0.02) > 0
+        assert all(process.poll() is None for process in processes)
+    assert all(process.returncode is not None for process in processes)
+
+
+def test_a_worker_process_that_dies_is_an_error(dataset_url: str) -> None:
+    with Probes(Subject(dataset_url, "train", LoaderOptions(ops=OPS)), Workers(1, 1)) as probes:
+        process, _ = probes._launched[0]
+        process.kill()
+        process.wait()
+        with pytest.raises(LoaderError, match="a worker process of the doctor died"):
+            probes.measure("reading", 0.02)
+
+
+def test_what_a_worker_process_fails_with_is_said(dataset_url: str) -> None:
+    options = LoaderOptions(ops=[*OPS, Custom("tests.diagnosis.test_doctor:fail")])
+    with pytest.raises(LoaderError, match="out of ideas"):
+        Probes(Subject(dataset_url, "train", options), Workers(1, 1))
+
+
+def test_all_threads_are_counted(dataset_url: str) -> None:
+    prober = Prober(Subject(dataset_url, "train", LoaderOptions(ops=OPS)))
+    calls: list[int] = []
+
+    def work(start: int, memory, buffer) -> int:
+        calls.append(start)
+        return 16
+
+    prober._all = work  # type: ignore[method-assign]
+    assert prober.measure(Order("all", 3, 0.01)) > 0
+    assert len(set(calls)) > 1  # over all of the sample, not the same block again
+
+
+def test_bytes_a_second_are_counted_until_there_are_no_more() -> None:
+    read: list[int] = []
+
+    def take(piece: int) -> int:
+        read.append(piece)
+        return 1000
+
+    assert read_rate(range(50), take, 4, 60.0) > 0
+    assert sorted(read) == list(range(50))
+    assert read_rate([], take, 2, 60.0) == 0
+
+
+def test_transfers_are_counted_without_the_first() -> None:
+    times = iter([0.0, 0.5, 1.0, 1.5, 2.0])
+    calls: list[int] = []
+    assert transfers.repeat(lambda: calls.append(1), 2.0, lambda: next(times)) == pytest.approx(2.0)
+    assert len(calls) == 5
+
+
+def test_transfers_go_to_every_device() -> None:
+    jax = pytest.importorskip("jax")
+    batch = np.zeros((16, 8, 8, 3), np.uint8)
+    assert transfers.measure_jax(batch, jax.devices("cpu")[:2], 0.01) > 0
+
+
+def test_a_tpu_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr(transfers, "_DEVICES", (f"{tmp_path}/accel*",))
+    monkeypatch.setattr(transfers.importlib.util, "find_spec", lambda name: None if name == "torch_xla" else object())
+    found = transfers.measure_transfer((8, 8, 3), 4, 0.01)
+    assert found.images_per_second is None
+    assert "the TPU does not answer" in found.why_not
+    monkeypatch.setattr(transfers.importlib.util, "find_spec", lambda _: None)
+    assert "neither torch_xla nor jax" in transfers.measure_transfer((8, 8, 3), 4, 0.01).why_not
+
+
+def trial_of(url: str, folder: Path, **options) -> Trial:
+    dataset = tpufeed.open_dataset(url)
+    return Trial(
+        url=url,
+        source="photos/",
+        records=1_000_000,
+        sample=take_sample(dataset, "train", 10.0, count=16),
+        shape=None,
+        cached=None,
+        options=LoaderOptions(ops=OPS, batch_size=8, **options),
+        ops=tuple(OPS),
+        size=(32, 32),
+        folder=folder,
+        seconds=0.02,
+        expected=None,
+    )
+
+
+def test_threads_that_are_left_out_are_tried(dataset_url: str, tmp_path: Path) -> None:
+    trial = trial_of(dataset_url, tmp_path, threads=available_cores() + 1, processes=0)
+    ((way, said),) = try_workers(tpufeed.open_dataset(dataset_url), "train", trial, Workers(0, available_cores() + 1))
+    assert way.do.startswith(f"use {available_cores()} thread")
+    assert way.do.endswith("of one process: leave out --processes and --threads")
+    assert way.images_per_second > 0
+    assert not said
+
+
+def test_the_threads_of_one_process_are_tried_for_its_gil(
+    dataset_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "plan_workers", lambda *_: Workers(2, 1))
+    tried = try_workers(tpufeed.open_dataset(dataset_url), "train", trial_of(dataset_url, tmp_path), Workers(2, 1))
+    assert [way.do for way, _ in tried] == [
+        "use 2 threads in 1 process: --processes 1 --threads 2",
+        "use 2 threads of one process: --processes 0 --threads 2",
+    ]
+    assert "which share its GIL" in tried[1][1]
+
+
+def test_a_raw_cache_is_tried_with_its_bytes_and_its_command(dataset_url: str, tmp_path: Path) -> None:
+    found = {way.kind: way for way in try_ways(trial_of(dataset_url, tmp_path), raw_files=False)}
+    assert list(found) == ["raw"]  # images of 60 pixels are not presized
+    raw = found["raw"]
+    assert raw.record_bytes == 32 * 32 * 3 + 400
+    assert raw.cost.startswith("13.9 GB for 4 variants, about ")
+    assert raw.do == f"warm a raw cache: tpufeed cache warmup {dataset_url} CACHE --size 32 --variants 4"
+
+
+def test_commands_can_be_pasted_into_a_shell(dataset_url: str, tmp_path: Path) -> None:
+    trial = replace(trial_of(dataset_url, tmp_path), url="my flowers", ops=(CenterCrop(32),))
+    (raw,) = try_ways(trial, raw_files=False)
+    assert not isinstance(raw, str), raw
+    assert shlex.split(raw.do.partition(": ")[2])[3:7] == ["my flowers", "CACHE", "--op", repr(CenterCrop(32))]
+
+
+def test_photographs_are_presized_as_sharding_does(photos: dict[str, bytes], tmp_path: Path, dataset_url: str) -> None:
+    large = photos["china.jpg"], photos["flower.jpg"]
+    trial = replace(trial_of(dataset_url, tmp_path), sample=Sample([*large] * 4, [0, 1] * 4))
+    presized = next(way for way in try_ways(trial, raw_files=False) if not isinstance(way, str))
+    assert presized.do == "presize to 37: tpufeed shard photos/ DATASET-37 --presize 37"
+    assert presized.record_bytes < len(min(large, key=len)) / 10
+
+
+def test_an_encoded_cache_is_tried_raw_with_its_live_ops(dataset_url: str, tmp_path: Path) -> None:
+    url = str(tmp_path / "cache")
+    warmup(dataset_url, url, ops=[Resize(48), CenterCrop(40)], final=OPS, encode="jpeg", workers=1)
+    found = examine(url, DoctorOptions(seconds=1.0, batch_size=8))
+    assert found.fed
+    assert not [note for note in found.notes if "could not be tried" in note]
+    trial = replace(trial_of(url, tmp_path / "samples"), cached=(40, 40, 3))
+    (raw,) = try_ways(trial, raw_files=False)
+    assert not isinstance(raw, str), raw
+    assert "--encode raw" in raw.do
+    assert raw.record_bytes == 40 * 40 * 3 + 400
+
+
+def test_what_cannot_be_tried_is_said(dataset_url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    trial = replace(trial_of(dataset_url, tmp_path), folder=tmp_path / "file")
+    tried = list(try_ways(trial, raw_files=True))
+    assert len(tried) == 2
+    assert all(isinstance(way, str) and "could not be tried" in way and "Not a directory" in way for way in tried)
+
+
+def test_files_that_no_build_takes_are_no_way(dataset_url: str, tmp_path: Path) -> None:
+    trial = replace(trial_of(dataset_url, tmp_path), sample=Sample([b"no image", b"none either"], [0, 0]))
+    assert list(try_ways(trial, raw_files=True)) == []
+
+
+def test_settings_are_those_of_the_loaders_themselves(dataset_url: str) -> None:
+    dataset = tpufeed.open_dataset(dataset_url)
+    found = suggest_settings(dataset, LoaderOptions(threads=7), 4)
+    with tpufeed.numpy_loader(dataset_url, ops=OPS, batch_size=4) as loader:
+        assert found["lanes"] == loader.lanes
+        assert found["processes"] == loader.stats().processes
+        assert found["processes"] * found["threads"] in (0, loader.stats().threads)
+    assert found["batch_size"] == 512
+    assert "stage_bytes" not in found
+
+
+def test_plain_python_is_measured_over_what_it_can_decode(photos: dict[str, bytes]) -> None:
+    sample = Sample([b"no image", photos["china.jpg"]], [0, 0])
+    assert measure_plainly(sample, 32, 1, 0.05) > 0
+    assert measure_plainly(Sample([b"no image"], [0]), 32, 1, 0.01) == 0
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, bytes]) -> None:
+    (tmp_path / "good.jpg").write_bytes(photos["rocket.jpg"])
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    found = read_files(str(tmp_path), 10.0)
+    assert found.count == 2
+    assert len(found.sample.images) == 1
+    assert "gone.jpg" in found.unreadable[0]

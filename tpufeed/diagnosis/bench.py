@@ -1,0 +1,101 @@
+"""The bench harness: datasets times loaders, each measured in turns with the others, in a process of its own."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.diagnosis.feeds.measure import Measurement, measure_apart
+from tpufeed.diagnosis.feeds.options import BenchOptions, check_loaders
+from tpufeed.diagnosis.machine import machine, place_of
+from tpufeed.diagnosis.results import Run, spread
+from tpufeed.diagnosis.turns import take_turns
+from tpufeed.errors import OptionError
+
+_WARM_UP_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """What a benchmark came to.
+
+    Attributes:
+        machine: see `diagnosis.machine.machine`.
+        places: of the datasets, see `diagnosis.machine.place_of`; the page cache as it was after the warm-up.
+        options: as they were given.
+        runs: of each dataset and each loader the one in the middle, in the order given.
+    """
+
+    machine: dict[str, Any]
+    places: tuple[dict[str, Any], ...]
+    options: BenchOptions
+    runs: tuple[Run, ...]
+
+
+def bench(
+    urls: Sequence[str],
+    loaders: Sequence[str] = ("numpy",),
+    options: BenchOptions | None = None,
+    measure: Callable[[Measurement], Run] = measure_apart,
+    listen: Callable[[str], None] = lambda _: None,
+) -> BenchResult:
+    """Feed a device from each of the datasets by each of the loaders.
+
+    Args:
+        urls: of datasets or caches.
+        loaders: numpy, torch, tf, tf-direct, xla, jax, and naive, which is what people write themselves.
+        options: device, batches, how long.
+        measure: makes one measurement.
+        listen: is told what is measured, before it is.
+
+    Raises:
+        UsageError: a dataset, loader, device or package that is not there, before anything is measured.
+        Exception: whatever a loader raises.
+    """
+    options = options or BenchOptions()
+    check_loaders(loaders, options)
+    datasets = [_open(url, options) for url in urls]
+    if not datasets:
+        raise OptionError("no dataset is given")
+    about = machine()
+    measurements = [Measurement(url=url, loader=loader, options=options) for url in urls for loader in loaders]
+
+    def made(measurement: Measurement) -> Run:
+        listen(f"{options.choice.label} from {measurement.url} by {measurement.loader}")
+        return measure(measurement)
+
+    short = dataclasses.replace(options, seconds=min(_WARM_UP_SECONDS, options.limits[1] or _WARM_UP_SECONDS))
+    for measurement in [dataclasses.replace(one, options=short) for one in measurements] * options.warm_up:
+        made(measurement)
+    places = tuple(place_of(dataset) for dataset in datasets)
+    turns = take_turns({one: partial(made, one) for one in measurements}, options.repeats, warm_up=0)
+    return BenchResult(machine=about, places=places, options=options, runs=tuple(map(middle_run, turns.values())))
+
+
+def middle_run(runs: Sequence[Run]) -> Run:
+    """Of repeats the one with the median rate, with the spread of all and what is wrong with any."""
+    rated = sorted(runs, key=lambda run: run.images_per_second or 0.0)
+    middle = rated[(len(rated) - 1) // 2]
+    problems = list(middle.problems)
+    doubtful = [run for run in runs if run.problems]
+    if doubtful and not problems:
+        problems.append(f"in {len(doubtful)} of {len(runs)} repeats: {doubtful[0].problems[0]}")
+    return dataclasses.replace(
+        middle,
+        rates=spread([run.images_per_second for run in runs if run.images_per_second is not None]),
+        problems=tuple(problems),
+        verdict="" if problems else middle.verdict,
+    )
+
+
+def _open(url: str, options: BenchOptions) -> Dataset:
+    dataset = open_dataset(url)
+    entry, batch_size = dataset.split(options.split), options.images_a_step
+    if entry.records < batch_size:
+        raise OptionError(
+            f"split {options.split!r} of {dataset.url} has {entry.records} samples, less than a batch of {batch_size}: "
+            "give a smaller --batch, or take a larger dataset"
+        )
+    return dataset

@@ -1,0 +1,1 @@
+"""Loaders that feed devices, each measurement in a process of its own."""

@@ -1,0 +1,125 @@
+"""What measurements were made on: the machine, the packages, and where a dataset lies."""
+
+import datetime
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tpufeed.dataset.reader import Dataset
+from tpufeed.diagnosis.residency import resident_share
+from tpufeed.engines.engine import available_cores
+
+_PACKAGES = (
+    "tpufeed",
+    "numpy",
+    "pillow",
+    "simplejpeg",
+    "opencv-python-headless",
+    "tensorflow-cpu",
+    "tensorflow",
+    "torch",
+    "torch_xla",
+    "jax",
+    "libtpu",
+)
+_IN_MEMORY = ("tmpfs", "ramfs")
+_WARM, _COLD = 0.95, 0.05
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on. `load` is the load average: on a shared machine not every core is free."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": available_cores(),
+        "ram_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def describe(machine: Mapping[str, Any]) -> str:
+    """The machine in one line."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, load {machine['load']}, "
+        f"Python {machine['python']}, {versions}, {machine['date']}"
+    )
+
+
+def place_of(dataset: Dataset) -> dict[str, Any]:
+    """Where a dataset lies: `url`, `bytes`, `file_system` with its `free_gb`, and how much the `page_cache` has of it.
+
+    What cannot be known, or is of no file of this machine, is None.
+    """
+    manifest = dataset.manifest
+    shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
+    found: dict[str, Any] = {"url": dataset.url, "bytes": sum(shard.bytes for shard in shards)}
+    paths = [dataset.shards.local_path(shard.name) for shard in shards]
+    files = [Path(path) for path in paths if path is not None]
+    if not files:
+        return found | {"file_system": None, "free_gb": None, "page_cache": None}
+    kind = _file_system(files[0])
+    cached = 1.0 if kind in _IN_MEMORY else resident_share(files)
+    return found | {
+        "file_system": kind,
+        "free_gb": round(shutil.disk_usage(files[0].parent).free / 1e9, 1),
+        "page_cache": None if cached is None else round(cached, 3),
+    }
+
+
+def describe_place(place: Mapping[str, Any]) -> str:
+    """A place in one line."""
+    said = f"{place['url']}: {place['bytes'] / 1e6:,.0f} MB"
+    if place["file_system"] is None:
+        return f"{said}, remote"
+    return f"{said} on {place['file_system']}, {place['free_gb']:,.0f} GB free, {_say_cache(place)}"
+
+
+def _say_cache(place: Mapping[str, Any]) -> str:
+    share = place["page_cache"]
+    if share is None:
+        return "page cache: unknown"
+    if place["file_system"] in _IN_MEMORY:
+        return "in memory"
+    state = "warm" if share >= _WARM else "cold" if share <= _COLD else "partly warm"
+    return f"page cache {state} ({100 * share:.0f} % of it are there)"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
+
+
+def _file_system(path: Path) -> str:
+    """Its kind, of the mount that `path` is on; "unknown" where /proc does not say."""
+    try:
+        mounts = [line.split()[:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown"
+    real = path.resolve()
+    above = [(len(place), kind) for _, place, kind in mounts if real.is_relative_to(_unescape(place))]
+    return max(above, default=(0, "unknown"))[1]
+
+
+def _unescape(place: str) -> str:
+    return place.replace("\\040", " ")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,167 @@
+"""What measurements come to: data that the commands print, write as JSON and draw. None is what is not known."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The same figure, measured several times."""
+
+    median: float
+    lowest: float
+    highest: float
+    values: tuple[float, ...]
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Of figures; None of none."""
+    return Spread(statistics.median(values), min(values), max(values), tuple(values)) if values else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The steps of one run, from the first one on; a list each, an entry a step.
+
+    Attributes:
+        wait_seconds: for the step's batch.
+        sync_seconds: of tracing and compiling the step before, where torch_xla does; else empty.
+        compute_seconds: of the step; nominal on an emulated accelerator.
+        ready: batches that were ready when the step asked for one; empty where nobody knows.
+    """
+
+    wait_seconds: tuple[float, ...] = ()
+    sync_seconds: tuple[float, ...] = ()
+    compute_seconds: tuple[float, ...] = ()
+    ready: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One loader feeding one device: of several repeats the one in the middle.
+
+    All figures but `steps`, `images`, `first_batch_seconds` and `compile_seconds` are of the steady state: the first
+    step is left out.
+
+    Attributes:
+        label: for people: "gs://bucket/flowers-224, numpy".
+        url: of the dataset, or the folder of raw files.
+        loader: which one.
+        source: "raw files", "shards" or "cache".
+        device: "EMULATED tpu-v3-8-high", "xla-cpu", "none", ...
+        rates: images a second of all repeats.
+        first_batch_seconds: from asking for the first batch until it was there.
+        compile_seconds: of the first step's computing, which traces and compiles.
+        idle_percent: waits / wall.
+        au_percent: MLPerf Storage's accelerator utilisation, from nominal step times.
+        repeated: images whose very pixels came more often than the epochs explain.
+        missing: images of complete epochs that did not come, more than the remainder of a batch explains.
+        problems: why the figures are not to be trusted, as sentences; where there are any, there is no verdict.
+        verdict: a sentence.
+    """
+
+    label: str
+    url: str
+    loader: str
+    source: str
+    device: str
+    batch_size: int
+    steps: int
+    images: int
+    rates: Spread | None = None
+    images_per_second: float | None = None
+    step_ms: float | None = None
+    wait_ms_p50: float | None = None
+    wait_ms_p95: float | None = None
+    wait_ms_p99: float | None = None
+    idle_percent: float | None = None
+    au_percent: float | None = None
+    mxu_percent: float | None = None
+    duty_cycle_percent: float | None = None
+    mfu_percent: float | None = None
+    oversleep_percent: float | None = None
+    first_batch_seconds: float | None = None
+    compile_seconds: float | None = None
+    recompilations: int | None = None
+    bytes_per_second: float | None = None
+    wall_seconds: float | None = None
+    repeated: int | None = None
+    missing: int | None = None
+    problems: tuple[str, ...] = ()
+    verdict: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """How many images a second one stage could do by itself, with all that this host has for it.
+
+    Attributes:
+        name: "storage", "reading", "decoding", "ops", "assembly", "transfer".
+        images_per_second: None where it could not be measured, or is no part of this dataset's way.
+        detail: what it was: "1.9 GB/s from the page cache, 2 threads".
+        why_not: of None, what was in the way.
+    """
+
+    name: str
+    images_per_second: float | None
+    detail: str = ""
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What to do next, and what that would come to.
+
+    Attributes:
+        do: a sentence in the imperative, with the command or the option.
+        factor: times the images a second of now; None where that is not known.
+        images_per_second: expected.
+        idle_percent: expected, (at the TPU's low rate, at its high rate).
+        cost: what it takes: "9.2 GB, about 12 minutes".
+    """
+
+    do: str
+    factor: float | None = None
+    images_per_second: float | None = None
+    idle_percent: tuple[float, float] | None = None
+    cost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What the doctor found.
+
+    Attributes:
+        url: of the dataset.
+        split: that was measured.
+        machine: what `diagnosis.machine.machine()` says.
+        stages: in the order in which an image goes through them.
+        fed: images a second that the whole way gives on this host; the least that is measured of it.
+        tpu: that is to be fed: "v5e-8".
+        model: what it trains.
+        needed: images a second that it takes, (low, high).
+        idle_percent: predicted, (at the low rate, at the high one).
+        binding: name of the stage that binds; "accelerator" where none does.
+        verdict: a sentence.
+        actions: the best first.
+        settings: of loaders and builds on this host, by name: {"threads": 48, "shard_bytes": 128_000_000}.
+        notes: what was left out, what was noticed, as sentences.
+    """
+
+    url: str
+    split: str
+    machine: dict[str, Any]
+    stages: tuple[Stage, ...]
+    fed: float | None
+    tpu: str
+    model: str
+    needed: tuple[float, float]
+    idle_percent: tuple[float, float] | None
+    binding: str
+    verdict: str
+    actions: tuple[Action, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

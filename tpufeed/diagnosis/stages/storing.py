@@ -1,0 +1,140 @@
+"""How fast the bytes of a split come from where they lie: memory, a disk of this host, or a bucket."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from tpufeed.dataset.manifest import Shard
+from tpufeed.dataset.reader import Dataset
+from tpufeed.diagnosis.residency import resident_share
+from tpufeed.diagnosis.stages.rates import Storage
+from tpufeed.errors import StoreError
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.storage.staging.place import find_folder, free_bytes, is_in_memory
+from tpufeed.storage.staging.shard import RemoteShard, copy_key
+
+CONNECTIONS = 16  # as loaders stage
+
+Piece = TypeVar("Piece")
+
+_DISK_READERS = 4
+_PIECES_A_CONNECTION = 4
+_FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 256 << 10, 8 << 20
+_WARM = 0.99
+_LOOKED_AT = 64
+
+
+def measure_storage(dataset: Dataset, split: str, options: LoaderOptions, seconds: float) -> Storage:
+    """Where all variants of a split lie, and how fast they come from there.
+
+    Raises:
+        StoreError: they cannot be read.
+    """
+    shards = [shard for variant in dataset.split(split).variants for shard in variant.shards]
+    if dataset.is_remote:
+        return _measure_remote(dataset, shards, options, seconds)
+    paths = [path for shard in shards if (path := dataset.shards.local_path(shard.name)) is not None]
+    return _measure_local(paths, seconds)
+
+
+def stage_room(options: LoaderOptions) -> tuple[Path, int]:
+    """Where remote shards are staged, and what they may take there, as `storage.staging` decides it.
+
+    Raises:
+        OptionError: nowhere.
+    """
+    folder = find_folder(None if options.stage_dir is None else Path(options.stage_dir))
+    if options.stage_bytes is not None:
+        return folder, int(options.stage_bytes)
+    used = sum(path.stat().st_size for path in folder.iterdir())
+    return folder, (used + free_bytes(folder)) // 2
+
+
+def read_rate(pieces: Iterable[Piece], read: Callable[[Piece], int], readers: int, seconds: float) -> float:
+    """Bytes a second of so many threads that read each piece once, until the time is over or there are no more."""
+    lock, left = threading.Lock(), iter(pieces)
+    start = time.perf_counter()
+
+    def run(_: int) -> float:
+        size, now = 0, start
+        while now - start < seconds:
+            with lock:
+                piece = next(left, None)
+            if piece is None:
+                break
+            size += read(piece)
+            now = time.perf_counter()
+        return size / (now - start) if size else 0.0
+
+    with ThreadPoolExecutor(readers, "tpufeed-doctor") as executor:
+        return sum(executor.map(run, range(readers)))
+
+
+def _measure_local(paths: Sequence[Path], seconds: float) -> Storage:
+    looked_at = paths[:: max(1, len(paths) // _LOOKED_AT)]
+    if is_in_memory(looked_at[0].parent):
+        return _read_files(looked_at, seconds, "files in memory")
+    shares = [resident_share([path]) for path in looked_at]
+    if None in shares:
+        return _read_files(looked_at, seconds, "files; this host does not say whether its page cache has them")
+    cold = [path for path, share in zip(looked_at, shares, strict=True) if share is not None and share < _WARM]
+    if not cold:
+        return _read_files(looked_at, seconds, "page cache")
+    lacking = 1 - sum(share for share in shares if share is not None) / len(shares)
+    found = _read_files(cold, seconds, f"disk, as the page cache lacks {100 * lacking:.0f} % of the bytes")
+    rate = None if found.bytes_per_second is None else found.bytes_per_second / lacking
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    every_epoch = sum(path.stat().st_size for path in paths) > room
+    return replace(found, kind="disk", bytes_per_second=rate, every_epoch=every_epoch, room=room)
+
+
+def _read_files(paths: Sequence[Path], seconds: float, what: str) -> Storage:
+    pieces = ((path, at) for path in paths for at in range(0, path.stat().st_size, _MOST_BYTES))
+
+    def read(piece: tuple[Path, int]) -> int:
+        descriptor = os.open(piece[0], os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return len(os.pread(descriptor, _MOST_BYTES, piece[1]))
+        finally:
+            os.close(descriptor)
+
+    try:
+        rate = read_rate(pieces, read, _DISK_READERS, seconds)
+    except OSError as error:
+        raise StoreError(f"{paths[0].parent}: {error.strerror or error}") from error
+    return Storage(kind="memory", bytes_per_second=rate or None, detail=f"{what}, {rate / 1e9:,.2g} GB/s")
+
+
+def _measure_remote(dataset: Dataset, shards: Sequence[Shard], options: LoaderOptions, seconds: float) -> Storage:
+    store, total = dataset.shards, sum(shard.bytes for shard in shards)
+    budget, said = 0, "by ranges, nothing is staged"
+    if options.stage_bytes != 0:
+        folder, budget = stage_room(options)
+        copies = [RemoteShard(shard.name, shard.bytes, shard.crc32c) for shard in shards]
+        paths = [folder / f"{copy_key(store.url, copy)}.shard" for copy in copies]
+        staged = [path for path in paths if path.exists()]
+        if len(staged) == len(copies):
+            return _read_files(staged, seconds, f"all {len(staged)} shards are staged in {folder}")
+        said = f"{len(staged)} of {len(copies)} shards are staged in {folder}"
+    first = min(shards, key=lambda shard: (shard.bytes < _FIRST_BYTES, shard.name))
+    begun = time.perf_counter()
+    size = len(store.read_range(first.name, 0, min(first.bytes, _FIRST_BYTES)))
+    once = size / (time.perf_counter() - begun)
+    piece = int(min(_MOST_BYTES, max(_LEAST_BYTES, once * seconds / _PIECES_A_CONNECTION)))
+    longest = max(shard.bytes for shard in shards)
+    pieces = ((shard.name, at) for at in range(0, longest, piece) for shard in shards if at < shard.bytes)
+
+    def read(place: tuple[str, int]) -> int:
+        name, at = place
+        return len(store.read_range(name, at, at + piece))
+
+    rate = read_rate(pieces, read, CONNECTIONS, seconds)
+    detail = f"{rate / 1e6:,.0f} MB/s over {CONNECTIONS} connections; {said}"
+    if total <= budget:
+        detail += ": from there from the second epoch on"
+    return Storage(kind="remote", bytes_per_second=rate, every_epoch=total > budget, room=budget, detail=detail)
