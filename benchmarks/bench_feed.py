@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ LOADERS = {
     "tpufeed.numpy_loader": "ours:numpy_loader",
     "tpufeed.torch_loader": "ours:torch_loader",
     "tpufeed.tf_dataset": "ours:tf_dataset",
+    "tpufeed.tf_dataset, direct": "ours:tf_dataset:direct",
+    "tpufeed.jax_loader": "ours:jax_loader",
     "tf.data, AUTOTUNE": "tfdata:auto",
     "tf.data, parallelism 2": "tfdata:2",
     "tf.data, parallelism 4": "tfdata:4",
@@ -71,7 +74,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keep photos and all that is made of them here (default: temporary)")
     parser.add_argument("--only", choices=WORK, help="one kind of work")
     parser.add_argument("--loaders", help="some of them, separated by semicolons (default: all)")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/feed.json")
+    parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json: feed, if it is all of it")
     options = parser.parse_args()
     from peers.sources import make_sources
 
@@ -85,21 +88,24 @@ def main() -> None:
 
 def measure(source: Any, names: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Of each loader its `setting` and `images_per_second`, one figure a round, or `why_not`."""
-    found: dict[str, dict[str, Any]] = {
-        name: {"images_per_second": []} for name in names if source.work in WORK_OF.get(name, WORK)
+    from harness import take_turns
+
+    taking = [name for name in names if source.work in WORK_OF.get(name, WORK)]
+    # Before the rounds each makes its own format and shows a batch.
+    found = {name: run(LOADERS.get(name, name), source, 0.0) for name in taking}
+
+    def measure_once(name: str) -> float | None:
+        if "why_not" in found[name]:
+            return None
+        found[name] = run(LOADERS.get(name, name), source, options.seconds)
+        rate: float | None = found[name].pop("images_per_second", None)
+        return rate
+
+    rounds = take_turns({name: partial(measure_once, name) for name in taking}, options.repeats, warm_up=0)
+    return {
+        name: found[name] if "why_not" in found[name] else {**found[name], "images_per_second": rates}
+        for name, rates in rounds.items()
     }
-    # In round 0 each makes its own format and shows a batch.
-    for seconds in [0.0, *[options.seconds] * options.repeats]:
-        for name, figures in found.items():
-            if "why_not" in figures:
-                continue
-            outcome = run(LOADERS.get(name, name), source, seconds)
-            if "why_not" in outcome:
-                figures["why_not"] = outcome["why_not"]
-            elif seconds:
-                figures["setting"] = outcome["setting"]
-                figures["images_per_second"].append(outcome["images_per_second"])
-    return found
 
 
 def run(loader: str, source: Any, seconds: float) -> dict[str, Any]:
@@ -142,25 +148,34 @@ def run(loader: str, source: Any, seconds: float) -> dict[str, Any]:
     return outcome
 
 
-def report(found: dict[str, dict[str, dict[str, Any]]], save: bool) -> None:
+def report(found: dict[str, dict[str, dict[str, Any]]], save: str | None) -> None:
     """The tables, and the result file where asked for."""
     from harness import describe, machine, print_table, write_result
 
     result = {kind: summary(kind, loaders) for kind, loaders in found.items()}
     for kind, work in result.items():
         rows = [row(name, figures, work) for name, figures in work["loaders"].items()]
-        columns = ["loader", "setting", "img/s", "lowest", "highest", "to the best peer", "to decoding alone"]
+        columns = [
+            "loader",
+            "setting",
+            "img/s",
+            "lowest",
+            "highest",
+            "to the best peer",
+            "to tf.data",
+            "to decoding alone",
+        ]
         print_table(WORK[kind], columns, rows, text_columns=2)
         for name, figures in work["loaders"].items():
             if "why_not" in figures:
                 print(f"  {name}: {figures['why_not']}")
     print(describe(machine()))
     if save:
-        print(write_result("feed", result))
+        print(write_result(save, result))
 
 
 def summary(kind: str, loaders: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Medians and their ratios to the best peer's and to decoding alone."""
+    """Medians and their ratios to the best peer's, the best tf.data's and to decoding alone."""
     medians = {
         name: statistics.median(figures["images_per_second"])
         for name, figures in loaders.items()
@@ -168,9 +183,11 @@ def summary(kind: str, loaders: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
     peers = [name for name in medians if LOADERS.get(name, name).partition(":")[0] not in NO_PEERS]
     best = max(peers, key=medians.__getitem__, default=None)
+    tf_data = max((name for name in peers if name.startswith("tf.data")), key=medians.__getitem__, default=None)
     for name, median in medians.items():
         loaders[name]["median"] = median
-        for ratio, base in (("to_best_peer", best), ("to_decoding_alone", "decoding alone")):
+        bases = {"to_best_peer": best, "to_tf_data": tf_data, "to_decoding_alone": "decoding alone"}
+        for ratio, base in bases.items():
             loaders[name][ratio] = median / medians[base] if base in medians else None
     return {"work": WORK[kind], "best_peer": best, "loaders": loaders}
 
@@ -179,10 +196,10 @@ def row(name: str, figures: dict[str, Any], work: dict[str, Any]) -> list[str]:
     from harness import figure
 
     if "why_not" in figures:
-        return [name, "n/a, see below", *["n/a"] * 5]
+        return [name, "n/a, see below", *["n/a"] * 6]
     values = figures["images_per_second"]
     rates = [figure(value, 0) for value in (figures["median"], min(values), max(values))]
-    ratios = [figure(figures[ratio], 2) for ratio in ("to_best_peer", "to_decoding_alone")]
+    ratios = [figure(figures[ratio], 2) for ratio in ("to_best_peer", "to_tf_data", "to_decoding_alone")]
     return [f"{name} *" if name == work["best_peer"] else name, figures["setting"], *rates, *ratios]
 
 

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,21 +147,25 @@ def spin(turns: list[int], stop: threading.Event) -> None:
 
 def run(folders: dict[str, Path], options: argparse.Namespace) -> dict[str, Any]:
     """What each measurement gave, one entry a round."""
+    from harness import take_turns
+
+    def apart(what: str, kind: str, way: str) -> dict[str, float]:
+        arguments = [what, kind, way, str(folders[kind]), "--seconds", str(options.seconds)]
+        command = [sys.executable, __file__, "--measure", *arguments]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        figures: dict[str, float] = json.loads(done.stdout)
+        return figures
+
+    turns = {
+        (what, kind, way): partial(apart, what, kind, way)
+        for kind in KINDS
+        for way in WAYS
+        for what in ("gil", "busy")
+        if what != "gil" or "all" not in way
+    }
     found: dict[str, Any] = {}
-    for _ in range(options.repeats):
-        for kind in KINDS:
-            for way in WAYS:
-                for what in ("gil", "busy"):
-                    if what == "gil" and "all" in way:
-                        continue
-                    arguments = [what, kind, way, str(folders[kind]), "--seconds", str(options.seconds)]
-                    output = subprocess.run(
-                        [sys.executable, __file__, "--measure", *arguments],
-                        check=True,
-                        stdout=subprocess.PIPE,
-                        text=True,
-                    ).stdout
-                    found.setdefault(what, {}).setdefault(kind, {}).setdefault(way, []).append(json.loads(output))
+    for (what, kind, way), figures in take_turns(turns, options.repeats, warm_up=0).items():
+        found.setdefault(what, {}).setdefault(kind, {})[way] = figures
     return found
 
 

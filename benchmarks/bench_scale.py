@@ -1,10 +1,19 @@
-"""What a very large dataset costs: the first batch of 1,000,000 records, and the memory that 100,000,000 take.
+"""How cost grows: with the images of a build, with the shards of a dataset, with worker processes.
 
-    python benchmarks/bench_scale.py [--repeats 5] [--processes N] [--work FOLDER] [--save]
+    python benchmarks/bench_scale.py [PART ...] [--most 1000000] [--repeats 3] [--processes N] [--work FOLDER] [--save]
 
-The datasets are made up: one shard of 1,000 raw images of 8x8 pixels under as many names as there are to be shards,
-with a manifest and an index of full size. Each figure is of a new process whose files are in the page cache. Memory is
-what the process and its children have (the sum of their Pss: shared pages count once) above one with numpy imported.
+Parts, all of them where none is named; each has a result file of its own, and `plot_scale.py` draws them:
+
+- plan: from so many listed entries to the stored plan. Entries are made up, no file is looked at.
+- build: `tpufeed.shard(check="header")` of so many images of 8x8 pixels, 1 KB each: 1,000 files under other names.
+- workers: images a second by worker processes, of `tpufeed.shard` with its full check and of `numpy_loader`, from
+  photos of 90 KB.
+- datasets: the first batch and the memory of datasets of 1,000 to 100,000 shards. They are made up: one shard of 1,000
+  raw images of 8x8 pixels under as many names as there are to be shards, with a manifest and an index of full size.
+  Each figure is of a new process whose files are in the page cache. Memory is what the process and its children have
+  (the sum of their Pss: shared pages count once) above one with numpy imported.
+
+`--most` leaves out larger plans and builds. In seconds of the CPU, all processes together, a busy machine counts less.
 """
 
 import argparse
@@ -21,37 +30,46 @@ from typing import Any
 import numpy as np
 
 RECORDS = 1_000
-FIRST_BATCH_SHARDS, MEMORY_SHARDS = 1_000, 100_000
+SHARDS = 1_000, 10_000, 100_000
 _LINKS = 10_000  # of one file; ext4 allows 65,000
 _BATCHES = 200
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="plan, build, workers, datasets")
+    parser.add_argument("--most", type=int, default=1_000_000, metavar="IMAGES")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--processes", type=int, help="passed to numpy_loader; left out where this is")
     parser.add_argument("--work", type=Path, help="where 1 GB of made-up datasets go; default: the temporary folder")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/scale.json")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/scale.json and scale-PART.json")
     parser.add_argument("--child", nargs=2, metavar=("URL", "OPTIONS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         print(json.dumps(measure(args.child[0], json.loads(args.child[1]))))
         return
-    with tempfile.TemporaryDirectory(dir=args.work) as folder:
-        result = run(Path(folder), args.repeats, {} if args.processes is None else {"processes": args.processes})
+    import curves
     from harness import describe, machine, write_result
 
-    show(result)
-    print(describe(machine()))
-    if args.save:
-        print(write_result("scale", result))
+    for part in args.parts or (*curves.CURVES, "datasets"):
+        with tempfile.TemporaryDirectory(prefix="tpufeed-scale-", dir=args.work) as folder:
+            if part == "datasets":
+                options = {} if args.processes is None else {"processes": args.processes}
+                result = run(Path(folder), args.repeats, options)
+                show(result)
+            else:
+                result = curves.CURVES[part](Path(folder), args.repeats, args.most)
+                curves.show(part, result)
+        print(describe(machine()))
+        if args.save:
+            print(write_result("scale" if part == "datasets" else f"scale-{part}", result))
 
 
 def run(folder: Path, repeats: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Everything, with each dataset measured `repeats` times."""
+    """Datasets, each of them measured `repeats` times."""
     one = make_shard(folder)
     result: dict[str, Any] = {"repeats": repeats, "options": options, "records_of_shard": RECORDS}
-    for shards in (FIRST_BATCH_SHARDS, MEMORY_SHARDS):
+    for shards in SHARDS:
         url = multiply(one, folder / str(shards), shards)
         runs = [_child(url, options) for _ in range(repeats + 1)][1:]  # the first one fills the page cache
         result[str(shards * RECORDS)] = {
@@ -59,7 +77,8 @@ def run(folder: Path, repeats: int, options: dict[str, Any]) -> dict[str, Any]:
             "manifest_mb": (url / "manifest.json").stat().st_size / 1e6,
             **{key: statistics.median(each[key] for each in runs) for key in runs[0]},
             **{f"{key}_{name}": pick(each[key] for each in runs)
-               for key in ("first_batch_seconds", "memory_mb") for name, pick in (("low", min), ("high", max))},
+               for key in ("open_dataset_seconds", "first_batch_seconds", "memory_mb")
+               for name, pick in (("low", min), ("high", max))},
         }  # fmt: skip
     return result
 
@@ -155,9 +174,11 @@ def measure(url: str, options: dict[str, Any]) -> dict[str, float]:
 
 def time_parts(url: str) -> dict[str, float]:
     """Seconds that the parts take by themselves."""
+    import tpufeed
     from tpufeed.dataset.manifest import decode_manifest
     from tpufeed.dataset.order import EpochOrder
 
+    _, open_seconds = _timed(lambda: tpufeed.open_dataset(url))
     data = (Path(url) / "manifest.json").read_bytes()
     manifest, decode_seconds = _timed(lambda: decode_manifest(data, url))
     _, digest_seconds = _timed(lambda: manifest.content_digest)
@@ -166,6 +187,7 @@ def time_parts(url: str) -> dict[str, float]:
     _, due_seconds = _timed(lambda: order.due_shards(range(16)))
     _, places_seconds = _timed(lambda: [order.places(first, first + 1024) for first in range(0, 102_400, 1024)])
     return {
+        "open_dataset_seconds": open_seconds,
         "decode_manifest_seconds": decode_seconds,
         "content_digest_seconds": digest_seconds,
         "order_seconds": order_seconds,
@@ -213,7 +235,7 @@ def show(result: dict[str, Any]) -> None:
     from harness import figure, print_table
 
     rows = []
-    sizes = [str(shards * RECORDS) for shards in (FIRST_BATCH_SHARDS, MEMORY_SHARDS)]
+    sizes = [str(shards * RECORDS) for shards in SHARDS]
     for key in result[sizes[0]]:
         unit, scale, digits = ("us", 1e6, 2) if key == "place_seconds" else ("", 1, 3 if key.endswith("seconds") else 1)
         rows.append([f"{key} {unit and f'({unit})'}", *(figure(result[size][key] * scale, digits) for size in sizes)])

@@ -14,12 +14,12 @@ is measured; what `tpufeed` takes is that of the whole command, start of Python,
 import argparse
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
@@ -74,24 +74,26 @@ DECODING: dict[str, Way] = {
 
 def rounds(work: Path, photos: int, repeats: int) -> dict[str, dict[str, list[float | None]]]:
     """Images a second of each way, one figure a round; the ways take turns. The first round warms memory up."""
+    from harness import take_turns
     from make_photos import make_photos
 
     tables = {}
     for name, ways, count in (("copy", COPY, photos), ("decode", DECODING, min(photos, DECODED_PHOTOS))):
         make_photos(work / "photos", count)
         files = sorted((work / "photos").rglob("*.jpg"))
-        found: dict[str, list[float | None]] = {way: [] for way in ways}
-        for number in range(repeats + 1):
-            for way, run in ways.items():
-                out = work / "out"
-                out.mkdir()
-                rate = run(files, out)
-                if number:
-                    found[way].append(rate)
-                shutil.rmtree(out)
-        tables[name] = found
+        turns = {way: partial(fresh, run, files, work / "out") for way, run in ways.items()}
+        tables[name] = take_turns(turns, repeats)
         shutil.rmtree(work / "photos")
     return tables
+
+
+def fresh(run: Way, files: list[Path], out: Path) -> float | None:
+    """The rate of one way into an empty folder."""
+    out.mkdir()
+    try:
+        return run(files, out)
+    finally:
+        shutil.rmtree(out)
 
 
 def timed(files: list[Path], work: Callable[[], None]) -> float:
@@ -183,19 +185,12 @@ def decode(files: list[Path], program: str = DECODE, *arguments: object) -> floa
 
 def report(tables: dict[str, dict[str, list[float | None]]], options: argparse.Namespace) -> None:
     """The tables, and the result file where asked for."""
-    from harness import describe, figure, machine, print_table, write_result
+    from harness import describe, machine, medians_of, print_table, rows_of, write_result
 
-    medians: dict[str, float | None] = {}
     for table, found in tables.items():
-        first, rows = None, []
-        for name, values in found.items():
-            known = [value for value in values if value is not None]
-            median = medians[name] = statistics.median(known) if known else None
-            first = first or median
-            ratio = None if median is None or first is None else median / first
-            spread = [figure(edge(known) if known else None, 0) for edge in (min, max)]
-            rows.append([name, figure(median, 0), *spread, figure(ratio, 2)])
-        print_table(f"{table}, photos of 90 KB", ["way", "img/s", "lowest", "highest", "to the first"], rows)
+        columns = ["way", "img/s", "lowest", "highest", "to the first"]
+        print_table(f"{table}, photos of 90 KB", columns, rows_of(found))
+    medians = {way: median for found in tables.values() for way, median in medians_of(found).items()}
     print(describe(machine()))
     if options.save:
         result = {"photos": options.photos, "images_per_second": tables, "medians": medians}

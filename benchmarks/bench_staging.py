@@ -68,18 +68,26 @@ def prepare(bucket: Path, images: int) -> None:
     subprocess.run([*map(str, command), "--size", "224", "--shard-size", "128MB"], check=True, capture_output=True)
 
 
-def measure(server: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """By kind and way a figure a round; the ways take turns."""
+def measure(server: Any, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """By kind and way a figure a round; the ways take turns. Nothing warms up: the first batch is among them."""
+    from harness import take_turns
+
+    works = {(kind, way): work for kind in ("link", "no limits") for way, work in WAYS.items()}
+    works |= {(kind, work.__name__): work for kind, several in OTHERS.items() for work in several}
+
+    def run(kind: str, way: str) -> Any:
+        set_link(server, limited=kind != "no limits")
+        figures = apart(works[kind, way], options.stage)
+        print(f"{kind}, {way}: {figures}", flush=True)
+        return figures
+
     found: dict[str, dict[str, list[float]]] = {}
-    for number in range(options.repeats):
-        for kind in ("link", "no limits"):
-            set_link(server, limited=kind == "link")
-            for way, work in WAYS.items():
-                _note(found, number, kind, {way: apart(work, options.stage)})
-        set_link(server)
-        for kind, works in OTHERS.items():
-            for work in works:
-                _note(found, number, kind, apart(work, options.stage))
+    for (kind, way), rounds in take_turns(
+        {key: partial(run, *key) for key in works}, options.repeats, warm_up=0
+    ).items():
+        for figures in rounds:  # one, or several by name
+            for name, figure in (figures if isinstance(figures, dict) else {way: figures}).items():
+                found.setdefault(kind, {}).setdefault(name, []).append(figure)
     return found
 
 
@@ -257,17 +265,11 @@ def _shards() -> list[tuple[str, int]]:
     return [(f"{CACHE.removeprefix('gs://')}/{shard.name}", shard.bytes) for shard in shards]
 
 
-def _note(found: dict[str, dict[str, list[float]]], number: int, kind: str, figures: dict[str, float]) -> None:
-    for name, figure in figures.items():
-        found.setdefault(kind, {}).setdefault(name, []).append(figure)
-        print(f"round {number}, {kind}: {name}: {figure:,.2f}", flush=True)
-
-
 def report(found: dict[str, dict[str, list[float]]], options: argparse.Namespace) -> None:
     """The tables, and the result file where asked for."""
-    from harness import describe, machine, print_table, write_result
+    from harness import describe, machine, medians_of, print_table, write_result
 
-    medians = {kind: {name: statistics.median(values) for name, values in ways.items()} for kind, ways in found.items()}
+    medians = {kind: medians_of(ways) for kind, ways in found.items()}
     for kind, ways in found.items():
         stage = ways.get("tpufeed's stage")
         rows = [

@@ -8,16 +8,14 @@ the same shards, a pass of TensorFlow's TFRecordDataset, which checks the CRCs a
 """
 
 import argparse
-import mmap
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
@@ -50,6 +48,8 @@ def make_dataset(work: Path, url: Path, photos: int) -> None:
 
 def rounds(url: Path, size: int, repeats: int) -> dict[str, list[float]]:
     """Gigabytes of shards a second of each way, one figure a round; the ways take turns."""
+    from harness import take_turns
+
     import tpufeed
 
     shards = sorted(url.glob("*.tfrecord"))
@@ -58,19 +58,18 @@ def rounds(url: Path, size: int, repeats: int) -> dict[str, list[float]]:
         "TFRecordDataset, one file after another": lambda: read_by_tensorflow(shards, None),
         "TFRecordDataset, parallel reads": lambda: read_by_tensorflow(shards, -1),
         "tpufeed.verify": lambda: tpufeed.verify(url),
-        "tpufeed.verify over mmap": lambda: verify_mapped(url),
         "tpufeed verify (the command)": lambda: run_command(url),
         "decoding alone": lambda: decode_all(url),
         "tpufeed.verify, decode all": lambda: tpufeed.verify(url, decode="all"),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    read_by_tensorflow(shards[:1], None)  # its import
-    for _ in range(repeats):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            found[name].append(size / (time.perf_counter() - start) / 1e9)
-    return found
+    return take_turns({name: partial(gigabytes_per_second, size, way) for name, way in ways.items()}, repeats)
+
+
+def gigabytes_per_second(size: int, way: Callable[[], object]) -> float:
+    """Of reading `size` bytes."""
+    start = time.perf_counter()
+    way()
+    return size / (time.perf_counter() - start) / 1e9
 
 
 def read_by_tensorflow(shards: list[Path], parallel: int | None) -> None:
@@ -79,24 +78,6 @@ def read_by_tensorflow(shards: list[Path], parallel: int | None) -> None:
 
     for _ in tf.data.TFRecordDataset(list(map(str, shards)), num_parallel_reads=parallel).batch(256):
         pass
-
-
-def verify_mapped(url: Path) -> None:
-    """`verify` with its reads replaced by slices of mapped files."""
-    import tpufeed
-    from tpufeed.dataset import shardcheck
-
-    class Mapped:
-        chunk_bytes = shardcheck.LOCAL_CHUNK_BYTES
-
-        def __init__(self, descriptor: int, where: str) -> None:
-            self._view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
-
-        def read(self, start: int, stop: int) -> memoryview:
-            return self._view[start:stop]
-
-    with mock.patch.object(shardcheck, "_LocalReader", Mapped):
-        tpufeed.verify(url)
 
 
 def decode_all(url: Path) -> None:
@@ -126,19 +107,13 @@ def run_command(url: Path) -> None:
 
 def report(found: dict[str, list[float]], size: int, options: argparse.Namespace) -> None:
     """The table, and the result file where asked for."""
-    from harness import describe, machine, print_table, write_result
+    from harness import describe, machine, medians_of, print_table, rows_of, write_result
 
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    copy = medians["cat shards > /dev/null"]
-    rows = [
-        [name, f"{medians[name]:.2f}", f"{min(values):.2f}", f"{max(values):.2f}", f"{medians[name] / copy:.2f}"]
-        for name, values in found.items()
-    ]
     title = f"{options.photos} photos of 90 KB, {size / 1e6:,.0f} MB"
-    print_table(title, ["way", "GB/s", "lowest", "highest", "to cat"], rows)
+    print_table(title, ["way", "GB/s", "lowest", "highest", "to cat"], rows_of(found, digits=2))
     print(describe(machine()))
     if options.save:
-        result = {"photos": options.photos, "bytes": size, "gigabytes_per_second": found, "medians": medians}
+        result = {"photos": options.photos, "bytes": size, "gigabytes_per_second": found, "medians": medians_of(found)}
         print(write_result("verify", result))
 
 

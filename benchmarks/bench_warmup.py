@@ -58,25 +58,21 @@ def main() -> None:
 def rates(work: Path, photos: int, repeats: int) -> dict[str, list[float]]:
     """Images a second of the source, one figure a round; the ways take turns."""
     from bench_shard import decode
+    from harness import take_turns
     from make_photos import make_photos
 
     make_photos(work / "photos", photos)
     files = sorted((work / "photos").rglob("*.jpg"))
     command("shard", work / "photos", work / "shards", "--check", "header")
-    found: dict[str, list[float]] = {}
-    for number in range(repeats + 1):
-        figures = {
-            "decoding alone, a process a core": decode(files),
-            "decoding, and writing as many bytes": decode(files, DECODE_AND_WRITE, work),
-            "warmup, K = 1": photos / warm(work / "shards", work / "out", "--variants", 1),
-            "warmup, K = 4": photos / warm(work / "shards", work / "out", "--variants", 4),
-            "warmup from the raw photos, K = 1": photos / warm(work / "photos", work / "out", "--variants", 1),
-        }
-        for name, figure in figures.items():
-            found.setdefault(name, [])
-            if number:
-                found[name].append(figure)
-    return found
+    shards, raw, out = work / "shards", work / "photos", work / "out"
+    ways = {
+        "decoding alone, a process a core": lambda: decode(files),
+        "decoding, and writing as many bytes": lambda: decode(files, DECODE_AND_WRITE, work),
+        "warmup, K = 1": lambda: photos / warm(shards, out, "--variants", 1),
+        "warmup, K = 4": lambda: photos / warm(shards, out, "--variants", 4),
+        "warmup from the raw photos, K = 1": lambda: photos / warm(raw, out, "--variants", 1),
+    }
+    return take_turns(ways, repeats)
 
 
 def slow(work: Path, repeats: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
@@ -131,15 +127,11 @@ def command(*arguments: object, log: Path | None = None) -> str:
 
 def report(found: dict, options: argparse.Namespace) -> None:
     """The tables, and the result file where asked for."""
-    from harness import describe, machine, print_table, write_result
+    from harness import describe, machine, medians_of, print_table, rows_of, write_result
 
-    medians = {name: statistics.median(values) for name, values in found["rates"].items()}
-    first = next(iter(medians.values()))
-    rows = [
-        [name, f"{medians[name]:,.0f}", f"{min(values):,.0f}", f"{max(values):,.0f}", f"{medians[name] / first:.2f}"]
-        for name, values in found["rates"].items()
-    ]
-    print_table(f"{options.photos} photos of 90 KB", ["way", "img/s", "lowest", "highest", "to decoding"], rows)
+    medians = medians_of(found["rates"])
+    columns = ["way", "img/s", "lowest", "highest", "to decoding"]
+    print_table(f"{options.photos} photos of 90 KB", columns, rows_of(found["rates"]))
     print(f"K = 4 takes {medians['warmup, K = 1'] / medians['warmup, K = 4']:.2f} times the time of K = 1")
     slow_rows = []
     for op, by_workers in found["slow"].items():

@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         with bucket(work) if args.gcs else nullcontext(str(work)) as root:
             seconds = prepare(work, root, args.photos)
             results = [
-                {"label": feed.label, **run_feed(feed, root, batch_size, args.seconds)}
+                {**run_feed(feed, root, batch_size, args.seconds), "label": feed.label}
                 for feed in (gcs_feeds() if args.gcs else feeds(about["cores"], args.all))
             ]
         show(results, batch_size)
@@ -174,6 +174,9 @@ def show(results: Sequence[dict[str, Any]], batch_size: int) -> None:
     print()
     print_table(f"{EMULATED}, batches of {batch_size}", ["device", "fed from", "img/s", "idle %"], rows, text_columns=2)
     print(closing_sentence(results))
+    for row in results:
+        for problem in row["problems"]:
+            print(f"{_device(row)}, {row['label']}: no verdict: {problem}")
 
 
 def closing_sentence(results: Sequence[dict[str, Any]]) -> str:

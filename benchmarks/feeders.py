@@ -4,7 +4,6 @@ All give `(image, label)` batches; all but the guide's cut a random resized wind
 one, as ImageNet training does.
 """
 
-import math
 import multiprocessing
 import os
 import random
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from tpufeed.diagnosis.feeds.naive import random_window
 
 SIZE = 224
 _BATCHES_AHEAD = 2  # for each process, as torch's DataLoader has by default
@@ -29,6 +30,9 @@ class PilFolder:
         self.batch_size = batch_size
         self.seed = seed
         self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.samples) // self.batch_size
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for number, samples in enumerate(self._iter_batches()):
@@ -118,20 +122,8 @@ def guide_pipeline(filenames: Sequence[str], batch_size: int) -> Any:
 def _read_image(path: str, rng: random.Random) -> np.ndarray:
     with Image.open(path) as file:
         image = file.convert("RGB")
-    left, top, width, height = _random_window(image.width, image.height, rng)
+    left, top, width, height = random_window(image.width, image.height, rng)
     image = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
     if rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.asarray(image)
-
-
-def _random_window(width: int, height: int, rng: random.Random) -> tuple[int, int, int, int]:
-    """torchvision's RandomResizedCrop, (left, top, width, height)."""
-    for _ in range(10):
-        area = width * height * rng.uniform(0.08, 1.0)
-        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        cut_width, cut_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < cut_width <= width and 0 < cut_height <= height:
-            return rng.randint(0, width - cut_width), rng.randint(0, height - cut_height), cut_width, cut_height
-    side = min(width, height)
-    return (width - side) // 2, (height - side) // 2, side, side

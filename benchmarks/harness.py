@@ -1,11 +1,7 @@
-"""What all benchmarks share: what machine this is, repeats, the result file and the table."""
+"""What all benchmarks share: what machine this is, turns and spread, the result file and the table."""
 
-import datetime
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +9,27 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from tpufeed.diagnosis.machine import describe, machine
+from tpufeed.diagnosis.results import Spread, spread
+from tpufeed.diagnosis.turns import take_turns
+
+__all__ = [
+    "RESULTS",
+    "Spread",
+    "describe",
+    "figure",
+    "machine",
+    "medians_of",
+    "print_table",
+    "rows_of",
+    "spread",
+    "take_turns",
+    "write_result",
+]
+
 RESULTS = Path(__file__).parent / "results"
 
-_PACKAGES = (
-    "tpufeed",
-    "numpy",
-    "pillow",
-    "simplejpeg",
-    "opencv-python-headless",
-    "tensorflow-cpu",
-    "tensorflow",
-    "torch",
-    "torch_xla",
-    "jax",
-)
 _TABLE_COLUMNS = 130  # of a pipe, where rich would wrap at 80
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on. `load` is the load average: on a shared machine not every core is free."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "ram_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "load": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "versions": _versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
-
-
-def describe(machine: Mapping[str, Any]) -> str:
-    """The machine in one line."""
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, load {machine['load']}, "
-        f"Python {machine['python']}, {versions}, {machine['date']}"
-    )
 
 
 def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
@@ -73,25 +53,26 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console.print(table)
 
 
+def medians_of(found: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
+    """Of each way's figures, one a round; None where none could be measured."""
+    spreads = {way: spread([value for value in values if value is not None]) for way, values in found.items()}
+    return {way: None if each is None else each.median for way, each in spreads.items()}
+
+
+def rows_of(found: Mapping[str, Sequence[float | None]], digits: int = 0) -> list[list[str]]:
+    """A row a way: its name, median, lowest, highest, and its median to that of the first way that was measured."""
+    medians = medians_of(found)
+    first = next((median for median in medians.values() if median is not None), None)
+    rows = []
+    for way, values in found.items():
+        known = [value for value in values if value is not None]
+        median = medians[way]
+        ratio = None if median is None or first is None else median / first
+        edges = [figure(edge(known) if known else None, digits) for edge in (min, max)]
+        rows.append([way, figure(median, digits), *edges, figure(ratio, 2)])
+    return rows
+
+
 def figure(value: float | None, digits: int = 1) -> str:
     """A figure for a table; what is not known is n/a, never 0."""
     return "n/a" if value is None else f"{value:,.{digits}f}"
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

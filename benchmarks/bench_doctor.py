@@ -1,0 +1,222 @@
+"""Whether the doctor's predictions hold: predicted idle beside that of an EMULATED accelerator which is really fed.
+
+Six set-ups. For each, a plain loop over the loader says about what it gives, and the accelerator's rate is a multiple
+of that, fixed below: the doctor has no part in it. Then the doctor predicts, and the loader feeds an accelerator of
+that rate, in turns. At the end an action: what the doctor says presizing would give, having seen the full-size JPEGs
+alone, beside what the presized dataset gives. The page cache is warm.
+
+    python benchmarks/bench_doctor.py [--photos 4000] [--repeats 3] [--work FOLDER] [--only NAME] [--save]
+"""
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "scripts"), str(ROOT)]
+
+TPU, HIGH_SHARE_FLOPS = "v3-8", 4 * 123e12 * 0.375  # the FLOPs that a v3-8 does a second at the doctor's high rate
+BUCKET_BYTES_PER_SECOND, BUCKET_LATENCY_MS = 1.5e6, 10
+TARGET_POINTS = 10
+FEWEST_BATCHES = 40
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """What is fed, and how many times as fast as the loader the accelerator is."""
+
+    data: str
+    times: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+HEAVY = "slow_ops:heavy"
+SET_UPS = {
+    "JPEG": SetUp("jpeg", 1.6),
+    "JPEG, one thread": SetUp("jpeg", 2.5, {"threads": 1, "processes": 0}),
+    "JPEG, heavy ops": SetUp("jpeg", 3.0, {"ops": HEAVY}),
+    "presized": SetUp("presized", 1.3),
+    "raw cache": SetUp("raw", 2.0),
+    "gs://, narrow, not staged": SetUp("bucket", 1.8, {"stage_bytes": 0}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=int, default=4000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each run of the doctor")
+    parser.add_argument("--feed-seconds", type=float, default=8.0, help="at least, for each run of the accelerator")
+    parser.add_argument("--work", type=Path, help="keep photos and all that is made of them here (default: temporary)")
+    parser.add_argument("--only", choices=[*SET_UPS, "action"], help="one of the set-ups")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/doctor.json")
+    args = parser.parse_args()
+    from peers.sources import make_sources
+
+    with tempfile.TemporaryDirectory(prefix="tpufeed-doctor-bench-") as temporary:
+        sources = make_sources(args.work or Path(temporary), args.photos)
+        urls = {work: str(source.dataset) for work, source in sources.items()}
+        found = {}
+        for name, set_up in SET_UPS.items():
+            if args.only in (None, name):
+                with _place(set_up, urls, Path(temporary)) as url:
+                    found[name] = measure(url, set_up, args)
+        if args.only in (None, "action"):
+            found["action: presize the JPEGs"] = measure_action(urls, args)
+    report(found, args)
+
+
+def measure(url: str, set_up: SetUp, args: argparse.Namespace) -> dict[str, Any]:
+    """Predicted and measured idle, in turns."""
+    options = _loader_options(set_up)
+    given = drain_plainly(url, options)
+    rate, seconds = set_up.times * given, _feed_seconds(given, options, args)
+    predicted, measured, fed, problems = [], [], [], set[str]()
+    for _ in range(args.repeats):
+        diagnosis = _diagnose(url, options, rate, args)
+        run = _feed(url, options, rate, seconds)
+        predicted.append(diagnosis.idle_percent[1])
+        measured.append(run.idle_percent)
+        fed.append((diagnosis.fed, run.images_per_second))
+        problems.update(run.problems)
+    return _outcome(rate, predicted, measured, {"binding": diagnosis.binding, "fed": fed, "problems": sorted(problems)})
+
+
+def measure_action(urls: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
+    """Idle that the doctor predicts of presizing, from JPEGs alone, and that of the presized dataset."""
+    options = _loader_options(SET_UPS["JPEG"])
+    given = drain_plainly(urls["presized"], options)
+    rate, seconds = 1.5 * given, _feed_seconds(given, options, args)
+    predicted, measured, fed, problems = [], [], [], set[str]()
+    for _ in range(args.repeats):
+        diagnosis = _diagnose(urls["jpeg"], options, rate, args)
+        (action,) = (action for action in diagnosis.actions if action.do.startswith("presize"))
+        run = _feed(urls["presized"], options, rate, seconds)
+        predicted.append(action.idle_percent[1])
+        measured.append(run.idle_percent)
+        fed.append((action.images_per_second, run.images_per_second))
+        problems.update(run.problems)
+    return _outcome(rate, predicted, measured, {"binding": diagnosis.binding, "fed": fed, "problems": sorted(problems)})
+
+
+def drain_plainly(url: str, options: Any, seconds: float = 4.0) -> float:
+    """Images a second of a plain loop, once the loader is under way; by none of the doctor's code."""
+    import tpufeed
+
+    keywords = {name: getattr(options, name) for name in ("ops", "threads", "processes", "stage_bytes", "batch_size")}
+    with tpufeed.numpy_loader(url, repeat=True, **keywords) as loader, closing(iter(loader)) as batches:
+        for _ in range(6):
+            next(batches)
+        start, images = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds or not images:
+            images += len(next(batches)[0])
+        return images / (time.perf_counter() - start)
+
+
+def report(found: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
+    """The table, and the result file where asked for."""
+    from harness import describe, figure, machine, print_table, write_result
+
+    rows = [
+        [
+            name,
+            one["binding"],
+            figure(one["accelerator_images_per_second"], 0),
+            figure(one["predicted_idle_percent"]),
+            figure(one["measured_idle_percent"]),
+            figure(one["error_points"]),
+        ]
+        for name, one in found.items()
+    ]
+    columns = ["set-up", "binds", "accelerator img/s", "predicted idle %", "EMULATED idle %", "error, points"]
+    print_table("Predicted idle and that of an EMULATED accelerator", columns, rows, text_columns=2)
+    worst = max(one["error_points"] for one in found.values())
+    between = sum(20 <= one["measured_idle_percent"] <= 80 for name, one in found.items() if name in SET_UPS)
+    print(f"largest error: {worst:.1f} points, target: under {TARGET_POINTS}; between 20 and 80 % idle: {between}")
+    for name, one in found.items():
+        for problem in one["problems"]:
+            print(f"  {name}: {problem}")
+    print(describe(machine()))
+    if args.save:
+        print(write_result("doctor", {"target_points": TARGET_POINTS, "largest_error_points": worst, "set_ups": found}))
+
+
+def _outcome(rate: float, predicted: list[float], measured: list[float], rest: dict[str, Any]) -> dict[str, Any]:
+    middle = statistics.median(predicted), statistics.median(measured)
+    return {
+        "accelerator_images_per_second": rate,
+        "predicted_idle_percent": middle[0],
+        "measured_idle_percent": middle[1],
+        "error_points": abs(middle[0] - middle[1]),
+        "predictions": predicted,
+        "measurements": measured,
+        **rest,
+    }
+
+
+def _diagnose(url: str, options: Any, rate: float, args: argparse.Namespace) -> Any:
+    from tpufeed.diagnosis.doctor import DoctorOptions, examine
+
+    asked = DoctorOptions(
+        tpu=TPU,
+        flops_per_sample=HIGH_SHARE_FLOPS / rate,
+        batch_size=options.batch_size,
+        ops=options.ops,
+        threads=options.threads,
+        processes=options.processes,
+        stage_bytes=options.stage_bytes,
+        seconds=args.seconds,
+    )
+    return examine(url, asked)
+
+
+def _feed_seconds(given: float, options: Any, args: argparse.Namespace) -> float:
+    """Long enough for the batch that each run begins and ends with to weigh little."""
+    return max(args.feed_seconds, FEWEST_BATCHES * options.batch_size / given)
+
+
+def _feed(url: str, options: Any, rate: float, seconds: float) -> Any:
+    import tpufeed
+    from tpufeed.diagnosis.stages.checking import feed_emulated
+    from tpufeed.profiling.profiles import AcceleratorProfile
+
+    profile = AcceleratorProfile(f"{rate:.0f} images a second", rate)
+    return feed_emulated(tpufeed.open_dataset(url), "train", options, profile, seconds)
+
+
+def _loader_options(set_up: SetUp) -> Any:
+    from tpufeed.images import Custom, HorizontalFlip, RandomResizedCrop
+    from tpufeed.loaders.options import LoaderOptions
+
+    given = dict(set_up.options)
+    ops = None if set_up.data == "raw" else [RandomResizedCrop(224), HorizontalFlip()]
+    batch = 128
+    if given.pop("ops", None) == HEAVY:
+        ops, batch = [*(ops or []), Custom(HEAVY)], 32
+    return replace(LoaderOptions(ops=ops, batch_size=batch), **given)
+
+
+@contextmanager
+def _place(set_up: SetUp, urls: dict[str, str], folder: Path) -> Iterator[str]:
+    """Where the set-up's dataset is: the narrow bucket is a local server's."""
+    if set_up.data != "bucket":
+        yield urls[set_up.data]
+        return
+    from local_gcs import serve
+
+    shutil.copytree(urls["presized"], folder / "served" / "bucket" / "presized")
+    with serve(folder / "served") as server:
+        server.configure(latency_ms=BUCKET_LATENCY_MS, connection_bytes_per_second=BUCKET_BYTES_PER_SECOND)
+        yield "gs://bucket/presized"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The curves of `bench_scale.py`: what planning and building take by images, and what workers give by their number."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SIZES = 1_000, 10_000, 100_000, 1_000_000, 10_000_000
+CLASSES, FILES = 1_000, 1_000
+WORKERS = 1, 2, 4
+PHOTOS, BATCHES = 4_000, 60
+_REPEATED = 100_000  # larger ones are measured once
+
+PLAN = """
+import json, resource, sys, time
+from pathlib import Path
+from tpufeed.dataset.plan import write_plan
+from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.options import make_options
+from tpufeed.sharding.plan import SizeEstimate, plan_shards
+from tpufeed.sharding.rows import Row
+from tpufeed.sharding.sources import Source
+folder, count, classes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def iter_rows(found):
+    for number in range(count):
+        label = f"class-{number % classes:04d}"
+        yield Row(f"{label}/{number:08d}.jpg", 100_000 + number % 7_919, str(10**18 + number), label)
+options = make_options({})
+start, cpu = time.perf_counter(), time.process_time()
+with Inventory(folder, Source("/made/up", "folder", False, iter_rows), options) as inventory:
+    write_plan(folder / "plan", *plan_shards(inventory, options, SizeEstimate(), "/made/up"))
+print(json.dumps({
+    "seconds": time.perf_counter() - start,
+    "cpu_seconds": time.process_time() - cpu,
+    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+    "plan_mb": (folder / "plan").stat().st_size / 1e6,
+}))
+"""
+
+BUILD = """
+import json, resource, sys, time
+start = time.perf_counter()
+import tpufeed
+result = tpufeed.shard(sys.argv[1], sys.argv[2], **json.loads(sys.argv[3]))
+seconds = time.perf_counter() - start
+launcher, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+print(json.dumps({
+    "seconds": seconds,
+    "cpu_seconds": sum((*launcher[:2], *workers[:2])),
+    "launcher_cpu_seconds": sum(launcher[:2]),
+    "launcher_peak_mb": launcher.ru_maxrss / 1e3,
+    "worker_peak_mb": workers.ru_maxrss / 1e3,
+    "shards": sum(len(v.shards) for split in result.manifest.splits.values() for v in split.variants),
+    "images": result.images,
+}))
+"""
+
+FEED = """
+import json, sys, time
+import tpufeed
+from tpufeed.images import HorizontalFlip, RandomResizedCrop
+url, processes, batches = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+ops = [RandomResizedCrop(size=224), HorizontalFlip()]
+with tpufeed.numpy_loader(url, batch_size=128, ops=ops, processes=processes, threads=1, repeat=True) as loader:
+    stream = iter(loader)
+    for _ in range(8):
+        next(stream)
+    start = time.perf_counter()
+    for _ in range(batches):
+        next(stream)
+    print(json.dumps({"images_per_second": batches * 128 / (time.perf_counter() - start)}))
+"""
+
+
+def plan_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:
+    """Planning by listed entries."""
+    return _by_size(repeats, most, lambda count: _plan(folder, count))
+
+
+def build_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:
+    """Building by images."""
+    from harness import machine
+
+    files = make_files(folder)
+    options = {"check": "header", "shard_bytes": "8MB", "workers": machine()["cores"]}
+    return {"options": options, **_by_size(repeats, most, lambda count: _build(folder, files, count, options))}
+
+
+def worker_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:  # noqa: ARG001  # photos have their own number
+    """Building with the full check, and feeding, by worker processes."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+    from make_photos import make_photos
+
+    make_photos(folder / "photos", PHOTOS, size=(375, 500))
+    found: dict[str, list[list[float]]] = {name: [[] for _ in WORKERS] for name in ("shard", "numpy_loader")}
+    for number in range(repeats):
+        for place, workers in enumerate(WORKERS):  # in turns, so that all have the same machine
+            url = folder / f"dataset-{number}-{workers}"
+            made = _child(BUILD, folder / "photos", url, json.dumps({"workers": workers}))
+            found["shard"][place].append(made["images"] / made["seconds"])
+            found["numpy_loader"][place].append(_child(FEED, url, workers, BATCHES)["images_per_second"])
+    return {
+        "repeats": repeats,
+        "photos": PHOTOS,
+        **{
+            name: {str(workers): _spread(rates) for workers, rates in zip(WORKERS, by_workers, strict=True)}
+            for name, by_workers in found.items()
+        },
+    }
+
+
+CURVES: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {
+    "plan": plan_curve,
+    "build": build_curve,
+    "workers": worker_curve,
+}
+
+
+def make_files(folder: Path) -> list[Path]:
+    """Images of 8x8 pixels."""
+    import cv2
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    (folder / "files").mkdir()
+    files = [folder / f"files/{number:04d}.jpg" for number in range(FILES)]
+    for file in files:
+        cv2.imwrite(str(file), rng.integers(0, 256, (8, 8, 3), np.uint8))
+    return files
+
+
+def slope_change_percent(result: dict[str, Any], key: str, first: int = 10_000, last: int | None = None) -> float:
+    """How much more an image costs from the size before `last` to it than from `first` to the one after that."""
+    sizes = sorted(map(int, result["sizes"]))
+    last = last or sizes[-1]
+    place = sizes.index(first)
+    early = slope_of(result, key, first, sizes[place + 1])
+    return 100 * (slope_of(result, key, sizes[sizes.index(last) - 1], last) / early - 1)
+
+
+def slope_of(result: dict[str, Any], key: str, low: int, high: int) -> float:
+    """What an image more costs, from the size `low` to the size `high`."""
+    return float(result["sizes"][str(high)][key] - result["sizes"][str(low)][key]) / (high - low)
+
+
+def _by_size(repeats: int, most: int, run: Callable[[int], dict[str, float]]) -> dict[str, Any]:
+    sizes = {}
+    for count in (size for size in SIZES if size <= most):
+        runs = [run(count) for _ in range(repeats if count <= _REPEATED else 1)]
+        sizes[str(count)] = {"runs": len(runs), **{key: statistics.median(one[key] for one in runs) for key in runs[0]}}
+        print(f"{count:,}: {sizes[str(count)]}", file=sys.stderr)
+    return {"repeats": repeats, "sizes": sizes}
+
+
+def _plan(folder: Path, count: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        return _child(PLAN, work, count, CLASSES)
+
+
+def _build(folder: Path, files: list[Path], count: int, options: dict[str, Any]) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        source = Path(work, "images")
+        for number in range(CLASSES):
+            (source / f"class-{number:04d}").mkdir(parents=True)
+        for number in range(count):  # neighbours of a class are other files, and each file has as many names
+            file = files[number // CLASSES % FILES]
+            os.link(file, source / f"class-{number % CLASSES:04d}" / f"{number:08d}.jpg")
+        return _child(BUILD, source, Path(work, "dataset"), json.dumps(options))
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def _child(program: str, *arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def show(part: str, result: dict[str, Any]) -> None:
+    """A table."""
+    from harness import figure, print_table
+
+    if part == "workers":
+        rows = [
+            [name, *(figure(result[name][str(workers)]["median"], 0) for workers in WORKERS)]
+            for name in ("shard", "numpy_loader")
+        ]
+        print_table("Images a second by worker processes", ["", *map(str, WORKERS)], rows)
+        return
+    keys = list(next(iter(result["sizes"].values())))
+    rows = [[key, *(figure(each[key], 2) for each in result["sizes"].values())] for key in keys]
+    print_table(f"{part}, by images", ["", *(f"{int(size):,}" for size in result["sizes"])], rows)
+    if len(result["sizes"]) > 3:  # two slopes above 10,000
+        print(
+            f"slope change of CPU seconds from 10,000 images on: {slope_change_percent(result, 'cpu_seconds'):+.1f} %"
+        )

@@ -1,0 +1,125 @@
+"""The figures of `docs/scale.md`: what `bench_scale.py` saved, and what it comes to by `costs.py`. Prints Markdown.
+
+    python benchmarks/scale_page.py [--write]
+
+`--write` puts them into the page, between its two marks, and draws `docs/scale.svg`.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import costs
+from curves import slope_of
+from harness import RESULTS
+
+PAGE = Path(__file__).parent.parent / "docs/scale.md"
+MARKS = "<!-- from here on: benchmarks/scale_page.py --write -->", "<!-- up to here -->"
+NAMES = "scale", "scale-plan", "scale-build", "scale-workers"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    text = "\n".join(iter_lines(RESULTS))
+    if not options.write:
+        print(text)
+        return
+    from plot_scale import plot
+
+    write(PAGE, text)
+    plot(read(RESULTS), PAGE.with_suffix(".svg"))
+
+
+def iter_lines(folder: Path) -> Iterator[str]:
+    """All between the marks."""
+    yield from iter_measured_lines(read(folder))
+    yield ""
+    yield "## What it comes to"
+    yield ""
+    yield from costs.iter_lines(costs.read_results(folder))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The result files."""
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in NAMES}
+
+
+def iter_measured_lines(found: dict[str, Any]) -> Iterator[str]:
+    """Tables of the four curves."""
+    for part, columns in (
+        ("build", ("seconds", "cpu_seconds", "launcher_cpu_seconds", "launcher_peak_mb", "worker_peak_mb")),
+        ("plan", ("seconds", "cpu_seconds", "peak_mb", "plan_mb")),
+    ):
+        yield from _iter_size_lines(f"scale-{part}", found[f"scale-{part}"], columns)
+        yield ""
+    yield from _iter_shard_lines(found["scale"])
+    yield ""
+    rates = found["scale-workers"]
+    counts = list(rates["shard"])
+    yield f"Images a second by worker processes ({_where('scale-workers', rates)}):"
+    yield ""
+    yield f"| | {' | '.join(counts)} |"
+    yield f"|---|{'---:|' * len(counts)}"
+    for name, label in (("shard", "`shard`, full check"), ("numpy_loader", "`numpy_loader`, crop and flip")):
+        cells = [f"{each['median']:,.0f} ({each['low']:,.0f} to {each['high']:,.0f})" for each in rates[name].values()]
+        yield f"| {label} | {' | '.join(cells)} |"
+
+
+def _iter_size_lines(name: str, result: dict[str, Any], columns: tuple[str, ...]) -> Iterator[str]:
+    what = "Building" if name == "scale-build" else "Planning"
+    yield f"{what} ({_where(name, result)}, of more than 100,000 one run):"
+    yield ""
+    heads = [column.replace("_mb", " MB").replace("_seconds", " seconds").replace("_", " ") for column in columns]
+    yield f"| images | {' | '.join(heads)} | us of the CPU an image more | beside 10,000 to 100,000 |"
+    yield f"|---:|{'---:|' * (len(columns) + 2)}"
+    sizes = sorted(map(int, result["sizes"]))
+    slopes: list[float] = []
+    for place, size in enumerate(sizes):
+        cells = [f"{result['sizes'][str(size)][column]:,.{_digits(column)}f}" for column in columns]
+        if size > 10_000:
+            slopes.append(slope_of(result, "cpu_seconds", sizes[place - 1], size))
+            cells += [f"{slopes[-1] * 1e6:.1f}", f"{100 * (slopes[-1] / slopes[0] - 1):+.1f} %" if slopes[1:] else ""]
+        else:
+            cells += ["", ""]
+        yield f"| {size:,} | {' | '.join(cells)} |"
+
+
+def _digits(column: str) -> int:
+    return 0 if column.endswith("peak_mb") else 2
+
+
+def _iter_shard_lines(result: dict[str, Any]) -> Iterator[str]:
+    yield f"Shards ({_where('scale', result)}):"
+    yield ""
+    yield "| shards | records | manifest MB | `open_dataset`, s | `numpy_loader`, s | its first batch, s | MB |"
+    yield "|---:|---:|---:|---:|---:|---:|---:|"
+    for size in sorted(int(key) for key in result if key.isdigit()):
+        each = result[str(size)]
+        yield (
+            f"| {size // result['records_of_shard']:,} | {size:,} | {each['manifest_mb']:.2f} | "
+            f"{each['open_dataset_seconds']:.3f} | {each['open_seconds']:.2f} | {each['first_batch_seconds']:.2f} | "
+            f"{each['memory_mb']:.0f} |"
+        )
+
+
+def _where(name: str, result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    return (
+        f"[result](../benchmarks/results/{name}.json); {machine['cores']} cores, load {machine['load']}, "
+        f"{machine['date']}, medians of {result['repeats']}"
+    )
+
+
+def write(page: Path, text: str) -> None:
+    """Put the figures between the page's marks."""
+    before, _, rest = page.read_text().partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What the measured rates of two cores come to on the hosts of TPUs: arithmetic, no measurement. Prints Markdown.
+
+    python benchmarks/scaling.py [--write]
+
+`--write` puts it into `scaling.md`, between the two marks.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import RESULTS
+
+from tpufeed.profiling.tpus import TPUS, Tpu
+
+PAGE = Path(__file__).parent / "scaling.md"
+MARKS = "<!-- from here on: benchmarks/scaling.py --write -->", "<!-- up to here -->"
+HOSTS = ("v3-8", "v5e-8", "v6e-8")  # 96, 224 and 180 vCPUs
+
+# A vCPU of a TPU VM is one of two hyperthreads of a core; what it does of one of ours is not known, so both ends stand.
+VCPU_OF_A_CORE = 0.6, 1.0
+PIXELS_BYTES = 224 * 224 * 3
+# How often an image's bytes go over the memory bus. Raw: read, written (which reads the line first), read and written
+# again on the way to the device. Decoded ones are made in the caches, and written from there.
+BUS_PASSES = {"JPEG 500x375": 4, "presized to 256": 4, "raw 224 cache": 5}
+JPEG_BYTES = {"JPEG 500x375": 89_000, "presized to 256": 26_000, "raw 224 cache": PIXELS_BYTES}
+KINDS = {"JPEG 500x375": "jpeg", "presized to 256": "presized", "raw 224 cache": "raw"}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured here: images a second a core, of `numpy_loader`; and what each image takes of the GIL.
+
+    Attributes:
+        cores: of this machine.
+        a_core: by kind of images.
+        gil_seconds: an image takes of the process that decodes in threads, by kind.
+        handing_seconds: an image takes of the training process where worker processes decode.
+    """
+
+    cores: int
+    a_core: dict[str, float]
+    gil_seconds: dict[str, float]
+    handing_seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    text = "\n".join(iter_lines(read_results(RESULTS)))
+    if options.write:
+        write(PAGE, text)
+    else:
+        print(text)
+
+
+def read_results(folder: Path) -> Measured:
+    """The figures of `feed.json` and `gil.json`."""
+    feed, gil = (json.loads((folder / f"{name}.json").read_text()) for name in ("feed", "gil"))
+    cores = feed["machine"]["cores"]
+    loaders = {kind: feed[key]["loaders"]["tpufeed.numpy_loader"]["median"] for kind, key in KINDS.items()}
+    threads, processes = "threads: 1 of this process", "processes: 1 with 1 thread"
+    held: dict[str, Any] = gil["medians"]["gil"]
+    return Measured(
+        cores,
+        {kind: rate / cores for kind, rate in loaders.items()},
+        {kind: held["raw" if kind.startswith("raw") else "jpeg"][threads]["gil_seconds_an_image"] for kind in KINDS},
+        held["raw"][processes]["gil_seconds_an_image"],
+    )
+
+
+def iter_lines(measured: Measured) -> Iterator[str]:
+    """The page's figures."""
+    yield f"Measured on {measured.cores} cores:"
+    yield ""
+    yield "| | img/s a core | bytes stored an image | GIL ceiling of one process, threads |"
+    yield "|---|---:|---:|---:|"
+    for kind, rate in measured.a_core.items():
+        ceiling = 1 / measured.gil_seconds[kind]
+        yield f"| {kind} | {rate:,.0f} | {JPEG_BYTES[kind]:,} | {_rounded(ceiling)} img/s |"
+    yield ""
+    yield (
+        f"Handing batches of 128 over from worker processes takes {measured.handing_seconds * 1e6:.1f} us an image of "
+        f"the training process' GIL: {_rounded(1 / measured.handing_seconds)} img/s at the most."
+    )
+    for name in HOSTS:
+        yield ""
+        yield from _iter_host_lines(TPUS[name], measured)
+
+
+def _iter_host_lines(tpu: Tpu, measured: Measured) -> Iterator[str]:
+    needed = f"ResNet-50 takes {tpu.low:,.0f} to {tpu.high:,.0f} img/s"
+    yield f"**{tpu.name}**: {tpu.vcpus} vCPUs, {tpu.nic_gbps} Gbit/s; {needed}."
+    yield ""
+    columns = ("CPUs", "handing over", "network, first epoch", "memory bus at the high rate", "fed", "idle, high rate")
+    yield f"| from | {' | '.join(columns)} |"
+    yield f"|---|{'---:|' * len(columns)}"
+    for kind, rate in measured.a_core.items():
+        cpus = [_rounded(rate * tpu.vcpus * share) for share in VCPU_OF_A_CORE]
+        network = tpu.nic_gbps / 8 * 1e9 / JPEG_BYTES[kind]
+        fed = [min(rate * tpu.vcpus * share, 1 / measured.handing_seconds) for share in VCPU_OF_A_CORE]
+        idle = [idle_percent(images, tpu.high) for images in fed]
+        bus = tpu.high * PIXELS_BYTES * BUS_PASSES[kind] / 1e9
+        cells = [
+            " to ".join(cpus),
+            _rounded(1 / measured.handing_seconds),
+            _rounded(network),
+            f"{bus:.0f} GB/s",
+            _range([_rounded(images) for images in fed]),
+            _range([f"{percent:.0f} %" for percent in reversed(idle)]),
+        ]
+        yield f"| {kind} | {' | '.join(cells)} |"
+
+
+def idle_percent(fed: float, needed: float) -> float:
+    """Of a device that takes `needed` images a second and gets `fed`."""
+    return 100 * max(0.0, 1 - fed / needed)
+
+
+def write(page: Path, text: str) -> None:
+    """Put the figures between the page's marks."""
+    before, _, rest = page.read_text().partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}")
+
+
+def _range(ends: list[str]) -> str:
+    return ends[0] if len(set(ends)) == 1 else " to ".join(ends)
+
+
+def _rounded(value: float) -> str:
+    """Two figures: the arithmetic carries no more."""
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):,.0f}"
+
+
+if __name__ == "__main__":
+    main()
