@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")  # JAX reads it once
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so it is in what a shell starts with `&`, and in all below
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -119,6 +119,16 @@ def test_the_program_for_loaders_runs_as_it_stands(sources: Path, tmp_path: Path
     run_all([f"{sys.executable} program.py"], tmp_path, TPUFEED_PROCESSES="", PJRT_DEVICE="CPU")
 
 
+def test_the_commands_for_reports_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    tpufeed.shard(sources / "photos", tmp_path / "out/photos", workers=1)
+    run_all(commands_of("report.md"), tmp_path)
+    (tmp_path / "program.py").write_text("\n".join(commands_of("report.md", "python")))
+    run_all([f"{sys.executable} program.py && echo done"], tmp_path)
+    for name in ("out/bench", "out/doctor", "report"):
+        assert "<svg" in (tmp_path / f"{name}.html").read_text()
+        assert (tmp_path / f"{name}.md").read_text().startswith("# ")
+
+
 @pytest.fixture
 def gcs(sources: Path, tmp_path: Path) -> Iterator[GcsServer]:
     """The server of the page's own command, with the sources in its bucket."""

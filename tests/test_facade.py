@@ -116,12 +116,12 @@ except tpufeed.errors.MissingExtraError as error:
     ("name", "blocked", "extra"),
     [
         ("tf_dataset", ["tensorflow"], "tf"),
+        ("jax_loader", ["jax"], "jax"),
         ("TFRecordImages", ["torch"], "torch"),
         ("xla_loader", ["torch_xla"], "xla"),
         ("xla_loader", ["torch", "torch_xla"], "xla"),
         ("LaneSampler", ["torch"], "torch"),
         ("device_prefetch", ["torch"], "torch"),
-        ("to_device_float", ["torch"], "torch"),
         ("torch_loader", ["torch"], "torch"),
     ],
 )

@@ -45,8 +45,9 @@ def _run(folder: Path, command: list[str] | str) -> str:
 
 def test_the_readme_has_a_loop_for_each_framework() -> None:
     assert [
-        next(name for name in ("keras", "torch_xla", "numpy") if f"import {name}" in program) for program in PROGRAMS
-    ] == ["keras", "torch_xla", "numpy"]
+        next(name for name in ("keras", "torch_xla", "numpy", "jax") if f"import {name}" in program)
+        for program in PROGRAMS
+    ] == ["keras", "torch_xla", "numpy", "jax"]
 
 
 def test_the_commands_run_as_they_stand(workplace: Path) -> None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tpufeed.dataset.partition import World
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
+    from tpufeed.loaders.batchsize import batch_size
+    from tpufeed.loaders.devicefloat import to_device_float
+    from tpufeed.loaders.jaxarray import jax_loader
     from tpufeed.loaders.lanesampler import LaneSampler
     from tpufeed.loaders.options import LoaderOptions
     from tpufeed.loaders.stream import numpy_loader
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from tpufeed.loaders.torchdevice import device_prefetch
     from tpufeed.loaders.torchhost import TFRecordImages
     from tpufeed.loaders.torchloader import torch_loader
-    from tpufeed.loaders.torchpixels import random_flip, random_shift, to_device_float
+    from tpufeed.loaders.torchpixels import random_flip, random_shift
     from tpufeed.loaders.torchxla import xla_loader
     from tpufeed.profiling.clock import StepClock
     from tpufeed.sharding.build import shard
@@ -34,10 +37,12 @@ __all__ = [
     "World",
     "__version__",
     "adopt",
+    "batch_size",
     "cache",
     "device_prefetch",
     "errors",
     "images",
+    "jax_loader",
     "numpy_loader",
     "open_dataset",
     "random_flip",
@@ -58,14 +63,16 @@ _ROOM_OF_NAME = {
     "TFRecordImages": "loaders.torchhost",
     "World": "dataset.partition",
     "adopt": "dataset.adopt",
+    "batch_size": "loaders.batchsize",
     "device_prefetch": "loaders.torchdevice",
+    "jax_loader": "loaders.jaxarray",
     "numpy_loader": "loaders.stream",
     "open_dataset": "dataset.reader",
     "random_flip": "loaders.torchpixels",
     "random_shift": "loaders.torchpixels",
     "shard": "sharding.build",
     "tf_dataset": "loaders.tfdata",
-    "to_device_float": "loaders.torchpixels",
+    "to_device_float": "loaders.devicefloat",
     "torch_loader": "loaders.torchloader",
     "verify": "dataset.verify",
     "xla_loader": "loaders.torchxla",
