@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from tpufeed.dataset.verify import verify
     from tpufeed.loaders.batchsize import batch_size
     from tpufeed.loaders.devicefloat import to_device_float
-    from tpufeed.loaders.jaxarray import jax_loader
-    from tpufeed.loaders.lanesampler import LaneSampler
+    from tpufeed.loaders.jax.array import jax_loader
     from tpufeed.loaders.options import LoaderOptions
     from tpufeed.loaders.stream import numpy_loader
-    from tpufeed.loaders.tfdata import tf_dataset
-    from tpufeed.loaders.torchdevice import device_prefetch
-    from tpufeed.loaders.torchhost import TFRecordImages
-    from tpufeed.loaders.torchloader import torch_loader
-    from tpufeed.loaders.torchpixels import random_flip, random_shift
-    from tpufeed.loaders.torchxla import xla_loader
+    from tpufeed.loaders.tf.dataset import tf_dataset
+    from tpufeed.loaders.torch.device import device_prefetch
+    from tpufeed.loaders.torch.host import TFRecordImages
+    from tpufeed.loaders.torch.lanesampler import LaneSampler
+    from tpufeed.loaders.torch.loader import torch_loader
+    from tpufeed.loaders.torch.pixels import random_flip, random_shift
+    from tpufeed.loaders.xla.loader import xla_loader
     from tpufeed.profiling.clock import StepClock
     from tpufeed.sharding.build import shard
 
@@ -57,25 +57,25 @@ __all__ = [
 
 _ROOMS = ("cache", "errors", "images")
 _ROOM_OF_NAME = {
-    "LaneSampler": "loaders.lanesampler",
+    "LaneSampler": "loaders.torch.lanesampler",
     "LoaderOptions": "loaders.options",
     "StepClock": "profiling.clock",
-    "TFRecordImages": "loaders.torchhost",
+    "TFRecordImages": "loaders.torch.host",
     "World": "dataset.partition",
     "adopt": "dataset.adopt",
     "batch_size": "loaders.batchsize",
-    "device_prefetch": "loaders.torchdevice",
-    "jax_loader": "loaders.jaxarray",
+    "device_prefetch": "loaders.torch.device",
+    "jax_loader": "loaders.jax.array",
     "numpy_loader": "loaders.stream",
     "open_dataset": "dataset.reader",
-    "random_flip": "loaders.torchpixels",
-    "random_shift": "loaders.torchpixels",
+    "random_flip": "loaders.torch.pixels",
+    "random_shift": "loaders.torch.pixels",
     "shard": "sharding.build",
-    "tf_dataset": "loaders.tfdata",
+    "tf_dataset": "loaders.tf.dataset",
     "to_device_float": "loaders.devicefloat",
-    "torch_loader": "loaders.torchloader",
+    "torch_loader": "loaders.torch.loader",
     "verify": "dataset.verify",
-    "xla_loader": "loaders.torchxla",
+    "xla_loader": "loaders.xla.loader",
 }
 
 

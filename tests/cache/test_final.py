@@ -8,7 +8,7 @@ from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, from_dict
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.loaders.torchhost import TFRecordImages
+from tpufeed.loaders.torch.host import TFRecordImages
 
 SIDE, LARGE = 24, 32
 FINAL = [RandomCrop(SIDE), HorizontalFlip()]

@@ -218,7 +218,8 @@ def test_a_host_s_first_requests_do_not_grow_with_the_pod(make_bucket):
             lanes = default_lanes(World(0, size)) // size
             assert 1 <= asked[index] <= 2 * lanes
             assert BATCH <= asked["range", "shards"] <= 3 * BATCH
-            seen.setdefault(size, []).append(sum(asked.values()))
+            # Without the records: how many batches it got ahead is a matter of time, not of the pod.
+            seen.setdefault(size, []).append(sum(asked.values()) - asked["range", "shards"])
     assert max(seen[512]) <= max(seen[64]) <= max(seen[8]) <= max(seen[1])
 
 

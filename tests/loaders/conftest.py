@@ -135,11 +135,11 @@ def damage(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Damaged]:
 
 @pytest.fixture(scope="session")
 def run_script() -> Callable[..., str]:
-    """`run_script(name, *arguments, devices=1)` runs a script of this folder on CPU devices of torch_xla."""
+    """`run_script(name, *arguments, devices=1)` runs a script below this folder on CPU devices of torch_xla."""
 
     def run(name: str, *arguments: object, devices: int = 1, seconds: float = 150) -> str:
         environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "PYTHONFAULTHANDLER": "1"}
-        command = [sys.executable, str(Path(__file__).with_name(name)), *map(str, arguments)]
+        command = [sys.executable, str(Path(__file__).parent / name), *map(str, arguments)]
         with subprocess.Popen(
             command,
             env=environment,
@@ -169,7 +169,7 @@ def one_device(
 ) -> tuple[dict[str, Any], Damaged]:
     """What xla_one_device.py wrote down, and the damaged record that it met."""
     damaged, out = damage(cache_url, 33), tmp_path_factory.mktemp("xla") / "one.pickle"
-    run_script("xla_one_device.py", cache_url, flat_url, damaged.url, out)
+    run_script("xla/xla_one_device.py", cache_url, flat_url, damaged.url, out)
     return pickle.loads(out.read_bytes()), damaged
 
 

@@ -22,7 +22,7 @@ from torch_xla.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
 from torch_xla.utils import keyd_queue
 
 import tpufeed
-from tpufeed.loaders import xlaruntime
+from tpufeed.loaders.xla import runtime as xla_runtime
 from tpufeed.profiling.clock import StepClock
 from tpufeed.profiling.xlametrics import xla_counts
 
@@ -51,11 +51,11 @@ class FakeTime:
             return self.get(queue)
 
         torch_xla.sync, keyd_queue.Queue.get = sync, get
-        xlaruntime.time = SimpleNamespace(perf_counter=self.now)
+        xla_runtime.time = SimpleNamespace(perf_counter=self.now)
         return self
 
     def __exit__(self, *_):
-        torch_xla.sync, keyd_queue.Queue.get, xlaruntime.time = self.sync, self.get, time
+        torch_xla.sync, keyd_queue.Queue.get, xla_runtime.time = self.sync, self.get, time
 
 
 class Source:

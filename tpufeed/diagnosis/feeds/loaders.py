@@ -74,18 +74,18 @@ def _make(name: str, url: str, split: str, options: dict[str, Any]) -> Any:
 
         return numpy_loader(url, split, **options)
     if name == "torch":
-        from tpufeed.loaders.torchloader import torch_loader
+        from tpufeed.loaders.torch.loader import torch_loader
 
         return torch_loader(url, split, **options)
     if name == "xla":
-        from tpufeed.loaders.torchxla import xla_loader
+        from tpufeed.loaders.xla.loader import xla_loader
 
         return xla_loader(url, split, **options)
     if name == "jax":
-        from tpufeed.loaders.jaxarray import jax_loader
+        from tpufeed.loaders.jax.array import jax_loader
 
         return jax_loader(url, split, **options)
-    from tpufeed.loaders.tfdata import tf_dataset
+    from tpufeed.loaders.tf.dataset import tf_dataset
 
     # One iteration over all epochs: to begin another one costs a tf.data.Dataset up to 0.4 s.
     return tf_dataset(url, split, direct=name == "tf-direct", repeat=True, **options)

@@ -51,7 +51,7 @@ def measure(measurement: Measurement) -> Run:
     options, choice = measurement.options, measurement.options.choice
     check_loaders([measurement.loader], options)
     if choice.kind == "xla" or measurement.loader == "xla":
-        from tpufeed.loaders import xlaruntime  # noqa: F401  # torch_xla cannot be imported after TensorFlow
+        from tpufeed.loaders.xla import runtime  # noqa: F401  # torch_xla cannot be imported after TensorFlow
     from tpufeed.dataset.reader import open_dataset
 
     dataset = open_dataset(measurement.url)

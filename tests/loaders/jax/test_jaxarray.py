@@ -1,0 +1,218 @@
+"""Arrays and options of jax_loader on 8 CPU devices of one process.
+
+test_jaxepoch.py has how it iterates, and test_jaxarray_processes.py two processes.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.errors import LoaderError, OptionError
+
+_before = dict(os.environ)
+import jax  # noqa: E402  # it sets TPU_SKIP_MDS_QUERY, over which torch_xla stumbles in processes of other tests
+import jax.numpy as jnp  # noqa: E402
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+from tpufeed.loaders.jax.array import jax_loader  # noqa: E402
+from tpufeed.loaders.jax.sharding import Placement  # noqa: E402
+
+if "TPU_SKIP_MDS_QUERY" not in _before:
+    os.environ.pop("TPU_SKIP_MDS_QUERY", None)
+
+COLUMNS = ["image", "label", "sample"]
+BATCH = 16
+
+
+def make(url, **options):
+    return jax_loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+
+
+def make_numpy(url, **options):
+    return tpufeed.numpy_loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+
+
+def mesh(*shape, axes=("data", "model")):
+    return Mesh(np.array(jax.devices()).reshape(shape), axes[: len(shape)])
+
+
+def samples(batches):
+    return [np.asarray(batch[2]).tolist() for batch in batches]
+
+
+@pytest.fixture(scope="module")
+def epochs(cache_url):
+    """The samples of numpy_loader's batches."""
+    with make_numpy(cache_url) as loader:
+        return [samples(loader) for _ in range(3)]
+
+
+# Arrays
+
+
+def test_there_are_eight_devices():
+    assert jax.device_count() == 8
+
+
+SHARDINGS = {
+    "none": lambda: (None, P("data"), mesh(8)),
+    "mesh": lambda: (mesh(4, 2), P("data"), mesh(4, 2)),
+    "one axis": lambda: (NamedSharding(mesh(2, 4), P("data")), P("data"), mesh(2, 4)),
+    "two axes": lambda: (NamedSharding(mesh(2, 4), P(("model", "data"))), P(("model", "data")), mesh(2, 4)),
+    "pixels as well": lambda: (NamedSharding(mesh(4, 2), P("data", None, "model")), P("data"), mesh(4, 2)),
+    "replicated": lambda: (NamedSharding(mesh(8), P()), P(), mesh(8)),
+    "explicit": lambda: (jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,)), P("x"), None),
+    "backwards": lambda: (Mesh(jax.devices()[::-1], ("x",)), P("x"), Mesh(jax.devices()[::-1], ("x",))),
+    "three devices of eight": lambda: (Mesh(jax.devices()[2:5], ("x",)), P("x"), Mesh(jax.devices()[2:5], ("x",))),
+}
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_each_device_holds_its_own_rows(cache_url, name):
+    given, of_labels, over = SHARDINGS[name]()
+    over = over or given
+    size = 6 if "three" in name else 8
+    options = {"batch_size": size, "remainder": "pad", "seed": 5}
+    with make(cache_url, sharding=given, **options) as loader, make_numpy(cache_url, **options) as host:
+        seen = []
+        for arrays, expected in itertools.zip_longest(loader, host):
+            assert len(arrays) == len(expected) == 4
+            for array, of_host in zip(arrays, expected, strict=True):
+                assert isinstance(array, jax.Array)
+                assert array.shape == of_host.shape
+                for shard in array.addressable_shards:
+                    np.testing.assert_array_equal(np.asarray(shard.data), of_host[shard.index])
+            image, label, sample, mask = arrays
+            assert [array.dtype for array in arrays] == [jnp.uint8, jnp.int32, jnp.int32, jnp.bool_]
+            assert label.sharding == sample.sharding == mask.sharding == NamedSharding(over, of_labels)
+            assert image.sharding == (given if isinstance(given, NamedSharding) else NamedSharding(over, of_labels))
+            seen += np.asarray(sample)[np.asarray(mask)].tolist()
+        assert sorted(seen) == list(range(70))
+        assert loader.sharding == image.sharding
+
+
+def test_rows_are_split_evenly(cache_url):
+    with make(cache_url) as loader:
+        image, _, _ = next(iter(loader))
+    assert [shard.data.shape for shard in image.addressable_shards] == [(2, 64, 64, 3)] * 8
+    assert [shard.device for shard in image.addressable_shards] == jax.devices()
+    assert [shard.index[0] for shard in image.addressable_shards] == [slice(n, n + 2) for n in range(0, 16, 2)]
+
+
+def test_one_device(cache_url, epochs):
+    sharding = SingleDeviceSharding(jax.devices()[3])
+    with make(cache_url, sharding=sharding) as loader:
+        batches = list(loader)
+    assert samples(batches) == epochs[0]
+    assert {array.sharding for batch in batches for array in batch} == {sharding}
+
+
+def test_forms_of_a_batch(flat_url, dataset_url, ops):
+    with jax_loader(flat_url, batch_size=8) as loader:
+        image = next(iter(loader))
+        assert (type(image), image.shape) == (type(jnp.zeros(1)), (8, 64, 64, 3))
+    with jax_loader(flat_url, batch_size=8, columns=None) as loader:
+        assert {name: array.dtype for name, array in next(iter(loader)).items()} == {
+            "image": "uint8",
+            "sample": "int32",
+        }
+    with make(dataset_url, ops=ops, columns=["text", "image"]) as loader:
+        text, image = next(iter(loader))
+        assert type(text) is np.ndarray
+        assert isinstance(image, jax.Array)
+        assert {type(value) for value in text} == {str}
+
+
+def test_a_world_by_hand_says_what_is_read_only(cache_url):
+    with make(cache_url, world=(1, 2)) as loader, make_numpy(cache_url, world=(1, 2)) as host:
+        assert (loader.world.rank, loader.world.size, len(loader)) == (1, 2, 2)
+        assert samples(loader) == samples(host)
+
+
+def test_integers_are_never_cut_without_a_word(cache_url):
+    with jax.enable_x64(True), make(cache_url) as loader:
+        assert {batch[2].dtype.name for batch in loader} == {"int64"}  # of the thread's, too
+        assert Placement(None).put("sample", np.full(8, 2**31)).dtype == jnp.int64
+    placement = Placement(None)
+    assert placement.put("sample", np.full(8, 2**31 - 1)).tolist() == [2**31 - 1] * 8
+    with pytest.raises(LoaderError, match="the column 'sample' holds -2147483649, which JAX would cut to int32; set"):
+        placement.put("sample", np.array([0] * 7 + [-(2**31) - 1]))
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("sharding", "message"),
+    [
+        (lambda: P("data"), r"not P\w*; give NamedSharding\(mesh, PartitionSpec\('data'\)\)"),
+        (lambda: "data", "sharding is a NamedSharding over a Mesh of devices, such a Mesh itself, or None .* not str"),
+        (lambda: AbstractMesh((2,), ("data",)), "not AbstractMesh"),
+        (lambda: NamedSharding(AbstractMesh((2,), ("data",)), P("data")), "over a Mesh of devices"),
+        (lambda: Mesh(np.array(jax.devices()[0]), ()), "the mesh has no axis to split rows over; give Mesh"),
+    ],
+)
+def test_what_is_no_sharding(cache_url, sharding, message):
+    with pytest.raises(OptionError, match=message):
+        make(cache_url, sharding=sharding())
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sharding", "message"),
+    [
+        (
+            12,
+            lambda: None,
+            "a batch of 12 cannot be split into the 8 blocks .* give a batch_size that 8 divides, as 8 or 16",
+        ),
+        (3, lambda: None, "a batch of 3 .* that 8 divides, as 8$"),
+        (10, lambda: mesh(4, 2), "a batch of 10 .* the 4 blocks .* as 8 or 12"),
+        (8, lambda: NamedSharding(mesh(8), P("data", None, None, None)), None),
+        (
+            8,
+            lambda: NamedSharding(mesh(4, 2), P("data", None, None, "model")),
+            r"the column 'image', of shape \(64, 64, 3\) a sample, cannot be split as the sharding says: .*2 times",
+        ),
+    ],
+)
+def test_a_sharding_that_does_not_divide_the_batch(cache_url, batch_size, sharding, message):
+    with make(cache_url, batch_size=batch_size, sharding=sharding()) as loader:
+        if message is None:
+            assert len(list(loader)) == 8
+            return
+        with pytest.raises(OptionError, match=message):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5])
+def test_a_wrong_device_prefetch(cache_url, size):
+    with pytest.raises(OptionError, match="device_prefetch is a whole number of batches, at least 1, not"):
+        make(cache_url, device_prefetch=size)
+
+
+def test_other_options_are_as_everywhere(cache_url):
+    with pytest.raises(OptionError, match="no option 'batchsize'; did you mean batch_size"):
+        make(cache_url, batchsize=3)
+    with pytest.raises(OptionError, match="no column 'nothing'"):
+        make(cache_url, columns=["nothing"])
+
+
+def test_without_jax():
+    program = """
+import sys
+sys.modules["jax"] = None
+from tpufeed.errors import MissingExtraError
+for name in ("array", "pixels"):
+    try:
+        __import__("tpufeed.loaders.jax." + name)
+    except MissingExtraError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "JAX is not installed: pip install 'tpufeed[jax]'\n" * 2

@@ -1,0 +1,406 @@
+"""Iterations of jax_loader on 8 CPU devices: what is ahead, how they end, and states."""
+
+import contextlib
+import copy
+import gc
+import importlib
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.errors import LoaderError, OptionError, RecordError
+from tpufeed.images.ops import Custom
+
+_before = dict(os.environ)
+import jax  # noqa: E402  # it sets TPU_SKIP_MDS_QUERY, over which torch_xla stumbles in processes of other tests
+
+from tpufeed.loaders.jax.array import jax_loader  # noqa: E402
+
+if "TPU_SKIP_MDS_QUERY" not in _before:
+    os.environ.pop("TPU_SKIP_MDS_QUERY", None)
+
+COLUMNS = ["image", "label", "sample"]
+BATCH = 16
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tpufeed-jax")]
+
+
+def wait_for(condition):
+    """The deadline only keeps a failing test from hanging."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert condition()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    assert not threads()
+    yield
+    gc.collect()
+    assert not threads()
+
+
+def make(url, **options):
+    return jax_loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+
+
+def make_numpy(url, **options):
+    return tpufeed.numpy_loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+
+
+def samples(batches):
+    return [np.asarray(batch[2]).tolist() for batch in batches]
+
+
+@pytest.fixture(scope="module")
+def epochs(cache_url):
+    """The samples of numpy_loader's batches."""
+    with make_numpy(cache_url) as loader:
+        return [samples(loader) for _ in range(3)]
+
+
+# Ahead of need
+
+
+GATE = """
+import threading
+
+left, reached, opened = [{images}], threading.Event(), threading.Event()
+
+
+def gate(image, rng):
+    left[0] -= 1
+    if left[0] < 0:
+        reached.set()
+        assert opened.wait(60)
+    return image
+"""
+
+
+@pytest.fixture
+def make_gate(tmp_path, monkeypatch):
+    """A module with an op that lets so many images pass, and keeps the next one until it is opened."""
+
+    def make(images):
+        name = f"gate_{tmp_path.name}"
+        (tmp_path / f"{name}.py").write_text(GATE.format(images=images))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        return importlib.import_module(name)
+
+    return make
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_is_on_the_devices_is_handed_out_while_the_host_decodes_the_next(cache_url, make_gate, size):
+    gate = make_gate(8 * (1 + size))
+    options = {"batch_size": 8, "threads": 1, "ops": [Custom(gate.gate)], "device_prefetch": size}
+    with make(cache_url, **options) as loader:
+        iterator = iter(loader)
+        got = [next(iterator)]
+        assert gate.reached.wait(60)  # the batches on the devices are all that there are
+        got += [next(iterator) for _ in range(size)]
+        assert not gate.opened.is_set()
+        gate.opened.set()
+        got += list(iterator)
+    with make_numpy(cache_url, batch_size=8) as host:
+        assert samples(got) == samples(host)
+
+
+def test_just_so_many_batches_are_ahead(cache_url):
+    with make(cache_url, batch_size=8, device_prefetch=2, prefetch=1) as loader:
+        iterator = iter(loader)
+        for handed in range(1, 6):
+            next(iterator)
+            wait_for(lambda: loader.source.stats().batches >= handed + 2)  # noqa: B023  # is called at once
+            time.sleep(0.005)
+            assert loader.source.stats().batches == handed + 2
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_batches_that_are_kept_are_never_overwritten(cache_url, donated):
+    """On the CPU an array shares the memory of the host's batch, which is page-aligned."""
+    step = jax.jit(lambda image: 255 - image, donate_argnums=(0,) if donated else ())
+    kept = []
+    with make(cache_url, batch_size=8, prefetch=2) as loader:
+        for _ in range(3):
+            for image, _, sample in loader:
+                before = np.array(image)
+                if len(kept) % 2:
+                    kept.append((step(image), 255 - before, sample))
+                    assert image.is_deleted() is donated
+                else:
+                    kept.append((image, before, sample))
+    assert len(kept) == 24
+    for image, expected, _ in kept:
+        np.testing.assert_array_equal(np.asarray(image), expected)
+
+
+def test_arrays_outlive_their_loader_and_their_memory_goes_with_them(cache_url, stored):
+    loader = make(cache_url, batch_size=8)
+    image, _, sample = next(iter(loader))
+    loader.close()
+    del loader
+    gc.collect()
+    np.testing.assert_array_equal(image, stored(cache_url).pixels[np.asarray(sample)])
+    with make(cache_url, batch_size=8, prefetch=1) as loader:
+        pointers = [image.addressable_shards[0].data.unsafe_buffer_pointer() for _ in range(10) for image, *_ in loader]
+    assert len(pointers) == 80
+    assert len(set(pointers)) <= 10  # the pool's buffers, again and again
+
+
+# Leaving
+
+
+@pytest.mark.parametrize("way", ["break", "exception", "interrupt", "close", "next loop", "garbage", "end"])
+def test_every_way_to_leave_ends_the_thread(cache_url, way):
+    loader = make(cache_url, batch_size=8)
+    iterator = iter(loader)
+    assert not threads()  # nothing begins before the first batch
+    if way in ("break", "exception", "interrupt"):
+        error = {"break": None, "exception": ValueError, "interrupt": KeyboardInterrupt}[way]
+        with pytest.raises(error) if error else contextlib.nullcontext():
+            for _ in loader:
+                assert threads()
+                if error:
+                    raise error
+                break
+    elif way == "close":
+        next(iterator)
+        loader.close()
+        with pytest.raises(LoaderError, match="was closed"):
+            next(iterator)
+    elif way == "next loop":
+        next(iterator)
+        following = iter(loader)
+        next(iterator)  # that one has not begun
+        next(following)
+        with pytest.raises(LoaderError, match="another iteration was begun"):
+            next(iterator)
+        del following
+    elif way == "garbage":
+        next(iterator)
+        cycle = [iterator]
+        cycle.append(cycle)
+        del cycle, iterator
+        gc.collect()
+    else:
+        assert len(list(iterator)) == 8
+        with pytest.raises(StopIteration):
+            next(iterator)
+    assert not threads()
+    loader.close()
+
+
+def test_an_interrupted_wait_ends_the_thread(cache_url, monkeypatch):
+    loader = make(cache_url, batch_size=8)
+    iterator = iter(loader)
+    next(iterator)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tpufeed.loaders.ahead.Future.result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert not threads()
+    monkeypatch.undo()
+    assert len(list(loader)) == 8  # the next epoch
+    loader.close()
+
+
+def test_closing_from_another_thread_ends_a_wait(cache_url, make_gate):
+    gate = make_gate(8)
+    loader = make(cache_url, batch_size=8, threads=1, ops=[Custom(gate.gate)])
+    iterator = iter(loader)
+    next(iterator)
+    closer = threading.Thread(target=loader.close)
+    closer.start()
+    assert gate.reached.wait(60)
+    threading.Timer(0.05, gate.opened.set).start()
+    with pytest.raises(LoaderError, match="was closed"):
+        list(iterator)
+    closer.join()
+
+
+@pytest.mark.parametrize("how", ["break", "damaged record"])
+def test_a_forgotten_loader_takes_all_its_threads_along(cache_url, damage, how):
+    """Without the help of the garbage collector, which training loops like to switch off."""
+    url = cache_url if how == "break" else damage(cache_url, 33).url
+    before = set(threading.enumerate())
+
+    def is_new(thread):
+        """Of a loader; other libraries start threads of theirs when they like."""
+        return thread.name.startswith("tpufeed") and thread not in before
+
+    gc.disable()
+    try:
+        for _ in range(5):
+            forget(url, how)
+        wait_for(lambda: not [thread for thread in threading.enumerate() if is_new(thread)])
+    finally:
+        gc.enable()
+
+
+def forget(url, how):
+    loader = make(url, batch_size=8)
+    with pytest.raises(RecordError) if how == "damaged record" else contextlib.nullcontext():
+        for _ in loader:
+            if how == "break":
+                break
+
+
+def test_a_process_ends_though_an_iteration_is_open(cache_url):
+    code = (
+        "import sys; from tpufeed.loaders.jax.array import jax_loader; "
+        "epoch = iter(jax_loader(sys.argv[1], batch_size=8)); next(epoch)"
+    )
+    command = [sys.executable, "-c", code, cache_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_damage_is_named_after_the_batches_before_it(cache_url, damage):
+    damaged = damage(cache_url, 33)
+    with make(damaged.url, batch_size=8, shuffle=False) as loader:
+        seen = []
+        with pytest.raises(RecordError, match=f"{damaged.shard}.*record {damaged.record}, byte {damaged.byte}"):
+            seen.extend(batch[2].tolist() for batch in loader)
+        assert seen == [list(range(n, n + 8)) for n in range(0, 32, 8)]
+        assert not threads()
+        assert loader.state_dict()["samples"] == 32
+        assert len(list(loader)) == 8  # the next epoch, whose variant is sound
+    with make(damaged.url, batch_size=8, max_bad_records=1) as loader:
+        masks = np.concatenate([np.asarray(mask) for *_, mask in loader])
+        assert (masks.size, int((~masks).sum())) == (64, 1)
+
+
+# States
+
+
+def test_states_are_those_of_numpy_loader_at_every_boundary(cache_url, epochs):
+    with make(cache_url) as loader, make_numpy(cache_url) as host:
+        assert loader.state_dict() == host.state_dict()
+        for epoch in range(2):
+            for done, (_, _) in enumerate(zip(loader, host, strict=True), 1):
+                state = json.loads(json.dumps(loader.state_dict()))
+                assert state == host.state_dict()  # not of the batches ahead
+                rest = epochs[epoch][done:] or epochs[epoch + 1]
+                for other in (make(cache_url), make_numpy(cache_url)):
+                    with other:
+                        other.load_state_dict(state)
+                        assert samples(other) == rest
+    with make_numpy(cache_url) as host, make(cache_url) as loader:
+        next(iter(host))
+        loader.load_state_dict(host.state_dict())
+        assert samples(loader) == epochs[0][1:]
+
+
+def test_a_state_of_something_else_is_refused(cache_url):
+    with make(cache_url, seed=1) as other, make(cache_url) as loader:
+        state = other.state_dict()
+        with pytest.raises(OptionError, match="the state's seed is 1, this loader's 0"):
+            loader.load_state_dict(state)
+
+
+def test_a_grain_style_iterator(cache_url, epochs):
+    """As its checkpoint handlers use it: JSON of a DatasetIterator's dict, and decode of any other iterator's."""
+    with make(cache_url) as loader, make(cache_url) as other:
+        iterator = iter(loader)
+        assert iter(iterator) is iterator
+        first = iterator.get_state()
+        next(iterator)
+        state = iterator.get_state()
+        assert (state["epoch"], state["samples"]) == (0, BATCH)
+        text = state.decode()
+        assert text == json.dumps(loader.state_dict())
+        rest = samples(iterator)
+        assert rest == epochs[0][1:]
+        for given in (state, json.loads(json.dumps(state, indent=4)), text.encode(), text):
+            fresh = iter(other)
+            fresh.set_state(given)
+            assert samples(fresh) == rest
+        iterator.set_state(first)  # one that is over goes on as well
+        assert next(iterator)[2].tolist() == epochs[0][0]
+        iterator.set_state(text.encode())  # and one that is in the midst
+        assert iterator.get_state() == state
+        assert samples(iterator) == rest
+        assert samples(loader) == epochs[1]
+        with pytest.raises(OptionError, match=r"a state is what get_state\(\) gives, or that as JSON, not b'no json'"):
+            iterator.set_state(b"no json")
+        with pytest.raises(OptionError, match=r"a state is what state_dict\(\) gives, a dict, not 3"):
+            iterator.set_state(b"3")
+
+
+def test_epochs_are_named(cache_url, epochs):
+    with make(cache_url) as loader:
+        loader.set_epoch(2)
+        assert samples(loader) == epochs[2]
+        iterator = iter(loader)
+        loader.set_epoch(1)
+        assert next(iterator)[2].tolist() == epochs[1][0]
+        loader.set_epoch(0)
+        with pytest.raises(LoaderError, match="set_epoch was called in the midst of an epoch"):
+            next(iterator)
+        assert loader.state_dict()["samples"] == 0
+        assert samples(loader) == epochs[0]
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        loader.set_epoch(1)  # as training loops do, also to go on
+        assert samples(loader) == epochs[1][1:]
+
+
+@pytest.mark.parametrize("device_prefetch", [1, 3, 9])
+def test_repeating(cache_url, epochs, device_prefetch):
+    """What is on the devices ahead may be of the epochs after the next: 4 batches are one."""
+    with make(cache_url, repeat=True, device_prefetch=device_prefetch) as loader:
+        assert len(loader) == 4
+        iterator = iter(loader)
+        assert samples(itertools.islice(iterator, 12)) == [*epochs[0], *epochs[1], *epochs[2]]
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        assert samples(itertools.islice(iterator, 3)) == epochs[0][:3]
+        state = iterator.get_state()
+        assert (state["epoch"], state["samples"]) == (0, 3 * BATCH)
+        wait_for(lambda: device_prefetch == 1 or loader.source.state_dict()["epoch"] > 0)
+        assert samples(itertools.islice(loader, 4)) == epochs[1]  # as after any break
+        iterator = iter(loader)
+        iterator.set_state(state)
+        assert samples(itertools.islice(iterator, 2)) == [epochs[0][3], epochs[1][0]]
+
+
+def test_pickles_and_copies_are_at_the_same_place(cache_url, epochs):
+    with make(cache_url) as loader:
+        next(iter(loader))
+        copies = [pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)]
+        loader.load_state_dict(loader.state_dict())
+        copies.append(copy.copy(loader))
+        for each in copies:
+            with each:
+                assert each.state_dict() == loader.state_dict()
+                assert samples(each) == epochs[0][1:]
+        assert samples(loader) == epochs[0][1:]
+
+
+def test_what_it_took(cache_url):
+    with make(cache_url, batch_size=8) as loader:
+        assert loader.stats().batches == 0
+        list(itertools.islice(loader, 3))
+        stats = loader.stats()
+        assert stats.batches == 3
+        assert stats.transfer_bytes / (8 * (64 * 64 * 3 + 8 + 8)) in (3, 4, 5)  # up to two ahead
+        assert stats.host.batches in (3, 4, 5)
+        assert stats.transfer_seconds > 0
+        assert stats.wait_seconds > 0
+        assert (loader.batch_size, loader.dataset.url) == (8, cache_url)

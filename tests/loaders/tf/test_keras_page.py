@@ -1,0 +1,66 @@
+"""Every command and program of docs/keras.md runs as it stands."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.framing import encode_record
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, dataset_url, cache_url, photo_folder):
+    """What the page says is there."""
+    folder = tmp_path_factory.mktemp("page")
+    shutil.copytree(dataset_url, folder / "flowers")
+    shutil.copytree(cache_url, folder / "flowers-224")
+    (folder / "examples").symlink_to(DOCS / "examples")
+    photos = sorted(photo_folder.glob("*/*.jpg"))[::8]
+    records = [
+        encode_record(
+            encode_example({"image": Feature("bytes", [photo.read_bytes()]), "class": Feature("int64", [number % 3])})
+        )
+        for number, photo in enumerate(photos)
+    ]
+    (folder / "foreign").mkdir()
+    (folder / "foreign/train-00000-of-00001.tfrecord").write_bytes(b"".join(records))
+    return folder
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / "keras.md").read_text(), re.DOTALL)
+
+
+def run(command, folder):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_the_programs_are_one_that_runs(folder):
+    programs = blocks("python")
+    assert len(programs) == 6
+    (folder / "program.py").write_text("\n".join(programs))
+    output = run("python program.py", folder)
+    assert output.count("val_accuracy") == 3
+    assert output.splitlines()[-1] == "(8, 64, 64, 3)"
+
+
+def test_the_commands_run(folder):
+    commands = [line for block in blocks("bash") for line in block.splitlines()]
+    assert len(commands) == 2
+    for command in commands:
+        assert run(command, folder).strip()
+    assert tpufeed.open_dataset(folder / "adopted").split("train").class_counts == (4, 4, 4)

@@ -1,0 +1,313 @@
+"""tf_dataset(direct=True): TensorFlow reads the shards; what comes out is what the other loaders give."""
+
+import shutil
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tpufeed
+from tpufeed.dataset.order import EpochOrder
+from tpufeed.dataset.partition import World
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import OptionError
+from tpufeed.images.ops import CenterCrop, Custom
+from tpufeed.loaders.tf.order import GraphOrder, permutation
+from tpufeed.storage.registry import open_store
+
+COLUMNS = ["image", "label", "sample"]
+
+EXIT_WITHIN_AN_ITERATION = """
+import os, signal, sys
+import tensorflow  # only imported: its runtime starts in each child
+import tpufeed
+
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # ends a process that hangs
+        dataset = tpufeed.tf_dataset(sys.argv[1], direct=True, batch_size=1, prefetch=1, threads=1).repeat().batch(16)
+        iterator = iter(dataset.prefetch(64))
+        next(iterator)
+        sys.exit()
+    print(os.waitpid(child, 0)[1])
+"""
+
+ONE_THREAD_OF_TENSORFLOW = """
+import sys
+import tensorflow as tf
+import tpufeed
+
+tf.config.threading.set_inter_op_parallelism_threads(1)
+train, val = (tpufeed.tf_dataset(sys.argv[1], split, direct=True, batch_size=5) for split in ("train", "val"))
+for epoch in range(2):
+    for batches in tf.data.Dataset.zip((train, val.repeat())).map(lambda *both: both, num_parallel_calls=4):
+        pass
+print("done")
+"""
+
+
+def by_sample(batches):
+    """Image and label of each sample; none may come twice."""
+    found = {}
+    for images, labels, samples, *mask in batches:
+        real = np.asarray(mask[0]) if mask else np.ones(len(samples), bool)
+        for row in np.flatnonzero(real):
+            assert int(samples[row]) not in found
+            found[int(samples[row])] = np.asarray(images[row]).tobytes(), int(labels[row])
+    return found
+
+
+def samples_of(dataset):
+    return np.concatenate([ids.numpy() for ids in dataset]).tolist()
+
+
+@pytest.fixture
+def copied(cache_url, tmp_path):
+    """A copy of the cache to damage: `(url, path of the shard that sample 40 is in, that shard's entry)`."""
+    copy = tmp_path / "copy"
+    shutil.copytree(cache_url, copy)
+    shards, left = open_dataset(copy).split("train").variants[0].shards, 40
+    while left >= shards[0].records:
+        left, shards = left - shards[0].records, shards[1:]
+    return str(copy), copy / shards[0].name, shards[0]
+
+
+def offsets_of(url, shard):
+    """Where the records of a shard start, and where it ends."""
+    variant = open_dataset(url).split("train").variants[0]
+    offsets = np.load(Path(url) / variant.index.name)
+    for entry in variant.shards:
+        if entry.name == shard.name:
+            return offsets[: entry.records + 1].astype(int)
+        offsets = offsets[entry.records + 1 :]
+    raise AssertionError(shard)
+
+
+# What comes out
+
+
+def test_epochs_of_a_raw_cache_hold_the_pixels_of_numpy_loader(cache_url):
+    given = {"batch_size": 9, "columns": COLUMNS, "seed": 3, "remainder": "pad"}
+    dataset = tpufeed.tf_dataset(cache_url, direct=True, **given)
+    assert dataset.element_spec == tpufeed.tf_dataset(cache_url, **given).element_spec
+    assert len(dataset) == 8
+    orders = set()
+    with tpufeed.numpy_loader(cache_url, **given) as loader:
+        for _ in range(3):
+            batches = list(dataset.as_numpy_iterator())
+            assert by_sample(batches) == by_sample(loader)
+            masks = sorted(mask.tolist() for *_, mask in batches)  # the last batch may come earlier
+            assert masks == [[True] * 7 + [False] * 2] + [[True] * 9] * 7
+            orders.add(tuple(np.concatenate([samples for _, _, samples, _ in batches])))
+    assert len(orders) == 3
+
+
+def test_epochs_of_jpegs_have_the_windows_of_numpy_loader(dataset_url, ops):
+    given = {"ops": ops, "batch_size": 9, "columns": COLUMNS, "seed": 3, "remainder": "pad"}
+    dataset = tpufeed.tf_dataset(dataset_url, direct=True, **given)
+    with tpufeed.numpy_loader(dataset_url, **given) as loader:
+        epochs = [(by_sample(dataset), by_sample(loader)) for _ in range(2)]
+    for found, expected in epochs:
+        assert found.keys() == expected.keys()
+        for sample, (pixels, label) in found.items():
+            assert label == expected[sample][1]
+            assert difference(pixels, expected[sample][0]) < 6  # two decoders and two ways to resize
+    (one, _), (other, _) = epochs
+    assert np.mean([difference(one[sample][0], other[sample][0]) > 12 for sample in one]) > 0.9  # other windows
+
+
+def difference(one, other):
+    return np.abs(np.frombuffer(one, np.uint8).astype(int) - np.frombuffer(other, np.uint8)).mean()
+
+
+def test_without_shuffle_the_order_is_that_of_numpy_loader(cache_url):
+    given = {"shuffle": False, "columns": ["sample"], "batch_size": 7}
+    dataset = tpufeed.tf_dataset(cache_url, direct=True, **given)
+    assert samples_of(dataset) == samples_of(dataset) == list(range(70))
+    dataset = tpufeed.tf_dataset(cache_url, direct=True, lanes=4, **given)
+    first = samples_of(dataset)
+    assert first == samples_of(dataset)
+    assert sorted(first) == list(range(70))
+
+
+def test_other_columns(cache_url, stored):
+    names = ["filename", "height", "sample"]
+    for files, heights, samples in tpufeed.tf_dataset(cache_url, direct=True, columns=names, batch_size=10):
+        texts = stored(cache_url).texts("image/filename")
+        assert files.numpy().tolist() == [texts[sample].encode() for sample in samples]
+        assert set(heights.numpy()) == {64}
+
+
+def test_an_adopted_dataset_whose_manifest_is_elsewhere(dataset_url, ops, tmp_path):
+    foreign, manifest = tmp_path / "foreign", str(tmp_path / "manifest")
+    foreign.mkdir()
+    for shard in Path(dataset_url).glob("train-*.tfrecord"):
+        shutil.copy(shard, foreign)
+    tpufeed.adopt(foreign, manifest)
+    given = {"ops": ops, "batch_size": 7, "columns": COLUMNS}
+    found = by_sample(tpufeed.tf_dataset(manifest, direct=True, **given))
+    with tpufeed.numpy_loader(manifest, **given) as loader:
+        expected = by_sample(loader)
+    assert found.keys() == expected.keys()
+    assert all(found[sample][1] == expected[sample][1] for sample in found)
+    assert all(difference(found[sample][0], expected[sample][0]) < 6 for sample in found)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2**40])
+@pytest.mark.parametrize("seed", [0, 7, -5, 2**63 + 1, 2**70])
+@pytest.mark.parametrize("length", [1, 4, 17, 300])
+def test_shards_are_permuted_as_by_the_other_loaders(length, seed, epoch):
+    order = EpochOrder([1] * length, seed, epoch, 1)
+    assert permutation(length, seed, tf.constant(epoch, tf.int64)).numpy().tolist() == order.lane_shards(0)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("records", "lanes"), [([5], 6), ([1, 0, 2], 6), ([40, 40, 3], 12), ([10] * 20, 24)])
+def test_ranks_read_the_parts_of_their_lanes(records, lanes, shuffle):
+    graph = GraphOrder(records, 1, lanes, shuffle)
+    for epoch in range(3):
+        order = EpochOrder(records, 1, epoch, lanes, shuffle)
+        for size in (1, 2, 3):
+            for rank in range(size):
+                parts = graph.rank_parts(tf.constant(epoch, tf.int64), World(rank, size))
+                expected = [part for lane in range(rank, lanes, size) for part in order.lane_parts(lane)]
+                found = list(zip(*(column.numpy().tolist() for column in parts), strict=True))
+                assert sorted(found) == sorted(map(tuple, expected))
+                heads = {order.lane_parts(lane)[0] for lane in range(rank, lanes, size) if order.lane_parts(lane)}
+                assert set(found[: len(heads)]) == heads  # what lanes read first comes first
+
+
+def test_records_in_the_middle_of_shards_are_found_by_a_coarse_index(cache_url, monkeypatch):
+    """As of datasets that are too large for a mark a record, and for any."""
+    for marks, indexed in ((8, 1 << 23), (1 << 16, 1)):
+        monkeypatch.setattr("tpufeed.loaders.tf.reading._MOST_MARKS", marks)
+        monkeypatch.setattr("tpufeed.loaders.tf.reading._MOST_INDEXED", indexed)
+        given = {"batch_size": 7, "columns": COLUMNS, "lanes": 16}
+        with tpufeed.numpy_loader(cache_url, **given) as loader:
+            assert by_sample(tpufeed.tf_dataset(cache_url, direct=True, **given)) == by_sample(loader)
+
+
+# Damage
+
+
+def test_a_shard_of_another_size_and_one_that_is_gone_are_named(copied):
+    url, path, _ = copied
+    data = path.read_bytes()
+    for changed in (data[:-100], data + data[:100]):
+        path.write_bytes(changed)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{path}.*has body length"):
+            list(tpufeed.tf_dataset(url, direct=True, batch_size=5))
+    path.unlink()
+    dataset = tpufeed.tf_dataset(url, direct=True, batch_size=5)
+    with pytest.raises(tf.errors.NotFoundError, match=f"{path}; No such file"):
+        list(dataset)
+    assert len(list(dataset)) == 14  # the second variant is sound
+
+
+@pytest.mark.parametrize("lanes", [2, 16])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_damaged_record_is_named(cache_url, damage, lanes, shuffle):
+    damaged = damage(cache_url, 33)
+    with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
+        list(tpufeed.tf_dataset(damaged.url, direct=True, batch_size=5, lanes=lanes, shuffle=shuffle))
+
+
+def test_an_image_that_does_not_decode_is_named(tmp_path):
+    """Sound records by their CRCs; the images are none."""
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    good, other = tf.io.encode_jpeg(noise).numpy(), tf.io.encode_png(noise).numpy()
+    for number, bad in enumerate((b"no image at all", good[:30], other[:200], b"")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with tf.io.TFRecordWriter(str(folder / "a.tfrecord")) as writer:
+            for image in (good, good, bad, good, other, good):
+                feature = {"image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image]))}
+                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+        tpufeed.adopt(folder)
+        dataset = tpufeed.tf_dataset(folder, direct=True, ops=[CenterCrop(32)], batch_size=3, shuffle=number % 2 == 0)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"a.tfrecord, record 2: its image cannot be deco"):
+            list(dataset)
+
+
+def test_a_dataset_that_was_built_anew_is_not_read(copied, dataset_url):
+    url, path, _ = copied
+    for repeat in (False, True):
+        dataset = tpufeed.tf_dataset(url, direct=True, batch_size=5, repeat=repeat)
+        iterator = iter(dataset)
+        next(iterator)
+        manifest = path.parent / "manifest.json"
+        data = manifest.read_bytes()
+        manifest.write_bytes(data.replace(b'"run_id": "', b'"run_id": "x'))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{url} was built anew while it was read"):
+            list(iterator if repeat else dataset)
+        manifest.unlink()
+        with pytest.raises(tf.errors.NotFoundError, match=f"{manifest}"):
+            list(dataset)
+        manifest.write_bytes(data)
+
+
+def test_options_that_do_not_fit(cache_url):
+    open_store("memory://direct").put("manifest.json", (Path(cache_url) / "manifest.json").read_bytes())
+    with pytest.raises(
+        OptionError, match=r"memory://direct: TensorFlow itself opens file://, gs://.*leave direct=True"
+    ):
+        tpufeed.tf_dataset("memory://direct", direct=True, batch_size=5)
+    for name, value in {"stage_bytes": "1GB", "max_bad_records": 1, "processes": 2, "timeout_seconds": 5.0}.items():
+        with pytest.raises(OptionError, match=f"direct=True reads and decodes in TensorFlow, which has no {name}"):
+            tpufeed.tf_dataset(cache_url, direct=True, batch_size=5, **{name: value})
+    with pytest.raises(OptionError, match="70 samples"):
+        tpufeed.tf_dataset(cache_url, direct=True, batch_size=71)
+    with pytest.raises(OptionError, match="'Label'"):
+        tpufeed.tf_dataset(cache_url, direct=True, columns=["Label"])
+    with pytest.raises(OptionError, match="Custom"):
+        tpufeed.tf_dataset(cache_url, direct=True, batch_size=5, ops=[Custom("math:sqrt")])
+    with pytest.raises(OptionError, match="deterministic=True is the order of numpy_loader"):
+        tpufeed.tf_dataset(cache_url, direct=True, deterministic=True)
+    with pytest.raises(OptionError, match=r"tf.train.Checkpoint"):
+        tpufeed.tf_dataset(cache_url, direct=True, state={})
+
+
+# States, leaving
+
+
+def test_a_checkpoint_of_an_iterator_goes_on_where_it_was(cache_url, tmp_path):
+    given = {"direct": True, "repeat": True, "batch_size": 7, "columns": ["sample"]}
+    iterator = iter(tpufeed.tf_dataset(cache_url, **given))
+    seen = [next(iterator).numpy().tolist() for _ in range(4)]
+    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
+    again = iter(tpufeed.tf_dataset(cache_url, **given))
+    tf.train.Checkpoint(iterator=again).restore(path)
+    seen += [next(again).numpy().tolist() for _ in range(6)]
+    assert sorted(chain.from_iterable(seen)) == list(range(70))
+    following = [next(again).numpy().tolist() for _ in range(10)]
+    assert sorted(chain.from_iterable(following)) == list(range(70))
+
+
+def test_epochs_after_a_restored_one_follow_it(cache_url, tmp_path):
+    given = {"direct": True, "batch_size": 7, "columns": COLUMNS}
+    dataset = tpufeed.tf_dataset(cache_url, **given)
+    assert len(list(dataset)) == 10
+    iterator = iter(dataset)
+    next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
+    again = tpufeed.tf_dataset(cache_url, **given)
+    iterator = iter(again)
+    tf.train.Checkpoint(iterator=iterator).restore(path)
+    assert len(list(iterator)) == 9
+    with tpufeed.numpy_loader(cache_url, batch_size=7, columns=COLUMNS) as loader:
+        loader.set_epoch(2)
+        assert by_sample(again) == by_sample(loader)
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"), [(EXIT_WITHIN_AN_ITERATION, ["0"] * 2), (ONE_THREAD_OF_TENSORFLOW, ["done"])]
+)
+def test_a_process_neither_hangs_nor_leaves_threads(cache_url, program, printed):
+    command = [sys.executable, "-c", program, cache_url]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    assert done.stdout.split() == printed

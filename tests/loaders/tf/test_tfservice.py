@@ -1,0 +1,136 @@
+"""tf_dataset(service=...): a real dispatcher, and two real workers in processes of their own."""
+
+import socket
+import subprocess
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tpufeed
+from tpufeed.errors import OptionError, UnavailableError
+
+EXAMPLE = Path(__file__).parents[3] / "docs/examples/tfdata_service.py"
+COLUMNS = ["sample", "image", "label"]
+
+
+@pytest.fixture(scope="module")
+def service():
+    with serve() as (target, _):
+        yield target
+
+
+@contextmanager
+def serve():
+    """`(address, workers)`: docs/examples/tfdata_service.py as a dispatcher and the two workers that have joined it."""
+    port, *ports = free_ports(3)
+    workers = [f"localhost:{worker}" for worker in ports]
+    commands = [["dispatcher", "--port", port, "--workers", ",".join(workers)]]
+    commands += [["worker", "--dispatcher", f"localhost:{port}", "--port", worker] for worker in ports]
+    processes = []
+    try:
+        for command in commands:
+            program = [sys.executable, EXAMPLE, *command]
+            processes.append(subprocess.Popen(list(map(str, program)), stdout=subprocess.PIPE, text=True))
+        for process, (role, *_) in zip(processes, commands, strict=True):
+            assert process.stdout.readline().startswith(f"{role} serves on port")
+        yield f"grpc://localhost:{port}", processes[1:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def samples_of(batches):
+    return np.concatenate([np.asarray(samples) for samples, *_ in batches]).tolist()
+
+
+def test_workers_share_epochs_and_make_the_pixels_of_numpy_loader(service, cache_url):
+    dataset = tpufeed.tf_dataset(cache_url, service=service, repeat=True, batch_size=7, columns=COLUMNS)
+    assert dataset.element_spec[1].shape == (7, 64, 64, 3)
+    batches = list(dataset.take(40).as_numpy_iterator())
+    counts = Counter(samples_of(batches))
+    # Each worker has up to a batch, and the records that it mixes, of an epoch yet to hand out.
+    assert set(counts) == set(range(70))
+    assert max(counts.values()) <= 7
+    with tpufeed.numpy_loader(cache_url, batch_size=7, columns=COLUMNS) as loader:
+        known = {}
+        for _ in range(2):  # both variants
+            for ids, images, labels in loader:
+                for row, sample in enumerate(ids):
+                    known.setdefault(int(sample), set()).add((images[row].tobytes(), int(labels[row])))
+    for ids, images, labels in batches:
+        for row, sample in enumerate(ids):
+            assert (images[row].tobytes(), int(labels[row])) in known[int(sample)]
+
+
+@pytest.mark.parametrize("sharding", ["dynamic", "off", "file"])
+def test_an_evaluation_sees_each_sample_once_or_once_a_worker(service, cache_url, sharding):
+    given = {"service": service, "sharding": sharding, "shuffle": False, "split": "val", "columns": ["sample", "label"]}
+    dataset = tpufeed.tf_dataset(cache_url, batch_size=4, remainder="pad", **given)
+    assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    for _ in range(2):
+        real = [sample for ids, _, mask in dataset.as_numpy_iterator() for sample in ids[mask]]
+        assert sorted(real) == sorted(list(range(26)) * (2 if sharding == "off" else 1))
+
+
+def test_a_worker_that_is_killed_costs_no_more_than_what_it_had(cache_url):
+    with serve() as (target, workers):
+        dataset = tpufeed.tf_dataset(cache_url, service=target, repeat=True, batch_size=5, columns=COLUMNS)
+        iterator = dataset.as_numpy_iterator()
+        before = [next(iterator) for _ in range(6)]
+        workers[0].kill()
+        after = [next(iterator) for _ in range(60)]
+        assert workers[0].wait() != 0
+        assert workers[1].poll() is None
+    assert set(samples_of(before + after)) == set(range(70))  # later epochs bring what was lost with it
+
+
+def test_what_is_wrong_in_a_worker_is_named_here(service, cache_url, damage):
+    damaged = damage(cache_url, 33)
+    dataset = tpufeed.tf_dataset(damaged.url, service=service, repeat=True, batch_size=5)
+    with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
+        list(dataset.take(300))
+
+
+def test_processes_that_train_together_share_a_job_by_its_name(service, cache_url):
+    given = {"repeat": True, "batch_size": 5, "columns": ["sample", "label"], "service": f"{service}/run-1"}
+    ranks = [iter(tpufeed.tf_dataset(cache_url, world=(rank, 2), **given)) for rank in range(2)]
+    batches = [next(iterator) for _ in range(14) for iterator in ranks]
+    counts = Counter(samples_of(batches))
+    assert sum(counts.values()) == 140
+    assert max(counts.values()) <= 5  # not as many as if each had all
+    with pytest.raises(OptionError, match=f"2 processes share what the service reads.*{service}/my-run-1"):
+        tpufeed.tf_dataset(cache_url, world=(0, 2), batch_size=5, repeat=True, service=service)
+
+
+def test_a_service_that_is_not_there_and_options_that_do_not_fit(cache_url):
+    with socket.socket() as unused:
+        unused.bind(("localhost", 0))
+        address = f"grpc://localhost:{unused.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=f"no tf.data service answers at {address}: .*refused"):
+            tpufeed.tf_dataset(cache_url, service=address, repeat=True, batch_size=5)
+    with pytest.raises(OptionError, match=r"each iteration would read the same epoch .* repeat=True"):
+        tpufeed.tf_dataset(cache_url, service=address)
+    for wrong in ("localhost:5000", "grpc://localhost", "http://localhost:1", 5, "grpc://a:b"):
+        with pytest.raises(OptionError, match=r"like 'grpc://10.0.0.2:5000'"):
+            tpufeed.tf_dataset(cache_url, service=wrong, repeat=True)
+    with pytest.raises(OptionError, match="or 'file', not 'data'"):
+        tpufeed.tf_dataset(cache_url, service=address, sharding="data", repeat=True)
+    with pytest.raises(OptionError, match=r"sharding is how a tf.data service shares its work: give service="):
+        tpufeed.tf_dataset(cache_url, sharding="off")
+    with pytest.raises(OptionError, match=r"deterministic=True .* which service implies"):
+        tpufeed.tf_dataset(cache_url, service=address, deterministic=True)

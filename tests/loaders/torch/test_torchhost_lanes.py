@@ -1,0 +1,220 @@
+"""LaneSampler: tpufeed's order for DataLoader."""
+
+import itertools
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+import tpufeed
+from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
+from tpufeed.dataset.order import EpochOrder
+from tpufeed.dataset.schema import record_schema
+from tpufeed.errors import OptionError
+from tpufeed.storage.registry import open_store
+
+_numbers = itertools.count()
+
+
+def made_up(shard_records):
+    """A dataset of which there is no more than the manifest."""
+    shards = tuple(Shard(f"{i}.tfrecord", 9, i, records) for i, records in enumerate(shard_records))
+    index = IndexFile("train.index.npy", 128 + 8 * sum(records + 1 for records in shard_records), 0)
+    split = Split(sum(shard_records), (), (Variant(shards, index),))
+    empty = {"options": {}, "rejects": {}, "images": {}, "odd": {}, "input_digest": "", "class_names": ()}
+    manifest = Manifest(run_id="", tool_version="", splits={"train": split}, features=record_schema(False), **empty)
+    url = f"memory://made-up/{next(_numbers)}"
+    open_store(url).put("manifest.json", encode_manifest(manifest))
+    return tpufeed.TFRecordImages(url)
+
+
+def global_sequence(samplers):
+    """The ids of all ranks, in the order in which a world reads them."""
+    ranks = [list(sampler) for sampler in samplers]
+    assert [len(sampler) for sampler in samplers] == [len(ids) for ids in ranks] == [len(ranks[0])] * len(ranks)
+    return [sample for step in zip(*ranks, strict=True) for sample in step]
+
+
+def world_of(dataset, size, **options):
+    return [tpufeed.LaneSampler(dataset, size, rank, **options) for rank in range(size)]
+
+
+# Order
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_worlds_that_divide_the_lanes_read_one_sequence(data):
+    """Each sample once; and from any point on, the rest, whoever goes on."""
+    dataset = made_up(data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(sum), "records"))
+    lanes, epoch = data.draw(st.sampled_from([1, 2, 4, 6, 12]), "lanes"), data.draw(st.integers(0, 3), "epoch")
+    options = {"lanes": lanes, "seed": data.draw(st.integers(0, 9), "seed"), "shuffle": data.draw(st.booleans())}
+    shards = [shard.records for shard in dataset.dataset.split("train").variants[0].shards]
+    expected = EpochOrder(shards, options["seed"], epoch, lanes, options["shuffle"])
+    expected = expected.places(0, len(dataset)).sample.tolist()
+    assert sorted(expected) == list(range(len(dataset)))
+    divisors = [size for size in range(1, lanes + 1) if not lanes % size]
+    for size in divisors:
+        samplers = world_of(dataset, size, **options)
+        samplers[0].set_epoch(epoch)
+        for sampler in samplers:
+            sampler.epoch = epoch
+        found = global_sequence(samplers)
+        assert found[: len(dataset)] == expected
+        assert found[len(dataset) :] == [expected[i % len(dataset)] for i in range(len(found) - len(dataset))]
+    begun = data.draw(st.integers(0, len(dataset) - 1), "begun")
+    resumed = world_of(dataset, data.draw(st.sampled_from(divisors), "ranks"), **options | {"lanes": None})
+    for sampler in resumed:
+        sampler.load_state_dict(samplers[0].state_at(begun))
+    first = begun % len(resumed)  # the rank that has the first sample of the rest
+    rest = global_sequence(resumed[first:] + resumed[:first])
+    assert rest[: len(dataset) - begun] == expected[begun:]
+    for sampler in resumed:
+        sampler.set_epoch(epoch + 1)
+    assert sorted(global_sequence(resumed)[: len(dataset)]) == sorted(expected)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_what_does_not_divide_is_dropped_or_filled_up(size):
+    dataset = made_up([20, 5, 10])
+    dropped, filled = (global_sequence(world_of(dataset, size, drop_last=drop)) for drop in (True, False))
+    assert len(dropped) == 35 // size * size
+    assert len(set(dropped)) == len(dropped)
+    assert len(filled) == -(-35 // size) * size
+    assert filled == (dropped + filled[len(dropped) : 35] + filled)[: len(filled)]
+    assert set(filled) == set(range(35))
+
+
+def test_chunks_join(monkeypatch):
+    """Ids are worked out some thousand at a time."""
+    dataset = made_up([50, 60, 70])
+    whole = list(tpufeed.LaneSampler(dataset, 2, 1))
+    monkeypatch.setattr("tpufeed.loaders.torch.lanesampler._CHUNK", 7)
+    assert list(tpufeed.LaneSampler(dataset, 2, 1)) == whole
+
+
+def test_a_rank_reads_its_share_of_the_shards():
+    dataset = made_up([10] * 64)
+    for sampler in world_of(dataset, 8):
+        assert len({sample // 10 for sample in sampler}) <= 64 // 8 + 2
+    random = DistributedSampler(dataset, 8, 0)
+    assert len({sample // 10 for sample in random}) > 40
+
+
+def test_the_order_is_that_of_numpy_loader(cache_url):
+    dataset = tpufeed.TFRecordImages(cache_url)
+    options = {"columns": ["sample", "label"], "batch_size": 7, "remainder": "repeat", "seed": 4}
+    for rank in range(2):
+        sampler = tpufeed.LaneSampler(dataset, 2, rank, seed=4)
+        with tpufeed.numpy_loader(cache_url, world=(rank, 2), **options) as loader:
+            for epoch in range(2):
+                sampler.set_epoch(epoch)
+                assert np.concatenate([samples for samples, _ in loader]).tolist() == list(sampler)
+
+
+# In DataLoader
+
+
+def test_set_epoch_moves_samples_that_workers_read(cache_url, stored):
+    """The training loop knows the sampler only."""
+    dataset = tpufeed.TFRecordImages(cache_url, columns=["image", "sample"])
+    sampler = tpufeed.LaneSampler(dataset, seed=1)
+    loader = DataLoader(dataset, 7, sampler=sampler, num_workers=2, persistent_workers=True)
+    assert len(loader) == 10
+    orders = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        images, samples = (np.concatenate(column) for column in zip(*loader, strict=True))
+        np.testing.assert_array_equal(images, stored(cache_url, "train", epoch % 2).pixels[samples])
+        assert samples.tolist() == list(sampler)
+        orders.append(samples.tolist())
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_the_world_is_that_of_torch_distributed_once_there_is_one():
+    """A sampler may be made before ranks are launched."""
+    sampler = tpufeed.LaneSampler(made_up([20, 20]), drop_last=True)
+    assert (sampler.num_replicas, sampler.rank, sampler.lanes, len(sampler)) == (1, 0, 16, 40)
+    distributed.init_process_group("fake", rank=5, world_size=12, store=FakeStore())
+    try:
+        assert (sampler.num_replicas, sampler.rank, sampler.lanes, len(sampler)) == (12, 5, 24, 3)
+        assert (sampler.num_samples, sampler.total_size) == (3, 36)
+        assert list(sampler) == list(tpufeed.LaneSampler(sampler.dataset, 12, 5, drop_last=True))
+    finally:
+        distributed.destroy_process_group()
+    assert isinstance(sampler, DistributedSampler)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_replicas": 3, "rank": 0, "lanes": 16}, "16 lanes cannot be dealt to 3 ranks; give lanes=24"),
+        ({"num_replicas": 3, "rank": 3}, r"a rank is in \[0, 3\)"),
+        ({"num_replicas": 3}, "give both or neither"),
+        ({"lanes": 0}, "lanes is a whole number, at least 1"),
+        ({"seed": "a"}, "seed is a whole number"),
+    ],
+)
+def test_numbers_that_do_not_fit(options, message):
+    with pytest.raises(OptionError, match=message):
+        tpufeed.LaneSampler(made_up([20]), **options)
+
+
+def test_fewer_samples_than_ranks():
+    with pytest.raises(OptionError, match="3 samples of split 'train' leave none for each of 4 ranks with drop_last"):
+        len(tpufeed.LaneSampler(made_up([3]), 4, 0, drop_last=True))
+    with pytest.raises(OptionError, match="leave none for each of 1 ranks"):
+        list(DataLoader([], sampler=tpufeed.LaneSampler(made_up([0]), 1, 0)))
+    assert len(tpufeed.LaneSampler(made_up([3]), 4, 0)) == 1
+
+
+def test_other_datasets():
+    with pytest.raises(OptionError, match=r"reads the shards of a tpufeed\.TFRecordImages"):
+        tpufeed.LaneSampler(Subset(made_up([3]), [0]))
+
+
+def test_states_of_others():
+    sampler = tpufeed.LaneSampler(made_up([20, 20]), 2, 0, lanes=4)
+    sampler.set_epoch(3)
+    state = sampler.state_at(8)
+    for change, message in {
+        "content_digest": "the state's content_digest is",
+        "split": "the state's split is",
+        "seed": "the state's seed is",
+        "shuffle": "the state's shuffle is",
+        "version": "the state's version is",
+        "epoch": "the state's epoch is 'x', not a whole number",
+        "samples": "the state's samples is 'x', not a whole number",
+        "lanes": "the state's lanes is 'x', not a whole number",
+    }.items():
+        other = tpufeed.LaneSampler(sampler.dataset, 2, 0)
+        with pytest.raises(OptionError, match=message):
+            other.load_state_dict(state | {change: "x"})
+        assert (other.epoch, len(other)) == (0, 20)
+    with pytest.raises(OptionError, match="the state's 4 lanes cannot be dealt to 3 ranks"):
+        tpufeed.LaneSampler(sampler.dataset, 3, 0).load_state_dict(state)
+
+
+def test_ranks_that_cannot_be_told(monkeypatch):
+    """Each would take itself for the only one, and all would read the same samples."""
+    sampler = tpufeed.LaneSampler(made_up([20]))
+    assert len(sampler) == 20
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "8")
+        with pytest.raises(OptionError, match=r"torch\.distributed is not initialised"):
+            len(sampler)
+    with monkeypatch.context() as patch:
+        library = {"_xla_runtime_is_initialized": lambda: True, "_xla_get_replication_devices_count": lambda: 4}
+        launched = SimpleNamespace(_XLAC=SimpleNamespace(**library))
+        patch.setitem(sys.modules, "torch_xla", launched)
+        with pytest.raises(OptionError, match="under torch_xla give num_replicas= and rank= by hand"):
+            list(DataLoader(sampler.dataset, sampler=sampler))

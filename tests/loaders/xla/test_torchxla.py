@@ -1,0 +1,278 @@
+"""xla_loader under real torch_xla on CPU devices. The scripts beside this file write down what it does there."""
+
+import json
+import re
+import shutil
+import zlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.images import HorizontalFlip, RandomResizedCrop
+
+RANKS = range(4)
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+@pytest.fixture(scope="module")
+def four(run_script, dataset_url, cache_url, damage, tmp_path_factory):
+    """What each rank of xla_four_devices.py wrote down, and the damaged record that one of them met."""
+    out = tmp_path_factory.mktemp("xla-four")
+    damaged, incomplete = damage(cache_url, 28), out / "incomplete"
+    shutil.copytree(cache_url, incomplete)
+    (incomplete / "train-v0-00000-of-00006.tfrecord").unlink()
+    run_script("xla/xla_four_devices.py", dataset_url, cache_url, damaged.url, incomplete, out, devices=4)
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in RANKS], damaged
+
+
+def samples_of(epoch):
+    return [sample for samples, *_ in epoch["batches"] for sample in samples]
+
+
+def host_epochs(url, rank, **options):
+    """What numpy_loader gives a rank, in the form in which the scripts write it down."""
+    given = {"columns": ["image", "sample"], "batch_size": 5, "world": (rank, 4)}
+    with tpufeed.numpy_loader(url, **given | options) as loader:
+        return [
+            {
+                "batches": [[samples.tolist(), [zlib.crc32(image) for image in images]] for images, samples in loader],
+                "error": None,
+            }
+            for _ in range(2)
+        ]
+
+
+# Four devices
+
+
+def test_four_devices_are_four_ranks(four):
+    ranks, _ = four
+    assert [(found["rank"], found["size"], found["length"]) for found in ranks] == [(rank, 4, 3) for rank in RANKS]
+
+
+@pytest.mark.parametrize("source", ["dataset", "cache"])
+def test_together_they_see_each_sample_of_an_epoch_once(four, source):
+    """The dataset is read with remainder="repeat": 4 batches of 5 on 4 ranks, so 10 of 70 come twice."""
+    ranks, _ = four
+    batches = {"dataset": 4, "cache": 3}[source]
+    epochs = []
+    for epoch in (0, 1):
+        parts = [found[source][epoch] for found in ranks]
+        assert [len(part["batches"]) for part in parts] == [batches] * 4
+        assert all(len(samples) == 5 for part in parts for samples, _ in part["batches"])
+        samples = sorted(sample for part in parts for sample in samples_of(part))
+        assert len(samples) == batches * 20
+        assert len(set(samples)) == (70 if source == "dataset" else 60)
+        epochs.append([samples_of(part) for part in parts])
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("source", ["dataset", "cache"])
+def test_each_gets_what_numpy_loader_gives_its_rank(four, source, dataset_url, cache_url, ops):
+    ranks, _ = four
+    for rank in RANKS:
+        if source == "dataset":
+            expected = host_epochs(dataset_url, rank, ops=ops, remainder="repeat")
+        else:
+            expected = host_epochs(cache_url, rank)
+        assert ranks[rank][source] == expected
+
+
+def test_evaluation_on_four_devices_sees_each_sample_once(four):
+    """26 samples in batches of 4: two batches a rank, 6 places are padding."""
+    ranks, _ = four
+    seen = []
+    for found in ranks:
+        (epoch,) = found["evaluation"]
+        assert len(epoch["batches"]) == 2
+        for samples, _, mask in epoch["batches"]:
+            assert len(samples) == len(mask) == 4
+            seen += [sample for sample, real in zip(samples, mask, strict=True) if real]
+    assert sorted(seen) == list(range(26))
+
+
+def test_damage_reaches_the_loop_of_its_rank_after_the_batches_before_it(four, cache_url):
+    ranks, damaged = four
+    failed = [rank for rank in RANKS if ranks[rank]["damaged"][0]["error"]]
+    assert len(failed) == 1
+    for rank in RANKS:
+        expected = host_epochs(cache_url, rank, lanes=4, shuffle=False)
+        first, second = ranks[rank]["damaged"]
+        if rank in failed:
+            name, message = first["error"]
+            assert name == "RecordError"
+            assert f"{damaged.shard}, record {damaged.record}, byte {damaged.byte}" in message
+            good = expected[0]["batches"]
+            position = next(number for number, (samples, _) in enumerate(good) if damaged.sample in samples)
+            assert position > 0
+            assert first["batches"] == good[:position]
+        else:
+            assert first == expected[0]
+        assert second == expected[1]  # variant 1 is sound
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("incomplete", r"1 of 4 ranks .* rank 0: ShardError: .*train-v0-00000-of-00006.tfrecord: No such file"),
+        ("unopened", r"1 of 4 ranks .* rank 2: DatasetNotFoundError: .*/nothing"),
+        ("lanes", "4 of 4 ranks .* 6 lanes cannot be dealt to 4 ranks; give lanes=16"),
+        ("no batches", "4 of 4 ranks .* fill no batch of 18 .* give a batch_size of at most 17"),
+        ("option", "1 of 4 ranks .* rank 1: OptionError: batch_size is a whole number"),
+        ("seeds", "the ranks disagree on order: .*seed 0.* but .*seed 3.* on rank 3"),
+        ("batches", "the ranks disagree on batches: 3 on 3 of 4 ranks, but 4 on rank 0"),
+        ("unequal sampler", "the ranks disagree on batches: 4 on 3 of 4 ranks, but 5 on rank 3"),
+        ("no length", "4 of 4 ranks .* has no length"),
+        ("iter fails", "1 of 4 ranks .* rank 3: OSError: no such stream"),
+        ("first batch fails", "1 of 4 ranks .* rank 0: ZeroDivisionError"),
+        ("alone on every rank", r"4 of 4 ranks .* rank 1: OptionError: .* rank 0 of 1, torch_xla's is 1 of 4"),
+    ],
+)
+def test_what_would_part_the_ranks_is_raised_on_all_before_the_first_step(four, case, message):
+    ranks, _ = four
+    texts = set()
+    for found in ranks:
+        (epoch,) = found[case]
+        assert epoch["batches"] == []
+        name, text = epoch["error"]
+        assert name == "LoaderError"
+        assert re.search(message, text), text
+        texts.add(text)
+    assert len(texts) == 1
+
+
+def test_ranks_that_give_their_world_by_hand_are_taken_at_their_word(four, cache_url):
+    ranks, _ = four
+    for found in ranks:
+        (epoch,) = found["by hand"]
+        with tpufeed.numpy_loader(cache_url, columns=["image", "sample"], batch_size=5) as loader:
+            assert [samples for samples, _ in epoch["batches"]] == [samples.tolist() for _, samples in loader]
+
+
+def test_a_loader_that_some_iterate_is_not_compared(four):
+    ranks, _ = four
+    assert [len(found["some"][0]["batches"]) for found in ranks] == [0, 0, 3, 0]
+
+
+def test_a_distributed_sampler_of_the_users_deals_every_sample_once(four):
+    """70 samples: DistributedSampler repeats two of them."""
+    ranks, _ = four
+    for epoch in (0, 1):
+        seen = [sample for found in ranks for sample in samples_of(found["sampler"][epoch])]
+        assert len(seen) == 72
+        assert len(set(seen)) == 70
+    assert ranks[0]["sampler"][0] != ranks[0]["sampler"][1]
+
+
+def test_a_source_that_breaks_its_word_is_an_error(four):
+    ranks, _ = four
+    for rank, found in enumerate(ranks):
+        (short,), (long,) = found["too short"], found["too long"]
+        assert (len(short["batches"]), len(long["batches"])) == ((2, 3) if rank == 1 else (3, 3))
+        if rank == 1:
+            assert "ended after 2 batches, but its length is 3" in short["error"][1]
+            assert "more batches than the 3" in long["error"][1]
+        else:
+            assert short["error"] is long["error"] is None
+
+
+def test_loops_that_are_left_early_leave_no_thread(four):
+    ranks, _ = four
+    assert [found["threads"] for found in ranks] == [[]] * 4
+
+
+# One device
+
+
+def test_batches_have_the_columns_that_were_asked_for(one_device, cache_url, flat_url, stored):
+    kinds = one_device[0]["kinds"]
+    images, labels = kinds["default"]
+    np.testing.assert_array_equal(images[1], stored(cache_url).pixels[:8])
+    np.testing.assert_array_equal(labels[1], stored(cache_url).labels[:8])
+    assert {name: device for name, (device, _) in kinds["dict"].items()} == dict.fromkeys(
+        ["image", "label", "sample", "mask"], "xla"
+    )
+    assert kinds["dict"]["mask"][1].dtype == np.bool_
+    images, names, samples = kinds["strings"]
+    assert images[0] == samples[0] == "xla"
+    assert names.tolist() == stored(cache_url).texts("image/filename")[:8]  # on the host, beside its samples
+    assert kinds["labels alone"][1].tolist() == stored(cache_url).labels[:8].tolist()
+    device, images = kinds["unlabelled"]
+    assert device == "xla"
+    np.testing.assert_array_equal(images, stored(flat_url).pixels[:8])
+    images, mask = kinds["unlabelled, padded"]
+    assert mask[1].all()
+
+
+def test_batches_that_are_kept_on_the_device_stay_what_they_were(one_device, cache_url, stored):
+    kept = one_device[0]["kept"]
+    assert len(kept) == 4 * 14
+    for epoch, ((_, images), (_, samples)) in kept:
+        np.testing.assert_array_equal(images, stored(cache_url, "train", epoch % 2).pixels[samples])
+
+
+def test_which_epoch_is_next_does_not_depend_on_how_far_a_thread_came(one_device, cache_url):
+    """Else ranks that leave an iteration early could part ways."""
+    with tpufeed.numpy_loader(cache_url, columns=["sample"], batch_size=10) as loader:
+        epochs = [[samples.tolist() for samples in loader] for _ in range(21)]
+    found, replaced = one_device[0]["epochs"]
+    for number, batches in enumerate(found):
+        expected = epochs[20] if number in (2, 4) else epochs[0]  # the first 20 were never begun
+        assert [batch.tolist() for batch in batches] == expected
+    assert replaced == ["another iteration of this loader was begun"] * 2
+
+
+def test_every_way_to_leave_a_loop_leaves_no_thread(one_device):
+    left = one_device[0]["leaving"]
+    assert left.pop("batches after that") == 35
+    assert left.pop("asked after close").startswith("the loader was closed")
+    assert left == {"break": [], "exception": [], "close": [], "forgotten": []}
+
+
+def test_damage_is_raised_in_the_loop_after_the_batches_before_it(one_device):
+    found, damaged = one_device
+    failing = found["failing"]
+    assert failing["delivered"] == list(range(damaged.sample // 5 * 5))
+    assert f"{damaged.shard}, record {damaged.record}, byte {damaged.byte}: the CRC" in failing["message"]
+    assert failing["after"].startswith("its last batch failed")
+    assert failing["next epoch"] == 14
+
+
+def test_its_traceback_leads_to_the_source_and_no_thread_stays(one_device):
+    failing = one_device[0]["failing"]
+    assert failing["frames"][0] == "failing"
+    assert "fill" in failing["frames"]
+    assert failing["threads at the error"] == failing["threads"] == []
+
+
+def test_a_device_that_is_none_is_an_error_without_an_echo(one_device):
+    message, unraisable = one_device[0]["wrong device"]
+    assert "nonsense" in message
+    assert unraisable == []
+
+
+def test_length_is_that_of_an_epoch(one_device):
+    assert one_device[0]["lengths"] == [8, 9, 9]
+
+
+def test_floats_are_the_reference_rounded_to_bfloat16(one_device):
+    """Computed in float32 in another order (x * scale + shift): a value at a rounding boundary may be one bit off."""
+    pixels, dtypes, made = one_device[0]["floats"]
+    mean, std = (np.array(IMAGENET[name], np.float32) for name in ("mean", "std"))
+    exact = (pixels.astype(np.float32) / 255 - mean) / std
+    expected = exact.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert {str(dtype) for dtype, _ in (dtypes["NCHW"], dtypes["NHWC"])} == {"torch.bfloat16"}
+    assert {device for _, device in dtypes.values()} == {"xla"}
+    for value in (made["NHWC"], made["NCHW"].transpose(0, 2, 3, 1)):
+        assert value.shape == pixels.shape
+        np.testing.assert_allclose(value, expected, rtol=2**-7, atol=1e-6)
+        assert (value == expected).mean() > 0.999
+    assert str(dtypes["own"][0]) == "torch.float32"
+    own = (pixels.astype(np.float32) / 255 - np.float32([0.1, 0.2, 0.3])) / np.float32([1, 0.5, 0.25])
+    np.testing.assert_allclose(made["own"].transpose(0, 2, 3, 1), own, atol=1e-6)
+
+
+def test_the_ops_of_the_scripts_are_those_of_the_fixture(ops):
+    assert ops == [RandomResizedCrop(size=64), HorizontalFlip()]

@@ -1,0 +1,209 @@
+"""xla_loader around other loaders, its states and copies, on one CPU device. xla_wrapping.py writes down what it does.
+
+And what torch_xla and tensorflow do to one another in one process.
+"""
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tpufeed.errors import LoaderError
+from tpufeed.loaders.meeting import Meeting
+
+
+@pytest.fixture(scope="module")
+def found(run_script, cache_url, tmp_path_factory):
+    out = tmp_path_factory.mktemp("wrapping") / "found.pickle"
+    run_script("xla/xla_wrapping.py", cache_url, out)
+    return pickle.loads(out.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def epochs(cache_url):
+    with tpufeed.numpy_loader(cache_url, columns=["sample"], batch_size=10, processes=0) as loader:
+        return [[samples.tolist() for samples in loader] for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("case", "seen", "message"),
+    [
+        ("in the middle", [0, 1], "ValueError: rotten"),
+        ("at once", [], "ValueError: rotten"),
+        ("opening", [], "OSError: no such stream"),
+        ("none", [0, 1], "LoaderError: batch 2 of the source is None"),
+        ("sending", [0, 1], "Error"),
+        ("a worker", [0, 2], "ValueError: Caught ValueError in DataLoader worker process 0"),
+    ],
+)
+def test_failures_are_raised_in_the_loop_after_the_batches_before_them(found, case, seen, message):
+    cases, threads = found["failing"]
+    batches, error, _ = cases[case]
+    assert batches == seen
+    assert message in error
+    assert threads == []
+
+
+def test_an_error_keeps_its_cause(found):
+    assert found["failing"][0]["in the middle"][2] == "KeyError('the reason')"
+
+
+def test_batches_keep_their_form_and_what_is_no_tensor_stays(found):
+    image = ("xla", "Tensor", "torch.int64", [[0, 1, 2], [3, 4, 5]])
+    label = ("xla", "Tensor", "torch.float32", [1.5, 2.5])
+    small = ("xla", "Tensor", "torch.uint8", [[0, 1, 2], [3, 4, 5]])
+    named = {"image": image, "label": label}
+    assert found["forms"] == {
+        "tuple": ("tuple", [image, label]),
+        "list": ("list", [image, label]),
+        "namedtuple": ("Pair", [image, label]),
+        "dict": named,
+        "ordered": named,
+        "user dict": named,
+        "nested": {"a": ("list", [image, ("tuple", [label, "text", None, 7])]), "b": {"c": small}},
+        "strings": ("tuple", [image, ["x", "y"], ["x", "y"]]),
+        "no tensor": ("tuple", ["x", "y"]),
+        "subclass": ("tuple", [label, image]),
+        "transposed": ("xla", "Tensor", "torch.int64", [[0, 3], [1, 4], [2, 5]]),
+    }
+
+
+def test_leaving_a_source_that_is_stuck_does_not_hang(found):
+    seen, messages, threads = found["stuck"]
+    assert seen == [0, 1]
+    assert messages == ["the source is still busy with a batch after 0.3 s; its thread is left to it"]
+    assert threads == []  # when it was released
+
+
+def test_a_state_counts_what_the_loop_was_handed(found, epochs):
+    states, rests = found["states"]
+    assert [samples for _, samples in states[1:]] == epochs[0] + epochs[1]
+    places = [(state["epoch"], state["samples"]) for state, _ in states]
+    assert places == [(0, 0), *((epoch, 10 * batches) for epoch in (0, 1) for batches in range(1, 8))]
+    assert rests == [epochs[0][3:], epochs[1], epochs[1][3:], epochs[1]]
+
+
+def test_a_state_of_a_users_loader_does_too(found):
+    seen, state, taken, rest, plain, message = found["states of others"]
+    assert seen == [0, 1]
+    assert state == {"taken": 2}
+    assert taken > 2
+    assert rest == [2, 3, 4, 5]
+    assert plain == {}
+    assert message.startswith("a DataLoader keeps no state")
+
+
+def test_an_epoch_can_be_named_until_it_begins(found, epochs):
+    named, message, of_sampler = found["epochs"]
+    assert named == epochs[3]
+    assert message.startswith("set_epoch was called in mid-epoch")
+    assert of_sampler == [4]
+
+
+def test_a_loader_can_be_copied_and_pickled_between_epochs(found, epochs):
+    assert found["copies"] == [*[epochs[0]] * 3, epochs[1]]
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("iterator", "iterated again and again.* not list_iterator"),
+        ("dataset", "not method"),
+        ("wrapped", "not MpDeviceLoader"),
+        ("options", "batch_size: options of reading a dataset"),
+        ("queue", "device_prefetch is a whole number of batches, at least 1, not 0"),
+        ("sharding", "sharding is for SPMD"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused(found, case, message):
+    assert re.search(message, found["refused"][case])
+
+
+def test_accelerate_leaves_it_as_it_is_and_it_counts(found):
+    name, devices, stats = found["counted"]
+    assert (name, devices) == ("XlaLoader", ["xla"] * 7)
+    assert (stats["batches"], stats["host"]["batches"]) == (7, 7)
+    assert stats["transfer_bytes"] == 7 * 10 * (64 * 64 * 3 + 8)
+    assert stats["wait_seconds"] > 0
+    assert stats["transfer_seconds"] > 0
+
+
+def test_a_torch_loader_can_be_wrapped(found, epochs):
+    assert found["torch_loader"] == epochs[0]
+
+
+def test_claims_cross_by_collectives(found):
+    assert found["over collectives"]
+
+
+def test_steps_that_flip_and_shift_compile_once_and_fetch_nothing(found):
+    counts, fetched, pixels, host, made = found["compiled"]
+    assert counts == [1, 0, 0, 0]
+    assert fetched == 0
+    np.testing.assert_array_equal(pixels, host)
+    assert made == ("xla", "torch.bfloat16")
+
+
+# Ranks that are threads
+
+
+def exchange_all(meeting, ranks, size, rounds=1):
+    """What each of `ranks` was given, or the error."""
+    found = {}
+
+    def run(rank):
+        try:
+            found[rank] = [meeting.exchange(b"%d of %d" % (rank, number), rank, size) for number in range(rounds)]
+        except LoaderError as error:
+            found[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+def test_ranks_meet_again_and_again():
+    found = exchange_all(Meeting(), range(4), 4, rounds=50)
+    rounds = [[b"%d of %d" % (rank, number) for rank in range(4)] for number in range(50)]
+    assert [found[rank] for rank in range(4)] == [rounds] * 4
+
+
+def test_a_rank_that_does_not_come_is_an_error_for_the_others_and_the_next_meeting_is_held():
+    meeting = Meeting(patience_seconds=1)
+    found = exchange_all(meeting, (0, 2), 3)
+    assert list(found) in ([0, 2], [2, 0])
+    for message in found.values():
+        assert message.startswith("of 3 ranks only [0, 2] came")
+    assert exchange_all(meeting, range(3), 3)[1] == [[b"0 of 0", b"1 of 0", b"2 of 0"]]
+
+
+# torch_xla beside tensorflow
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+
+
+def test_tensorflow_first_is_an_error_that_says_so():
+    done = run_python("import tensorflow, tpufeed; tpufeed.xla_loader")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("tpufeed.errors.UsageError: torch_xla cannot be imported after tensorflow")
+
+
+@pytest.mark.long
+def test_without_that_error_the_process_would_be_aborted():
+    done = run_python("import tensorflow, torch_xla")
+    assert done.returncode == -6
+    assert "registered more than once" in done.stderr
+    done = run_python("import tpufeed; tpufeed.xla_loader; import tensorflow as tf; print(int(tf.constant(1) + 1))")
+    assert (done.returncode, done.stdout) == (0, "2\n")

@@ -1,0 +1,1 @@
+"""JAX: global arrays over a sharding, from the rows that each process owns."""

@@ -1,0 +1,209 @@
+"""JAX: global arrays over the devices of all processes, ahead of need."""
+
+import weakref
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+from tpufeed.dataset.partition import World
+from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.loaders.agreement import Claim
+from tpufeed.loaders.columns import IMAGE
+from tpufeed.loaders.jax.epoch import Arrival, Crossing, JaxIterator, Sender
+from tpufeed.loaders.jax.ranks import begin_together
+from tpufeed.loaders.jax.sharding import Placement
+from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
+from tpufeed.loaders.stream import NumpyLoader
+from tpufeed.loaders.tally import FeedStats
+
+try:
+    import jax
+except ImportError as error:
+    raise MissingExtraError("JAX", "jax") from error
+
+
+def jax_loader(
+    url: str | Path,
+    split: str = "train",
+    *,
+    sharding: Any = None,
+    device_prefetch: int = 2,
+    **options: Unpack[LoaderKeywords],
+) -> "JaxLoader":
+    """Batches of a dataset or cache as global `jax.Array`s, the next few already on the devices while a step runs.
+
+    `for image, label in loader` is one epoch: image uint8 (rows, height, width, 3), label int32 (rows,), or int64 where
+    JAX is told to have that; strings stay numpy arrays of this process' rows. `rows` is `batch_size` times the ranks.
+    The next `for` is the next epoch. See `to_device_float` for what a model wants.
+
+    Each process reads the rows that its devices hold; processes that hold the same ones, as those along a model axis,
+    are one rank and read the same samples. Before an epoch's first batch the processes compare what they are about to
+    iterate, and all raise the same LoaderError where they would part ways. A `world` given by hand is taken at its
+    word, and says which samples are read: the shape of an array still follows from the sharding.
+
+    Args:
+        url: a dataset, at a path or a URL.
+        split: which part of it.
+        sharding: of the images: a `NamedSharding`, of which labels take the part that they have axes for; or a `Mesh`,
+            over whose first axis rows are split. By default rows are split over all devices of all processes.
+        device_prefetch: batches on the devices ahead of the one that is in use; each takes device memory.
+        **options: see `LoaderOptions`.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: options that do not fit it; a sharding that does not fit the batch says so with the first one.
+    """
+    placement = Placement(sharding)
+    reading = make_options(options, (*OPTION_NAMES, "sharding", "device_prefetch"))
+    source = NumpyLoader(open_dataset(url), split, reading, placement.world)
+    return JaxLoader(source, placement, device_prefetch)
+
+
+@dataclass(frozen=True, slots=True)
+class JaxStats:
+    """Of a `JaxLoader` since it was made; take the difference of two for a part of a run.
+
+    Attributes:
+        batches: handed out.
+        wait_seconds: of the training loop for batches.
+        transfer_seconds: that sending batches took, in a thread of its own.
+        transfer_bytes: of this process' rows.
+        host: what decodes; its waits are those of that thread.
+    """
+
+    batches: int
+    wait_seconds: float
+    transfer_seconds: float
+    transfer_bytes: int
+    host: FeedStats
+
+
+class JaxLoader:
+    """See `jax_loader`. One thread at a time iterates; closing is safe from any.
+
+    Pickles and copies are loaders at the same place, without what is prefetched; where a sharding was given JAX refuses
+    to make them, as devices belong to their process.
+    """
+
+    def __init__(self, source: NumpyLoader, placement: Placement, device_prefetch: int) -> None:
+        if not isinstance(device_prefetch, int) or isinstance(device_prefetch, bool) or device_prefetch < 1:
+            raise OptionError(f"device_prefetch is a whole number of batches, at least 1, not {device_prefetch!r}")
+        self.source = source  # of this process' rows, as numpy arrays
+        self.placement = placement
+        self.device_prefetch = device_prefetch
+        self.batch_size = source.batch_size
+        self.crossing = Crossing()
+        self._handed: dict[str, Any] | None = None
+        self._open: weakref.ref[JaxIterator] | None = None  # weakly, so that one that is dropped ends itself
+
+    @property
+    def dataset(self) -> Dataset:
+        """What is read."""
+        return self.source.dataset
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding:
+        """Of the images; a jitted step's parameters want the same mesh."""
+        return self.placement.sharding
+
+    @property
+    def world(self) -> World:
+        """Which part of the samples this process reads, found out when it is first asked for."""
+        return self.source.world
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same in every process."""
+        return len(self.source)
+
+    def __iter__(self) -> JaxIterator:
+        """The next epoch, and with `repeat` all that follow. With its first batch it begins and an earlier one ends."""
+        return JaxIterator(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `NumpyLoader.set_epoch`; an iteration that is open ends."""
+        self._end("set_epoch was called in the midst of an epoch; call it before `for`, or leave the loop first")
+        self.source.set_epoch(epoch)
+        self._handed = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop is: what it has been handed, not what is prefetched. Plain data, for any loader."""
+        return self.source.state_dict() if self._handed is None else dict(self._handed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
+
+        Raises:
+            OptionError: the state is of another dataset, split, seed, order or version, its lanes cannot be dealt, or
+                one of its numbers cannot be.
+        """
+        self._end("load_state_dict was called in the midst of an epoch; call it before `for`, or leave the loop first")
+        self.source.load_state_dict(state)
+        self._handed = None
+
+    def stats(self) -> JaxStats:
+        """What the way to the devices has taken so far, and what the training loop waited for."""
+        done = self.crossing
+        return JaxStats(
+            done.batches, done.wait_seconds, done.transfer_seconds, done.transfer_bytes, self.source.stats()
+        )
+
+    def close(self) -> None:
+        """End the iteration that is open, and what decodes. A loader that is iterated again starts it anew."""
+        self._end("the loader was closed; iterate it again to go on")
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (copy(self.source), self.placement, self.device_prefetch, self._handed)
+
+    def begin(self, iterator: JaxIterator, sender: Sender) -> Arrival | None:
+        """The first batch of `iterator`, the open one from now on, once all processes have theirs."""
+        self._end("another iteration was begun")
+        self._open = weakref.ref(iterator)
+        source, options, placement = self.source, self.source.options, self.placement
+        if self._handed is not None and source.state_dict()["epoch"] != self._handed["epoch"]:
+            source.set_epoch(self._handed["epoch"] + 1)  # with `repeat`, what was prefetched went on to later ones
+
+        def first() -> tuple[Claim, Arrival | None]:
+            crossing = [name for name in source.form.names if source.column_dtype(name).kind != "O"]
+            placement.check(self.batch_size, {name: source.image_shape if name == IMAGE else () for name in crossing})
+            # The first batch as well: what keeps a process from decoding it shows in all before the first step.
+            arrival = sender.open()
+            claim = source.claim()
+            return replace(claim, rank=jax.process_index(), order=f"{claim.order}, sharding {placement}"), arrival
+
+        if options.world is not None:
+            return first()[1]
+        return begin_together(list(placement.held), options.timeout_seconds, first)
+
+    def handed(self, arrival: Arrival, wait_seconds: float) -> None:
+        """The training loop has this batch, after a wait."""
+        self._handed = arrival.state
+        self.crossing.batches += 1
+        self.crossing.wait_seconds += wait_seconds
+
+    def _end(self, why: str) -> None:
+        """End the iteration that is open, if any; its loop is told why."""
+        iterator = None if self._open is None else self._open()
+        if iterator is not None:
+            iterator.close(why)
+        self._open = None  # it may be begun anew, by `set_state`
+
+
+def _restore(
+    source: NumpyLoader, placement: Placement, device_prefetch: int, state: dict[str, Any] | None
+) -> JaxLoader:
+    """A loader from its pickle."""
+    loader = JaxLoader(source, placement, device_prefetch)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader

@@ -1,0 +1,137 @@
+"""Iterations of a `JaxLoader`: a thread sends batches to the devices while the training loop computes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.images.parameters import shown
+from tpufeed.loaders.ahead import AheadIterator, Puller
+from tpufeed.loaders.epoch import Endless, EpochIterator
+from tpufeed.loaders.jax.sharding import Placement, enable_x64
+from tpufeed.loaders.stream import NumpyLoader
+
+try:
+    import jax
+except ImportError as error:
+    raise MissingExtraError("JAX", "jax") from error
+
+if TYPE_CHECKING:
+    from tpufeed.loaders.jax.array import JaxLoader
+
+
+class JaxIterator(AheadIterator["Arrival"]):
+    """An epoch of a `JaxLoader`, or with `repeat` all that follow.
+
+    Has what Grain's iterators have: `get_state` and `set_state`, so that loops and checkpoint handlers written for
+    those take it.
+    """
+
+    def __init__(self, loader: "JaxLoader") -> None:
+        super().__init__(loader.device_prefetch, "tpufeed-jax")
+        self._loader = loader
+        self._asked = 0.0
+
+    def __next__(self) -> Any:
+        self._asked = perf_counter()
+        return super().__next__()
+
+    def get_state(self) -> "IteratorState":
+        """The loader's `state_dict()`: a dict that is JSON, with the `decode` that handlers ask of Grain's bytes."""
+        return IteratorState(self._loader.state_dict())
+
+    def set_state(self, state: Mapping[str, Any] | bytes | str) -> None:
+        """Go on where `state` says, as a dict or as its JSON.
+
+        A state at the end of an epoch goes on with the next one. Raises OptionError where it does not fit.
+        """
+        if isinstance(state, bytes | str):
+            try:
+                state = json.loads(state)
+            except ValueError as error:
+                raise OptionError(f"a state is what get_state() gives, or that as JSON, not {shown(state)}") from error
+        self._loader.load_state_dict(state)  # type: ignore[arg-type]  # which looks whether it is a mapping
+        self.close()
+        self._why, self._closed, self._executor = "", False, None
+
+    def _begin(self) -> "Arrival | None":
+        loader = self._loader
+        self._puller = sender = Sender(loader.source, loader.placement, loader.crossing)
+        return loader.begin(self, sender)
+
+    def _receive(self, arrival: "Arrival") -> Any:
+        self._loader.handed(arrival, perf_counter() - self._asked)
+        return arrival.batch
+
+
+class IteratorState(dict[str, Any]):
+    """Plain data. Grain's handlers save a `grain.DatasetIterator`'s state as JSON, and decode that of any other one."""
+
+    def decode(self) -> str:
+        """As JSON."""
+        return json.dumps(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A batch on the devices, and the state of its source when that had given it."""
+
+    batch: Any
+    state: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Crossing:
+    """What the way to the devices took; each field has but one thread that adds to it."""
+
+    batches: int = 0
+    wait_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    transfer_bytes: int = 0
+
+
+class Sender(Puller[Arrival]):
+    """Sends batches of the source."""
+
+    def __init__(self, source: NumpyLoader, placement: Placement, crossing: Crossing) -> None:
+        super().__init__()
+        self._source = source
+        self._placement = placement
+        self._crossing = crossing
+        self._batches: EpochIterator | Endless | None = None
+        self._x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # in the caller's thread, see `enable_x64`
+
+    def open(self) -> Arrival | None:
+        """The first batch of the source's next epoch."""
+        self._batches = iter(self._source)
+        return self.pull()
+
+    def _pull_next(self) -> Arrival | None:
+        assert self._batches is not None, "it was opened"
+        try:
+            arrays = self._batches.next_arrays()
+        except StopIteration:
+            return None
+        return Arrival(self._send(arrays), self._source.state_dict())
+
+    def close(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
+
+    def _send(self, arrays: dict[str, Any]) -> Any:
+        begin, sent, form = perf_counter(), dict(arrays), self._source.form
+        with enable_x64(self._x64):
+            for name in form.names:
+                array = arrays[name]
+                if array.dtype.kind != "O":
+                    sent[name] = self._placement.put(name, array)
+                    self._crossing.transfer_bytes += array.nbytes
+            # Handed out is what is there: else a step would wait inside, where nobody counts it as waiting for input.
+            wait: Any = jax.block_until_ready
+            wait(sent)
+        self._crossing.transfer_seconds += perf_counter() - begin
+        return form.package(sent)

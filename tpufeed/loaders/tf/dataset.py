@@ -1,0 +1,112 @@
+"""tf.data: the host stream handed to TensorFlow, or a graph in which TensorFlow does it all."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from tpufeed.dataset.partition import World
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.engines.engine import available_cores
+from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.loaders.stream import NumpyLoader
+from tpufeed.loaders.tf.options import TfKeywords, TfOptions, make_tf_options
+from tpufeed.loaders.tf.settings import set_gcs_defaults
+from tpufeed.loaders.world import find_tf_world
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_PREFETCH = 2
+_RAM_BUDGET_BYTES = 4 << 30
+
+
+def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywords]) -> "tf.data.Dataset":
+    """Batches of a dataset or cache as a `tf.data.Dataset` of static shapes.
+
+    Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,); see `LoaderOptions.columns` for
+    others. Every new iteration is the next epoch, so Keras' `fit` sees other crops, and in a cache the next variant,
+    each epoch; with `repeat` one iteration never ends.
+
+    By default tpufeed's own workers read and decode, and their batches are handed over without copying: the order is
+    that of `numpy_loader`, remote shards are read once and checked, and an iterator's place can be saved and restored
+    by `tf.train.Checkpoint`. The dataset, but no transformation of it, has `state_dict(batches)`: where a loop is after
+    so many batches of the newest iteration, for any loader to go on there. With `deterministic` nothing is taken ahead
+    of the loop, and `state_dict()` knows how many there were.
+
+    With `direct` TensorFlow reads the shards, gs:// by its own client, and decodes and augments them in a graph without
+    Python: fit for a tf.data service, and for hosts without room for a stage. Shares, windows, flips and variants are
+    the same, pixels of JPEGs those of TensorFlow's decoder, and of the order no run repeats another's. Of a shard that
+    is missing, or has another size than the manifest says, TensorFlow's error gives the name; damage, and images that
+    cannot be decoded, name shard and record. TensorFlow takes settings for gs:// when it is imported: let tpufeed do
+    that, or heed the warning that it logs.
+
+    Args:
+        url: a dataset, at a path or a URL.
+        split: which part of it.
+        **options: see `LoaderOptions` and `TfOptions`. `world` may be a `tf.distribute.InputContext`.
+
+    Raises:
+        MissingExtraError: TensorFlow is not installed.
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: options that do not fit it.
+        UnavailableError: there is no service at that address.
+    """
+    given, for_tf = make_tf_options(options)
+    if for_tf.direct:
+        set_gcs_defaults()
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise MissingExtraError("TensorFlow", "tf") from error
+    from tpufeed.loaders.tf.stream import stream_dataset
+
+    if tf.inside_function():
+        raise OptionError(
+            "tf_dataset was called within a tf.function, or a function of another tf.data.Dataset; call it before, and "
+            "keep what it returns in a variable"
+        )
+    if for_tf.direct:
+        given = replace(given, processes=given.processes or 0)  # never started: here the loader only knows the options
+    loader = NumpyLoader(open_dataset(url), split, given, find_tf_world)
+    if for_tf.state is not None:
+        loader.load_state_dict(for_tf.state)
+    length, _ = len(loader), loader.lanes  # raises here what would else come out of TensorFlow
+    settings = _settings(tf, loader, for_tf)
+    dataset, source = (_direct(loader, for_tf, settings), None) if for_tf.direct else stream_dataset(loader)
+    # After a state the first iteration is shorter, and each worker of a service has a last batch of its own.
+    if given.repeat or (for_tf.state is None and for_tf.service is None):
+        length = tf.data.INFINITE_CARDINALITY if given.repeat else length
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
+    if not for_tf.deterministic:
+        dataset = dataset.prefetch(given.prefetch or _PREFETCH if for_tf.direct else _PREFETCH)
+    result = dataset.with_options(settings)
+    if source is not None:
+        result.state_dict = source.state_dict
+    return result
+
+
+def _direct(loader: NumpyLoader, for_tf: TfOptions, settings: Any) -> Any:
+    from tpufeed.loaders.tf.direct import DirectGraph
+    from tpufeed.loaders.tf.service import distribute
+
+    dataset = DirectGraph(loader, for_tf.sharding).build().map(loader.form.package).with_options(settings)
+    if for_tf.service is None or for_tf.sharding is None:
+        return dataset
+    sharers = World() if for_tf.sharding == "off" else loader.world
+    return distribute(dataset, for_tf.service, for_tf.sharding, sharers)
+
+
+def _settings(tf: Any, loader: NumpyLoader, for_tf: TfOptions) -> Any:
+    """What keeps tf.data from its surprises; docs/tfdata.md explains each."""
+    settings, given = tf.data.Options(), loader.options
+    settings.deterministic = for_tf.deterministic or not given.shuffle
+    settings.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    settings.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    settings.autotune.ram_budget = _RAM_BUDGET_BYTES
+    if for_tf.direct:
+        settings.threading.private_threadpool_size = given.threads or available_cores()
+    else:
+        settings.autotune.enabled = False
+    if for_tf.deterministic:
+        settings.experimental_optimization.inject_prefetch = False
+    return settings

@@ -1,0 +1,209 @@
+"""torch: a DistributedSampler that deals samples in tpufeed's own order, which keeps reads local."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tpufeed.dataset.order import EpochOrder
+from tpufeed.dataset.partition import Share, World, default_lanes
+from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.images.parameters import shown
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.state import check_identity, check_lanes, check_state_lanes, identity_of
+from tpufeed.loaders.torch.host import TFRecordImages
+from tpufeed.loaders.world import find_world
+
+try:
+    from torch.utils.data import DistributedSampler
+except ImportError as error:
+    raise MissingExtraError("torch", "torch") from error
+
+_CHUNK = 4096  # ids that are worked out at once
+_BY_HAND = "give num_replicas= and rank= by hand"
+
+
+class LaneSampler(DistributedSampler[int]):
+    """Ids of a `TFRecordImages` in the order of tpufeed's loaders: with the same seed and lanes, `numpy_loader`'s.
+
+    Takes DistributedSampler's place in a DataLoader, also in Lightning, which then adds none of its own. A rank reads
+    its share of the shards, a few at a time, so that remote ones are fetched whole and once. Each world size that
+    divides the lanes gives the same global sequence: rank r of W has every W-th id of it from the r-th on.
+
+    `set_epoch` has to be called before each epoch, as DistributedSampler wants it, and moves the dataset's epoch, too.
+
+    Args:
+        dataset: what the DataLoader reads.
+        num_replicas: ranks; by default what torch.distributed says when the first id is asked for, else one.
+        rank: which of them this is.
+        shuffle: False reads in the dataset's own order.
+        seed: of the order.
+        drop_last: drop what does not make up one more sample for each rank; else the epoch's first samples fill up.
+        lanes: see `dataset.order`; a multiple of the ranks. By default 16, or 2 a rank if that is more.
+
+    Raises:
+        OptionError: no TFRecordImages, or numbers that do not fit together; from `len` or `iter` where the world is
+            found out there.
+    """
+
+    dataset: TFRecordImages
+
+    def __init__(  # noqa: PLR0913  # DistributedSampler's own parameters
+        self,
+        dataset: TFRecordImages,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        lanes: int | None = None,
+    ) -> None:
+        # Not DistributedSampler's own, which wants to know the world before anybody is launched.
+        if not isinstance(dataset, TFRecordImages):
+            raise OptionError(f"LaneSampler reads the shards of a tpufeed.TFRecordImages, and {shown(dataset)} is none")
+        if (num_replicas is None) != (rank is None):
+            raise OptionError(f"num_replicas={num_replicas} and rank={rank}: give both or neither")
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = LoaderOptions(seed=seed).seed
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._lanes = LoaderOptions(lanes=lanes).lanes
+        self._begun = 0, 0  # an epoch, and the sample of it to begin with
+        self._given = None if num_replicas is None or rank is None else World(rank, num_replicas)
+        if self._given is not None:
+            self._check_lanes()
+
+    @property
+    def world(self) -> World:
+        """Who this rank is; where that was not given it is found out each time, as copies go to other ranks."""
+        return _find_world() if self._given is None else self._given
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]  # an attribute that is set before it is known
+        """Ranks."""
+        return self.world.size
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Which of them this is."""
+        return self.world.rank
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of the order."""
+        self._check_lanes()
+        if self._lanes is not None:
+            return self._lanes
+        return default_lanes(self.world) if self.shuffle else self.world.size
+
+    def __len__(self) -> int:
+        """Ids that the next `iter` gives, the same number on every rank."""
+        return len(self._share(1))
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's ids of the epoch."""
+        shards = self.dataset.dataset.split(self.dataset.split).variants[0].shards
+        order = EpochOrder([shard.records for shard in shards], self.seed, self.epoch, self.lanes, self.shuffle)
+        share, left = self._share(_CHUNK), len(self)
+        for chunk in range(-(-left // _CHUNK)):
+            positions, _ = share.positions(chunk)
+            yield from order.places_at(positions[: left - chunk * _CHUNK]).sample.tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is epoch number `epoch`; samples are those of it, too."""
+        self.epoch = int(epoch)
+        self.dataset.set_epoch(self.epoch)
+
+    def state_at(self, samples: int) -> dict[str, Any]:
+        """The state of this epoch after `samples` samples of all ranks: steps * batch size * ranks.
+
+        Only the training loop knows how many: DataLoader asks for ids ahead of it.
+        """
+        return {**self._identity, "epoch": self.epoch, "lanes": self.lanes, "samples": samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` says, also with other ranks: its epoch has the rest of its samples, others have all.
+
+        Raises:
+            OptionError: the state is of another dataset, split, seed or order, or its lanes cannot be dealt. The
+                sampler is as it was before.
+        """
+        check_identity(state, self._identity, "sampler", self.dataset.dataset.url)
+        epoch, samples, lanes = (_number(state, name) for name in ("epoch", "samples", "lanes"))
+        check_state_lanes(lanes, self.world)
+        self._lanes, self._begun = lanes, (epoch, samples)
+        self.set_epoch(epoch)
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """DistributedSampler's name for `len`."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """Ids of all ranks together."""
+        return len(self) * self.world.size
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(self.dataset.dataset, self.dataset.split, self.seed, self.shuffle)
+
+    def _share(self, samples: int) -> Share:
+        """This rank's part of the rest of the epoch, `samples` at a time."""
+        epoch, begun = self._begun
+        start = begun if epoch == self.epoch else 0
+        share = Share(len(self.dataset), samples, self.world, "drop" if self.drop_last else "repeat", start)
+        if not start and not len(self.dataset) // (self.world.size if self.drop_last else 1):
+            raise OptionError(
+                f"{len(self.dataset)} samples of split {self.dataset.split!r} leave none for each of "
+                f"{self.world.size} ranks{' with drop_last=True' if self.drop_last else ''}"
+            )
+        return share
+
+    def _check_lanes(self) -> None:
+        if self._lanes is not None:
+            check_lanes(self._lanes, self.world)
+
+
+def _number(state: Mapping[str, Any], name: str) -> int:
+    value = state.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise OptionError(f"the state's {name} is {shown(value)}, not a whole number from 0 on")
+    return value
+
+
+def _find_world() -> World:
+    """Alone is only who can be nobody else: ranks that all take themselves for the only one read the same samples."""
+    try:
+        world = find_world()
+    except OptionError as error:
+        raise OptionError(
+            "WORLD_SIZE says that there are several ranks, and torch.distributed is not initialised: call "
+            f"torch.distributed.init_process_group() first, or {_BY_HAND}"
+        ) from error
+    if world.size > 1:
+        accelerate = sys.modules.get("accelerate.state")
+        if accelerate is not None and accelerate.PartialState._shared_state:
+            raise OptionError(
+                "Accelerate deals the batches of a loader that it prepares to its processes, and LaneSampler would "
+                f"deal the samples, too: {_BY_HAND}, for such a loader num_replicas=1 and rank=0"
+            )
+        return world
+    if _is_launched():
+        # Not asked for here: its ranks may be threads, and DataLoaders are iterated by yet others.
+        raise OptionError(
+            f"under torch_xla {_BY_HAND}: from torch_xla.runtime world_size() and global_ordinal(), under SPMD "
+            "process_count() and process_index()"
+        )
+    return world
+
+
+def _is_launched() -> bool:
+    """Whether torch_xla may have given this process a rank. Its runtime is not started: it could launch no more."""
+    if os.environ.get("XLA_USE_SPMD") == "1":
+        return True
+    xla = sys.modules.get("torch_xla")
+    library = None if xla is None else xla._XLAC
+    return bool(library and library._xla_runtime_is_initialized() and library._xla_get_replication_devices_count())

@@ -1,0 +1,167 @@
+"""torch: the host loader with DataLoader's conventions. Its tensors share memory with the batch buffers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.loaders.agreement import Claim
+from tpufeed.loaders.epoch import Batch, EpochIterator
+from tpufeed.loaders.options import LoaderKeywords, make_options
+from tpufeed.loaders.parcels import to_torch
+from tpufeed.loaders.stream import NumpyLoader
+from tpufeed.loaders.tally import FeedStats
+from tpufeed.loaders.torch.host import TFRecordImages
+from tpufeed.loaders.torch.ranks import begin_together
+
+
+def torch_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "TorchLoader":
+    """Batches of a dataset or cache as torch tensors on the host.
+
+    `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), contiguous, label int64
+    of shape (batch,); strings stay numpy arrays. The next `for` is the next epoch, or the one that `set_epoch` names.
+    `tpufeed.device_prefetch(loader)` puts batches on a device ahead of need.
+
+    Under torch.distributed each rank reads its own samples: nothing is to be wrapped in a DistributedSampler, by
+    Lightning or Accelerate neither. Before an epoch's first batch the ranks compare what they are about to iterate, and
+    all raise the same LoaderError where they would part ways. A `world` that is given by hand is taken at its word.
+
+    Args:
+        url: a dataset, at a path or a URL.
+        split: which part of it.
+        **options: see `LoaderOptions`.
+
+    Raises:
+        MissingExtraError: torch is not installed.
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: options that do not fit it.
+    """
+    return TorchLoader(NumpyLoader(open_dataset(url), split, make_options(options)))
+
+
+class TorchLoader:
+    """See `torch_loader`. One thread at a time iterates; closing is safe from any.
+
+    Pickles and copies are loaders at the same place, without the workers.
+    """
+
+    _is_accelerate_prepared = True  # Accelerate would deal the batches of each rank to all ranks once more
+
+    def __init__(self, source: NumpyLoader) -> None:
+        self.source = source  # of the batches, as numpy arrays
+        self.batch_size = source.batch_size
+
+    @cached_property
+    def dataset(self) -> TFRecordImages:
+        """The samples of the split by number, as a map-style dataset."""
+        options = self.source.options
+        return TFRecordImages(
+            self.source.dataset.url,
+            self.source.split,
+            ops=options.ops,
+            columns=options.columns,
+            seed=options.seed,
+            stage_dir=options.stage_dir,
+            stage_bytes=options.stage_bytes,
+        )
+
+    @property
+    def repeat(self) -> bool:
+        """Whether an iteration goes on with the next epoch."""
+        return self.source.options.repeat
+
+    @property
+    def sampler(self) -> "EpochSampler":
+        """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
+        return EpochSampler(self)
+
+    @property
+    def batch_sampler(self) -> "EpochSampler":
+        """See `sampler`."""
+        return EpochSampler(self)
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return len(self.source)
+
+    def __iter__(self) -> "TorchIterator":
+        """The next epoch; it begins with its first batch: frameworks call `iter` only to see whether they can."""
+        return TorchIterator(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `NumpyLoader.set_epoch`."""
+        self.source.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop is: what it has been handed, not what is prefetched. Plain data."""
+        return self.source.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
+
+        Raises:
+            OptionError: the state is of another dataset, split, seed, order or version, its lanes cannot be dealt, or
+                one of its numbers cannot be. The loader is as it was before.
+        """
+        self.source.load_state_dict(state)
+
+    def stats(self) -> FeedStats:
+        """What the loader has done so far, and what the training loop waited for."""
+        return self.source.stats()
+
+    def close(self) -> None:
+        """Stop what decodes. A loader that is iterated again starts it anew."""
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(self) -> tuple[EpochIterator, Batch]:
+        """The next epoch and its first batch, once all ranks have theirs; for `TorchIterator`."""
+        if self.source.options.world is not None:
+            return self._begin()[1]
+        return begin_together(self.source.world.rank, self._begin)
+
+    def _begin(self) -> tuple[Claim, tuple[EpochIterator, Batch]]:
+        epoch = self.source.next_epoch()
+        # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
+        return self.source.claim(), (epoch, next(epoch))
+
+
+class TorchIterator(Iterator[Any]):
+    """An epoch of a `TorchLoader`, or with `repeat` all that follow."""
+
+    def __init__(self, loader: TorchLoader) -> None:
+        self._loader = loader
+        self._epoch: EpochIterator | None = None
+
+    def __next__(self) -> Any:
+        if self._epoch is not None:
+            try:
+                return to_torch(next(self._epoch))
+            except StopIteration:
+                if not self._loader.repeat:
+                    raise
+        self._epoch, batch = self._loader.begin()
+        return to_torch(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSampler:
+    """Where frameworks look for `set_epoch`: `loader.sampler` and `loader.batch_sampler.sampler`."""
+
+    loader: Any
+
+    @property
+    def sampler(self) -> Self:
+        """Itself."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the loader."""
+        self.loader.set_epoch(epoch)

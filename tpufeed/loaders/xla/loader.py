@@ -1,0 +1,291 @@
+"""torch_xla: batches on XLA devices through its ParallelLoader, with the holes closed."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol, Unpack, runtime_checkable
+
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import OptionError
+from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
+from tpufeed.loaders.parcels import Parcel
+from tpufeed.loaders.stream import NumpyLoader
+from tpufeed.loaders.torch.loader import EpochSampler, TorchLoader
+from tpufeed.loaders.xla import runtime
+from tpufeed.loaders.xla.epoch import DeviceIterator
+from tpufeed.loaders.xla.sharding import Shardings
+
+
+class XlaKeywords(LoaderKeywords, total=False):
+    """The keywords of `xla_loader`: those of every loader, and what `XlaOptions` explains."""
+
+    device: Any
+    sharding: Any
+    host_prefetch: int
+    device_prefetch: int
+    check_ranks: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XlaOptions:
+    """How batches get to a device.
+
+    Attributes:
+        device: where they go; by default `torch_xla.device()` of the thread that iterates.
+        sharding: under SPMD, a `ShardingSpec` for each column by name, None for one that every device holds whole; or
+            one spec for all, fitted to the rank of each tensor. Columns of a loader whose batches are tuples and that
+            is not tpufeed's own take the names in their order.
+        host_prefetch: batches that wait on the host for their transfer.
+        device_prefetch: batches that wait on the device. Twice as many and one more may be there at a time.
+        check_ranks: all ranks compare what they are about to iterate. False for a loader that only some of them
+            iterate.
+    """
+
+    device: Any = None
+    sharding: Any = None
+    host_prefetch: int = 4
+    device_prefetch: int = 2
+    check_ranks: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("host_prefetch", "device_prefetch"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise OptionError(f"{name} is a whole number of batches, at least 1, not {value!r}")
+
+
+def xla_loader(source: Any, split: str = "train", **options: Unpack[XlaKeywords]) -> "XlaLoader":
+    """Batches on an XLA device, prefetched by torch_xla's ParallelLoader.
+
+    `for image, label in loader` is one epoch: image uint8 (batch, height, width, 3), label int64 (batch,), on the
+    device; see `to_device_float` for what a model wants. Tensors and numbers' arrays cross, also within tuples, lists
+    and dicts; strings and all else stay as they are, on the host. What fails in the source or on the way is raised in
+    the loop, after the batches before it.
+
+    Inside `torch_xla.launch` each rank reads its own samples. Before the first batch of an epoch all ranks compare what
+    they are about to iterate: where they would part ways, or one cannot begin, all raise the same LoaderError. A
+    `world` given by hand is taken at its word instead.
+
+    Args:
+        source: a dataset, at a path or a URL; or a host loader that is to be wrapped, as a torch DataLoader, which then
+            deals samples to ranks itself.
+        split: which part of a dataset.
+        **options: see `XlaOptions` and, for a dataset, `LoaderOptions`; the world is torch_xla's by default.
+
+    Raises:
+        MissingExtraError: torch_xla is not installed.
+        UsageError: tensorflow was imported before torch_xla.
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read. Where there are several ranks, this
+            and any other failure to open it is raised by all when they iterate.
+        OptionError: options that do not fit it.
+    """
+    given: dict[str, Any] = dict(options)
+    crossing = XlaOptions(**{field.name: given.pop(field.name) for field in fields(XlaOptions) if field.name in given})
+    if not isinstance(source, str | Path):
+        if given:
+            raise OptionError(f"{', '.join(given)}: options of reading a dataset; the loader given has its own")
+        return XlaLoader(source, crossing)
+    try:
+        reading = make_options(given, (*OPTION_NAMES, *(field.name for field in fields(XlaOptions))))
+        return XlaLoader(NumpyLoader(open_dataset(source), split, reading, runtime.xla_world), crossing)
+    except Exception as error:
+        if runtime.xla_world().size == 1:
+            raise
+        return XlaLoader(_Unopened(error), crossing)  # the other ranks would wait for this one
+
+
+@dataclass(frozen=True, slots=True)
+class XlaStats:
+    """Of an `XlaLoader` since it was made; take the difference of two for a part of a run.
+
+    Attributes:
+        batches: handed out.
+        wait_seconds: of the training loop for batches, without the tracing and compiling that `next` does as well.
+        transfer_seconds: of host time that sending took, in a thread of its own.
+        transfer_bytes: sent.
+        host: what the host loader's `stats()` says; None where it has none.
+    """
+
+    batches: int
+    wait_seconds: float
+    transfer_seconds: float
+    transfer_bytes: int
+    host: Any
+
+
+class XlaLoader(runtime.MpDeviceLoader):
+    """See `xla_loader`: an `MpDeviceLoader`, so that Lightning leaves it as it is. Picklable between epochs."""
+
+    _is_accelerate_prepared = True  # or Accelerate would take it apart
+
+    def __init__(self, source: Any, options: XlaOptions) -> None:
+        source = source.source if isinstance(source, TorchLoader) else source
+        if isinstance(source, Iterator | runtime.MpDeviceLoader) or not isinstance(source, Iterable):
+            raise OptionError(
+                f"a loader on the host that can be iterated again and again, as a torch DataLoader, or the URL of a "
+                f"dataset is wanted, not {type(source).__name__}"
+            )
+        super().__init__(source, options.device)  # type: ignore[no-untyped-call]  # torch_xla has no types
+        self.source: Any = source
+        self.options = options
+        self.crossing = runtime.Crossing()
+        self.shardings = None if options.sharding is None else Shardings(options.sharding)
+        # Weakly, so that an iterator that is dropped after `break` closes itself.
+        self._begun: weakref.ref[DeviceIterator] | None = None
+        self._handed_state: dict[str, Any] | None = None
+        self._resuming = False
+
+    @property
+    def device(self) -> Any:
+        """Where batches go."""
+        return runtime.default_device() if self.options.device is None else self.options.device
+
+    @property
+    def dataset(self) -> Any:
+        """The source's, None where it has none; likewise `batch_size`."""
+        return getattr(self.source, "dataset", None)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch."""
+        size = getattr(self.source, "batch_size", None)
+        return size if isinstance(size, int) else None
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
+        return EpochSampler(self)
+
+    batch_sampler = sampler
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the iteration that may be open."""
+        return {**self.__dict__, "_begun": None}
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return len(self.source)
+
+    def __iter__(self) -> DeviceIterator:
+        """The next epoch; it begins with its first batch: frameworks call `iter` only to see whether they can.
+
+        With that an earlier one that is still open ends.
+        """
+        return DeviceIterator(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is epoch number `epoch`, from its start; one that is open ends.
+
+        Straight after `load_state_dict`, the rest of that state's epoch stays the rest: training loops name each epoch
+        before they iterate it, also the one that they go on with.
+        """
+        if self._resuming and self.source.state_dict().get("epoch") == epoch:
+            return
+        self._end("set_epoch was called in mid-epoch; iterate the loader anew after it")
+        self._resuming, self._handed_state = False, None
+        batch_sampler = getattr(self.source, "batch_sampler", None)
+        parts = [self.source, self.dataset, getattr(self.source, "sampler", None), batch_sampler]
+        parts.append(getattr(batch_sampler, "sampler", None))
+        for part in {id(part): part for part in parts}.values():
+            if callable(getattr(part, "set_epoch", None)):
+                part.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop is: what it has been handed, not what is prefetched. Plain data.
+
+        Empty where the source keeps none, as a torch DataLoader; torchdata's StatefulDataLoader does.
+        """
+        if not isinstance(self.source, Stateful):
+            return {}
+        return self.source.state_dict() if self._handed_state is None else dict(self._handed_state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` says. Raises OptionError where it does not fit the source; an open iteration ends."""
+        if not isinstance(self.source, Stateful):
+            if state:
+                raise OptionError(f"a {type(self.source).__name__} keeps no state; this one is of another loader")
+            return
+        self._end("load_state_dict was called in mid-epoch; iterate the loader anew after it")
+        self.source.load_state_dict(state)
+        self._handed_state = None
+        self._resuming = "epoch" in state
+
+    def stats(self) -> XlaStats:
+        """What the way to the device has taken so far, and what the training loop waited for."""
+        taken = self.crossing
+        host = self.source.stats() if isinstance(self.source, Counting) else None
+        return XlaStats(taken.batches, taken.wait_seconds, taken.transfer_seconds, taken.transfer_bytes, host)
+
+    def close(self) -> None:
+        """End the iteration that is open, if any, and what decodes."""
+        self._end("the loader was closed; iterate it again to go on")
+        if callable(getattr(self.source, "close", None)):
+            self.source.close()
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Of what crosses to the device, as far as they are known."""
+        if isinstance(self.source, NumpyLoader):
+            return self.source.form.names
+        return tuple(self.options.sharding) if isinstance(self.options.sharding, Mapping) else ()
+
+    @property
+    def compares_ranks(self) -> bool:
+        """Whether the ranks have to agree before they begin."""
+        by_hand = isinstance(self.source, NumpyLoader) and self.source.options.world is not None
+        return self.options.check_ranks and not by_hand
+
+    def begin(self, iterator: DeviceIterator) -> None:
+        """`iterator` is the open one from now on."""
+        self._end("another iteration of this loader was begun")
+        self._begun = weakref.ref(iterator)
+        self._resuming = False
+
+    def source_state(self) -> dict[str, Any] | None:
+        """Where an epoch begins that was just opened; None where the source has no states."""
+        self._handed_state = self.source.state_dict() if isinstance(self.source, Stateful) else None
+        return self._handed_state
+
+    def handed(self, parcel: Parcel) -> None:
+        """The training loop has this batch."""
+        self._handed_state = parcel.state
+        self.crossing.batches += 1
+
+    def _end(self, reason: str) -> None:
+        iterator = None if self._begun is None else self._begun()
+        if iterator is not None:
+            iterator.stop(reason)
+        self._begun = None
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A host loader that can go on in mid-epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on there."""
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A host loader that counts what it does."""
+
+    def stats(self) -> Any:
+        """See `FeedStats`."""
+
+
+class _Unopened:
+    """In place of a source that could not be made, until the ranks meet."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._error
+
+    def __len__(self) -> int:
+        raise self._error

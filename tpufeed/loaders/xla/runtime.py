@@ -1,0 +1,142 @@
+"""What tpufeed takes of torch_xla, which ends with 2.9: devices, ranks, ParallelLoader. Only this file imports it."""
+
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tpufeed.dataset.partition import World
+from tpufeed.errors import MissingExtraError, UsageError
+from tpufeed.loaders.agreement import Claim
+from tpufeed.loaders.meeting import Meeting
+from tpufeed.loaders.xla.sharding import Shardings
+
+if "tensorflow.python._pywrap_tensorflow_internal" in sys.modules and "_XLAC" not in sys.modules:
+    # It was loaded with RTLD_GLOBAL, and both carry LLVM with the same symbols: "Option ... registered more than once!"
+    raise UsageError(
+        "torch_xla cannot be imported after tensorflow: LLVM, which both contain, would abort the process. "
+        "Import torch_xla first; the other way round they live together"
+    )
+
+try:
+    import torch_xla
+    from torch import distributed
+    from torch_xla import runtime
+    from torch_xla.core import xla_model
+    from torch_xla.distributed import parallel_loader
+except ImportError as error:
+    raise MissingExtraError("torch_xla (with torch 2.9)", "xla") from error
+
+# Not before: without torch it is the extra "xla" that is missing.
+from tpufeed.loaders.parcels import Outbox, Parcel
+
+_LOGGER = logging.getLogger(__name__)
+
+MpDeviceLoader = parallel_loader.MpDeviceLoader
+
+_CLAIM_BYTES = 4096  # always as many, so that torch_xla compiles the exchange but once
+_MOST_CHARACTERS = 800
+
+# State of the module, as ranks that are threads have nothing else in common. It is empty but during an exchange.
+_MEETING = Meeting()
+
+
+def default_device() -> Any:
+    """The device of this thread. Starts the runtime, after which `torch_xla.launch` cannot start processes."""
+    return torch_xla.device()
+
+
+def xla_world() -> World:
+    """Ranks of torch_xla: under SPMD its world_size is 1, and each process feeds all devices of its host."""
+    if runtime.is_spmd():
+        return World(runtime.process_index(), runtime.process_count())
+    return World(runtime.global_ordinal(), runtime.world_size())
+
+
+def spmd_devices() -> int | None:
+    """How many devices this process feeds under SPMD; None without it."""
+    return runtime.addressable_runtime_device_count() if runtime.is_spmd() else None
+
+
+def exchange(claim: Claim, world: World) -> Sequence[Claim]:
+    """The claims of all ranks, by rank; each has to call this, and as often as the others."""
+    short = dataclasses.replace(claim, order=claim.order[:_MOST_CHARACTERS], error=claim.error[:_MOST_CHARACTERS])
+    payload = json.dumps(dataclasses.asdict(short)).encode().ljust(_CLAIM_BYTES)
+    if runtime.is_spmd():
+        # No collective of torch_xla's own works between the processes there.
+        if not (distributed.is_available() and distributed.is_initialized()):
+            _LOGGER.warning(
+                "torch.distributed is not initialised: that all processes take the same steps is not proved"
+            )
+            return [claim]
+        payloads: list[Any] = [b""] * world.size
+        distributed.all_gather_object(payloads, payload)
+    elif runtime.device_type() == "CPU":
+        payloads = list(_MEETING.exchange(payload, world.rank, world.size))
+    else:
+        # Not mesh_reduce: it unpickles by torch.load, which takes tensors only.
+        payloads = xla_model.rendezvous("tpufeed", payload)
+    return [Claim(**json.loads(item)) for item in payloads]
+
+
+@dataclasses.dataclass(slots=True)
+class Crossing:
+    """What the way to the device took; each field has but one thread that adds to it."""
+
+    batches: int = 0
+    wait_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    transfer_bytes: int = 0
+
+
+class Transfer(parallel_loader.ParallelLoader):
+    """A ParallelLoader of parcels, which never fails: an error takes the place of a batch."""
+
+    def __init__(
+        self, outbox: Outbox, device: Any, shardings: Shardings | None, crossing: Crossing, queues: tuple[int, int]
+    ) -> None:
+        # Before the threads begin, which is in the next line but two.
+        self._shardings = shardings
+        self._crossing = crossing
+        host, on_device = queues
+        # One transfer thread: with more the order is lost.
+        super().__init__(  # type: ignore[no-untyped-call]  # torch_xla has no types
+            outbox,
+            [device],
+            loader_prefetch_size=host,
+            device_prefetch_size=on_device,
+            host_to_device_transfer_threads=1,
+        )
+
+    def next_item(self, device: Any) -> Any:
+        """Timed here, `torch_xla.sync()` and with it tracing and compiling the step before are left out."""
+        begin = time.perf_counter()
+        parcel = super().next_item(device)  # type: ignore[no-untyped-call]
+        self._crossing.wait_seconds += time.perf_counter() - begin
+        return parcel
+
+    def send_cpu_data_to_device(self, batches: Sequence[Parcel], device: Any) -> list[Parcel]:
+        """Each by itself: a batch that cannot be sent must not take those before it along."""
+        return [self._send(parcel, device) for parcel in batches]
+
+    def _send(self, parcel: Parcel, device: Any) -> Parcel:
+        if not parcel.tensors:
+            return parcel
+        send: Any = xla_model.send_cpu_data_to_device  # its annotation is wrong
+        begin = time.perf_counter()
+        try:
+            self._crossing.transfer_bytes += sum(tensor.nbytes for tensor in parcel.tensors)
+            if self._shardings is None:
+                parcel.tensors = send(parcel.tensors, device)
+            else:
+                specs = map(self._shardings.fit, parcel.names, parcel.tensors)
+                parcel.tensors = [
+                    send(tensor, device, spec)[0] for tensor, spec in zip(parcel.tensors, specs, strict=True)
+                ]
+        except Exception as error:  # noqa: BLE001  # is raised in the training loop
+            return Parcel(error=error)
+        self._crossing.transfer_seconds += time.perf_counter() - begin
+        return parcel
