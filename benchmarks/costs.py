@@ -130,6 +130,13 @@ def iter_dataset_lines(dataset: Dataset, measured: Measured) -> Iterator[str]:
         f"**{hours(reads)}** at least, on however many hosts."
     )
     yield ""
+    yield from _iter_host_lines(dataset, low, high, reads)
+    yield ""
+    yield from _iter_price_lines(dataset)
+
+
+def _iter_host_lines(dataset: Dataset, low: float, high: float, reads: float) -> Iterator[str]:
+    """Building on more and more hosts of `low` to `high` images a second, over a bucket that takes `reads` seconds."""
     yield "| hosts | by CPUs | by network | by the bucket | building |"
     yield "|---:|---:|---:|---:|---:|"
     for hosts in HOSTS:
@@ -138,8 +145,6 @@ def iter_dataset_lines(dataset: Dataset, measured: Measured) -> Iterator[str]:
         ends = [hours(max(end, network, reads)) for end in cpus]
         by_cpus = " to ".join(map(hours, cpus))
         yield f"| {hosts} | {by_cpus} | {hours(network)} | {hours(reads)} | {' to '.join(dict.fromkeys(ends))} |"
-    yield ""
-    yield from _iter_price_lines(dataset)
 
 
 def _iter_price_lines(dataset: Dataset) -> Iterator[str]:

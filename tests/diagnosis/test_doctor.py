@@ -15,7 +15,7 @@ from tpufeed.diagnosis.doctor import DoctorOptions, examine, find_goal
 from tpufeed.diagnosis.stages import samples, transfers, ways
 from tpufeed.diagnosis.stages.probing import Order, Prober, Probes, Subject
 from tpufeed.diagnosis.stages.rawfiles import measure_plainly, read_files
-from tpufeed.diagnosis.stages.samples import Sample, presize, take_sample, warm, write_sample
+from tpufeed.diagnosis.stages.samples import Sample, restore, take_sample, warm, write_sample
 from tpufeed.diagnosis.stages.settings import suggest_settings
 from tpufeed.diagnosis.stages.storing import read_rate
 from tpufeed.diagnosis.stages.ways import Trial, try_ways, try_workers
@@ -23,6 +23,7 @@ from tpufeed.engines.engine import available_cores
 from tpufeed.errors import DamageError, DatasetNotFoundError, LoaderError, OptionError
 from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Custom
+from tpufeed.images.policy import ImagePolicy
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import Workers
@@ -36,7 +37,7 @@ STAGES = ["storage", "reading", "decoding", "ops", "assembly", "transfer"]
 @pytest.fixture(autouse=True)
 def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From whatever TPU there is, and from the memory that others use."""
-    monkeypatch.setattr(samples, "_MEMORY", tmp_path)
+    monkeypatch.setattr(samples, "MEMORY", tmp_path)
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.setattr(transfers, "_DEVICES", ("/nonexistent/accel*",))
 
@@ -228,7 +229,7 @@ def test_a_raw_sample_holds_the_pixels(dataset_url: str, tmp_path: Path) -> None
 
 def test_a_presized_sample_is_smaller(photos: dict[str, bytes]) -> None:
     sample = Sample([photos["china.jpg"], photos["rocket.jpg"], b"no image"], [0, 1, 2])
-    made = presize(sample, 64, 90, 10.0)
+    made = restore(sample, ImagePolicy(presize_px=64, quality=90), 10.0)
     assert made.labels == [0, 1]
     assert made.image_bytes < sample.image_bytes / 4
 

@@ -16,7 +16,7 @@ from tests.faults.remote import QUICK, objects
 from tests.gcs_server import GcsServer
 from tpufeed import cache
 from tpufeed.dataset.plan import TaskRef
-from tpufeed.engines import beam, hosts
+from tpufeed.engines import beam, deaths, hosts
 from tpufeed.engines.beam import BeamEngine
 from tpufeed.engines.beamhost import TaskEvent
 from tpufeed.engines.engine import Done, Job, Progress
@@ -144,14 +144,14 @@ def test_all_leaves_when_the_launcher_is_killed(tmp_path):
 
 
 def test_a_task_at_which_the_process_always_dies_is_named_in_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(beam, "_DEATHS_ALLOWED", 1)
+    monkeypatch.setattr(deaths, "DEATHS_ALLOWED", 1)
     with pytest.raises(TaskError, match=r"^0: 2 worker processes died at it, the last one by SIGKILL\. "):
         list(BeamEngine(IN_MEMORY).run(job("die_always", tmp_path), [0]))
     assert (tmp_path / "deaths").read_text() == "xx"
 
 
 def test_a_task_that_falls_silent_counts_as_dead(tmp_path, monkeypatch):
-    monkeypatch.setattr(beam, "_DEATHS_ALLOWED", 0)
+    monkeypatch.setattr(deaths, "DEATHS_ALLOWED", 0)
     with pytest.raises(TaskError, match=r"^0: 1 worker processes died .* had said nothing for 1 s\. "):
         list(BeamEngine(IN_MEMORY, silence_seconds=1).run(job("stop_always", tmp_path), [0]))
     assert (tmp_path / "stops").read_text() == "x"

@@ -12,8 +12,9 @@ from tpufeed.cache.plan import KIND, CacheKeywords, CacheOptions, count_shards, 
 from tpufeed.cache.planning import Planning, Size, Warmable, open_warmable
 from tpufeed.cache.probe import Probe, probe_samples
 from tpufeed.cache.worker import ENTRY, REACH, CacheContext
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, choose_engine, finished_result, run_build
+from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import is_stored, join_or_begin
+from tpufeed.dataset.engine import choose_engine
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.plan import check_same_plan, differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
@@ -55,9 +56,10 @@ def warmup(  # noqa: PLR0913  # the public face
         workers: processes; all cores by default.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
-        options: what decides the bytes, see `tpufeed.cache.plan.CacheKeywords`: size, or ops; final; variants; encode,
-            quality; seed; shard_bytes; for raw images also split, split_by, image, label, classes, max_pixels, min_side
-            and policy.
+        **options: what decides the bytes: size, in pixels, of the default ops (`RandomResizedCrop(size)`,
+            `HorizontalFlip()`), or ops; the others of `tpufeed.cache.plan.CacheOptions` (final, variants, encode,
+            quality, seed, shard_bytes); for raw images also split, split_by, image, label, classes, max_pixels,
+            min_side and policy, as in `tpufeed.shard`.
 
     Raises:
         OptionError, SourceError, NoInputsError, DatasetNotFoundError, DatasetExistsError, DuplicateWriterError: nothing
@@ -76,13 +78,9 @@ def warmup(  # noqa: PLR0913  # the public face
     if new_dir and _is_taken(destination, source, identity):
         destination = open_store(f"{destination.url}-{fingerprint(source.digest(), identity)[:12]}")
     _refuse_source(source.stores[0], destination)
-    present = _find_present(destination, overwrite)
-    if present is not None:
-        differing = _differences(present, source, identity)
-        if not differing and _is_sound(present):
-            return finished_result(present)
-        if not overwrite:
-            raise DatasetExistsError(_refusal(present, differing))
+    finished = _find_finished(destination, source, identity, overwrite)
+    if finished is not None:
+        return finished_result(finished)
 
     def make_plan(path: Path, freed_bytes: int) -> None:
         with source.plan(checked, size) as planning:
@@ -206,13 +204,22 @@ def _is_taken(destination: Store, source: Warmable, identity: dict[str, Any]) ->
     return False
 
 
-def _find_present(destination: Store, overwrite: bool) -> Dataset | None:
+def _find_finished(destination: Store, source: Warmable, identity: dict[str, Any], overwrite: bool) -> Dataset | None:
+    """The cache that is asked for, where it stands there already; another one is refused, or will be removed."""
     try:
-        return find_dataset(destination)
+        present = find_dataset(destination)
     except DamageError:
         if not overwrite:
             raise
-        return None  # it will be removed, whatever it was
+        return None
+    if present is None:
+        return None
+    differing = _differences(present, source, identity)
+    if not differing and _is_sound(present):
+        return present
+    if not overwrite:
+        raise DatasetExistsError(_refusal(present, differing))
+    return None
 
 
 def _refuse_source(source: Store, destination: Store) -> None:

@@ -20,10 +20,8 @@ from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, report_name
 from tpufeed.dataset.plan import Plan, PlanHeader, TaskRef
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, Rejects
-from tpufeed.engines.choice import LOCAL, make_engine
 from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, available_cores
-from tpufeed.engines.serial import SerialEngine
-from tpufeed.errors import BuildError, OptionError, StoreError, TaskError
+from tpufeed.errors import BuildError, StoreError, TaskError
 from tpufeed.storage.store import Store
 
 _REPORTS_AT_A_TIME = 16
@@ -32,7 +30,15 @@ _REPORTS_A_BLOCK = 256  # in memory, with the length of each record
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """How far a build is. `earlier_images` of `images` were done by an earlier run of the same command."""
+    """How far a build is.
+
+    Attributes:
+        total_images: to be done in all, each variant of a cache counted.
+        images: done so far.
+        bytes: of the shards so far.
+        rejects: inputs not taken so far.
+        earlier_images: those of `images` that an earlier run of the same command had done.
+    """
 
     total_images: int
     images: int = 0
@@ -46,10 +52,19 @@ ProgressListener = Callable[[BuildProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """A finished build. `seconds` are those of this run; `earlier_images` were done before it.
+    """A finished build.
 
-    `retries` counts this run's requests to stores that were made again; `warnings` say what would serve training
-    better, as sentences.
+    Attributes:
+        url: where the dataset stands.
+        manifest: what it holds.
+        seconds: of this run.
+        images: in the dataset, each variant of a cache counted.
+        bytes: of all shards.
+        earlier_images: those of `images` that were done before this run.
+        ignored_files: in the source, that are no images by their names.
+        listed_twice: inputs that the source names more than once.
+        retries: requests to stores that this run made again.
+        warnings: what would serve training better, as sentences.
     """
 
     url: str
@@ -105,7 +120,7 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     inputs = plan.header.notes["images"] // len(plan.header.variant_numbers)
     rejects = Rejects(build.store, build.budget, inputs)
     pending = []
-    earlier = retries = 0
+    earlier = 0
     for ref, report in _iter_trusted(build.store, plan):
         if report is None:
             pending.append(ref)
@@ -116,6 +131,28 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     rejects.check()
     if build.joined:
         pending.reverse()  # a first run that is still at work comes from the other end
+    retries = _run_tasks(build, pending, rejects, progress, listener)
+    manifest = _finish(build, rejects)
+    shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
+    return BuildResult(
+        url=build.store.url,
+        manifest=manifest,
+        seconds=time.monotonic() - start,
+        images=sum(shard.records for shard in shards),
+        bytes=sum(shard.bytes for shard in shards),
+        earlier_images=earlier,
+        ignored_files=plan.header.notes.get("ignored_files", 0),
+        listed_twice=plan.header.notes.get("listed_twice", 0),
+        retries=retries + build.store.retries,
+        warnings=manifest_warnings(manifest),
+    )
+
+
+def _run_tasks(
+    build: Build, pending: list[TaskRef], rejects: Rejects, progress: BuildProgress, listener: ProgressListener
+) -> int:
+    """Requests that were repeated on the way."""
+    retries = 0
     with _running(build, pending) as events:
         for event in events:
             if isinstance(event, Progress):
@@ -131,20 +168,7 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
                 retries += report.retries
                 rejects.add(report)
                 rejects.check()
-    manifest = _finish(build, rejects)
-    shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
-    return BuildResult(
-        url=build.store.url,
-        manifest=manifest,
-        seconds=time.monotonic() - start,
-        images=sum(shard.records for shard in shards),
-        bytes=sum(shard.bytes for shard in shards),
-        earlier_images=earlier,
-        ignored_files=plan.header.notes.get("ignored_files", 0),
-        listed_twice=plan.header.notes.get("listed_twice", 0),
-        retries=retries + build.store.retries,
-        warnings=manifest_warnings(manifest),
-    )
+    return retries
 
 
 @contextmanager
@@ -162,28 +186,6 @@ def _running(build: Build, pending: list[TaskRef]) -> Iterator[Iterator[Event]]:
         with suppress(StoreError), build.store.temporary_folder():
             pass
         raise
-
-
-def choose_engine(engine: Engine | str | None, workers: int | None, *stores: Store) -> Engine:
-    """The engine that is asked for; for this host `workers` processes, or none where processes could not see all.
-
-    Raises:
-        OptionError: no such engine, a number of workers below one or other than that of an `Engine`, or a store that no
-            worker of the engine sees.
-        MissingExtraError: the engine is not installed.
-    """
-    hidden = [store.url for store in stores if not store.shared]
-    if isinstance(engine, str | None):
-        found, name = make_engine(engine, workers), engine
-    else:
-        found, name = engine, type(engine).__name__
-        if workers not in (None, getattr(engine, "workers", None)):
-            raise OptionError(f"workers={workers} is not for engine={name}, which says itself how many it takes")
-    if not hidden or isinstance(found, SerialEngine):
-        return found
-    if engine in (None, LOCAL):
-        return SerialEngine()
-    raise OptionError(f"only this process sees {hidden[0]}, and no worker of engine={name!r} does")
 
 
 def finished_result(dataset: Dataset) -> BuildResult:

@@ -21,16 +21,15 @@ from typing import Any
 import tpufeed
 from tpufeed.engines.beamhost import NO_TASK, Died, Ended, Failed, Ready, TaskEvent
 from tpufeed.engines.beamprocess import BeamProcess, how_ended
-from tpufeed.engines.engine import Done, Event, Job, Progress, task_name
+from tpufeed.engines.deaths import SILENCE_SECONDS, Deaths, silent_death
+from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
 from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError, TpufeedError
 
 _logger = logging.getLogger(__name__)
 
-_DEATHS_ALLOWED = 2  # as with worker processes of our own
 _IDLE_DEATHS_ALLOWED = 2
 _END_SECONDS = 10.0  # for a local pipeline to end after its last task
 _START_SECONDS = 120.0  # for a local pipeline to begin its first task, of which seconds are usual
-_SILENCE_SECONDS = 600.0
 _SOURCES_OF_PACKAGES = (
     "--sdk_container_image",
     "--requirements_file",
@@ -46,7 +45,7 @@ class BeamEngine:
     Where Beam's own runner works on this host, and a worker says nothing for `silence_seconds`, it counts as dead.
     """
 
-    def __init__(self, arguments: Sequence[str], silence_seconds: float = _SILENCE_SECONDS) -> None:
+    def __init__(self, arguments: Sequence[str], silence_seconds: float = SILENCE_SECONDS) -> None:
         self.arguments = tuple(arguments)
         self.runner = _find_runner(self.arguments)
         if importlib.util.find_spec("apache_beam") is None:
@@ -126,7 +125,7 @@ class BeamEngine:
                 if not isinstance(message, Ready):
                     yield from ledger.note(message)
             if ledger.silent(self._silence_seconds):
-                yield ledger.bury(f"killed after it had said nothing for {self._silence_seconds:g} s", silent=True)
+                yield ledger.bury(silent_death(self._silence_seconds), silent=True)
                 return
             if process.tells and not ledger.waiting and ledger.stuck(_END_SECONDS):
                 self._stop()  # all is done, and it does not end
@@ -135,7 +134,7 @@ class BeamEngine:
                 yield ledger.bury(f"killed after it had begun no task for {patience:g} s", silent=True)
                 return
             if not messages:
-                yield Progress(0, 0, 0)
+                yield NOTHING
 
     def _stop(self) -> None:
         for process in self._processes:
@@ -159,7 +158,7 @@ class _Ledger:
         self.waiting = set(range(len(tasks)))
         self._tasks = tasks
         self._begun: dict[int, _Begun] = {}
-        self._deaths = [0] * len(tasks)
+        self._deaths = Deaths(tasks)
         self._idle_deaths = 0
         self._news = time.monotonic()
 
@@ -175,10 +174,10 @@ class _Ledger:
         elif message.number not in self.waiting:
             return  # done already: some runners repeat what has ended beside a failure
         elif message.kind == "b":
-            self._begun[message.number] = _Begun(message.pid, Progress(0, 0, 0), time.monotonic())
+            self._begun[message.number] = _Begun(message.pid, NOTHING, time.monotonic())
         elif message.kind == "p":
             task = self._begun[message.number]
-            task.progress = Progress(*map(sum, zip(task.progress, message.progress, strict=True)))
+            task.progress = task.progress.plus(message.progress)
             task.heard = time.monotonic()
             yield message.progress
         else:
@@ -224,14 +223,13 @@ class _Ledger:
         if self._idle_deaths > _IDLE_DEATHS_ALLOWED:
             raise BuildError(f"{self._idle_deaths} worker processes of Beam died without a task, the last one {death}")
         for number in killers:
-            name, deaths = task_name(self._tasks[number]), self._deaths[number] + 1
-            if deaths > _DEATHS_ALLOWED:
-                raise TaskError(f"{name}: {deaths} worker processes died at it, the last one {death}. {advice}")
+            name = self._deaths.note(number, death, advice)
             _logger.warning("%s: a worker process of Beam died, %s; Beam begins anew with what is left", name, death)
-            self._deaths[number] = deaths
-        lost = [task.progress for _, task in begun]
         self._begun.clear()
-        return Progress(*(-sum(column) for column in zip(Progress(0, 0, 0), *lost, strict=True)))
+        taken_back = NOTHING
+        for _, task in begun:
+            taken_back = taken_back.minus(task.progress)
+        return taken_back
 
 
 def _find_runner(arguments: tuple[str, ...]) -> str:

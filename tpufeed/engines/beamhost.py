@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpufeed.engines.engine import Progress
+from tpufeed.engines.engine import NOTHING, Progress
 from tpufeed.errors import OptionError, TpufeedError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class TaskEvent(NamedTuple):
     kind: str
     pid: int
     number: int
-    progress: Progress = Progress(0, 0, 0)
+    progress: Progress = NOTHING
 
     def encode(self) -> bytes:
         """Bytes of a length that a pipe takes as a whole, whoever else writes."""

@@ -20,12 +20,11 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 import tpufeed
 from tpufeed.engines.beamhost import EVENTS, NO_TASK, Failed, TaskEvent, Work
-from tpufeed.engines.engine import Progress
+from tpufeed.engines.engine import NOTHING, Progress
 from tpufeed.engines.hosts import HostView, check_host, run_pickled, view_here
 from tpufeed.errors import BuildError, OptionError
 
 _NAMESPACE = "tpufeed"
-_NOTHING = Progress(0, 0, 0)
 _BLOCK_TASKS = 1000
 _START_SECONDS = 10.0
 _SHOWN_CHARACTERS = 3000
@@ -79,7 +78,7 @@ class Pipeline:
     def __init__(self, arguments: Sequence[str], work: Work) -> None:
         self._arguments, self._work = arguments, work
         self._result: PipelineResult | None = None
-        self._seen = _NOTHING
+        self._seen = NOTHING
         self._started = threading.Event()
 
     def start(self) -> None:
@@ -124,11 +123,11 @@ class Pipeline:
         try:
             query = self._result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))
         except Exception:  # noqa: BLE001  # it does not say, or not now
-            return _NOTHING
+            return NOTHING
         for metric in query["counters"]:
             totals[metric.key.metric.name] += metric.committed or metric.attempted or 0
         before, self._seen = self._seen, Progress(**totals)
-        return Progress(*(now - then for now, then in zip(self._seen, before, strict=True)))
+        return self._seen.minus(before)
 
 
 class PipelineError(Exception):
@@ -180,7 +179,7 @@ class RunTask(beam.DoFn):
             os.close(self._events)
             self._events = None
 
-    def _tell(self, kind: str, number: int, progress: Progress = _NOTHING) -> None:
+    def _tell(self, kind: str, number: int, progress: Progress = NOTHING) -> None:
         if self._events is not None:
             os.write(self._events, TaskEvent(kind, os.getpid(), number, progress).encode())
 

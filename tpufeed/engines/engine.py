@@ -21,6 +21,17 @@ class Progress(NamedTuple):
     bytes: int
     rejects: int
 
+    def plus(self, other: "Progress") -> "Progress":
+        """Both together."""
+        return Progress(*(one + two for one, two in zip(self, other, strict=True)))
+
+    def minus(self, other: "Progress") -> "Progress":
+        """What this one has more."""
+        return Progress(*(one - two for one, two in zip(self, other, strict=True)))
+
+
+NOTHING = Progress(0, 0, 0)
+
 
 class Done(NamedTuple):
     """Task number `number` of the sequence has ended well."""
@@ -119,7 +130,7 @@ class ProgressMeter:
                 for _ in range(int(size_bytes / _SLOWEST_BYTES_A_SECOND / _PULSE_SECONDS)):
                     if ended.wait(_PULSE_SECONDS):
                         return
-                    self._report(Progress(0, 0, 0))
+                    self._report(NOTHING)
 
         thread = threading.Thread(target=say, name="tpufeed-pulse", daemon=True)
         thread.start()

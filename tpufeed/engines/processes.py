@@ -16,16 +16,15 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from tpufeed.engines.engine import Done, Event, Job, Progress, task_name
+from tpufeed.engines.deaths import SILENCE_SECONDS, Deaths, silent_death
+from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
 from tpufeed.engines.launch import launch_worker
 from tpufeed.errors import TaskError
 
 _logger = logging.getLogger(__name__)
 
-_DEATHS_ALLOWED = 2  # of workers at one task: a killed worker says little of the task, three in a row do
 _EXIT_SECONDS = 5.0  # for a worker that has closed its end, or was killed, to be gone, dumping its core perhaps
 _LEAVE_SECONDS = 1.0  # for those that are told to go in mid-task, all at once, to remove what is temporary
-_SILENCE_SECONDS = 600.0
 _LISTEN_SECONDS = 1.0
 _IDLE = -1
 _PREPARED = 8  # workers, at the most: later ones start while the first ones work
@@ -42,7 +41,7 @@ class ProcessEngine:
     more than one image takes with all its variants.
     """
 
-    def __init__(self, workers: int, silence_seconds: float = _SILENCE_SECONDS) -> None:
+    def __init__(self, workers: int, silence_seconds: float = SILENCE_SECONDS) -> None:
         self.workers = workers
         self._silence_seconds = silence_seconds
         self._prepared: list[_Worker] = []
@@ -82,7 +81,7 @@ class _Pool:
         self._job = job
         self._tasks = tasks
         self._waiting = deque(range(len(tasks)))
-        self._deaths = [0] * len(tasks)
+        self._deaths = Deaths(tasks)
 
     def start_waiting(self, most: int) -> bool:
         """Hand waiting tasks to idle workers, `most` workers at the most; False when nothing is left to wait for."""
@@ -129,19 +128,14 @@ class _Pool:
         else:
             worker.dismiss()
             worker.end(_LEAVE_SECONDS)
-            death, advice = f"killed after it had said nothing for {silent_seconds:g} s", _SILENCE_ADVICE
+            death, advice = silent_death(silent_seconds), _SILENCE_ADVICE
         if number == _IDLE:
-            return Progress(0, 0, 0)
-        name = task_name(self._tasks[number])
-        self._deaths[number] += 1
-        if self._deaths[number] > _DEATHS_ALLOWED:
-            raise TaskError(
-                f"{name}: {self._deaths[number]} worker processes died at it, the last one {death}. {advice}"
-            )
+            return NOTHING
+        name = self._deaths.note(number, death, advice)
         if silent_seconds is not None:
             _logger.warning("%s: a worker process was %s; another one begins anew. %s", name, death, advice)
         self._waiting.appendleft(number)
-        return Progress(*(-count for count in worker.progress))
+        return NOTHING.minus(worker.progress)
 
 
 class _Worker:
@@ -149,7 +143,7 @@ class _Worker:
 
     def __init__(self, entry: str) -> None:
         self.task_number = _IDLE
-        self.progress = Progress(0, 0, 0)
+        self.progress = NOTHING
         self.silent_seconds = 0.0
         self._process, self.connection = launch_worker(entry)
 
@@ -161,7 +155,7 @@ class _Worker:
     def give(self, number: int, task: Any) -> None:
         """Hand over a task."""
         self.task_number = number
-        self.progress = Progress(0, 0, 0)
+        self.progress = NOTHING
         self.silent_seconds = 0.0
         with suppress(OSError):
             self.connection.send((number, task))
@@ -176,7 +170,7 @@ class _Worker:
         if isinstance(message, Done):
             self.task_number = _IDLE
         elif isinstance(message, Progress):
-            self.progress = Progress(*map(sum, zip(self.progress, message, strict=True)))
+            self.progress = self.progress.plus(message)
         return message
 
     def dismiss(self) -> None:

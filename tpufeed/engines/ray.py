@@ -14,7 +14,8 @@ from typing import Any
 
 from tpufeed import __version__
 from tpufeed.engines import rayworker
-from tpufeed.engines.engine import Done, Event, Job, Progress, task_name
+from tpufeed.engines.deaths import SILENCE_SECONDS, Deaths, silent_death
+from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
 from tpufeed.engines.hosts import HostView, check_host
 from tpufeed.engines.raycluster import AUTO, connected
 from tpufeed.engines.raynodes import Nodes, first_lines
@@ -22,8 +23,6 @@ from tpufeed.errors import BuildError, OptionError, TaskError
 
 _logger = logging.getLogger(__name__)
 
-_DEATHS_ALLOWED = 2  # of workers at one task, as with processes
-_SILENCE_SECONDS = 600.0
 _LISTEN_SECONDS = 0.5
 _SURVEY_SECONDS = 2.0  # how often to ask which nodes there are
 _STARVING_SECONDS = 30.0
@@ -32,7 +31,6 @@ _EXIT_SECONDS = 5.0  # for those that had to be killed
 _TELL_SECONDS = 0.5  # how often an attempt says how far it is: where there are many, less often
 _WORDS_A_SECOND = 1000
 _LEAST_AHEAD = 16
-_NOTHING = Progress(0, 0, 0)
 _MEMORY_ADVICE = "Out of memory? Try fewer --workers, or nodes with fewer cores (ray start --num-cpus)"
 _SILENCE_ADVICE = (
     "Does a drive or the network not answer, or an op of yours not return? Where one image takes so long, take "
@@ -55,7 +53,7 @@ class RayEngine:
         self,
         address: str = AUTO,
         workers: int | None = None,
-        silence_seconds: float = _SILENCE_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
         runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
         if workers is not None and workers < 1:
@@ -92,7 +90,7 @@ class _Attempt:
     node: str = ""
     process: int = 0
     reports: int = -1
-    totals: Progress = _NOTHING
+    totals: Progress = NOTHING
     silent_seconds: float = 0.0
 
 
@@ -103,7 +101,7 @@ class _Pool:
         self._nodes, self._ray, self._tasks = nodes, nodes.ray, tasks
         self._silence_seconds = silence_seconds
         self._waiting = deque(range(len(tasks)))
-        self._deaths = [0] * len(tasks)
+        self._deaths = Deaths(tasks)
         self._attempts: dict[int, _Attempt] = {}
         self._by_ref: dict[Any, int] = {}
         self._begun = 0
@@ -172,7 +170,7 @@ class _Pool:
             raise TaskError(f"{name}: {result['failure']}")
         self._forget(number)
         self._fed = time.monotonic()
-        yield _difference(Progress(*result["totals"]), attempt.totals)
+        yield Progress(*result["totals"]).minus(attempt.totals)
         yield Done(attempt.task)
 
     def _read_letters(self) -> Iterator[Event]:
@@ -188,13 +186,12 @@ class _Pool:
             if number in said:
                 (attempt.node, attempt.process), attempt.reports, totals = said[number]
                 before, attempt.totals = attempt.totals, Progress(*totals)
-                yield _difference(attempt.totals, before)
+                yield attempt.totals.minus(before)
             attempt.silent_seconds = attempt.silent_seconds + passed if attempt.reports == reports else 0.0
             if attempt.node and attempt.silent_seconds >= self._silence_seconds:
                 self._mailbox.drop.remote(number)
                 self._nodes.kill(attempt.node, attempt.process)
-                death = f"killed after it had said nothing for {self._silence_seconds:g} s"
-                yield self._bury(number, death, _SILENCE_ADVICE)
+                yield self._bury(number, silent_death(self._silence_seconds), _SILENCE_ADVICE)
 
     def _survey(self) -> Iterator[Event]:
         """Attempts on nodes that are gone; Ray itself may take minutes to say so."""
@@ -220,15 +217,10 @@ class _Pool:
             TaskError: that has been tried often enough.
         """
         attempt = self._forget(number)
-        name = task_name(self._tasks[attempt.task])
-        self._deaths[attempt.task] += 1
-        if self._deaths[attempt.task] > _DEATHS_ALLOWED:
-            raise TaskError(
-                f"{name}: {self._deaths[attempt.task]} worker processes died at it, the last one {death}. {advice}"
-            )
+        name = self._deaths.note(attempt.task, death, advice)
         _logger.warning("%s: a worker process was lost, %s; another one begins anew", name, death)
         self._waiting.appendleft(attempt.task)
-        return _difference(_NOTHING, attempt.totals)
+        return NOTHING.minus(attempt.totals)
 
     def _forget(self, number: int) -> _Attempt:
         attempt = self._attempts.pop(number)
@@ -249,7 +241,3 @@ class _Pool:
             if left:
                 self._ray.wait(left, num_returns=len(left), timeout=_EXIT_SECONDS)
             self._ray.kill(self._mailbox)
-
-
-def _difference(now: Progress, before: Progress) -> Progress:
-    return Progress(*(new - old for new, old in zip(now, before, strict=True)))

@@ -15,9 +15,10 @@ import numpy as np
 
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.profiling.device import QUEUE_BATCHES, Device, next_step
+from tpufeed.profiling.epochs import length_of
 from tpufeed.profiling.fingerprints import Expected, Findings, first_member
 from tpufeed.profiling.profiles import AcceleratorProfile, custom_profile, profile
-from tpufeed.profiling.verdicts import FEWEST_STEPS, say_verdict
+from tpufeed.profiling.verdicts import few_steps, say_verdict
 
 __all__ = [
     "MOST_OVERSLEEP_PERCENT",
@@ -158,7 +159,7 @@ class EmulatedAccelerator:
         oversleep = 100 * device.oversleep_seconds / wall if known else None
         findings = device.ledger.findings(expected, epochs.ended)
         small = _small_batches(device.images, self.batch_size, epochs.number + 1)
-        problems = (*_few(len(waits)), *_oversleep(oversleep), *small, *epochs.problems(), *findings.problems())
+        problems = (*few_steps(len(waits)), *_oversleep(oversleep), *small, *epochs.problems(), *findings.problems())
         if expected is not None and findings.repeated is None:
             problems += ("the pixels are not in this host's memory, so that drops and repeats would not show",)
         return AcceleratorReport(
@@ -219,7 +220,7 @@ class Epochs:
                     f"the loader gave no batch in epoch {self.ended + 1}. Is the split smaller than a batch, or is "
                     "this a generator or iterator, which can be gone through once only?"
                 )
-            promised = _length(self.loader)
+            promised = length_of(self.loader)
             if promised is not None and given < promised:
                 self.short.append((self.number, given, promised))
             self.ended += 1
@@ -231,19 +232,6 @@ class Epochs:
         number, given, promised = self.short[0]
         again = f", and {len(self.short) - 1} more epochs did" if len(self.short) > 1 else ""
         return (f"the loader ended early: epoch {number + 1} had {given} batches of {promised}{again}",)
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, AttributeError):  # a generator; an endless tf.data.Dataset
-        return None
-
-
-def _few(steps: int) -> tuple[str, ...]:
-    if steps >= FEWEST_STEPS:
-        return ()
-    return (f"{steps} steps were measured after the first one, {FEWEST_STEPS} are the fewest that say anything",)
 
 
 def _small_batches(images: Sequence[int], batch_size: int, epochs: int) -> tuple[str, ...]:

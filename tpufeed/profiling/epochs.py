@@ -56,13 +56,13 @@ class Epoch:
 
     def opened(self, iterator: Any) -> None:
         """The iterator is there; it may know better than the loader, as in an epoch that is gone on with."""
-        self._left = None if iterator is self._loader else _length(iterator)
+        self._left = None if iterator is self._loader else length_of(iterator)
 
     def ended(self) -> None:
         """By itself, not by a `break` or an exception."""
         expected = self._left
         if expected is None and not (self._first and _resumes(self._loader)):
-            expected = _length(self._loader)
+            expected = length_of(self._loader)
         if expected is not None and self.batches < expected:
             self._epochs.short.append((self._number, self.batches, expected))
         sent = _sent_bytes(self._loader)
@@ -70,7 +70,8 @@ class Epoch:
             self._epochs.sent(sent - self._sent, self.batches)
 
 
-def _length(sized: Any) -> int | None:
+def length_of(sized: Any) -> int | None:
+    """Batches that a loader promises; None where it does not."""
     try:
         return len(sized)
     except Exception:  # noqa: BLE001  # TypeError where there is none, but loaders raise what they like

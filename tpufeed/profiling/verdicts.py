@@ -2,9 +2,9 @@
 
 from tpufeed.profiling.steps import HIGH_PERCENT, MODERATE_PERCENT
 
-__all__ = ["AU_FLOOR_PERCENT", "FEWEST_STEPS", "HIGH_PERCENT", "MODERATE_PERCENT", "idle_band", "say_verdict"]
+__all__ = ["AU_FLOOR_PERCENT", "HIGH_PERCENT", "MODERATE_PERCENT", "few_steps", "idle_band", "say_verdict"]
 
-FEWEST_STEPS = 20
+_FEWEST_STEPS = 20
 AU_FLOOR_PERCENT = 90.0  # MLPerf Storage, for ResNet-50
 
 
@@ -13,6 +13,13 @@ def idle_band(idle_percent: float) -> str:
     if idle_percent >= HIGH_PERCENT:
         return "highly input-bound"
     return "moderately input-bound" if idle_percent >= MODERATE_PERCENT else "not input-bound"
+
+
+def few_steps(steps: int) -> tuple[str, ...]:
+    """Why figures of so few steps after the first one say little, as sentences."""
+    if steps >= _FEWEST_STEPS:
+        return ()
+    return (f"{steps} steps were measured after the first one, {_FEWEST_STEPS} are the fewest that say anything",)
 
 
 def say_verdict(idle_percent: float) -> str:

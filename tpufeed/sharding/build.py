@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Unpack
 
 from tpufeed.dataset.advice import iter_warnings
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, choose_engine, finished_result, run_build
+from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import join_or_begin
+from tpufeed.dataset.engine import choose_engine
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
@@ -55,9 +56,9 @@ def shard(  # noqa: PLR0913  # the public face
         engine: what runs the tasks: "ray" or "beam" beyond this host, or an `Engine`, see docs/scaleout.md; `workers`
             processes of this host by default.
         listener: called with a `BuildProgress` a few times a second.
-        options: what decides the bytes, see `tpufeed.sharding.options.ShardOptions` (shard_bytes, shards, hosts, split,
-            split_by, image, label, classes, seed) and `tpufeed.images.policy.ImagePolicy` (check, encode, quality,
-            presize, presize_mode, max_pixels, min_side, and policy={"alpha": "black", ...} for odd cases).
+        **options: what decides the bytes: those of `tpufeed.sharding.options.ShardOptions` (shard_bytes, shards, hosts,
+            split, split_by, image, label, classes, seed) and of `tpufeed.images.policy.ImagePolicy` (check, encode,
+            quality, presize, presize_mode, max_pixels, min_side, and policy={"alpha": "black", ...} for odd cases).
 
     Raises:
         OptionError, NoInputsError, SourceError, DatasetExistsError, DuplicateWriterError: nothing was changed.

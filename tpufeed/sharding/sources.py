@@ -63,22 +63,31 @@ def find_source(url: str, options: ShardOptions) -> Source:
         files = _find_files(store, last)
         if last.lower().endswith(tars.SUFFIXES):
             return _tar_source(store, files, image, label, split_by)
-        if split_by == "folder":
-            raise OptionError("a table has no folders to split by; name one of its columns")
-        return Source(
-            store.url,
-            "table",
-            split_by is not None,
-            lambda _: itertools.chain.from_iterable(
-                tables.iter_table(store, info.name, image, label, split_by) for info in files
-            ),
-        )
+        return _table_source(store, files, image, label, split_by)
     store = open_store(url)
     _check_folder(store)
     tar_files = _only_tars(store)
     if tar_files:
         return _tar_source(store, tar_files, image, label, split_by)
-    if image is not None:
+    return _folder_source(store, options)
+
+
+def _table_source(store: Store, files: list[ObjectInfo], image: str | None, label: str, split_by: str | None) -> Source:
+    if split_by == "folder":
+        raise OptionError("a table has no folders to split by; name one of its columns")
+    return Source(
+        store.url,
+        "table",
+        split_by is not None,
+        lambda _: itertools.chain.from_iterable(
+            tables.iter_table(store, info.name, image, label, split_by) for info in files
+        ),
+    )
+
+
+def _folder_source(store: Store, options: ShardOptions) -> Source:
+    label, split_by = options.label, options.split_by
+    if options.image is not None:
         raise OptionError("--image names a table's column or the extension of a tar's images; this source is a folder")
     if label not in ("auto", "none"):
         raise OptionError(f"the labels of a folder are its class folders, or none; there is no column {label!r} in it")

@@ -3,19 +3,20 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tpufeed.diagnosis.feeds.loaders import Opened, small_dataset
 from tpufeed.diagnosis.feeds.options import DeviceChoice
 from tpufeed.diagnosis.results import Run, Timeline
 from tpufeed.errors import OptionError
-from tpufeed.profiling.accelerator import EmulatedAccelerator, Epochs
+from tpufeed.profiling.accelerator import AcceleratorReport, EmulatedAccelerator, Epochs
 from tpufeed.profiling.clock import StepClock
 from tpufeed.profiling.counters import TpuCounters, read_counters
-from tpufeed.profiling.fingerprints import Ledger
+from tpufeed.profiling.fingerprints import Findings, Ledger
 from tpufeed.profiling.flops import mfu_percent
-from tpufeed.profiling.verdicts import FEWEST_STEPS
+from tpufeed.profiling.steps import StepReport
+from tpufeed.profiling.verdicts import few_steps
 
 Step = Callable[[Any], None]
 Limits = tuple[int | None, float | None]  # steps, seconds
@@ -74,28 +75,15 @@ def _feed_emulated(choice: DeviceChoice, batch_size: int, opened: Opened, limits
     device = EmulatedAccelerator(choice.profile, batch_size)
     report = device.run(opened.loader, *limits, expected=opened.expected)
     problems = (*small_dataset(opened.expected), *report.problems)
-    return Run(
-        label=subject.label,
-        url=subject.url,
-        loader=subject.loader,
-        source=subject.source,
-        device=choice.label,
-        batch_size=batch_size,
-        steps=report.steps,
+    return _run(
+        (choice, batch_size, subject),
+        report,
+        report.findings,
         images=report.images,
-        images_per_second=report.images_per_second,
-        step_ms=report.step_ms,
-        wait_ms_p50=report.wait_ms_p50,
-        wait_ms_p95=report.wait_ms_p95,
-        wait_ms_p99=report.wait_ms_p99,
-        idle_percent=report.idle_percent,
         au_percent=report.au_percent,
         mfu_percent=mfu_percent(report.images_per_second, choice.profile.flops_per_sample, choice.profile.tpu),
         oversleep_percent=report.oversleep_percent,
         first_batch_seconds=report.first_batch_seconds,
-        wall_seconds=report.wall_seconds,
-        repeated=report.findings.repeated,
-        missing=report.findings.missing,
         problems=problems,
         verdict="" if problems else report.verdict,
         timeline=Timeline(
@@ -112,36 +100,47 @@ def _feed_loop(choice: DeviceChoice, batch_size: int, opened: Opened, limits: Li
     loop.run(None if drains else open_step(choice), limits)
     report = loop.clock.report(batch_size)
     findings = loop.ledger.findings(opened.expected, loop.epochs.ended)
-    problems = (*small_dataset(opened.expected), *_few(report.steps), *loop.epochs.problems(), *findings.problems())
+    few = few_steps(max(0, report.steps - 1))
+    problems = (*small_dataset(opened.expected), *few, *loop.epochs.problems(), *findings.problems())
     if drains:  # it does nothing but wait: neither a step nor idle time is anything of a device's
         report = replace(report, step_ms=None, idle_percent=None, compile_seconds=None, bytes_per_second=None)
-    return Run(
-        label=subject.label,
-        url=subject.url,
-        loader=subject.loader,
-        source=subject.source,
-        device=choice.label,
-        batch_size=batch_size,
-        steps=report.steps,
+    return _run(
+        (choice, batch_size, subject),
+        report,
+        findings,
         images=report.steps * batch_size,
-        images_per_second=report.images_per_second,
-        step_ms=report.step_ms,
-        wait_ms_p50=report.wait_ms_p50,
-        wait_ms_p95=report.wait_ms_p95,
-        wait_ms_p99=report.wait_ms_p99,
-        idle_percent=report.idle_percent,
         mxu_percent=loop.counters.mxu_percent,
         duty_cycle_percent=loop.counters.duty_cycle_percent,
         first_batch_seconds=report.first_wait_seconds,
         compile_seconds=report.compile_seconds,
         recompilations=None if drains else report.recompilations,
         bytes_per_second=report.bytes_per_second,
-        wall_seconds=report.wall_seconds,
-        repeated=findings.repeated,
-        missing=findings.missing,
         problems=problems,
         verdict="" if problems or drains else report.verdict,
         timeline=_timeline(loop.clock, drains),
+    )
+
+
+def _run(
+    fed: tuple[DeviceChoice, int, Subject], report: AcceleratorReport | StepReport, findings: Findings, **figures: Any
+) -> Run:
+    """What both reports have, and the `figures` that only one of them has."""
+    choice, batch_size, subject = fed
+    return Run(
+        **asdict(subject),
+        device=choice.label,
+        batch_size=batch_size,
+        steps=report.steps,
+        images_per_second=report.images_per_second,
+        step_ms=report.step_ms,
+        wait_ms_p50=report.wait_ms_p50,
+        wait_ms_p95=report.wait_ms_p95,
+        wait_ms_p99=report.wait_ms_p99,
+        idle_percent=report.idle_percent,
+        wall_seconds=report.wall_seconds,
+        repeated=findings.repeated,
+        missing=findings.missing,
+        **figures,
     )
 
 
@@ -197,9 +196,3 @@ def _timeline(clock: StepClock, drains: bool) -> Timeline:
         sync_seconds=times.sync_seconds,
         compute_seconds=() if drains else times.compute_seconds,
     )
-
-
-def _few(steps: int) -> tuple[str, ...]:
-    if steps > FEWEST_STEPS:
-        return ()
-    return (f"{max(0, steps - 1)} steps were measured after the first one, {FEWEST_STEPS} are the fewest that count",)

@@ -8,7 +8,6 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.feeds.naive import NaiveLoader
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import HorizontalFlip, Op, RandomResizedCrop
-from tpufeed.images.parsing import parse_op
 from tpufeed.profiling.fingerprints import Expected
 
 IMAGE_PX = 224
@@ -35,7 +34,7 @@ def open_loader(name: str, dataset: Dataset, split: str, batch_size: int, option
         dataset: what it reads.
         split: which part of it.
         batch_size: of its batches.
-        options: `ops` as texts, `threads` and `processes`, where they are given.
+        options: further options of the loader; those that are None are not given.
 
     Raises:
         OptionError: a split of less than a batch, or options that do not fit.
@@ -47,8 +46,8 @@ def open_loader(name: str, dataset: Dataset, split: str, batch_size: int, option
             f"split {split!r} of {dataset.url} has {records} samples, less than a batch of {batch_size}: give a "
             "smaller --batch, or a larger dataset"
         )
-    given = {name: value for name, value in options.items() if value is not None and name != "ops"}
-    ops = _ops(dataset, options.get("ops"))
+    given = {name: value for name, value in options.items() if value is not None}
+    ops = given.pop("ops") if "ops" in given else _default_ops(dataset)
     endless = name.startswith("tf")
     if name == "naive":
         variants = _variants(dataset, [] if dataset.manifest.tensor_shape else [RandomResizedCrop()])
@@ -91,9 +90,7 @@ def _make(name: str, url: str, split: str, options: dict[str, Any]) -> Any:
     return tf_dataset(url, split, direct=name == "tf-direct", repeat=True, **options)
 
 
-def _ops(dataset: Dataset, texts: tuple[str, ...] | None) -> list[Op] | None:
-    if texts is not None:
-        return [parse_op(text) for text in texts]
+def _default_ops(dataset: Dataset) -> list[Op] | None:
     return [RandomResizedCrop(size=IMAGE_PX), HorizontalFlip()] if dataset.manifest.cache is None else None
 
 

@@ -20,6 +20,7 @@ from tpufeed.diagnosis.feeds.loaders import open_loader
 from tpufeed.diagnosis.feeds.options import BenchOptions, check_loaders
 from tpufeed.diagnosis.results import Run
 from tpufeed.errors import LoaderError, TpufeedError
+from tpufeed.images.parsing import parse_op
 
 _LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to stage and to compile
 
@@ -56,7 +57,8 @@ def measure(measurement: Measurement) -> Run:
 
     dataset = open_dataset(measurement.url)
     batch_size = options.images_a_step
-    given = {"ops": options.ops, "threads": options.threads, "processes": options.processes}
+    ops = None if options.ops is None else [parse_op(text) for text in options.ops]
+    given = {"ops": ops, "threads": options.threads, "processes": options.processes}
     opened = open_loader(measurement.loader, dataset, options.split, batch_size, given)
     source = "shards" if dataset.manifest.cache is None else "cache"
     subject = Subject(f"{measurement.url}, {measurement.loader}", measurement.url, measurement.loader, source)

@@ -1,7 +1,7 @@
 """Whether a prediction holds: the same loader really feeds an emulated accelerator."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,6 @@ from tpufeed.diagnosis.feeds.devices import Subject, feed
 from tpufeed.diagnosis.feeds.loaders import open_loader
 from tpufeed.diagnosis.feeds.options import DeviceChoice
 from tpufeed.diagnosis.results import Diagnosis, Run
-from tpufeed.images.ops import Op
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.profiling.profiles import AcceleratorProfile
 from tpufeed.storage.registry import open_store
@@ -61,9 +60,8 @@ def _warm_up(loader: Iterable[Any]) -> None:
 
 
 def _keywords(options: LoaderOptions) -> dict[str, Any]:
-    ops: Sequence[Op] | None = options.ops
     return {
-        "ops": None if ops is None else tuple(map(repr, ops)),
+        "ops": options.ops,
         "threads": options.threads,
         "processes": options.processes,
         "stage_dir": options.stage_dir,

@@ -22,7 +22,7 @@ from tpufeed.errors import ImageError, RecordError, StoreError
 from tpufeed.images.ops import Op
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, store_image
-from tpufeed.storage.staging.place import free_bytes, make_folder
+from tpufeed.storage.staging.place import MEMORY, free_bytes, make_folder
 from tpufeed.storage.temporary import temporary_folder
 from tpufeed.tfrecord.buffer import BytesLike
 from tpufeed.tfrecord.crc32c import crc32c
@@ -35,7 +35,6 @@ _SHARDS = 8
 _PLENTY_BYTES = 128 << 20  # past the processor's cache, or copying would look faster than it is
 _MOST_ROUNDS = 64
 _LEAST_FREE_BYTES = 1 << 30
-_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +103,9 @@ def sample_folder() -> Iterator[Path]:
 
 
 def _place_in_memory() -> Path | None:
-    place = _MEMORY / f"tpufeed-doctor-{os.getuid()}"
+    place = MEMORY / f"tpufeed-doctor-{os.getuid()}"
     try:
-        if free_bytes(_MEMORY) > _LEAST_FREE_BYTES:
+        if free_bytes(MEMORY) > _LEAST_FREE_BYTES:
             make_folder(place)
             return place
     except OSError:
@@ -145,15 +144,8 @@ def write_sample(folder: Path, sample: Sample, shape: tuple[int, int, int] | Non
     return str(folder)
 
 
-def presize(sample: Sample, side_px: int, quality: int, seconds: float) -> Sample:
-    """The images as `tpufeed shard --presize` would store them, as many as are made in this time."""
-    policy = ImagePolicy(presize_px=side_px, quality=quality)
-    return _change(sample, lambda image, _: store_image(image, policy).data, seconds)
-
-
-def reshard(sample: Sample, seconds: float) -> Sample:
-    """Raw files as `tpufeed shard` would store them."""
-    policy = ImagePolicy()
+def restore(sample: Sample, policy: ImagePolicy, seconds: float) -> Sample:
+    """The images as `tpufeed shard` would store them under this policy, as many as are made in this time."""
     return _change(sample, lambda image, _: store_image(image, policy).data, seconds)
 
 

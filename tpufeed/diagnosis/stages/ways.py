@@ -9,21 +9,21 @@ from shlex import quote
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.diagnosis.stages.draining import drain, fitting_batch
 from tpufeed.diagnosis.stages.findings import Kind, Way
-from tpufeed.diagnosis.stages.samples import SPLIT, Sample, presize, reshard, warm, write_sample
+from tpufeed.diagnosis.stages.samples import SPLIT, Sample, restore, warm, write_sample
 from tpufeed.errors import TpufeedError
 from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Op
+from tpufeed.images.policy import ImagePolicy
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import Workers, plan_workers
-from tpufeed.storage.staging.place import free_bytes
+from tpufeed.storage.staging.place import MEMORY, free_bytes
 
 VARIANTS = 4
 _MARGIN = 8 / 7  # of 224 that is 256, what people presize to
 _FEWER_PROCESSES = 4
 _SMALLER = 0.8  # of the bytes: less of a gain is not worth a build
 _FEATURES_BYTES = 400  # of a record, besides the image
-_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ def try_ways(trial: Trial, raw_files: bool) -> Iterator[Way | str]:
 
 
 def _try_shard(trial: Trial) -> Way | None:
-    timed = _timed(lambda: reshard(trial.sample, trial.seconds))
+    timed = _timed(lambda: restore(trial.sample, ImagePolicy(), trial.seconds))
     made = timed[0]
     if not made.images:
         return None
@@ -137,7 +137,7 @@ def _try_shard(trial: Trial) -> Way | None:
 
 def _try_presize(trial: Trial) -> Way | None:
     side = round(max(trial.size) * _MARGIN)
-    timed = _timed(lambda: presize(trial.sample, side, 90, trial.seconds))
+    timed = _timed(lambda: restore(trial.sample, ImagePolicy(presize_px=side, quality=90), trial.seconds))
     made = timed[0]
     if not made.images or made.image_bytes > _SMALLER * trial.sample.image_bytes:
         return None
@@ -184,10 +184,10 @@ def _say_cost(size: float, minutes: float, variants: int) -> str:
         f"{say_bytes(size)}{f' for {variants} variants' if variants > 1 else ''}, {_say_minutes(minutes)} on this host"
     )
     try:
-        room = free_bytes(_MEMORY)
+        room = free_bytes(MEMORY)
     except OSError:
         return said
-    return f"{said}; it {'fits' if size < room else 'does not fit'} {_MEMORY}"
+    return f"{said}; it {'fits' if size < room else 'does not fit'} {MEMORY}"
 
 
 def say_bytes(size: float) -> str:

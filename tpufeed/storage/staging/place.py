@@ -11,6 +11,7 @@ from pathlib import Path
 from tpufeed.errors import OptionError
 
 STAGE_DIR = "TPUFEED_STAGE_DIR"  # an environment variable: where to stage when nobody says
+MEMORY = Path("/dev/shm")
 
 _FORMAT_VERSION = 1
 _LEAST_ROOM_BYTES = 2 << 30  # a default place with less is passed over for the next
@@ -86,7 +87,7 @@ def _default_places() -> list[Path]:
     if os.environ.get(STAGE_DIR):
         return [Path(os.environ[STAGE_DIR]).absolute()]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return [Path("/dev/shm"), cache, Path(tempfile.gettempdir())]
+    return [MEMORY, cache, Path(tempfile.gettempdir())]
 
 
 def _room_bytes(place: Path, path: Path) -> int:

@@ -1,0 +1,29 @@
+"""The engine of a build, which has to see the build's stores."""
+
+from tpufeed.engines.choice import LOCAL, make_engine
+from tpufeed.engines.engine import Engine
+from tpufeed.engines.serial import SerialEngine
+from tpufeed.errors import OptionError
+from tpufeed.storage.store import Store
+
+
+def choose_engine(engine: Engine | str | None, workers: int | None, *stores: Store) -> Engine:
+    """The engine that is asked for; for this host `workers` processes, or none where processes could not see all.
+
+    Raises:
+        OptionError: no such engine, a number of workers below one or other than that of an `Engine`, or a store that no
+            worker of the engine sees.
+        MissingExtraError: the engine is not installed.
+    """
+    hidden = [store.url for store in stores if not store.shared]
+    if isinstance(engine, str | None):
+        found, name = make_engine(engine, workers), engine
+    else:
+        found, name = engine, type(engine).__name__
+        if workers not in (None, getattr(engine, "workers", None)):
+            raise OptionError(f"workers={workers} is not for engine={name}, which says itself how many it takes")
+    if not hidden or isinstance(found, SerialEngine):
+        return found
+    if engine in (None, LOCAL):
+        return SerialEngine()
+    raise OptionError(f"only this process sees {hidden[0]}, and no worker of engine={name!r} does")
