@@ -65,7 +65,7 @@ def test_each_name_is_there_and_stays_the_same_whatever_is_imported():
 import importlib, json, pkgutil, tpufeed
 first = {name: getattr(tpufeed, name) for name in tpufeed.__all__}
 again = {name: getattr(tpufeed, name) for name in tpufeed.__all__}
-for module in pkgutil.walk_packages(tpufeed.__path__, "tpufeed."):
+for module in pkgutil.iter_modules(tpufeed.__path__, "tpufeed."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 last = {name: getattr(tpufeed, name) for name in tpufeed.__all__}
