@@ -1,12 +1,13 @@
 import mmap
 import os
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import tpufeed
 from tpufeed.diagnosis import machine as machines
-from tpufeed.diagnosis.machine import describe, describe_place, machine, place_of
+from tpufeed.diagnosis.machine import clashes, describe, describe_place, machine, place_of
 from tpufeed.diagnosis.residency import resident_share
 
 
@@ -66,3 +67,18 @@ def test_what_cannot_be_known_is_none(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert resident_share([tmp_path / "empty"]) is None
     assert resident_share([]) is None
+
+
+def test_two_opencvs_clash(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"opencv-python-headless": "5.0", "numpy": "2.4"}
+
+    def version(package: str) -> str:
+        if package not in there:
+            raise metadata.PackageNotFoundError(package)
+        return there[package]
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert clashes() == ()
+    there["opencv-python"] = "4.12"
+    (said,) = clashes()
+    assert said.startswith("opencv-python and opencv-python-headless are installed over one another as cv2")

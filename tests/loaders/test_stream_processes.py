@@ -268,6 +268,15 @@ def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch, cores, ranks
     assert plan_workers(tpufeed.open_dataset(cache_url), LoaderOptions(processes=0)).threads == max(1, cores // ranks)
 
 
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"])
+def test_who_launches_says_how_many_ranks_a_host_has(cache_url, monkeypatch, name):
+    monkeypatch.setattr("tpufeed.loaders.workers.available_cores", lambda: 32)
+    for variable in ("LOCAL_WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, "4")
+    assert plan_workers(tpufeed.open_dataset(cache_url), LoaderOptions(processes=0)).threads == 8
+
+
 def test_the_environment_says_how_many(cache_url, monkeypatch):
     monkeypatch.setenv("TPUFEED_PROCESSES", "three")
     with pytest.raises(OptionError, match="TPUFEED_PROCESSES in the environment is a number of processes"):

@@ -4,7 +4,7 @@ import datetime
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,12 @@ _PACKAGES = (
     "torch_xla",
     "jax",
     "libtpu",
+)
+_OPENCVS = (
+    "opencv-python",
+    "opencv-python-headless",
+    "opencv-contrib-python",
+    "opencv-contrib-python-headless",
 )
 _IN_MEMORY = ("tmpfs", "ramfs")
 _WARM, _COLD = 0.95, 0.05
@@ -49,6 +55,17 @@ def describe(machine: Mapping[str, Any]) -> str:
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, load {machine['load']}, "
         f"Python {machine['python']}, {versions}, {machine['date']}"
+    )
+
+
+def clashes() -> tuple[str, ...]:
+    """Packages that are installed over one another, as sentences."""
+    found = list(_versions(_OPENCVS))
+    if len(found) < 2:
+        return ()
+    return (
+        f"{' and '.join(found)} are installed over one another as cv2, which may break at any update: pip uninstall -y "
+        f"{' '.join(found)}, then pip install opencv-python-headless",
     )
 
 
@@ -115,9 +132,9 @@ def _unescape(place: str) -> str:
     return place.replace("\\040", " ")
 
 
-def _versions() -> dict[str, str]:
+def _versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
     found = {}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

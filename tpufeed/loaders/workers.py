@@ -74,6 +74,6 @@ def _obstacle(dataset: Dataset, options: LoaderOptions) -> str:
 
 
 def _ranks_of_this_host() -> int:
-    """As torchrun and others say."""
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    """As torchrun and others say, or `torch_xla.launch`."""
+    text = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "")
     return max(1, int(text)) if text.isdecimal() else 1
