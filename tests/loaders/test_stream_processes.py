@@ -268,6 +268,17 @@ def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch, cores, ranks
     assert plan_workers(tpufeed.open_dataset(cache_url), LoaderOptions(processes=0)).threads == max(1, cores // ranks)
 
 
+def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cache_url):
+    with make(cache_url) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        for pid in children():
+            os.kill(pid, signal.SIGTERM)
+        time.sleep(0.2)
+        assert len(list(iterator)) == len(loader) - 1
+    assert not children()
+
+
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"])
 def test_who_launches_says_how_many_ranks_a_host_has(cache_url, monkeypatch, name):
     monkeypatch.setattr("tpufeed.loaders.workers.available_cores", lambda: 32)

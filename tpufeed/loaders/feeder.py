@@ -2,6 +2,7 @@
 
 import os
 import queue
+import signal
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -69,6 +70,8 @@ class Reply(NamedTuple):
 
 def serve(feed: Feed, connection: Connection) -> None:
     """Obey the loader's orders until its end of the socket closes."""
+    # A machine that shuts down tells all processes. The training loop may still want to save; then it is our turn.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         crew, shape = _open(feed)
     except Exception as error:  # noqa: BLE001  # the loader raises it
