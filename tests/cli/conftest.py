@@ -1,4 +1,4 @@
-"""The installed command in a process of its own, with photographs and a dataset to run it on."""
+"""The command, in this process or in one of its own, with photographs and a dataset to run it on."""
 
 import os
 import subprocess
@@ -6,12 +6,25 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from tpufeed.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 TPUFEED = str(Path(sys.executable).with_name("tpufeed"))
 
 
+def run_here(*arguments):
+    """The command in this process, which saves the half second of another one."""
+    words = list(map(str, arguments))
+    done = CliRunner().invoke(app, words, prog_name="tpufeed", env={"COLUMNS": "80"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+
+
 def run_command(*arguments, **environment):
+    """The installed command in a process of its own."""
     command = [TPUFEED, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     assert "Traceback" not in done.stdout + done.stderr
@@ -20,8 +33,8 @@ def run_command(*arguments, **environment):
 
 @pytest.fixture(scope="session")
 def run():
-    """`run(*arguments, **environment)`: the finished process; none may ever show a trace."""
-    return run_command
+    """`run(*arguments, **environment)`: what came of it; in a process of its own where an environment is given."""
+    return lambda *words, **environment: run_command(*words, **environment) if environment else run_here(*words)
 
 
 def make_photos(folder, count):
@@ -46,7 +59,7 @@ def large_folder(tmp_path_factory):
 def dataset_url(photo_folder):
     """Not to be changed."""
     url = str(photo_folder.parent / "dataset")
-    done = run_command("shard", photo_folder, url, "--shard-size", "60KB", "--split", "train=0.7,val=0.3")
+    done = run_here("shard", photo_folder, url, "--shard-size", "60KB", "--split", "train=0.7,val=0.3")
     assert done.returncode == 0, done.stderr
     return url
 
@@ -54,6 +67,6 @@ def dataset_url(photo_folder):
 @pytest.fixture(scope="session")
 def cache_url(dataset_url):
     """Not to be changed."""
-    done = run_command("cache", "warmup", dataset_url, f"{dataset_url}-cache", "--size", "32", "--variants", "2")
+    done = run_here("cache", "warmup", dataset_url, f"{dataset_url}-cache", "--size", "32", "--variants", "2")
     assert done.returncode == 0, done.stderr
     return f"{dataset_url}-cache"

@@ -35,14 +35,14 @@ def test_beside_the_files(run, flowers, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     for line, split in zip(lines, ("train", "val"), strict=False):
-        assert re.fullmatch(rf"{split}: 7 images, 1 shards, \d\.\d MB, 2 of 2 classes", line)
+        assert re.fullmatch(rf"{split}: 7 images, 1 shard, \d\.\d MB, 2 of 2 classes", line)
     assert lines[2:8] == [
         "image: image (bytes)",
         "label: class (int64)",
         "text: none",
         "filename: id (string)",
         "images: jpeg 6, png 8",
-        "left out: 1 files that are no TFRecords",
+        "left out: 1 file not named as TFRecords are",
     ]
     assert re.fullmatch(r"adopted \d\.\d MB in \d+\.\d s at [\d,]+ MB/s", lines[8])
     assert lines[9:] == [f"dataset: {folder}"]

@@ -64,7 +64,3 @@ def test_what_show_refuses(run, dataset_url, tmp_path):
         assert done.stderr.startswith("error: ")
         assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_help(run):
-    assert "Example: tpufeed show " in run("show", "--help").stdout

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli.test_terminal import ESCAPE
-from tpufeed.cli.tables import print_wide_table
+from tpufeed.cli import tables
 
 COLUMNS = ("fed from", "img/s", "idle %")
 ROWS = [("EMULATED größe猫, numpy", "7,500", "0.4"), ("EMULATED größe猫, naive", "310", "95.9")]
@@ -16,11 +16,8 @@ def show(monkeypatch, capsys):
 
     def show(width, *arguments, **options):
         monkeypatch.setenv("COLUMNS", str(width or 20))
-        if width is None:
-            monkeypatch.delenv("FORCE_COLOR", raising=False)
-        else:
-            monkeypatch.setenv("FORCE_COLOR", "1")
-        print_wide_table("EMULATED device", *arguments, **options)
+        monkeypatch.setattr(tables, "is_terminal", lambda _: width is not None)
+        tables.print_table("EMULATED device", *arguments, **options)
         return [line.rstrip() for line in ESCAPE.sub("", capsys.readouterr().out).splitlines() if line.strip()]
 
     return show

@@ -1,10 +1,11 @@
 """The command line: argv -> one function call -> exit code."""
 
 import io
+import os
 import signal
 import sys
 
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 and the signal's number, as a shell has it
 
 
 class Stopped(SystemExit):
@@ -14,23 +15,57 @@ class Stopped(SystemExit):
 def main() -> None:
     """Run the `tpufeed` command and exit.
 
-    Exit codes: 0 done, 1 the work failed, 2 the request cannot be met, 130 and 143 stopped by SIGINT and SIGTERM.
+    Exit codes: 0 done, 1 the work failed or damage was found, 2 the request cannot be met, 130 and 143 stopped by
+    SIGINT and SIGTERM, 141 who read stdout has closed it.
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # who starts us may have it ignored
         signal.signal(signal.SIGTERM, _stop)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
+    sys.exit(_flush(_run()))
+
+
+def _run() -> str | int | None:
     try:
+        if os.environ.get("_TPUFEED_COMPLETE") == "complete_bash":
+            from tpufeed.cli.completion import complete_bash
+
+            return complete_bash()
         from tpufeed.cli.app import app
 
         app(prog_name="tpufeed")
     except KeyboardInterrupt:  # while modules are imported
         print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
     except Stopped:
         print("interrupted", file=sys.stderr)
-        raise
+        return TERMINATED
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def _flush(code: str | int | None) -> str | int | None:
+    """Write out what stdout still holds, as the interpreter would with a trace; the exit code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        drop_stdout()
+        return code or CLOSED_PIPE
+    except OSError as error:
+        drop_stdout()
+        print(f"error: stdout cannot be written to: {error.strerror or error}", file=sys.stderr)
+        return code or 1
+    return code
+
+
+def drop_stdout() -> None:
+    """Let what is still written to stdout go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _stop(number: int, _: object) -> None:

@@ -2,47 +2,72 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from tpufeed.cli.console import reports_errors
+from tpufeed.cli import flags
+from tpufeed.cli.console import number_of, print_json, reports_errors, say
+from tpufeed.cli.progress import Progress
 
 if TYPE_CHECKING:
     from tpufeed.dataset.adopt import AdoptListener, AdoptProgress, AdoptResult
 
 _KEY = "its key in the records"
 _LOOKED_UP = "by names and first records"
+_FEATURES = "Features"
+
+
+def _key_option(what: str) -> Any:
+    return typer.Option(metavar="KEY", help=f"{what}.", show_default=_LOOKED_UP, rich_help_panel=_FEATURES)
 
 
 @reports_errors
 def adopt_command(
-    url: Annotated[str, typer.Argument(help="Folder of TFRecord files that another tool wrote; a path or URL.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Folder of TFRecord files that another tool wrote: a path or URL.")
+    ],
     to: Annotated[
-        str | None, typer.Option(help="Where manifest and index go; the files stay.", show_default="beside them")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where manifest and index go; the files stay.",
+            show_default="beside them",
+            rich_help_panel=flags.RUN,
+        ),
     ] = None,
-    image: Annotated[str | None, typer.Option(help=f"Image: {_KEY}.", show_default=_LOOKED_UP)] = None,
-    label: Annotated[
-        str | None, typer.Option(help=f"Label, an int64: {_KEY}; or none.", show_default=_LOOKED_UP)
+    splits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Take only these, like train,val.",
+            show_default="all",
+            rich_help_panel=flags.SOURCE,
+        ),
     ] = None,
-    text: Annotated[
-        str | None, typer.Option(help=f"Name of the class: {_KEY}; or none.", show_default=_LOOKED_UP)
-    ] = None,
-    filename: Annotated[
-        str | None, typer.Option(help=f"Path, or what names a sample: {_KEY}; or none.", show_default=_LOOKED_UP)
-    ] = None,
-    splits: Annotated[str | None, typer.Option(help="Take only these, like train,val.", show_default="all")] = None,
+    image: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
+    label: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,
+    text: Annotated[str | None, _key_option(f"Name of the class: {_KEY}; or none")] = None,
+    filename: Annotated[str | None, _key_option(f"Path, or what names a sample: {_KEY}; or none")] = None,
     classes: Annotated[
-        str | None, typer.Option(help="File with the name of a class a line.", show_default="what text tells")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with a class's name a line: the line is its id.",
+            show_default="what text tells",
+            rich_help_panel=flags.SOURCE,
+        ),
     ] = None,
+    as_json: flags.AsJson = False,
 ) -> None:
-    """Make a dataset of TFRecords that another tool wrote, without rewriting them: only index and manifest are new.
+    """Make a dataset of TFRecords that another tool wrote, without rewriting them.
 
-    Both CRCs of every record are verified. Splits are told by the names of folders or files.
+    Only index and manifest are new. Both CRCs of every record are verified. Splits are told by the names of folders or
+    files.
 
-    Example: tpufeed adopt /kaggle/input/flowers/tfrecords-jpeg-224x224 --splits train,val --to flowers
+    Examples:
+      tpufeed adopt /kaggle/input/flowers/tfrecords-jpeg-224x224 --splits train,val --to flowers
+      tpufeed adopt gs://bucket/tfrecords --image image --label class --classes classes.txt
     """
     from tpufeed.dataset.adopt import adopt
 
@@ -58,28 +83,42 @@ def adopt_command(
             classes=classes,
             listener=listener,
         )
-    _print_result(result)
+    print_json(_facts(result)) if as_json else _print_result(result)
 
 
 @contextmanager
 def _progress() -> "Iterator[AdoptListener]":
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("adopting"),
-        BarColumn(bar_width=None),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TextColumn("{task.fields[images]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as display:
-        task = display.add_task("adopting", total=None, images="")
+    with Progress("adopting") as line:
 
         def listen(progress: "AdoptProgress") -> None:
-            images = f"{progress.images:,} images"
-            display.update(task, total=progress.total_bytes, completed=progress.bytes, images=images)
+            rate = f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"
+            read = f"{progress.bytes / 1e6:,.0f}/{progress.total_bytes / 1e6:,.0f} MB"
+            line.update(progress.bytes, progress.total_bytes, [f"{progress.images:,} images", rate, read])
 
         yield listen
+
+
+def _facts(result: "AdoptResult") -> dict[str, Any]:
+    """What `--json` says."""
+    manifest = result.manifest
+    return {
+        "url": result.url,
+        "splits": {
+            name: {
+                "images": split.records,
+                "shards": len(split.variants[0].shards),
+                "bytes": sum(shard.bytes for shard in split.variants[0].shards),
+            }
+            for name, split in manifest.splits.items()
+        },
+        "classes": len(manifest.class_names),
+        "keys": manifest.options["keys"],
+        "stored": manifest.images,
+        "left_out": result.left_out,
+        "ignored_files": result.ignored_files,
+        "seconds": result.seconds,
+        "content_digest": manifest.content_digest,
+    }
 
 
 def _print_result(result: "AdoptResult") -> None:
@@ -90,22 +129,22 @@ def _print_result(result: "AdoptResult") -> None:
         size = sum(shard.bytes for shard in shards)
         total += size
         classes = f", {sum(map(bool, split.class_counts))} of {len(manifest.class_names)} classes"
-        print(
-            f"{name}: {split.records:,} images, {len(shards)} shards, {size / 1e6:,.1f} MB"
+        say(
+            f"{name}: {number_of(split.records, 'image')}, {number_of(len(shards), 'shard')}, {size / 1e6:,.1f} MB"
             f"{classes if manifest.labelled else ', no labels'}"
         )
     for role, key in manifest.options["keys"].items():
         taken = next((feature for feature in manifest.features if feature.key == key), None)
-        print(f"{role}: {'none' if key is None else key}{'' if taken is None else f' ({taken.dtype})'}")
+        say(f"{role}: {'none' if key is None else key}{'' if taken is None else f' ({taken.dtype})'}")
     roles = set(manifest.options["keys"].values())
     others = [f"{feature.key} ({feature.dtype})" for feature in manifest.features if feature.key not in roles]
     if others:
-        print(f"other features: {', '.join(others)}")
+        say(f"other features: {', '.join(others)}")
     if result.left_out:
-        print(f"features left out: {', '.join(result.left_out)}")
-    print(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
+        say(f"features left out: {', '.join(result.left_out)}")
+    say(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
     if result.ignored_files:
-        print(f"left out: {result.ignored_files:,} files that are no TFRecords")
+        say(f"left out: {number_of(result.ignored_files, 'file')} not named as TFRecords are")
     rate = f" at {total / result.seconds / 1e6:,.0f} MB/s" if result.seconds else ""
-    print(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s{rate}")
-    print(f"dataset: {result.url}")
+    say(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s{rate}")
+    say(f"dataset: {result.url}")

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tpufeed.cli.console import print_json, reports_errors
-from tpufeed.cli.tables import print_wide_table
-from tpufeed.errors import OptionError
+from tpufeed.cli import completion, flags
+from tpufeed.cli.console import complain, print_json, reports_errors, say
+from tpufeed.cli.tables import print_table
+from tpufeed.errors import OptionError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,56 +22,105 @@ _EMULATED = "EMULATED"
 
 @reports_errors
 def bench_command(
-    url: Annotated[list[str], typer.Argument(help="Datasets or caches; paths or URLs.")],
+    url: Annotated[list[str], typer.Argument(metavar="URL...", help="Datasets or caches: paths or URLs.")],
     loader: Annotated[
         list[str] | None,
         typer.Option(
-            help="numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pillow. Several times.",
+            metavar="NAME",
+            autocompletion=completion.one_of(*completion.LOADERS),
+            help="numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pillow. Repeatable.",
             show_default="numpy",
+            rich_help_panel=flags.FEEDING,
         ),
     ] = None,
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=completion.splits,
+            help="The split to read.",
+            rich_help_panel=flags.FEEDING,
+        ),
+    ] = "train",
+    op: flags.LiveOp = None,
+    threads: flags.Threads = None,
+    processes: flags.Processes = None,
     device: Annotated[
         str | None,
         typer.Option(
+            metavar="DEVICE",
+            autocompletion=completion.devices,
             help="emulated:PROFILE, like emulated:tpu-v5e-8-low or emulated:mlperf-h100; emulated with --step-ms; "
             "xla-cpu, xla-tpu, jax-cpu, jax-tpu for a small real step; none only drains the loader.",
             show_default="emulated:tpu-v3-8",
+            rich_help_panel=flags.DEVICE,
         ),
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Images a step.", show_default="128; 400 of MLPerf's profiles")
-    ] = None,
-    step_ms: Annotated[float | None, typer.Option(help="Of an emulated accelerator of your own.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of each measurement.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Of each measurement.", show_default="8")] = None,
-    repeats: Annotated[int, typer.Option(help="Measurements of each loader, in turns.")] = 3,
-    warm_up: Annotated[
-        int, typer.Option(help="Short rounds before them that count for nothing; 0 leaves a cold page cache cold.")
-    ] = 1,
-    split: Annotated[str, typer.Option(help="Which part of the dataset.")] = "train",
-    op: Annotated[
-        list[str] | None,
+    tpu: Annotated[
+        str | None,
         typer.Option(
-            help="What loaders apply live, as in `tpufeed cache warmup`. Several times.",
-            show_default="RandomResizedCrop and HorizontalFlip; a cache's final ops",
+            metavar="NAME",
+            autocompletion=completion.tpus,
+            help="v5e-8 is short for --device emulated:tpu-v5e-8.",
+            rich_help_panel=flags.DEVICE,
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="That decode, in each process.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Worker processes that decode; 0 for none.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="What an emulated TPU trains, and MFU is of.", show_default="resnet50")
+    model: flags.Model = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Images a step.",
+            show_default="128; 400 of MLPerf's profiles",
+            rich_help_panel=flags.DEVICE,
+        ),
     ] = None,
-    tpu: Annotated[str | None, typer.Option(help="v5e-8 is short for --device emulated:tpu-v5e-8.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Write the whole result to this file, as JSON.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a page of plots to this file: out.html.")] = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(metavar="MS", help="A step of an emulated accelerator of your own.", rich_help_panel=flags.DEVICE),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Steps of each measurement.", rich_help_panel=flags.MEASURING)
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="Of each measurement.",
+            show_default="8, where no --steps are given",
+            rich_help_panel=flags.MEASURING,
+        ),
+    ] = None,
+    repeats: Annotated[
+        int,
+        typer.Option(metavar="N", help="Measurements of each loader, in turns.", rich_help_panel=flags.MEASURING),
+    ] = 3,
+    warm_up: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Short rounds before them that count for nothing; 0 leaves a cold page cache cold.",
+            rich_help_panel=flags.MEASURING,
+        ),
+    ] = 1,
+    as_json: flags.AsJson = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the whole result to this file, as JSON.", rich_help_panel=flags.OUTPUT
+        ),
+    ] = None,
+    report: flags.Report = None,
 ) -> None:
     """Feed an accelerator, real or emulated, and say how long it waits.
 
     Every loader is measured in processes of its own, in turns with the others; figures are medians and leave out the
     first step. Where the measurement is not to be trusted there is no verdict, but a reason.
 
-    Example: tpufeed bench flowers flowers-224 --loader naive --loader numpy --device emulated:tpu-v3-8
+    Examples:
+      tpufeed bench flowers flowers-224 --loader naive --loader numpy
+      tpufeed bench gs://bucket/flowers-224 --loader tf --tpu v5e-8 --batch 1024 --report bench.html
+      tpufeed bench flowers-224 --device emulated --step-ms 40 --batch 256 --steps 100 --save result.json
     """
     if str(Path.cwd()) not in sys.path:  # of functions that --op names, as `tpufeed cache warmup` finds them
         sys.path.append(str(Path.cwd()))
@@ -78,8 +128,8 @@ def bench_command(
     from tpufeed.diagnosis.feeds.options import BenchOptions
     from tpufeed.diagnosis.report import check_report_path, write_report
 
-    if save is not None and (save.is_dir() or not save.parent.is_dir()):
-        raise OptionError(f"the result cannot be written to {save}: it is a folder, or is in none that there is")
+    if save is not None:
+        _check_save_path(save)
     if report is not None:
         check_report_path(report)
     options = BenchOptions(
@@ -97,7 +147,7 @@ def bench_command(
         model=model,
         tpu=tpu,
     )
-    result = bench(url, loader or ["numpy"], options, listen=lambda said: print(f"feeding {said} ...", file=sys.stderr))
+    result = bench(url, loader or ["numpy"], options, listen=lambda said: complain(f"feeding {said} ..."))
     if save is not None:
         _save(save, result)
     if report is not None:
@@ -114,15 +164,15 @@ def _print(result: "BenchResult") -> None:
     title = f"{first.device}, batches of {first.batch_size}, {result.options.repeats} repeats"
     cells = [_cells(run) for run in result.runs]
     rows = [(f"{mark}{name}", *row.values()) for name, row in zip(_names(result.runs), cells, strict=True)]
-    print_wide_table(title, (f"{mark}fed from", *cells[0]), rows)
+    print_table(title, (f"{mark}fed from", *cells[0]), rows)
     for run in result.runs:
         for problem in run.problems:
-            print(f"{mark}{run.label}: no verdict: {problem}")
+            say(f"{mark}{run.label}: no verdict: {problem}")
         if run.verdict:
-            print(f"{mark}{run.label}: {run.verdict}")
+            say(f"{mark}{run.label}: {run.verdict}")
     for place in result.places:
-        print(f"{mark}from {describe_place(place)}")
-    print(f"{mark}on {describe(result.machine)}")
+        say(f"{mark}from {describe_place(place)}")
+    say(f"{mark}on {describe(result.machine)}")
 
 
 def _names(runs: "Sequence[Run]") -> list[str]:
@@ -155,10 +205,18 @@ def _figure(value: float | None, digits: int = 1) -> str:
     return "n/a" if value is None else f"{value:,.{digits}f}"
 
 
+def _check_save_path(path: Path) -> None:
+    """Whether the result can be written there: to be asked before measurements that take minutes."""
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path}: there is no folder {path.parent}; make it first")
+
+
 def _save(path: Path, result: "BenchResult") -> None:
     import msgspec
 
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     except OSError as error:
-        raise OptionError(f"the result cannot be written to {path}: {error.strerror or error}") from error
+        raise StoreError(f"{path}: {error.strerror or error}") from error

@@ -6,78 +6,122 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpufeed.cli.console import BuildDisplay, parse_policies, print_build, print_json, print_table, reports_build_errors
+from tpufeed.cli import flags
+from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build
+from tpufeed.cli.completion import one_of, ops
+from tpufeed.cli.console import number_of, print_json, reports_build_errors, say
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
+from tpufeed.cli.tables import print_table
 
 if TYPE_CHECKING:
     from tpufeed.cache.build import CachePreview
     from tpufeed.cache.plan import CacheKeywords
     from tpufeed.engines.engine import Engine
 
+_AUGMENTATION = "Augmentation"
+
 
 @reports_build_errors
 def warmup_command(
-    src: Annotated[str, typer.Argument(help="A dataset, or raw images as `tpufeed shard` takes them; a path or URL.")],
-    dst: Annotated[str, typer.Argument(help="Where the cache goes; a path or URL.")],
+    src: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="A dataset, or raw images as `tpufeed shard` takes them: a path or URL."),
+    ],
+    dst: Annotated[str, typer.Argument(metavar="DST", help="Where the cache goes: a path or URL.")],
     beam: BeamArguments = None,
+    split: flags.Shares = None,
+    split_by: flags.SplitBy = None,
+    image: flags.Image = None,
+    label: flags.Label = None,
+    classes: flags.Classes = None,
     size: Annotated[
-        int | None, typer.Option(help="Side of the images in pixels, where no --op is given.", show_default="224")
+        int | None,
+        typer.Option(
+            metavar="PIXELS",
+            help="Side of the images, where no --op is given.",
+            show_default="224",
+            rich_help_panel=_AUGMENTATION,
+        ),
     ] = None,
     op: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="OP",
+            autocompletion=ops,
             help="What is applied, in order, like 'RandomResizedCrop(size=224, scale=(0.3, 1.0))', HorizontalFlip, or "
             "a function of yours: my.augment:heavy@2 is version 2 of `heavy` in my/augment.py, here or wherever Python "
-            "finds modules. Several times.",
+            "finds modules. Repeatable.",
             show_default="RandomResizedCrop and HorizontalFlip",
+            rich_help_panel=_AUGMENTATION,
         ),
     ] = None,
     final: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="OP",
+            autocompletion=ops,
             help="Cheap ops that loaders apply live, anew in every epoch, like 'RandomCrop(224)'; no functions of "
-            "yours. Several times."
+            "yours. Repeatable.",
+            rich_help_panel=_AUGMENTATION,
         ),
     ] = None,
-    variants: Annotated[int, typer.Option(help="Augmented versions of each sample; epoch e reads e mod K.")] = 1,
-    encode: Annotated[
-        str, typer.Option(help="raw: uint8 pixels, fastest; jpeg, webp: a tenth of the bytes; png: half of them.")
-    ] = "raw",
-    quality: Annotated[int, typer.Option(help="1 to 100, of JPEG and WebP.")] = 90,
-    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    variants: Annotated[
+        int,
+        typer.Option(
+            metavar="K",
+            help="Augmented versions of each sample; epoch e reads variant e mod K.",
+            rich_help_panel=_AUGMENTATION,
+        ),
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of the augmentation's random numbers.", rich_help_panel=_AUGMENTATION)
+    ] = 0,
     shard_size: Annotated[
-        str | None, typer.Option(help="Aim for shards of this size.", show_default="128MB, less for small caches")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="Of raw images: shares, like train=0.9,val=0.1.")] = None,
-    split_by: Annotated[str | None, typer.Option(help="Of raw images: 'folder', or a table's column.")] = None,
-    image: Annotated[str | None, typer.Option(help="Of raw images: a table's column of paths.")] = None,
-    label: Annotated[str | None, typer.Option(help="Of raw images: auto, none, or a table's column.")] = None,
-    classes: Annotated[Path | None, typer.Option(help="Of raw images: file with a class's name a line.")] = None,
-    max_pixels: Annotated[int | None, typer.Option(help="Of raw images: reject larger ones.")] = None,
-    min_side: Annotated[int | None, typer.Option(help="Of raw images: reject those with a shorter side.")] = None,
-    policy: Annotated[
-        list[str] | None, typer.Option(help="Of raw images: what becomes of odd ones, as in `tpufeed shard`.")
-    ] = None,
-    max_rejects: Annotated[
         str | None,
-        typer.Option(help="Fail where more samples cannot be taken: 2%, or 20.", show_default="1%, 10 of however few"),
+        typer.Option(
+            metavar="SIZE",
+            help="Aim for shards of this size, like 64MB.",
+            show_default="128MB, less for small caches",
+            rich_help_panel=flags.SHARDS,
+        ),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Tasks at a time.", show_default="all cores")] = None,
+    encode: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            autocompletion=one_of("raw", "jpeg", "png", "webp"),
+            help="raw: uint8 pixels, fastest; jpeg, webp: a tenth of the bytes; png: half of them.",
+            rich_help_panel=flags.IMAGES,
+        ),
+    ] = "raw",
+    quality: flags.Quality = 90,
+    max_pixels: flags.MaxPixels = None,
+    min_side: flags.MinSide = None,
+    policy: flags.Policy = None,
+    max_rejects: flags.MaxRejects = None,
+    workers: flags.Workers = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another cache that stands at DST.")] = False,
+    overwrite: flags.Overwrite = False,
     new_dir: Annotated[
-        bool, typer.Option("--new-dir", help="Put this cache beside another one that stands at DST.")
+        bool,
+        typer.Option(
+            "--new-dir", help="Put this cache beside another one that stands at DST.", rich_help_panel=flags.RUN
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Report progress as JSON lines on stderr.")] = False,
+    dry_run: flags.DryRun = False,
+    as_json: flags.AsJson = False,
+    log_json: flags.LogJson = False,
 ) -> None:
     """Precompute the expensive part of an augmentation, in one or more variants.
 
     Interrupted, the same command goes on where it stopped; a cache that is complete is verified and left as it is.
+    The options below Source, --policy, --max-pixels and --min-side are for raw images.
 
-    Example: tpufeed cache warmup gs://bucket/flowers gs://bucket/flowers-224 --size 224 --variants 4
+    Examples:
+      tpufeed cache warmup flowers flowers-224 --size 224 --variants 4
+      tpufeed cache warmup flowers flowers-256 --op 'Resize(256)' --op 'CenterCrop(256)' --final 'RandomCrop(224)'
+      tpufeed cache warmup photos gs://bucket/photos-224 --split train=0.9,val=0.1 --encode jpeg --dry-run
     """
     if str(Path.cwd()) not in sys.path:  # as `python -m` has it; last, so that a file here hides no module
         sys.path.append(str(Path.cwd()))
@@ -120,7 +164,7 @@ def warmup_command(
             listener=display.listen,
             **options,
         )
-        display.finish(result)
+    display.finish(result)
     print_build(result, as_json)
 
 
@@ -130,12 +174,12 @@ def _print_preview(preview: "CachePreview", engine: "Engine | None") -> None:
         for name, samples in preview.samples.items()
     ]
     print_table(preview.destination, ("split", "samples", "variants", "shards"), rows)
-    print(f"source: {preview.source}")
-    print(f"tried: {preview.probed} samples, {preview.seconds_a_sample * 1e3:,.1f} ms of one core each")
+    say(f"source: {preview.source}")
+    say(f"tried: {number_of(preview.probed, 'sample')}, {preview.seconds_a_sample * 1e3:,.1f} ms of one core each")
     free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
-    print(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
-    print(f"time: about {preview.seconds:,.0f} s")
-    print(f"fingerprint: {preview.fingerprint}")
+    say(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
+    say(f"time: about {preview.seconds:,.0f} s")
+    say(f"fingerprint: {preview.fingerprint}")
     for line in describe(engine):
-        print(line)
-    print("nothing was changed")
+        say(line)
+    say("nothing was changed")

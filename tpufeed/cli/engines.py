@@ -5,17 +5,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tpufeed.cli.completion import ENGINES, one_of
+from tpufeed.cli.flags import RUN
+
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.engines.engine import Engine
 
 EngineName = Annotated[
-    str, typer.Option("--engine", help="What runs the work: local, which is processes of this host; ray; beam.")
+    str,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        autocompletion=one_of(*ENGINES),
+        help="What runs the work: local, which is processes of this host; ray; beam.",
+        rich_help_panel=RUN,
+    ),
 ]
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        help="With --engine ray, HOST:PORT of the cluster; auto: the one that this host is in; local: this host alone.",
+        metavar="HOST:PORT",
+        autocompletion=one_of("auto", "local"),
+        help="With --engine ray, where the cluster is; auto: the one that this host is in; local: this host alone.",
         show_default="auto",
+        rich_help_panel=RUN,
     ),
 ]
 BeamArguments = Annotated[

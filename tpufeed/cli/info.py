@@ -1,33 +1,27 @@
 """`tpufeed info`."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from tpufeed.cli.console import print_json, reports_errors
+from tpufeed.cli import flags
+from tpufeed.cli.console import number_of, print_json, reports_errors, say
+from tpufeed.cli.tables import print_table
 
 if TYPE_CHECKING:
     from tpufeed.dataset.manifest import CacheInfo, Manifest, Split
     from tpufeed.dataset.reader import Dataset
 
 _CLASSES_SHOWN = 20
-_PIPE_COLUMNS = 160  # where rich would fold tables at 80
 _OPTIONS_SAID_ELSEWHERE = ("command", "source", "ops", "variants", "source_digest")
 
 
 @reports_errors
-def info_command(
-    url: Annotated[str, typer.Argument(help="A dataset or cache; a path or URL.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def info_command(url: flags.Url, as_json: flags.AsJson = False) -> None:
     """Say what a dataset holds.
 
-    Example: tpufeed info gs://bucket/flowers
+    Examples:
+      tpufeed info flowers
+      tpufeed info gs://bucket/flowers --json
     """
     from tpufeed.dataset.reader import open_dataset
 
@@ -35,14 +29,11 @@ def info_command(
     if as_json:
         print_json(facts)
         return
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _PIPE_COLUMNS
-    console.print(_split_table(facts))
+    _print_splits(facts)
     if facts["classes"]:
-        console.print(_class_table(facts))
+        _print_classes(facts)
     for line in _iter_lines(facts):
-        console.print(line, markup=False)
+        say(line)
 
 
 def _facts(dataset: "Dataset") -> dict[str, Any]:
@@ -81,39 +72,34 @@ def _split_facts(split: "Split") -> dict[str, Any]:
 
 
 def _cache_facts(manifest: "Manifest", cache: "CacheInfo") -> dict[str, Any]:
+    import msgspec
+
     facts: dict[str, Any] = msgspec.to_builtins(cache)
     return facts | {"source": manifest.options.get("source")}
 
 
-def _split_table(facts: dict[str, Any]) -> Table:
-    table = Table(title=Text(facts["url"]), title_justify="left")
-    table.add_column("split")
-    for column in ("images", "variants", "shards", "MB", "MB a shard", "smallest", "largest"):
-        table.add_column(column, justify="right")
+def _print_splits(facts: dict[str, Any]) -> None:
+    rows = []
     for name, split in facts["splits"].items():
         sizes = [split["bytes"]] if split["shards"] else []
         sizes += [split["bytes"] / split["shards"]] if split["shards"] else []
         sizes += [split["smallest_shard_bytes"], split["largest_shard_bytes"]] if split["shards"] else []
         megabytes = [f"{size / 1e6:,.1f}" for size in sizes] or ["0.0", "-", "-", "-"]
-        table.add_row(Text(name), f"{split['images']:,}", str(split["variants"]), str(split["shards"]), *megabytes)
-    return table
+        rows.append((name, f"{split['images']:,}", str(split["variants"]), str(split["shards"]), *megabytes))
+    columns = ("split", "images", "variants", "shards", "MB", "MB a shard", "smallest", "largest")
+    print_table(facts["url"], columns, rows)
 
 
-def _class_table(facts: dict[str, Any]) -> Table:
+def _print_classes(facts: dict[str, Any]) -> None:
     """Records by class and split, the first classes only."""
     names, splits = list(facts["classes"]), facts["splits"]
-    table = Table(title=f"{len(names):,} classes", title_justify="left")
-    table.add_column("id", justify="right")
-    table.add_column("class")
-    for name in (*splits, "all"):
-        table.add_column(Text(name), justify="right")
+    rows = []
     for number, name in enumerate(names[:_CLASSES_SHOWN]):
         counts = [split["class_counts"][number] for split in splits.values()]
-        row = (Text(f"{count:,}") for count in (*counts, facts["classes"][name]))
-        table.add_row(str(number), Text(_printable(name)), *row)
+        rows.append((str(number), name, *(f"{count:,}" for count in (*counts, facts["classes"][name]))))
+    print_table(number_of(len(names), "class", "classes"), ("id", "class", *splits, "all"), rows, texts=(1,))
     if len(names) > _CLASSES_SHOWN:
-        table.caption, table.caption_justify = f"... and {len(names) - _CLASSES_SHOWN:,} more; --json has all", "left"
-    return table
+        say(f"... and {len(names) - _CLASSES_SHOWN:,} more; --json has all")
 
 
 def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:

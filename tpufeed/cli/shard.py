@@ -1,20 +1,15 @@
 """`tpufeed shard`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpufeed.cli.console import (
-    BuildDisplay,
-    parse_policies,
-    print_build,
-    print_json,
-    print_table,
-    reports_build_errors,
-    warn,
-)
+from tpufeed.cli import flags
+from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build
+from tpufeed.cli.completion import one_of
+from tpufeed.cli.console import number_of, print_json, reports_build_errors, say, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
+from tpufeed.cli.tables import print_table
 
 if TYPE_CHECKING:
     from tpufeed.engines.engine import Engine
@@ -24,76 +19,81 @@ if TYPE_CHECKING:
 
 @reports_build_errors
 def shard_command(
-    src: Annotated[
-        str,
-        typer.Argument(
-            help="Folder of images, in class folders, split folders or none; a table of paths (.csv, .tsv, .jsonl, "
-            ".parquet); WebDataset tars ('train-*.tar'). A path or URL."
-        ),
-    ],
-    dst: Annotated[str, typer.Argument(help="Where the dataset goes; a path or URL.")],
+    src: flags.Src,
+    dst: Annotated[str, typer.Argument(metavar="DST", help="Where the dataset goes: a path or URL.")],
     beam: BeamArguments = None,
-    shard_size: Annotated[
-        str | None, typer.Option(help="Aim for shards of this size, like 128MB.", show_default="128MB")
+    split: flags.Shares = None,
+    split_by: flags.SplitBy = None,
+    image: flags.Image = None,
+    label: flags.Label = None,
+    classes: flags.Classes = None,
+    shard_size: flags.ShardSize = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Or aim for so many in the largest split.", rich_help_panel=flags.SHARDS),
     ] = None,
-    shards: Annotated[int | None, typer.Option(help="Or for so many in the largest split.")] = None,
-    hosts: Annotated[int, typer.Option(help="Make the number of shards a multiple of this.")] = 1,
-    split: Annotated[
-        str | None,
+    hosts: Annotated[
+        int,
+        typer.Option(metavar="N", help="Make the number of shards a multiple of this.", rich_help_panel=flags.SHARDS),
+    ] = 1,
+    seed: Annotated[
+        int,
         typer.Option(
-            help="Shares, like train=0.9,val=0.1, dealt by a stable hash of the path.",
-            show_default="folders called train, val, ...; else all is train",
+            metavar="N", help="Of the global order in which images go into shards.", rich_help_panel=flags.SHARDS
         ),
-    ] = None,
-    split_by: Annotated[
-        str | None, typer.Option(help="'folder', or the column of a table that says the split.")
-    ] = None,
-    image: Annotated[
-        str | None, typer.Option(help="A table's column of paths, or the extension of a tar's images.")
-    ] = None,
-    label: Annotated[
-        str, typer.Option(help="auto; none; or the column of a table, or part of a tar's samples, that says the label.")
-    ] = "auto",
-    classes: Annotated[Path | None, typer.Option(help="File with a class's name a line: the line is its id.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the global order in which images go into shards.")] = 0,
+    ] = 0,
     check: Annotated[
-        str, typer.Option(help="full: decode every image strictly; header: trust what follows a sound header.")
+        str,
+        typer.Option(
+            metavar="HOW",
+            autocompletion=one_of("full", "header"),
+            help="full: decode every image strictly; header: trust what follows a sound header.",
+            rich_help_panel=flags.IMAGES,
+        ),
     ] = "full",
     encode: Annotated[
-        str, typer.Option(help="keep: the file's own bytes where they need no change; or all as jpeg, png, webp.")
-    ] = "keep",
-    quality: Annotated[int, typer.Option(help="1 to 100, of JPEG and WebP that are encoded anew.")] = 90,
-    presize: Annotated[int | None, typer.Option(help="Shrink larger images to this many pixels.")] = None,
-    presize_mode: Annotated[
-        str, typer.Option(help="Which side that is: short; long; fit: short, and the middle square is cut out.")
-    ] = "short",
-    max_pixels: Annotated[int | None, typer.Option(help="Reject larger images by their header.")] = None,
-    min_side: Annotated[int | None, typer.Option(help="Reject images with a shorter side.")] = None,
-    policy: Annotated[
-        list[str] | None,
+        str,
         typer.Option(
-            help="What becomes of odd images, like alpha=black: exif=apply|ignore, cmyk=rgb|reject, "
-            "alpha=white|black|reject, deep=scale|reject, greyscale=keep|rgb|reject, animated=first|reject, "
-            "extension=sniff|reject (the first is what is done by default). Can be given several times."
+            metavar="FORMAT",
+            autocompletion=one_of("keep", "jpeg", "png", "webp"),
+            help="keep: the file's own bytes where they need no change; or all as jpeg, png, webp.",
+            rich_help_panel=flags.IMAGES,
         ),
+    ] = "keep",
+    quality: flags.Quality = 90,
+    presize: Annotated[
+        int | None,
+        typer.Option(metavar="PIXELS", help="Shrink larger images to this side.", rich_help_panel=flags.IMAGES),
     ] = None,
-    max_rejects: Annotated[
-        str | None,
-        typer.Option(help="Fail where more images cannot be taken: 2%, or 20.", show_default="1%, 10 of however few"),
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Tasks at a time.", show_default="all cores")] = None,
+    presize_mode: Annotated[
+        str,
+        typer.Option(
+            metavar="SIDE",
+            autocompletion=one_of("short", "long", "fit"),
+            help="Which side that is: short; long; fit: short, and the middle square is cut out.",
+            rich_help_panel=flags.IMAGES,
+        ),
+    ] = "short",
+    max_pixels: flags.MaxPixels = None,
+    min_side: flags.MinSide = None,
+    policy: flags.Policy = None,
+    max_rejects: flags.MaxRejects = None,
+    workers: flags.Workers = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove what stands at DST first.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Report progress as JSON lines on stderr.")] = False,
+    overwrite: flags.Overwrite = False,
+    dry_run: flags.DryRun = False,
+    as_json: flags.AsJson = False,
+    log_json: flags.LogJson = False,
 ) -> None:
     """Turn raw images into TFRecord shards with a manifest.
 
     Interrupted, the same command goes on where it stopped.
 
-    Example: tpufeed shard photos/ gs://bucket/flowers --split train=0.9,val=0.1 --presize 256
+    Examples:
+      tpufeed shard photos flowers --split train=0.9,val=0.1
+      tpufeed shard flowers.csv flowers --image path --label species --dry-run
+      tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
     from tpufeed.sharding.build import preview_shard, shard
 
@@ -133,7 +133,7 @@ def shard_command(
             listener=display.listen,
             **options,
         )
-        display.finish(result)
+    display.finish(result)
     print_build(result, as_json)
 
 
@@ -143,18 +143,18 @@ def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
         for name, split in preview.splits.items()
     ]
     print_table(preview.destination, ("split", "images", "shards", "MB, about", "MB a shard"), rows)
-    print(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {preview.classes:,} classes")
+    say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {preview.classes:,} classes")
     if preview.ignored_files:
-        print(f"left out: {preview.ignored_files:,} files that are no images by their names")
+        say(f"left out: {number_of(preview.ignored_files, 'file')} not named as images are")
     if preview.listed_twice:
-        print(f"listed more than once: {preview.listed_twice:,} rows")
-    print(f"tried: {preview.probed} images, of which {preview.probed_rejects} would be rejected")
+        say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
+    say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
     free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
-    print(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
-    print(f"time: about {preview.seconds:,.0f} s")
+    say(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
+    say(f"time: about {preview.seconds:,.0f} s")
     for line in describe(engine):
-        print(line)
-    print("nothing was changed")
+        say(line)
+    say("nothing was changed")
     for warning in preview.warnings:
         warn(warning)
 

@@ -1,39 +1,72 @@
 """`tpufeed show`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tpufeed.cli.console import reports_errors
+from tpufeed.cli import completion, flags
+from tpufeed.cli.console import number_of, print_json, reports_errors, say, warn
+
+_SHEET = "Sheet"
 
 
 @reports_errors
 def show_command(
-    url: Annotated[str, typer.Argument(help="A dataset or cache; a path or URL.")],
-    out: Annotated[Path, typer.Option(help="Where the sheet goes: a file ending in .png, .jpg or .webp.")],
-    count: Annotated[int, typer.Option(help="Images on the sheet; of a cache, variants count.")] = 64,
-    split: Annotated[str | None, typer.Option(help="The split.", show_default="the first")] = None,
+    url: flags.Url,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Where the sheet goes, in a file ending in .png, .jpg or .webp. Required.",
+            rich_help_panel=flags.OUTPUT,
+        ),
+    ],
+    split: flags.SplitName = None,
     class_name: Annotated[
-        str | None, typer.Option("--class", help="Only samples of this class, by name or id.", show_default="all")
+        str | None,
+        typer.Option(
+            "--class",
+            metavar="NAME",
+            autocompletion=completion.classes,
+            help="Only samples of this class, by name or id.",
+            show_default="all",
+            rich_help_panel=_SHEET,
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of samples.")] = 0,
-    size: Annotated[int, typer.Option(help="Side of the thumbnails in pixels.")] = 160,
+    count: Annotated[
+        int,
+        typer.Option(metavar="N", help="Images on the sheet; of a cache, variants count.", rich_help_panel=_SHEET),
+    ] = 64,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the choice of samples.", rich_help_panel=_SHEET)] = 0,
+    size: Annotated[int, typer.Option(metavar="PIXELS", help="Side of the thumbnails.", rich_help_panel=_SHEET)] = 160,
+    as_json: flags.AsJson = False,
 ) -> None:
-    """Draw a labelled contact sheet of samples. Exit 1 where one of them is damaged; the sheet marks it.
+    """Draw a labelled contact sheet of samples.
 
-    Example: tpufeed show gs://bucket/flowers --out sheet.png --class rose
+    Exit 1 where one of them is damaged; the sheet marks it.
+
+    Examples:
+      tpufeed show flowers --out sheet.png
+      tpufeed show gs://bucket/flowers --split val --class rose --count 16 --out roses.webp
     """
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.diagnosis.contact_sheet import SheetOptions, check_sheet_path, make_contact_sheet, write_sheet
 
     check_sheet_path(out)
     options = SheetOptions(count=count, class_name=class_name, seed=seed, size_px=size)
-    sheet = make_contact_sheet(open_dataset(url), split, options)
+    dataset = open_dataset(url)
+    if split is None and "train" in dataset.manifest.splits:
+        split = "train"
+    sheet = make_contact_sheet(dataset, split, options)
     write_sheet(sheet.image, out)
-    print(f"{out}: {sheet.images} images, {sheet.image.width} x {sheet.image.height} pixels")
+    width, height = sheet.image.size
+    if as_json:
+        facts = {"file": str(out), "images": sheet.images, "width": width, "height": height}
+        print_json(facts | {"problems": sheet.problems})
+    else:
+        say(f"{out}: {number_of(sheet.images, 'image')}, {width} x {height} pixels")
     for problem in sheet.problems:
-        print(f"warning: {problem}", file=sys.stderr)
+        warn(problem)
     if sheet.problems:
         raise typer.Exit(1)

@@ -1,19 +1,30 @@
-"""Tables that not every terminal is wide enough for."""
+"""Tables, also on terminals that are not wide enough for them."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
+
+from tpufeed.cli.console import printable, say
+from tpufeed.cli.progress import is_terminal
 
 _PIPE_COLUMNS = 200  # where rich would take 80
 _PROSE_COLUMNS = 30  # narrower columns of text are hard to read
 
 
-def print_wide_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], prose: bool = False) -> None:
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    texts: Collection[int] = (0,),
+    prose: bool = False,
+) -> None:
     """A table on stdout where there is room for it, else a line a row.
 
     Args:
         title: above it.
-        columns: their names. The first column is text, the others are figures.
+        columns: their names.
         rows: their cells.
-        prose: whether the last column is text too, which may be folded.
+        texts: the numbers of the columns that hold text; the others hold figures.
+        prose: whether the last column is text that may be folded.
     """
     from rich.box import SIMPLE
     from rich.cells import cell_len
@@ -22,22 +33,22 @@ def print_wide_table(title: str, columns: Sequence[str], rows: Sequence[Sequence
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", box=SIMPLE)
+    columns, rows = list(map(printable, columns)), [list(map(printable, row)) for row in rows]
+    table = Table(box=SIMPLE)
     for number, column in enumerate(columns):
         folds = prose and number == len(columns) - 1
         width = _PROSE_COLUMNS if folds else max(cell_len(cells[number]) for cells in (columns, *rows))
-        figures = number > 0 and not folds
+        figures = not folds and number not in texts
         table.add_column(column, justify="right" if figures else "left", no_wrap=not folds, min_width=width)
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _PIPE_COLUMNS
+    say(title)  # not the table's, which would fold it to the table's width
+    seen = is_terminal(sys.stdout)
+    console = Console(highlight=False, width=None if seen else _PIPE_COLUMNS)
     unlimited = console.options.update(width=_PIPE_COLUMNS)
-    if console.is_terminal and Measurement.get(console, unlimited, table).minimum > console.width:
-        print(title)
+    if seen and Measurement.get(console, unlimited, table).minimum > console.width:
         for row in rows:
-            print(f"{row[0]}: {', '.join(_say_cells(columns[1:], row[1:], prose))}")
+            say(f"{row[0]}: {', '.join(_say_cells(columns[1:], row[1:], prose))}")
         return
     console.print(table)
 

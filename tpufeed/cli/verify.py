@@ -1,17 +1,15 @@
 """`tpufeed verify`."""
 
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tpufeed.cli.console import print_json, reports_errors
+from tpufeed.cli import flags
+from tpufeed.cli.completion import one_of
+from tpufeed.cli.console import complain, number_of, print_json, reports_errors, say
+from tpufeed.cli.progress import Progress
 
 if TYPE_CHECKING:
     from tpufeed.dataset.verify import Verified, VerifyListener, VerifyProgress
@@ -22,59 +20,57 @@ _LINES_SHOWN = 100
 
 @reports_errors
 def verify_command(
-    url: Annotated[str, typer.Argument(help="A dataset or cache; a path or URL.")],
+    url: flags.Url,
     decode: Annotated[
         str | None,
-        typer.Option(help="all: decode every image; 5%: about one in twenty, always the same.", show_default="none"),
+        typer.Option(
+            metavar="SHARE",
+            autocompletion=one_of("all", "5%"),
+            help="all: decode every image; 5%: about one in twenty, always the same.",
+            show_default="none",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every damage.")] = False,
+    as_json: flags.AsJson = False,
 ) -> None:
-    """Read every byte and compare it with the manifest: sizes, every CRC, every feature, index, counts.
+    """Read every byte and compare it with the manifest.
 
-    Lists all damage with shard, record and byte; exit 1 where there is any.
+    Sizes, every CRC, every feature, the index and the counts are compared. Lists all damage with shard, record and
+    byte; exit 1 where there is any.
 
-    Example: tpufeed verify gs://bucket/flowers --decode 5%
+    Examples:
+      tpufeed verify flowers
+      tpufeed verify gs://bucket/flowers --decode 5%
+      tpufeed verify flowers --decode all --json
     """
     from tpufeed.dataset.verify import verify
     from tpufeed.errors import DatasetDamagedError
 
-    start = time.monotonic()
+    line = Progress("verifying")
     try:
-        with verify_progress() as listener:
+        with _progress(line) as listener:
             found = verify(url, decode, listener)
     except DatasetDamagedError as error:
         _print_damages(url, error.damages, as_json)
         raise typer.Exit(error.exit_code) from None
-    seconds = max(time.monotonic() - start, 1e-9)
+    seconds = line.seconds
     if as_json:
         _print_json(url, found, ())
         return
     rate = found.bytes / seconds / 1e9
-    decoded = f", {found.decoded:,} images decoded" if found.decoded else ""
+    decoded = f", {number_of(found.decoded, 'image')} decoded" if found.decoded else ""
     size = f"{found.bytes / 1e6:,.1f} MB at {rate:.2f} GB/s"
-    print(f"sound: {found.records:,} records in {found.shards} shards, {size}{decoded}")
+    say(f"sound: {number_of(found.records, 'record')} in {number_of(found.shards, 'shard')}, {size}{decoded}")
 
 
 @contextmanager
-def verify_progress() -> "Iterator[VerifyListener]":
-    """A live line with rates and what is left; silent where stderr is no terminal."""
-    columns: list[ProgressColumn] = [
-        TextColumn("verifying"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[counts]}"),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-    ]
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as display:
-        task = display.add_task("verifying", total=None, counts="")
+def _progress(line: Progress) -> "Iterator[VerifyListener]":
+    with line:
 
         def listen(progress: "VerifyProgress") -> None:
-            seconds = max(display.tasks[task].elapsed or 0, 1e-3)
-            damages = f" {progress.damages:,} damaged" if progress.damages else ""
-            counts = f"{progress.records:,} records {progress.bytes / seconds / 1e6:,.0f} MB/s{damages}"
-            display.update(task, total=progress.total_bytes, completed=progress.bytes, counts=counts)
+            parts = [f"{progress.records:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]
+            if progress.damages:
+                parts.append(f"{progress.damages:,} damaged")
+            line.update(progress.bytes, progress.total_bytes, parts)
 
         yield listen
 
@@ -85,15 +81,16 @@ def _print_damages(url: str, damages: "Sequence[Damage]", as_json: bool) -> None
         _print_json(url, None, damages)
     else:
         for damage in damages[:_LINES_SHOWN]:
-            print(damage)
+            say(damage)
         if len(damages) > _LINES_SHOWN:
-            print(f"... and {len(damages) - _LINES_SHOWN:,} more; --json lists all of them")
+            say(f"... and {len(damages) - _LINES_SHOWN:,} more; --json lists all of them")
     files = len({damage.shard for damage in damages})
-    count = "1 damage" if len(damages) == 1 else f"{len(damages):,} damages"
-    print(f"error: {url} is damaged: {count} in {files} file{'s' if files > 1 else ''}", file=sys.stderr)
+    complain(f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}")
 
 
 def _print_json(url: str, found: "Verified | None", damages: "Sequence[Damage]") -> None:
+    import msgspec
+
     facts: dict[str, Any] = {
         "url": url.encode("utf-8", "backslashreplace").decode(),
         "sound": not damages,

@@ -36,7 +36,7 @@ def make_engine(
     if ray_address is not None and name != RAY:
         raise OptionError(f"--ray-address {ray_address} is for --engine ray")
     if beam_arguments and name != BEAM:
-        raise OptionError(f"what is {' '.join(beam_arguments)!r}? Only --engine beam takes more, after `--`")
+        raise OptionError(f"unexpected argument {' '.join(beam_arguments)!r}; only --engine beam takes more, after `--`")
     if name == RAY:
         from tpufeed.engines.ray import RayEngine
 

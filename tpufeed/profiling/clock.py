@@ -120,7 +120,7 @@ class StepClock:
         return StepTimes(wait_seconds=tuple(self._waits), sync_seconds=syncs, compute_seconds=tuple(self._computes))
 
     def save(self, path: str | Path, batch_size: int | None = None) -> StepReport:
-        """Write report and timeline to a JSON file, for `load_steps` and `tpufeed doctor --steps`; the report."""
+        """Write report and timeline to a JSON file, for `load_steps` and `tpufeed doctor --clock`; the report."""
         report = self.report(batch_size)
         save_steps(path, report, self.timeline())
         return report

@@ -46,7 +46,9 @@ class StepReport:
         images_per_second: a second of `wall_seconds`.
         bytes_per_second: that crossed to the device; of a loader on the host, that would have to.
         step_ms: the median of wait + sync + compute.
-        wait_ms_p50: of the waits for a batch; likewise the next two.
+        wait_ms_p50: the median of the waits for a batch.
+        wait_ms_p95: likewise the 95th percentile.
+        wait_ms_p99: likewise the 99th.
         idle_percent: waits / wall.
         sync_ms_p50: of the syncs that torch_xla's loaders do before they hand a batch out: tracing and compiling the
             step before, launching it, and waiting for the device to take it. None with any other loader.
@@ -132,7 +134,7 @@ class StepReport:
 
 
 def save_steps(path: str | Path, report: StepReport, times: StepTimes) -> None:
-    """Write both as JSON, for `load_steps`, `load_times` and `tpufeed doctor --steps`."""
+    """Write both as JSON, for `load_steps`, `load_times` and `tpufeed doctor --clock`."""
     document = {"format": _FORMAT, "version": _VERSION, "report": asdict(report), "times": asdict(times)}
     Path(path).write_text(json.dumps(document) + "\n")
 

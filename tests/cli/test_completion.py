@@ -1,0 +1,110 @@
+"""Completion: by bash itself, and the values that are offered."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tpufeed.cli import completion
+from tpufeed.cli.app import app
+
+TPUFEED = str(Path(sys.executable).with_name("tpufeed"))
+
+
+def complete(*words):
+    """What is offered for the last word, as zsh and fish ask."""
+    asked = {"_TPUFEED_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    line = " ".join(["tpufeed", *words])
+    done = CliRunner().invoke(app, [], prog_name="tpufeed", env={**asked, "_TYPER_COMPLETE_ARGS": line})
+    return [offer.partition("\t")[0] for offer in done.stdout.splitlines() if offer]
+
+
+def test_names_are_those_that_are_obeyed():
+    from tpufeed.diagnosis.feeds import options
+    from tpufeed.engines import choice
+    from tpufeed.images import policy
+
+    assert completion.ENGINES == choice._NAMES
+    assert tuple(options.LOADERS) == completion.LOADERS
+    assert options.REAL_DEVICES == completion.REAL_DEVICES
+    assert {name: policy._CHOICES[name] for name in completion.POLICIES} == completion.POLICIES
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["sh"], ["shard", "show"]),
+        (["cache", "w"], ["warmup"]),
+        (["verify", "x", "--d"], ["--decode"]),
+        (["bench", "x", "--loader", "t"], ["torch", "tf", "tf-direct"]),
+        (["bench", "x", "--device", "emulated:tpu-v3"], [f"emulated:tpu-v3-8{end}" for end in ("", "-low", "-high")]),
+        (["bench", "x", "--device", "x"], ["xla-cpu", "xla-tpu"]),
+        (["doctor", "x", "--tpu", "v5"], ["v5e-8", "v5p-8"]),
+        (["doctor", "x", "--model", "resnet1"], ["resnet18", "resnet101", "resnet152"]),
+        (["shard", "x", "y", "--engine", "r"], ["ray"]),
+        (["shard", "x", "y", "--policy", "alpha="], ["alpha=white", "alpha=black", "alpha=reject"]),
+        (["shard", "x", "y", "--presize-mode", ""], ["short", "long", "fit"]),
+        (["cache", "warmup", "x", "y", "--op", "Horiz"], ["HorizontalFlip"]),
+        (["info", "fl"], []),  # the shell goes on with files
+    ],
+    ids=" ".join,
+)
+def test_offers(words, offered):
+    assert complete(*words) == offered
+
+
+def test_splits_and_classes_of_the_dataset_that_was_typed(dataset_url, tmp_path):
+    assert complete("show", dataset_url, "--split", "") == ["train", "val"]
+    assert complete("bench", dataset_url, "--split", "v") == ["val"]
+    assert complete("show", dataset_url, "--class", "c") == ["cat", "coffee"]
+    (tmp_path / "manifest.json").write_text("[")
+    for url in (tmp_path, tmp_path / "none", "gs://bucket/none"):
+        assert complete("show", str(url), "--split", "") == []
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes(tmp_path):
+    """Also behind `:` and `=`, at which it parts words."""
+    cases = {
+        ("tpufeed", "ver"): "verify",
+        ("tpufeed", "bench", "x", "--device", "emulated", ":", "mlperf-h"): "mlperf-h100",
+        ("tpufeed", "bench", "x", "--device", "emulated", ":"): "mlperf-h100",
+        ("tpufeed", "shard", "x", "y", "--policy", "cmyk", "="): "reject",
+        ("tpufeed", "doctor", "x", "--tpu", "=", "v4"): "v4-8",
+    }
+    lines = [f"_TPUFEED_COMPLETE=source_bash {TPUFEED} > script && source ./script"]
+    for words in cases:
+        quoted = " ".join(f"'{word}'" for word in words)
+        lines.append(
+            f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _tpufeed_completion {TPUFEED}; echo ${{COMPREPLY[@]}}"
+        )
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        env={**os.environ, "PATH": f"{Path(TPUFEED).parent}:{os.environ['PATH']}"},
+    )
+    assert done.stderr == ""
+    offers = [line.split() for line in done.stdout.splitlines()]
+    assert len(offers) == len(cases)
+    for (words, offer), offered in zip(cases.items(), offers, strict=True):
+        assert offer in offered, words
+
+
+def test_nothing_heavy_is_imported_to_complete():
+    program = (
+        "import sys; from tpufeed.cli import main\n"
+        "try: main()\nexcept SystemExit: print(sorted({'numpy', 'rich.console', 'fsspec', 'PIL'} & set(sys.modules)))"
+    )
+    asked = {"_TPUFEED_COMPLETE": "complete_bash", "COMP_WORDS": "tpufeed\nbench\nx\n--device\nemu", "COMP_CWORD": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ, **asked}
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "emulated" in done.stdout.splitlines()

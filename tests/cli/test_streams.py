@@ -1,0 +1,117 @@
+"""What goes to stdout and stderr: colours, closed pipes, encodings, and names that would speak to the terminal."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tests.cli.test_terminal import TPUFEED, run_at_terminal
+
+FORGED = "\x1b[2J\x1b]0;title\x07\rerror: forged\nline\u202e\x9b31m"  # clears, renames, overwrites, turns around
+
+
+def shell(script, *arguments, **variables):
+    command = ["bash", "-c", script, "bash", *map(str, arguments)]
+    environment = {**os.environ, "TPUFEED": TPUFEED, **variables}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def forged(photo_folder, tmp_path_factory):
+    """A dataset whose path, class and file names hold terminal sequences; and a source with a reject of such a name."""
+    folder = tmp_path_factory.mktemp("forged")
+    photos = folder / "photos" / FORGED.replace("/", "")
+    photos.mkdir(parents=True)
+    for number, photo in enumerate(sorted(photo_folder.glob("*/*.jpg"))[:12]):
+        (photos / f"{number}{FORGED}.jpg").write_bytes(photo.read_bytes())
+    (photos / f"bad{FORGED}.jpg").write_text("none")
+    tpufeed.shard(folder / "photos", folder / f"d{FORGED}", workers=1)
+    return folder
+
+
+def test_names_never_reach_a_terminal_as_they_are(forged, run, tmp_path):
+    dataset = forged / f"d{FORGED}"
+    for words in (["info", dataset], ["verify", dataset], ["show", dataset, "--out", tmp_path / f"s{FORGED}.png"]):
+        done = run(*words)
+        assert done.returncode == 0
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", done.stdout + done.stderr)
+        assert (r"\x1b[2J" in done.stdout) == (words[0] != "verify")
+        assert "\nline" not in done.stdout
+    done = run("shard", forged / "photos", tmp_path / "d", "--max-rejects", 0, "--workers", 1)
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: [\x20-\x7e]*\\x1b\[2J[\x20-\x7e]*\n", done.stderr)
+    for words in (["info", dataset, "--json"], ["shard", forged / "photos", dataset, "--log-json", "--seed", 5]):
+        done = run(*words)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", done.stdout + done.stderr)
+    assert json.loads(run("info", dataset, "--json").stdout)["url"] == str(dataset)
+
+
+def test_a_reader_that_has_enough(dataset_url):
+    """`head` closes the pipe: before the command writes, and while it does."""
+    script = '"$TPUFEED" info "$1" --json | :; echo "${PIPESTATUS[0]}"'
+    done = shell(script, dataset_url)
+    assert (done.stdout, done.stderr) == ("141\n", "")
+    done = shell('"$TPUFEED" info "$1" | head -1 > /dev/null', dataset_url)
+    assert done.stderr == ""
+
+
+def test_a_stdout_that_takes_nothing(dataset_url):
+    done = shell('"$TPUFEED" info "$1" > /dev/full', dataset_url)
+    assert done.returncode == 1
+    assert done.stderr == f"error: stdout cannot be written to: {os.strerror(28)}\n"
+    assert shell('"$TPUFEED" verify "$1" 2>&- >&-', dataset_url).returncode == 0
+
+
+@pytest.mark.parametrize("variables", [{"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_the_c_locale(variables, run, photo_folder, tmp_path):
+    (tmp_path / "größe 猫").symlink_to(photo_folder)
+    done = run("shard", tmp_path / "größe 猫", tmp_path / "d-größe", "--dry-run", PYTHONIOENCODING="ascii", **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+    code, seen = run_at_terminal("verify", tmp_path / "größe 猫", PYTHONIOENCODING="ascii", **variables)
+    assert code == 2
+    assert seen.isascii()
+    assert re.search(r"^\r?error: .*gr(\\udc\w\w)+e .* holds no dataset.*\r\n", seen, re.MULTILINE)
+
+
+def test_colours_are_for_terminals(dataset_url):
+    bold = re.compile(r"\x1b\[[0-9;]*m")
+    code, seen = run_at_terminal("info", dataset_url, escapes=True)
+    assert code == 0
+    assert bold.search(seen)
+    done = shell('"$TPUFEED" info "$1"; "$TPUFEED" info --help', dataset_url)
+    assert "\x1b" not in done.stdout
+    _, plain = run_at_terminal("info", dataset_url, escapes=True, TERM="dumb")
+    assert "\x1b" not in plain
+    _, uncoloured = run_at_terminal("info", dataset_url, escapes=True, NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", uncoloured)
+    done = shell('"$TPUFEED" info "$1"; "$TPUFEED" verify "$1"', dataset_url, FORCE_COLOR="1")
+    assert bold.search(done.stdout)
+    assert done.stderr == ""  # no live line in a log for all that
+
+
+@pytest.mark.parametrize("columns", [20, 40])
+def test_narrow_terminals(columns, photo_folder, tmp_path):
+    words = ("shard", photo_folder, tmp_path / "d", "--shard-size", "60KB", "--workers", 1)
+    code, seen = run_at_terminal(*words, COLUMNS=str(columns))
+    assert code == 0
+    states = re.findall(r"sharding[^\r\n]*", seen)
+    assert states
+    assert max(map(len, states)) < columns
+    assert ("sharding 100%" if columns == 20 else "30/30 images") in states[-1]
+    assert re.search(r"^train: images 30, variants 1, shards \d+", seen, re.MULTILINE)
+    if columns == 20:
+        code, seen = run_at_terminal("info", tmp_path / "d", COLUMNS=str(columns))
+        assert re.search(r"^1: class cat, train 10, all 10", seen, re.MULTILINE)
+
+
+def test_modules_that_are_commands(dataset_url):
+    done = shell('"$1" -m tpufeed --version && "$1" -m tpufeed.cache warmup --help', sys.executable)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"tpufeed {tpufeed.__version__}\nUsage: tpufeed cache warmup [OPTIONS] SRC DST")
+    assert Path(dataset_url).exists()

@@ -1,0 +1,142 @@
+"""What `shard` and `cache warmup` share: policies, progress, and the summary of a finished build."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from tpufeed.cli.console import log_event, number_of, print_json, say, warn
+from tpufeed.cli.progress import Progress
+from tpufeed.cli.tables import print_table
+from tpufeed.errors import OptionError
+
+if TYPE_CHECKING:  # a command imports what it runs when it runs it
+    from tpufeed.dataset.build import BuildProgress, BuildResult
+
+_LOG_SECONDS = 1.0
+
+
+class BuildDisplay:
+    """Progress of a build: JSON lines on stderr where asked for, else `Progress`."""
+
+    def __init__(self, verb: str, log_json: bool = False) -> None:
+        self._line = Progress(verb, quiet=log_json)
+        self._log_json, self._due = log_json, 0.0
+
+    def __enter__(self) -> Self:
+        self._line.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.__exit__()
+
+    def listen(self, progress: "BuildProgress") -> None:
+        """Show how far the build is."""
+        seconds = self._line.seconds
+        images, size = (progress.images - progress.earlier_images) / seconds, progress.bytes / seconds / 1e6
+        done = progress.images + progress.rejects
+        parts = [f"{done:,}/{progress.total_images:,} images", f"{images:,.0f} img/s", f"{size:,.0f} MB/s"]
+        if progress.rejects:
+            parts.append(f"{progress.rejects:,} rejected")
+        self._line.update(done, progress.total_images, parts, progress.earlier_images)
+        if self._log_json and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _LOG_SECONDS
+            self._log(progress, images, size)
+
+    def _log(self, progress: "BuildProgress", images: float, size: float) -> None:
+        import msgspec
+
+        rates = {
+            "images_per_second": round(images, 1),
+            "mb_per_second": round(size, 2),
+            "eta_seconds": self._line.left,
+        }
+        log_event({"event": "progress", **msgspec.to_builtins(progress), **rates})
+
+    def finish(self, result: "BuildResult") -> None:
+        """Say how the build ended, and what is to be warned of."""
+        if self._log_json:
+            log_event({"event": "done", **build_report(result)})
+        else:
+            for warning in result.warnings:
+                warn(warning)
+
+
+def parse_policies(texts: Sequence[str] | None) -> dict[str, str]:
+    """Choices by name of texts like "alpha=black". Raises OptionError."""
+    chosen = {}
+    for text in texts or []:
+        name, equals, choice = text.partition("=")
+        if not equals:
+            raise OptionError(f"{text!r} is no policy; write it like alpha=black")
+        chosen[name] = choice
+    return chosen
+
+
+def build_report(result: "BuildResult") -> dict[str, Any]:
+    """What `--json` says of a finished build."""
+    manifest = result.manifest
+    done = result.images - result.earlier_images
+    return {
+        "url": result.url,
+        "splits": {
+            name: {
+                "images": split.records,
+                "variants": len(split.variants),
+                "shards": sum(len(variant.shards) for variant in split.variants),
+                "bytes": sum(shard.bytes for variant in split.variants for shard in variant.shards),
+            }
+            for name, split in manifest.splits.items()
+        },
+        "images": result.images,
+        "earlier_images": result.earlier_images,
+        "bytes": result.bytes,
+        "classes": len(manifest.class_names),
+        "stored": manifest.images,
+        "odd": manifest.odd,
+        "rejects": manifest.rejects,
+        "ignored_files": result.ignored_files,
+        "listed_twice": result.listed_twice,
+        "warnings": result.warnings,
+        "retries": result.retries,
+        "seconds": result.seconds,
+        "images_per_second": done / result.seconds if done and result.seconds else None,
+        "content_digest": manifest.content_digest,
+    }
+
+
+def print_build(result: "BuildResult", as_json: bool) -> None:
+    """The summary of a finished build."""
+    if as_json:
+        print_json(build_report(result))
+        return
+    manifest = result.manifest
+    if result.images == result.earlier_images and not result.seconds:
+        say(f"{result.url} is complete already: nothing to do")
+        return
+    rows = []
+    for name, split in manifest.splits.items():
+        sizes = [shard.bytes / 1e6 for variant in split.variants for shard in variant.shards]
+        each = f"{min(sizes):,.1f} to {max(sizes):,.1f}" if sizes else "-"
+        rows.append((name, f"{split.records:,}", str(len(split.variants)), str(len(sizes)), f"{sum(sizes):,.1f}", each))
+    print_table(result.url, ("split", "images", "variants", "shards", "MB", "MB a shard"), rows)
+    for what, counts in (("stored", manifest.images), ("odd images", manifest.odd)):
+        if counts:
+            say(f"{what}: {_say(counts)}")
+    if result.ignored_files:
+        say(f"left out: {number_of(result.ignored_files, 'file')} not named as images are")
+    if result.listed_twice:
+        say(f"listed more than once: {number_of(result.listed_twice, 'row')}")
+    if result.rejects:
+        rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(manifest.rejects)})"
+        say(f"{rejected}; {result.url}/rejects.jsonl names each")
+    done = result.images - result.earlier_images
+    if result.earlier_images:
+        say(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
+    rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
+    again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
+    say(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
+    say(f"dataset: {result.url}")
+
+
+def _say(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

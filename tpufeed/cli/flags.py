@@ -1,0 +1,168 @@
+"""Options that several commands have: the same thing has the same flag, the same value and the same words."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tpufeed.cli import completion
+
+SOURCE, SHARDS, IMAGES, RUN, OUTPUT = "Source", "Shards", "Images", "Run", "Output"
+FEEDING, DEVICE, MEASURING = "Data", "Device", "Measuring"
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="A dataset or cache: a path or URL.")]
+Src = Annotated[
+    str,
+    typer.Argument(
+        metavar="SRC",
+        help="Folder of images, in class folders, split folders or none; a table of paths (.csv, .tsv, .jsonl, "
+        ".parquet); WebDataset tars ('train-*.tar'). A path or URL.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
+LogJson = Annotated[
+    bool,
+    typer.Option(
+        "--log-json", help="Report progress, warnings and errors as JSON lines on stderr.", rich_help_panel=OUTPUT
+    ),
+]
+Report = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a page with plots, as out.html.", rich_help_panel=OUTPUT)
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove what stands at DST first.", rich_help_panel=RUN)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.", rich_help_panel=RUN)]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Tasks at a time.", show_default="all cores", rich_help_panel=RUN),
+]
+MaxRejects = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BUDGET",
+        help="Fail where more images cannot be taken: 2%, or 20.",
+        show_default="1%, 10 of however few",
+        rich_help_panel=IMAGES,
+    ),
+]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(metavar="PIXELS", help="Reject larger images by their header.", rich_help_panel=IMAGES),
+]
+MinSide = Annotated[
+    int | None, typer.Option(metavar="PIXELS", help="Reject images with a shorter side.", rich_help_panel=IMAGES)
+]
+Policy = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CASE=CHOICE",
+        autocompletion=completion.policies,
+        help="What becomes of odd images, like alpha=black: "
+        + ", ".join(f"{case}={'|'.join(choices)}" for case, choices in completion.POLICIES.items())
+        + " (the first is the default). Repeatable.",
+        rich_help_panel=IMAGES,
+    ),
+]
+Quality = Annotated[
+    int,
+    typer.Option(metavar="N", help="1 to 100, of JPEG and WebP that are encoded anew.", rich_help_panel=IMAGES),
+]
+ShardSize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="Aim for shards of this size, like 64MB.", show_default="128MB", rich_help_panel=SHARDS
+    ),
+]
+Shares = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME=SHARE,...",
+        help="Shares, like train=0.9,val=0.1, dealt by a stable hash of the path.",
+        show_default="folders called train, val, ...; else all is train",
+        rich_help_panel=SOURCE,
+    ),
+]
+SplitBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        autocompletion=completion.one_of("folder"),
+        help="'folder', or the column of a table that says the split.",
+        rich_help_panel=SOURCE,
+    ),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="A table's column of paths, or the extension of a tar's images.",
+        show_default="by its name",
+        rich_help_panel=SOURCE,
+    ),
+]
+Label = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        autocompletion=completion.one_of("auto", "none"),
+        help="auto; none; or the column of a table, or part of a tar's samples, that says the label.",
+        show_default="auto",
+        rich_help_panel=SOURCE,
+    ),
+]
+Classes = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="File with a class's name a line: the line is its id.",
+        show_default="the names found, sorted",
+        rich_help_panel=SOURCE,
+    ),
+]
+SplitName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=completion.splits,
+        help="The split to read.",
+        show_default="train, or else the first",
+        rich_help_panel=FEEDING,
+    ),
+]
+LiveOp = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OP",
+        autocompletion=completion.ops,
+        help="What loaders apply live, as in `tpufeed cache warmup`. Repeatable.",
+        show_default="a cache's final ops, else RandomResizedCrop and HorizontalFlip",
+        rich_help_panel=FEEDING,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Threads that decode, in each process.",
+        show_default="as loaders choose",
+        rich_help_panel=FEEDING,
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Worker processes that decode; 0 for none.",
+        show_default="as loaders choose",
+        rich_help_panel=FEEDING,
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        autocompletion=completion.models,
+        help="The model that a TPU trains.",
+        show_default="resnet50",
+        rich_help_panel=DEVICE,
+    ),
+]
