@@ -10,7 +10,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def iter_charts(name: str, result: Mapping[str, Any]) -> Iterator[Chart]:
     """Of a result file: one for each of its kinds of work that has loaders, or one of its rows or runs."""
-    machine = _say_machine(result.get("machine", {}))
+    machine = say_machine(result.get("machine", {}))
     for kind, work in result.items():
         if isinstance(work, Mapping) and isinstance(work.get("loaders"), Mapping):
             bars = [Bar(loader, _rates(figures)) for loader, figures in work["loaders"].items()]
@@ -89,15 +89,8 @@ def iter_charts(name: str, result: Mapping[str, Any]) -> Iterator[Chart]:
 
 def draw(chart: Chart) -> str:
     """The SVG, the same for the same chart."""
-    import io
 
-    import matplotlib as mpl
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name, "font.size": 9}):
-        figure = Figure(figsize=(7, 0.9 + 0.27 * len(chart.bars)), layout="constrained")
-        FigureCanvasSVG(figure)
+    def paint(figure: Any) -> None:
         axes = figure.add_subplot()
         bars = sorted(chart.bars, key=lambda bar: bar.median)
         axes.barh([bar.name for bar in bars], [bar.median for bar in bars], color=[bar.colour for bar in bars])
@@ -108,9 +101,45 @@ def draw(chart: Chart) -> str:
         axes.set_xlabel(f"images a second, medians; {chart.machine}", fontsize=7)
         axes.margins(x=0.12)
         axes.spines[["top", "right"]].set_visible(False)
+
+    return to_svg(chart.name, 0.9 + 0.27 * len(chart.bars), paint)
+
+
+def draw_one(about: str, names: tuple[str, str], painted: Callable[[Any], str], argv: list[str] | None) -> int:
+    """What a script of one picture does: from a result's name to a picture's."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--out", type=Path, default=FOLDER / "plots")
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    result, picture = names
+    target = args.out / f"{picture}.svg"
+    target.write_text(painted(json.loads((args.results / f"{result}.json").read_text())))
+    print(target)
+    return 0
+
+
+def to_svg(name: str, height: float, paint: Callable[[Any], None]) -> str:
+    """What `paint` does to a figure of 7 by `height` inches, as SVG. It is white, to be read on dark pages as well."""
+    import io
+
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9}):
+        figure = Figure(figsize=(7, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        paint(figure)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()
+
+
+def say_machine(machine: Mapping[str, Any]) -> str:
+    """Where figures are from, in a line."""
+    parts = (machine.get("cpu"), f"{machine.get('cores')} cores", machine.get("date"))
+    return ", ".join(str(part) for part in parts if part) if machine.get("cpu") else "machine unknown"
 
 
 def _chart(name: str, title: str, machine: str, bars: Sequence[Bar]) -> Iterator[Chart]:
@@ -125,11 +154,6 @@ def _rates(figures: Mapping[str, Any]) -> tuple[float, ...]:
     found = spread["values"] if isinstance(spread, Mapping) else figures.get("images_per_second")
     values = found if isinstance(found, Sequence) else [found]
     return tuple(float(value) for value in values if value is not None)
-
-
-def _say_machine(machine: Mapping[str, Any]) -> str:
-    parts = (machine.get("cpu"), f"{machine.get('cores')} cores", machine.get("date"))
-    return ", ".join(str(part) for part in parts if part) if machine.get("cpu") else "machine unknown"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Every command and every program of the README runs, in an empty folder, as a newcomer would run it."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
 PROGRAMS = [code for language, code in BLOCKS if language == "python"]
 PROJECT_SCRIPTS = ("./scripts/", "pip install")  # run by CI itself, and by .venv's installation
 
@@ -45,9 +47,9 @@ def _run(folder: Path, command: list[str] | str) -> str:
 
 def test_the_readme_has_a_loop_for_each_framework() -> None:
     assert [
-        next(name for name in ("keras", "torch_xla", "numpy", "jax") if f"import {name}" in program)
+        next(name for name in ("keras", "torch_xla", "lightning", "jax") if f"import {name}" in program)
         for program in PROGRAMS
-    ] == ["keras", "torch_xla", "numpy", "jax"]
+    ] == ["keras", "torch_xla", "lightning", "jax"]
 
 
 def test_the_commands_run_as_they_stand(workplace: Path) -> None:
@@ -73,3 +75,27 @@ def test_the_programs_run_as_they_stand(workplace: Path, number: int) -> None:
     (workplace / f"program{number}.py").write_text(PROGRAMS[number])
     output = _run(workplace, [sys.executable, f"program{number}.py"])
     assert re.search(r"accuracy|loss", output)
+
+
+def test_its_figures_are_those_of_the_results() -> None:
+    results = ROOT / "benchmarks/results"
+    feed = json.loads((results / "feed.json").read_text())
+    rows = [line.strip("| ").split(" | ") for line in README.splitlines() if re.match(r"\| .*(\d|n/a) \|$", line)]
+    assert len(rows) == 14
+    for name, *cells in rows:
+        medians = [feed[work]["loaders"].get(name.strip("`"), {}).get("median") for work in ("jpeg", "presized", "raw")]
+        assert cells == [f"{median:,.0f}" if median else "n/a" for median in medians], name
+    labels = (
+        "raw files, Pillow in one thread",
+        "shards, tf.data as Kaggle's TPU guide writes it",
+        "shards, tpufeed.numpy_loader",
+        "cache, tpufeed.numpy_loader",
+    )
+    idle = {row["label"]: row["idle_percent"] for row in json.loads((results / "demo.json").read_text())["rows"]}
+    said = re.findall(r"([\d.]+) %", README[README.index("The picture is what") : README.index("## Use it")])
+    assert said == [f"{idle[label]:.1f}".removesuffix(".0") for label in labels]
+
+
+def test_its_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
