@@ -96,6 +96,6 @@ def _open(url: str, options: BenchOptions) -> Dataset:
     if entry.records < batch_size:
         raise OptionError(
             f"split {options.split!r} of {dataset.url} has {entry.records} samples, less than a batch of {batch_size}: "
-            "give a smaller --batch, or take a larger dataset"
+            "give a smaller --batch, or a larger dataset"
         )
     return dataset

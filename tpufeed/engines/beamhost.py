@@ -134,7 +134,7 @@ class _Host:
             self._send(error)
             return
         except ImportError as error:
-            self._send(OptionError(f"Beam cannot be imported: {error}. Is it whole? pip install 'tpufeed[beam]'"))
+            self._send(OptionError(f"Beam cannot be imported: {error}. Install it anew: pip install 'tpufeed[beam]'"))
             return
         if self._tells:
             os.environ[EVENTS] = options.events  # for Beam's worker processes, which this one starts, and for itself

@@ -68,7 +68,7 @@ def check_arguments(arguments: Sequence[str]) -> bool:
     except Exception as error:
         raise OptionError(f"Beam does not take its arguments: {error}") from error
     if leftovers and runner in _STRICT:
-        raise OptionError(f"Beam's {runner} knows no {' '.join(leftovers)}: look for a slip of the pen after `--`")
+        raise OptionError(f"Beam's {runner} knows no {' '.join(leftovers)}: correct what stands after `--`")
     return runner in _LOCAL
 
 

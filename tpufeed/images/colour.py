@@ -75,7 +75,11 @@ class ColorJitter:
 
 @dataclass(frozen=True, slots=True)
 class Grayscale:
-    """Grey in all three channels with probability `p` (torchvision's RandomGrayscale)."""
+    """Grey in all three channels with probability `p` (torchvision's RandomGrayscale).
+
+    Attributes:
+        p: the probability, 0 to 1.
+    """
 
     p: float = 0.1
     version: ClassVar[int] = 1
@@ -96,9 +100,13 @@ class Grayscale:
 
 @dataclass(frozen=True, slots=True)
 class GaussianBlur:
-    """Blur with probability `p`; `sigma` is uniform in (low, high) pixels, and the kernel reaches three of it.
+    """A Gaussian blur with probability `p`; the kernel reaches three `sigma`.
 
     Beyond its edges the image is mirrored, the outermost pixels not repeated. OpenCV computes it in integers.
+
+    Attributes:
+        sigma: in pixels, uniform in (low, high).
+        p: the probability, 0 to 1.
     """
 
     sigma: tuple[float, float] = (0.1, 2.0)

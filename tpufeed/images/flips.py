@@ -14,7 +14,11 @@ _UPSIDE_DOWN, _LEFT_TO_RIGHT = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class HorizontalFlip:
-    """Mirror left and right with probability `p`."""
+    """Mirror left and right with probability `p`.
+
+    Attributes:
+        p: the probability, 0 to 1.
+    """
 
     p: float = 0.5
     version: ClassVar[int] = 1
@@ -35,7 +39,11 @@ class HorizontalFlip:
 
 @dataclass(frozen=True, slots=True)
 class VerticalFlip:
-    """Mirror top and bottom with probability `p`."""
+    """Mirror top and bottom with probability `p`.
+
+    Attributes:
+        p: the probability, 0 to 1.
+    """
 
     p: float = 0.5
     version: ClassVar[int] = 1

@@ -13,7 +13,11 @@ _MOST_PADDING_PX = 16384
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """The whole image at a size: an int is the shorter side (aspect kept), a pair is (height, width)."""
+    """The whole image, resized.
+
+    Attributes:
+        size: in pixels: an int is the shorter side (aspect kept), a pair is (height, width).
+    """
 
     size: int | tuple[int, int]
     version: ClassVar[int] = 1
@@ -35,7 +39,11 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
-    """The middle `size` x `size` pixels (or (height, width)); an image too small for that is enlarged first."""
+    """The middle of an image; one that is too small for that is enlarged first.
+
+    Attributes:
+        size: in pixels: an int for `size` x `size`, or (height, width).
+    """
 
     size: int | tuple[int, int]
     version: ClassVar[int] = 1
@@ -62,6 +70,11 @@ class RandomResizedCrop:
     """A random window of `scale` of the area and `ratio` of width to height, resized to `size` (torchvision's rule).
 
     Ten tries for a window that fits; then the largest central one within `ratio`.
+
+    Attributes:
+        size: of the result in pixels: an int for `size` x `size`, or (height, width).
+        scale: (low, high) of the window's share of the area.
+        ratio: (low, high) of its width to its height.
     """
 
     size: int | tuple[int, int] = 224
@@ -100,6 +113,11 @@ class RandomCrop:
     """A random window of `size` pixels after `padding` pixels of `fill` on each side; nothing is resized.
 
     torchvision's rule with `pad_if_needed`: a side that is still too short lies at a random place within the window.
+
+    Attributes:
+        size: in pixels: an int for `size` x `size`, or (height, width).
+        padding: pixels on each side.
+        fill: a level from 0 to 255, or (red, green, blue).
     """
 
     size: int | tuple[int, int]

@@ -18,7 +18,8 @@ class FeedStats:
         seconds: since the first batch was asked for, until the last one was handed out.
         wait_seconds: of these, how long the consumer waited for batches; `wait_seconds / seconds` is its idle share.
         waits: batches that were not ready when they were asked for.
-        batches: handed out; `samples` in them, padding among these.
+        batches: handed out.
+        samples: in them, padding among these.
         ready: batches that were ready when one was asked for, on average: `prefetch` and more of a loader that never
             holds up its consumer, 0 of one that always does.
         read_seconds: of all decoding threads together, reading records and verifying their CRCs; of raw images copying

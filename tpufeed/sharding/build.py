@@ -102,7 +102,13 @@ def write_shard_plan(path: Path, source: str, destination: Store, options: Shard
 
 @dataclass(frozen=True, slots=True)
 class SplitPreview:
-    """A split that a build would make: about `bytes` in `shards` shards."""
+    """A split that a build would make.
+
+    Attributes:
+        inputs: images of the source.
+        shards: how many.
+        bytes: of all of them, about.
+    """
 
     inputs: int
     shards: int
@@ -114,11 +120,18 @@ class Preview:
     """What a build would do, from listing its source and taking a few images.
 
     Attributes:
-        source_bytes: of the images as they are.
+        source: as a URL.
+        destination: likewise.
+        splits: by name.
         classes: how many there are.
+        source_bytes: of the images as they are.
+        ignored_files: in the source, that are no images by their names.
+        listed_twice: inputs that the source names more than once.
         free_bytes: at the destination; None where nobody can say.
         seconds: about what it would take.
-        probed, probed_rejects: images taken for this, and those of them that cannot be.
+        probed: images taken for this.
+        probed_rejects: those of them that cannot be taken.
+        warnings: what would serve training better, as sentences.
     """
 
     source: str

@@ -68,7 +68,8 @@ class BenchOptions:
         warm_up: rounds before them that count for nothing; they fill the page cache and the stage.
         split: of the dataset.
         ops: as the command line writes them; by default a random-resized crop and a flip, the `final` ops of a cache.
-        threads: see `LoaderOptions`, as `processes`.
+        threads: see `LoaderOptions`.
+        processes: see `LoaderOptions`.
         model: what an emulated TPU trains; by default ResNet-50, of which the profiles are.
         tpu: to emulate, at its high rate: another way to say `device`.
     """

@@ -75,7 +75,7 @@ def _look_at_the_run(findings: Findings) -> tuple[Action, ...]:
     return (
         Action(
             do="look at the run rather than at the data: it waited, though this host can feed it. Time its loop with "
-            "StepClock and give --steps, which tells waiting for a batch from tracing; see what else takes its cores"
+            "StepClock and give --clock, which tells waiting for a batch from tracing; see what else takes its cores"
         ),
     )
 

@@ -9,10 +9,13 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
 from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
+from tpufeed.loaders.xla import runtime
+
+# Not before: without torch it is the extra "xla" that is missing.
+# isort: split
 from tpufeed.loaders.parcels import Parcel
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.torch.loader import EpochSampler, TorchLoader
-from tpufeed.loaders.xla import runtime
 from tpufeed.loaders.xla.epoch import DeviceIterator
 from tpufeed.loaders.xla.sharding import Shardings
 
