@@ -16,7 +16,8 @@ def test_each_room_has_its_layer() -> None:
         if "layers" in contract
     )
     assert layers[0] == "__main__"  # of `python -m`, not a room
-    expected = {(str(height), room) for height, rooms in enumerate(reversed(layers[1:]), 1) for room in rooms.split(" | ")}
+    numbered = enumerate(reversed(layers[1:]), 1)
+    expected = {(str(height), room) for height, rooms in numbered for room in rooms.split(" | ")}
     assert set(mapped) == expected
     folders = {path.parent.name for path in (ROOT / "tpufeed").glob("*/__init__.py")}
     assert folders | {"errors"} == {room for _, room in mapped}

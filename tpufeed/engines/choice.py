@@ -36,7 +36,8 @@ def make_engine(
     if ray_address is not None and name != RAY:
         raise OptionError(f"--ray-address {ray_address} is for --engine ray")
     if beam_arguments and name != BEAM:
-        raise OptionError(f"unexpected argument {' '.join(beam_arguments)!r}; only --engine beam takes more, after `--`")
+        given = " ".join(beam_arguments)
+        raise OptionError(f"unexpected argument {given!r}; only --engine beam takes more, after `--`")
     if name == RAY:
         from tpufeed.engines.ray import RayEngine
 

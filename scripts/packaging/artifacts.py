@@ -1,0 +1,116 @@
+"""What is in the wheel and the sdist, against the tree that they were built from."""
+
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from email import message_from_bytes
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# What building and testing from an sdist takes, and what tells of it.
+NEEDED = (
+    *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "PKG-INFO"),
+    *("tests/conftest.py", "tests/gcs_server/__main__.py", "tests/profiling/torch_xla_cpu.xplane.pb"),
+    *("scripts/test", "scripts/package-matrix", "scripts/make_photos.py", "benchmarks/harness.py", "docs/format.md"),
+)
+WHEEL_BYTES, SDIST_BYTES = 2_000_000, 4_000_000
+
+
+class ArtifactError(Exception):
+    """Wheel or sdist are not what they should be; the message says in what."""
+
+
+def check_artifacts(wheel: Path, sdist: Path, folder: Path) -> Iterator[str]:
+    """Yields what was found. Raises ArtifactError."""
+    yield check_wheel(wheel)
+    yield check_metadata(wheel)
+    yield check_sdist(sdist)
+    yield check_same(wheel, sdist, folder)
+
+
+def check_wheel(wheel: Path) -> str:
+    """All of the package and nothing else."""
+    names = set(read_wheel(wheel))
+    expected = {f"tpufeed/{path.relative_to(ROOT / 'tpufeed')}" for path in (ROOT / "tpufeed").rglob("*.py")}
+    expected.add("tpufeed/py.typed")
+    found = {name for name in names if ".dist-info/" not in name}
+    if found != expected:
+        missing, beside = sorted(expected - found), sorted(found - expected)
+        raise ArtifactError(f"{wheel.name} lacks {missing} and has {beside} that are not the package's")
+    return f"{wheel.name}: {len(found)} files, {_kilobytes(wheel, WHEEL_BYTES)}"
+
+
+def check_metadata(wheel: Path) -> str:
+    """The licence, the entry point, README as Markdown, each extra."""
+    files = read_wheel(wheel)
+    (info,) = {name.partition("/")[0] for name in files if ".dist-info/" in name}
+    metadata = message_from_bytes(files[f"{info}/METADATA"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    expected = {
+        "Name": "tpufeed",
+        "License-Expression": project["license"],
+        "Requires-Python": project["requires-python"],
+        "Description-Content-Type": "text/markdown",
+    }
+    differ = {name: metadata[name] for name, value in expected.items() if metadata[name] != value}
+    if differ:
+        raise ArtifactError(f"{wheel.name}: its metadata has {differ}; expected was {expected}")
+    extras = set(metadata.get_all("Provides-Extra", []))
+    if extras != set(project["optional-dependencies"]):
+        raise ArtifactError(f"{wheel.name}: its extras are {sorted(extras)}; expected were those of pyproject.toml")
+    if metadata.get_payload().strip() != (ROOT / "README.md").read_text().strip():
+        raise ArtifactError(f"{wheel.name}: its description is not README.md")
+    if b"tpufeed = tpufeed.cli:main" not in files[f"{info}/entry_points.txt"]:
+        raise ArtifactError(f"{wheel.name}: the command `tpufeed` is missing")
+    if f"{info}/licenses/LICENSE" not in files:
+        raise ArtifactError(f"{wheel.name}: LICENSE is missing")
+    version = f"{metadata['Version']}, metadata {metadata['Metadata-Version']}"
+    return f"tpufeed {version}: {len(extras)} extras, README as Markdown"
+
+
+def check_sdist(sdist: Path) -> str:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    missing = sorted(set(NEEDED) - names)
+    stray = sorted(name for name in names if name.endswith(".pyc") or name.startswith((".venv", "build/", "dist/")))
+    if missing or stray:
+        raise ArtifactError(f"{sdist.name} lacks {missing} and has {stray[:5]}")
+    return f"{sdist.name}: {len(names)} files, {_kilobytes(sdist, SDIST_BYTES)}"
+
+
+def check_same(wheel: Path, sdist: Path, folder: Path) -> str:
+    """The sdist gives the same wheel as the tree."""
+    tree = unpack(sdist, folder / "source")
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", folder / "again", tree]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ArtifactError(f"{sdist.name} gives no wheel\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    (again,) = (folder / "again").glob("*.whl")
+    if again.read_bytes() != wheel.read_bytes():
+        first, second = read_wheel(wheel), read_wheel(again)
+        differ = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
+        raise ArtifactError(f"the wheel built from {sdist.name} differs from the tree's in {differ or 'its framing'}")
+    return f"the wheel built from {sdist.name} has the same bytes"
+
+
+def read_wheel(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def unpack(sdist: Path, folder: Path) -> Path:
+    """The folder of the sdist's files."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (tree,) = folder.iterdir()
+    return tree
+
+
+def _kilobytes(path: Path, limit: int) -> str:
+    size = path.stat().st_size
+    if size > limit:
+        raise ArtifactError(f"{path.name} has {size:,} bytes, more than {limit:,}: what has got into it?")
+    return f"{size / 1000:,.0f} kB"

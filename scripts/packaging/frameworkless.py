@@ -1,0 +1,39 @@
+"""A pytest plugin for environments without frameworks: `-p frameworkless`. What needs one is skipped, and counted."""
+
+import re
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+FRAMEWORKS = ("tensorflow", "torch", "jax", "google", "gcsfs", "pyarrow", "ray", "apache_beam", "matplotlib", "xprof")
+_MISSING = re.compile(rf"No module named '(?P<name>(?:{'|'.join(FRAMEWORKS)})\b[\w.]*)'")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    found = _MISSING.search(str(report.longrepr)) if report.failed else None
+    if found:
+        report.outcome = "skipped"
+        report.longrepr = (report.nodeid, 0, f"Skipped: {found['name']} is not installed")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    return (yield from _skip_without_framework())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    return (yield from _skip_without_framework())
+
+
+def _skip_without_framework() -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if not _MISSING.fullmatch(str(error)):
+            raise
+        raise pytest.skip.Exception(f"{error.name} is not installed") from error

@@ -1,0 +1,229 @@
+"""What tpufeed must do where it has just been installed: `python -I smoke.py CASE FOLDER`.
+
+scripts/packaging/matrix.py runs it in each environment that it makes. Every case goes from photographs to batches; the
+case of an extra does what the extra is for, and `none` shows that without the extras each is named.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import tpufeed
+from tpufeed.images import CenterCrop, Resize
+
+PHOTOS, BATCH, SIDE = 40, 8, 64
+BEAM = ("--engine", "beam", "--", "--runner=DirectRunner")
+PROFILE = Path(__file__).parents[2] / "tests/profiling/torch_xla_cpu.xplane.pb"
+
+
+def main(case: str, folder: Path) -> None:
+    make_photos(folder / "photos")
+    check_installation()
+    check_core(folder)
+    CHECKS.get(case.removeprefix("oldest-"), lambda _: None)(folder)
+
+
+def make_photos(folder: Path) -> None:
+    """JPEGs in two class folders, with content that is neither flat nor noise."""
+    draws = np.random.default_rng(0)
+    for number in range(PHOTOS):
+        coarse = Image.fromarray(draws.integers(0, 256, (6, 8, 3), "uint8"))
+        path = folder / ("dark", "light")[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse.resize((160, 120), Image.Resampling.BICUBIC).save(path)
+
+
+def check_installation() -> None:
+    """It is the wheel's code that runs, its version is everywhere the same, and type checkers find its types."""
+    package = Path(tpufeed.__file__).parent
+    assert package.is_relative_to(sys.prefix), f"{package} is not in {sys.prefix}"
+    assert (package / "py.typed").is_file()
+    assert metadata.version("tpufeed") == tpufeed.__version__
+    assert run("--version").strip() == f"tpufeed {tpufeed.__version__}"
+
+
+def check_core(folder: Path) -> None:
+    run("shard", folder / "photos", folder / "flowers", "--split", "train=0.8,val=0.2", "--shards", 2)
+    run("cache", "warmup", folder / "flowers", folder / "cache", "--size", SIDE, "--variants", 2)
+    for dataset in ("flowers", "cache"):
+        assert run("verify", folder / dataset).startswith("sound: ")
+        run("info", folder / dataset)
+    check_batches(folder, tpufeed.numpy_loader)
+    val = tpufeed.numpy_loader(
+        str(folder / "flowers"),
+        "val",
+        batch_size=BATCH,
+        ops=[Resize(SIDE), CenterCrop(SIDE)],
+        shuffle=False,
+        remainder="pad",
+    )
+    records = tpufeed.open_dataset(folder / "flowers").manifest.splits["val"].records
+    assert sum(int(mask.sum()) for _, _, mask in val) == records
+
+
+def check_batches(folder: Path, make_loader: Callable) -> None:
+    """An epoch of the cache: as many full batches as there are, uint8 pixels that differ, both labels."""
+    loader = make_loader(str(folder / "cache"), "train", batch_size=BATCH)
+    batches = [(np.asarray(images), np.asarray(labels)) for images, labels in loader]
+    records = tpufeed.open_dataset(folder / "cache").manifest.splits["train"].records
+    assert len(batches) == records // BATCH, (len(batches), records)
+    for images, labels in batches:
+        assert (images.shape, images.dtype) == ((BATCH, SIDE, SIDE, 3), np.uint8)
+        assert images.std() > 1
+        assert set(labels.tolist()) <= {0, 1}
+
+
+def check_missing(folder: Path) -> None:
+    """What needs an extra names the command that installs it. Nothing of tpufeed needs `lightning`."""
+    url = str(folder / "cache")
+    (folder / "table.parquet").write_bytes(b"PAR1")
+    calls: dict[str, Sequence[Callable[[], object]]] = {
+        "gcs": [lambda: tpufeed.open_dataset("gs://bucket/flowers")],
+        "tf": [lambda: tpufeed.tf_dataset(url, "train", batch_size=BATCH)],
+        "torch": [lambda: tpufeed.torch_loader(url, "train", batch_size=BATCH), lambda: tpufeed.TFRecordImages(url)],
+        "xla": [lambda: tpufeed.xla_loader(url, "train", batch_size=BATCH)],
+        "jax": [lambda: tpufeed.jax_loader(url, "train", batch_size=BATCH)],
+        "ray": [lambda: tpufeed.shard(folder / "photos", folder / "again", engine="ray")],
+        "profile": [convert_profile],
+        "parquet": [lambda: tpufeed.shard(folder / "table.parquet", folder / "parquet")],
+    }
+    for extra, each in calls.items():
+        for call in each:
+            said = "nothing"
+            try:
+                call()
+            except tpufeed.errors.MissingExtraError as error:
+                said = str(error)
+            assert said.endswith(f"pip install 'tpufeed[{extra}]'"), (extra, said)
+    commands = {
+        "report": ["bench", folder / "cache", "--report", folder / "page.html"],
+        "beam": ["shard", folder / "photos", folder / "again", *BEAM],
+    }
+    for extra, command in commands.items():
+        said = run(*command, expect=2)
+        assert said.strip().endswith(f"pip install 'tpufeed[{extra}]'"), (extra, said)
+
+
+def check_gcs(folder: Path) -> None:
+    """With the tests' own server behind STORAGE_EMULATOR_HOST, and with credentials that are none."""
+    run("shard", folder / "photos", "gs://bucket/flowers", "--shards", 2)
+    assert run("verify", "gs://bucket/flowers").startswith("sound: ")
+    loader = tpufeed.numpy_loader(
+        "gs://bucket/flowers", "train", batch_size=BATCH, ops=[Resize(SIDE), CenterCrop(SIDE)]
+    )
+    assert sum(len(labels) for _, labels in loader) == PHOTOS
+    nowhere = {"GOOGLE_APPLICATION_CREDENTIALS": str(folder / "none.json"), "STORAGE_EMULATOR_HOST": ""}
+    said = run("info", "gs://bucket/flowers", expect=1, environment=nowhere)
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in said, said
+
+
+def check_torch(folder: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    check_batches(folder, tpufeed.torch_loader)
+    images = tpufeed.TFRecordImages(str(folder / "cache"), "train")
+    assert len(list(DataLoader(images, batch_size=BATCH, drop_last=True))) == len(images) // BATCH
+
+
+def check_xla(folder: Path) -> None:
+    import torch_xla
+
+    def on_host(*arguments: str, **options: int) -> Iterator[tuple[Any, Any]]:
+        for images, labels in tpufeed.xla_loader(*arguments, **options, device=torch_xla.device()):
+            assert images.device.type == "xla"
+            yield images.cpu(), labels.cpu()
+
+    check_batches(folder, on_host)
+
+
+def check_lightning(folder: Path) -> None:
+    import lightning
+    import torch
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2)
+
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], number: int) -> torch.Tensor:
+            images, labels = batch
+            return torch.nn.functional.cross_entropy(self.layer(images.float().mean((1, 2)) / 255), labels)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **quiet)
+    loader = tpufeed.torch_loader(str(folder / "cache"), "train", batch_size=BATCH)
+    trainer.fit(Model(), loader)
+    assert trainer.global_step == 2 * len(loader)
+
+
+def check_engine(folder: Path, *options: str) -> None:
+    """The same bytes as from processes of this host."""
+    run("shard", folder / "photos", folder / "again", "--split", "train=0.8,val=0.2", "--shards", 2, *options)
+    first, again = (tpufeed.open_dataset(folder / name).manifest.content_digest for name in ("flowers", "again"))
+    assert first == again
+
+
+def check_report(folder: Path) -> None:
+    options = ["--batch", BATCH, "--seconds", 0.5, "--repeats", 1, "--warm-up", 0, "--device", "none"]
+    run("bench", folder / "cache", *options, "--report", folder / "page.html")
+    assert "<svg" in (folder / "page.html").read_text()
+
+
+def convert_profile() -> None:
+    from tpufeed.profiling.conversion import convert
+
+    ((overview, *_),) = convert([PROFILE])
+    assert overview
+
+
+def check_parquet(folder: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    paths = sorted((folder / "photos").rglob("*.jpg"))
+    columns = {"path": [str(path.relative_to(folder)) for path in paths], "kind": [path.parent.name for path in paths]}
+    parquet.write_table(pyarrow.table(columns), folder / "table.parquet")
+    run("shard", folder / "table.parquet", folder / "from-table", "--label", "kind")
+    assert tpufeed.open_dataset(folder / "from-table").manifest.class_names == ("dark", "light")
+
+
+def run(*arguments: object, expect: int = 0, environment: dict[str, str] | None = None) -> str:
+    """What the command `tpufeed` prints; on stderr, where it is to fail."""
+    command = [str(Path(sys.executable).with_name("tpufeed")), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | (environment or {}))
+    assert done.returncode == expect, f"{command} gave {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stderr if expect else done.stdout
+
+
+CHECKS: dict[str, Callable[[Path], None]] = {
+    "none": check_missing,
+    "gcs": check_gcs,
+    "tf": lambda folder: check_batches(folder, tpufeed.tf_dataset),
+    "torch": check_torch,
+    "xla": check_xla,
+    "jax": lambda folder: check_batches(folder, tpufeed.jax_loader),
+    "ray": lambda folder: check_engine(folder, "--engine", "ray", "--ray-address", "local"),
+    "beam": lambda folder: check_engine(folder, *BEAM),
+    "lightning": check_lightning,
+    "report": check_report,
+    "profile": lambda _: convert_profile(),
+    "parquet": check_parquet,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
