@@ -22,7 +22,7 @@ def folder(tmp_path_factory, dataset_url, cache_url, photo_folder):
     folder = tmp_path_factory.mktemp("page")
     shutil.copytree(dataset_url, folder / "flowers")
     shutil.copytree(cache_url, folder / "flowers-224")
-    (folder / "examples").symlink_to(DOCS / "examples")
+    (folder / "examples").symlink_to(DOCS.parent / "examples")
     photos = sorted(photo_folder.glob("*/*.jpg"))[::8]
     records = [
         encode_record(

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
 
 
 def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", (DOCS / "tfdata.md").read_text(), re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs/tfdata.md").read_text(), re.DOTALL)
 
 
 def test_the_programs_are_one_that_runs(tmp_path, dataset_url):
@@ -29,7 +29,7 @@ def test_the_commands_are_those_of_the_example():
     assert [command[:3] for command in commands] == [
         ["python", "examples/tfdata_service.py", role] for role in ("dispatcher", "worker")
     ]
-    program = (DOCS / "examples/tfdata_service.py").read_text()
+    program = (ROOT / "examples/tfdata_service.py").read_text()
     options = {word for command in commands for word in command if word.startswith("--")}
     for option in options | set(re.findall(r"--[a-z-]+", blocks("yaml")[0])):
         assert f'"{option}"' in program

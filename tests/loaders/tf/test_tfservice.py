@@ -14,7 +14,7 @@ import tensorflow as tf
 import tpufeed
 from tpufeed.errors import OptionError, UnavailableError
 
-EXAMPLE = Path(__file__).parents[3] / "docs/examples/tfdata_service.py"
+EXAMPLE = Path(__file__).parents[3] / "examples/tfdata_service.py"
 COLUMNS = ["sample", "image", "label"]
 
 
@@ -26,7 +26,7 @@ def service():
 
 @contextmanager
 def serve():
-    """`(address, workers)`: docs/examples/tfdata_service.py as a dispatcher and the two workers that have joined it."""
+    """`(address, workers)`: examples/tfdata_service.py as a dispatcher and the two workers that have joined it."""
     port, *ports = free_ports(3)
     workers = [f"localhost:{worker}" for worker in ports]
     commands = [["dispatcher", "--port", port, "--workers", ",".join(workers)]]

@@ -6,7 +6,6 @@
 Workers need this TensorFlow and the right to read the dataset, and no tpufeed: what they run is a graph. For
 `sharding="file"` the dispatcher has to be told all workers: --workers 10.0.0.3:5001,10.0.0.4:5001.
 """
-# ruff: noqa: T201
 
 import argparse
 import os

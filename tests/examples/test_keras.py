@@ -1,0 +1,81 @@
+"""examples/keras_flowers.py: as the page says, from Kaggle's TFRecords, on two devices, and where no TPU answers."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.framing import encode_record
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# In one process, as TensorFlow takes seconds to import: two devices, then one, then a TPU that is not there.
+KAGGLE = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import keras_flowers
+
+given = ["--data", "input", "--cache", "cache", "--size", "64", "--batch-size", "8", "--learning-rate", "0.2"]
+keras_flowers.main(keras_flowers.parse([*given, "--epochs", "2", "--tpu", "none", "--cpu", "2"]))
+print("again")
+keras_flowers.main(keras_flowers.parse([*given, "--epochs", "4", "--batch-size", "16"]))
+keras_flowers.main(keras_flowers.parse([*given, "--tpu", "local"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def kaggle(flowers, tmp_path_factory):
+    """TFRecords under Kaggle's keys in folders of splits, of which test has no labels."""
+    folder = tmp_path_factory.mktemp("kaggle")
+    photos = sorted(Path(flowers.photos).glob("*/*.jpg"))
+    classes = sorted({photo.parent.name for photo in photos})
+    for split, part in (("train", photos[:40:2] + photos[40:]), ("val", photos[1:40:2]), ("test", photos[:5])):
+        target = folder / "input" / split
+        target.mkdir(parents=True)
+        for shard in range(2):
+            records = b"".join(
+                encode_record(encode_example(features(photo, classes, split))) for photo in part[shard::2]
+            )
+            (target / f"{shard:02d}-64x64-{len(part[shard::2])}.tfrec").write_bytes(records)
+    return folder
+
+
+def features(photo, classes, split):
+    found = {"image": Feature("bytes", [photo.read_bytes()]), "id": Feature("bytes", [photo.stem.encode()])}
+    if split != "test":
+        found["class"] = Feature("int64", [classes.index(photo.parent.name)])
+    return found
+
+
+def test_it_learns_with_the_command_of_the_page(workplace, page_arguments, run_example):
+    output = run_example("keras_flowers.py", *page_arguments("keras_flowers.py"), folder=workplace)
+    assert output.epochs == list(range(6))
+    assert output.losses[-1] < 0.6 * output.losses[0]  # 0.21 to 0.35 with four seeds
+    assert re.search(r"^1 cores, 9 steps of 16 an epoch$", output.text, re.MULTILINE)
+    assert re.search(r"^epoch 5: .*, [\d,]+ images/s$", output.text, re.MULTILINE)
+    held_out = float(re.search(r"^accuracy, held out: (\d\.\d+) of 43$", output.text, re.MULTILINE)[1])
+    assert held_out * 43 == pytest.approx(round(held_out * 43), abs=0.03)  # of 43 images, none of the padding
+    assert held_out > 0.5
+    assert (workplace / "keras-run/model.keras").stat().st_size > 10_000
+
+
+def test_kaggles_records_a_cache_two_devices_and_a_second_start(kaggle, run_example):
+    """And on a host without a TPU, where one is asked for by name, nothing is trained on the CPU instead."""
+    (kaggle / "program.py").write_text(KAGGLE)
+    output = run_example(kaggle / "program.py", EXAMPLES, folder=kaggle, returncode=1)
+    first, second = output.text.split("again\n")
+    assert "adopted input: 180 in train, 20 in val" in first
+    assert "adopted" not in second
+    assert "2 cores, 11 steps of 16 an epoch" in first
+    assert "1 cores, 11 steps of 16 an epoch" in second
+    told = [[int(number) for number in re.findall(r"^epoch (\d+): ", part, re.MULTILINE)] for part in (first, second)]
+    assert told == [[0, 1], [2, 3]]
+    assert output.losses[-1] < 0.8 * output.losses[0]
+    assert "accuracy, held out: " in second
+    assert not (kaggle / "input/manifest.json").exists()
+    assert tpufeed.open_dataset(kaggle / "cache").manifest.cache.variants == 2
+    assert re.search(r"no TPU answers as 'local': TPUs not found in the cluster", output.text)
+    assert "To train without one: --tpu none" in output.text
+    assert "Traceback" not in output.text

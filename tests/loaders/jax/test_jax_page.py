@@ -1,0 +1,26 @@
+"""The programs of docs/jax.md, as they stand, on 8 CPU devices."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[3] / "docs/jax.md"
+
+
+def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path):
+    (tmp_path / "flowers").symlink_to(dataset_url)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    (tmp_path / "program.py").write_text("\n".join(blocks))
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(r"loss \d\.\d+; \d+\.\d+ s waited; \d+ bytes sent", lines[0])
+    assert re.fullmatch(r"P\w*\('data', None, 'model'\) P\w*\('data',\) \(4, 64, 32, 3\)", lines[1])
+    assert re.fullmatch(r"loss \d\.\d+", lines[2])
