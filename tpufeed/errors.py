@@ -1,5 +1,6 @@
 """The error tree. Each leaf also inherits the builtin that callers may already catch.
 
+```text
 TpufeedError                        exit code 1: the work failed
 +-- UsageError                      exit code 2: the request cannot be met as it stands
 |   +-- OptionError (ValueError)            an option's value, or two that do not fit together
@@ -28,15 +29,61 @@ TpufeedError                        exit code 1: the work failed
 |   +-- TaskError                           one task failed for good
 |   +-- TooManyRejectsError
 +-- LoaderError (RuntimeError)      a loader cannot go on: closed, hung, without workers, or ranks that disagree
+```
 """
 
+import re
 from dataclasses import dataclass
+
+_MASK = "***"
+# Patterns are compiled by their first use, not by the import.
+_USER = r"([a-zA-Z][a-zA-Z0-9+.\-]*)://([^/?#\s]*)@"
+_TOKEN_USERS = {"http", "https"}  # there a name alone may be a token; in abfs://container@account it is none
+_SECRET = (
+    r"(?i)(?<=[?&;#])((?:[\w.%\-]*(?:token|signature|secret|passw|pwd|credential|api[_\-]?key|access[_\-]?key|upload_id|"
+    r"auth(?!or)|session|jwt)[\w.%\-]*|(?:[\w.%\-]*[_.\-])?(?:sig|key|sas|pass|code|policy))=)[^&#\s'\"<>`]+"
+)
+# What moves a terminal's cursor or hides text: C0 and C1 but tabs and newlines, and what turns the writing direction.
+_CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+
+
+def mask_secrets(text: str) -> str:
+    """`text` with `***` for each password, token and signature within its URLs: to be read, logged and stored.
+
+    A name and a password before a host, and the values of a query whose names say what they are (`X-Goog-Signature`,
+    `sig`, `access_token` and the like).
+    """
+    if "://" in text:
+        text = re.sub(_USER, _mask_user, text)
+    return re.sub(_SECRET, rf"\1{_MASK}", text) if "=" in text else text  # also where a library names a path alone
+
+
+def printable(text: str) -> str:
+    """`text` as a terminal may have it: without secrets, and control characters written as their escapes.
+
+    Names in datasets, tables and tars are a stranger's, and may hold sequences that a terminal would obey.
+    """
+    text = mask_secrets(text)
+    if text.isprintable():
+        return text
+    return re.sub(_CONTROL, lambda match: match.group().encode("unicode_escape").decode(), text)
+
+
+def _mask_user(match: re.Match[str]) -> str:
+    scheme, user = match.groups()
+    return f"{scheme}://{_MASK if ':' in user or scheme.lower() in _TOKEN_USERS else user}@"
 
 
 class TpufeedError(Exception):
-    """Base of all errors raised on purpose; `exit_code` is what the command line ends with."""
+    """Base of all errors raised on purpose; `exit_code` is what the command line ends with.
+
+    Its message is `printable`: whatever URL or name enters it, no secret and no control character leaves it.
+    """
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class UsageError(TpufeedError):

@@ -9,7 +9,7 @@ import typer
 from tpufeed.cli import completion, flags
 from tpufeed.cli.console import complain, print_json, reports_errors, say
 from tpufeed.cli.tables import print_table
-from tpufeed.errors import OptionError, StoreError
+from tpufeed.errors import OptionError, StoreError, mask_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -217,6 +217,6 @@ def _save(path: Path, result: "BenchResult") -> None:
     import msgspec
 
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        path.write_text(mask_secrets(msgspec.json.format(msgspec.json.encode(result), indent=1).decode()) + "\n")
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from error

@@ -128,7 +128,7 @@ def print_json(facts: Any) -> None:
     """A JSON document on stdout."""
     import msgspec
 
-    text = msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
+    text = errors.mask_secrets(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
     print(_CONTROL_IN_JSON.sub(_escape_in_json, text))
 
 
@@ -136,7 +136,7 @@ def log_event(event: dict[str, Any]) -> None:
     """A JSON line on stderr."""
     import msgspec
 
-    line = _CONTROL_IN_JSON.sub(_escape_in_json, msgspec.json.encode(event).decode())
+    line = _CONTROL_IN_JSON.sub(_escape_in_json, errors.mask_secrets(msgspec.json.encode(event).decode()))
     print(line, file=sys.stderr, flush=True)
 
 

@@ -26,7 +26,7 @@ from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name
 from tpufeed.engines.engine import available_cores
-from tpufeed.errors import DatasetExistsError, NoInputsError, ObjectExistsError, OptionError
+from tpufeed.errors import DatasetExistsError, NoInputsError, ObjectExistsError, OptionError, mask_secrets
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -121,6 +121,11 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
 
 def _check_target(target: Store, source: Store) -> None:
     """Before anything is read, as reading may take an hour."""
+    if target.url != source.url and mask_secrets(source.url) != source.url:
+        raise OptionError(
+            f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all who read it; "
+            "give the credentials where the file system finds them, in its environment or configuration"
+        )
     if target.stat(MANIFEST) is not None:
         raise DatasetExistsError(
             f"{target.url} already holds a {MANIFEST}; nothing was changed. Give another destination (--to), or remove "
@@ -214,7 +219,7 @@ def _make_manifest(
         features=features,
         options={
             "command": "adopt",
-            "source": source.url,
+            "source": mask_secrets(source.url),
             "keys": {"image": keys.image, "label": keys.label, "text": keys.text, "filename": keys.filename},
             "splits": list(scans),
             "left_out": left_out,

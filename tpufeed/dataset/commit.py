@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REPORTS, report_name
-from tpufeed.dataset.plan import Plan, TaskRef, check_same_plan, read_header, read_plan
+from tpufeed.dataset.plan import Plan, TaskRef, check_same_plan, read_header, read_plan, with_access
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.writer import WrittenShard
 from tpufeed.errors import (
@@ -22,6 +22,7 @@ from tpufeed.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     SourceError,
+    mask_secrets,
 )
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -100,7 +101,7 @@ def join_or_begin(
         joined = not _begin(store, make_plan, old)
     plan = read_plan(store)
     check_same_plan(store, plan.header, kind, source, options)
-    return plan, joined
+    return with_access(plan, source), joined
 
 
 def find_build(store: Store) -> list[ObjectInfo]:
@@ -162,7 +163,7 @@ def put_shard(store: Store, name: str, path: Path, written: WrittenShard) -> Sha
 
     def put(replaces: ObjectInfo | None) -> ObjectInfo:
         if replaces is not None:
-            _logger.warning("replacing %s/%s, which no report vouches for", store.url, name)
+            _logger.warning("replacing %s/%s, which no report vouches for", mask_secrets(store.url), name)
         return store.put_file(name, path, replaces)
 
     stored = _put(store, name, written.bytes, written.crc32c, put)
@@ -214,7 +215,8 @@ def read_report(store: Store, task: TaskRef) -> Report | None:
     except ObjectNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        _logger.warning("%s/%s is damaged; its task runs again", store.url, report_name(task.number))
+        where = mask_secrets(store.url)
+        _logger.warning("%s/%s is damaged; its task runs again", where, report_name(task.number))
         store.delete(report_name(task.number))
         return None
     return report

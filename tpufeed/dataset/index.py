@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
+from tpufeed.storage.plainfile import open_plain
 from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.staging.stage import Stage
@@ -175,7 +176,7 @@ class Index:
 
     def _map(self, path: Path) -> memoryview:
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=open_plain) as file:
                 mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:
             raise ShardError(f"{self._where}: {error}. Run: tpufeed verify {self._store.url}") from error

@@ -9,10 +9,12 @@ import msgspec
 
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import ManifestError, ManifestVersionError
+from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
 FORMAT = "tpufeed-dataset"
 FORMAT_VERSION = 1
 _IMAGE_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
+_SHARD_BYTES = 1 << 53  # files end there, and so do JSON's whole numbers in most other programs
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +48,13 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the dataset: one variant, or K in a cache. `class_counts[c]` records are of class c."""
+    """A part of the dataset: one variant, or K in a cache.
+
+    Attributes:
+        records: samples, the same in each variant.
+        class_counts: at place c how many of them are of class c.
+        variants: the sets of shards.
+    """
 
     records: int
     class_counts: tuple[int, ...]
@@ -68,11 +76,23 @@ class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All of it.
+    """What manifest.json says of a dataset: all of it.
 
-    `options` are those of the build that change bytes. `rejects` counts inputs not taken by reason, `images` how the
-    others were stored, `odd` the odd cases that a policy dealt with. `data_url` is where the shards lie, where that is
-    not beside the manifest.
+    Attributes:
+        format: the name of the format.
+        format_version: its version; another one is not read.
+        run_id: of the build, another one each time.
+        tool_version: of the tpufeed that built it.
+        splits: by name.
+        class_names: a label is a place among them.
+        features: of every record: name, dtype and shape.
+        options: of the build, those that change bytes.
+        input_digest: of the inputs; a cache's is of its source.
+        rejects: inputs not taken, counted by reason.
+        images: the others, counted by how they were stored.
+        odd: odd cases that a policy dealt with, counted.
+        data_url: where the shards lie, where that is not beside the manifest.
+        cache: what a cache is derived from; None for a dataset that is none.
     """
 
     format: str = FORMAT
@@ -174,6 +194,7 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
         yield f"its shards cannot lie at {manifest.data_url!r}"
     for name, split in manifest.splits.items():
         yield from _iter_split_problems(name, split)
+        yield from _iter_size_problems(split)
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
         yield "a file stands for two"
@@ -193,6 +214,15 @@ def _iter_split_problems(name: str, split: Split) -> Iterator[str]:
         for file in variant.files:
             if not _is_name(file.name) or file.bytes < 0:
                 yield f"{file.name!r} with {file.bytes} bytes is no file of a dataset"
+
+
+def _iter_size_problems(split: Split) -> Iterator[str]:
+    """Records that shards of these sizes cannot hold: who reads them asks for memory by their count."""
+    for shard in (shard for variant in split.variants for shard in variant.shards):
+        if shard.records * OVERHEAD_BYTES > shard.bytes:
+            yield f"{shard.name} with {shard.bytes} bytes cannot hold {shard.records} records"
+        if shard.bytes > _SHARD_BYTES:
+            yield f"{shard.name} cannot have {shard.bytes} bytes"
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:

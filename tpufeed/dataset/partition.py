@@ -14,7 +14,15 @@ Remainder = Literal["drop", "pad", "repeat"]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Rank `rank` of `size` processes that share an epoch."""
+    """Rank `rank` of `size` processes that share an epoch.
+
+    Attributes:
+        rank: which of them, from 0.
+        size: how many they are.
+
+    Raises:
+        OptionError: the rank is not in [0, size).
+    """
 
     rank: int = 0
     size: int = 1

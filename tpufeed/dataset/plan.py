@@ -7,7 +7,7 @@ plan of any size is neither passed around nor read whole by workers.
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,7 +15,7 @@ import msgspec
 
 from tpufeed.dataset.naming import PLAN, index_name, shard_name
 from tpufeed.dataset.schema import FeatureSpec
-from tpufeed.errors import DuplicateWriterError, ManifestError, ManifestVersionError, StoreError
+from tpufeed.errors import DuplicateWriterError, ManifestError, ManifestVersionError, StoreError, mask_secrets
 from tpufeed.storage.ranges import open_object
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -31,11 +31,12 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     """One sample of the source: its identity, and its class (-1 without labels).
 
     Attributes:
-        path: names it.
+        path: names it; stored without the secrets of a URL.
         bytes: of its image.
         version: of its file: equal means unchanged.
         label: the class's id.
-        file: where its bytes lie, where that is not `path` below the plan's `base`.
+        file: where its bytes lie, where that is not `path` below the plan's `base`. A URL of a table's own stands here
+            as it is, since a build that was killed goes on from here.
         offset: of the image within the file.
         columns: values of the further features, in the order of the header's; bytes in base64.
         problem: why it is rejected without being read, as (reason code, message).
@@ -79,7 +80,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What all tasks share. `kind`, `source` and `options` are the plan's identity: they decide every byte.
 
     `splits` says how many shards each split has, `variants` is None where a dataset has only one, unnumbered. Files of
-    inputs are relative to `base`.
+    inputs are relative to `base`. No secret of a URL is stored in `source` and `base`, see `with_access`.
     """
 
     plan_version: int = PLAN_VERSION
@@ -136,9 +137,10 @@ class Plan:
 def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> None:
     """Write the file, to the disk and not only into its cache: a build rests on it. Raises StoreError."""
     crc = 0
+    header = msgspec.structs.replace(header, source=mask_secrets(header.source), base=mask_secrets(header.base))
     try:
         with path.open("wb") as file:
-            for part in itertools.chain([header], tasks):
+            for part in itertools.chain([header], map(_mask_inputs, tasks)):
                 line = msgspec.json.encode(part) + b"\n"
                 crc = crc32c(line, crc)
                 file.write(line)
@@ -210,9 +212,18 @@ def read_task(store: Store, ref: TaskRef) -> Task:
         ) from error
 
 
+def with_access(plan: Plan, source: str) -> Plan:
+    """The plan with the secrets of `source`, the URL given now, where its `base` was stored without them."""
+    place = source
+    while place and mask_secrets(place) != plan.header.base:
+        place = place.rpartition("/")[0]  # a table lies in its base
+    return replace(plan, header=msgspec.structs.replace(plan.header, base=place)) if place else plan
+
+
 def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, options: dict[str, Any]) -> None:
     """Raises DuplicateWriterError, naming what differs, where the destination belongs to another build."""
-    wanted = msgspec.json.decode(msgspec.json.encode({"command": kind, "source": source, **options}))
+    given = {"command": kind, "source": mask_secrets(source), **options}
+    wanted = msgspec.json.decode(msgspec.json.encode(given))
     differing = differing_options({"command": found.kind, "source": found.source, **found.options}, wanted)
     if differing:
         raise DuplicateWriterError(
@@ -229,6 +240,22 @@ def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
         for place, there, here in _iter_parts(name, stored.get(name), wanted.get(name))
         if there != here
     ]
+
+
+def _mask_inputs(task: Task) -> Task:
+    """`path` becomes a feature of the record, and a line of the rejects: a table's signed URLs stay out of both."""
+    if not any("://" in item.path or item.problem for item in task.inputs):
+        return task
+    return msgspec.structs.replace(task, inputs=tuple(map(_mask_input, task.inputs)))
+
+
+def _mask_input(item: Input) -> Input:
+    path = mask_secrets(item.path)
+    if item.problem is not None:  # it is not read
+        problem = item.problem[0], mask_secrets(item.problem[1])
+        return msgspec.structs.replace(item, path=path, file=mask_secrets(item.file), problem=problem)
+    file = item.path if path != item.path and not item.file else item.file
+    return msgspec.structs.replace(item, path=path, file=file)
 
 
 def _iter_parts(name: str, stored: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:

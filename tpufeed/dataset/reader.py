@@ -23,9 +23,12 @@ from tpufeed.tfrecord.example import Feature, decode_example
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that exists: its manifest and the store that holds it, with the index.
+    """A dataset that exists.
 
-    `version` is that of the manifest's file, where it is one.
+    Attributes:
+        store: where manifest and index lie.
+        manifest: what the dataset holds.
+        version: of the manifest's file, where it is one; else empty.
     """
 
     store: Store

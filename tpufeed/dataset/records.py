@@ -1,6 +1,7 @@
 """Records of a dataset by shard and number, with their CRCs verified."""
 
 import logging
+import math
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.remote import Range, RemoteShards
 from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import OptionError, RecordError, ShardError
+from tpufeed.storage.plainfile import open_plain
 from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.staging.stage import Stage
@@ -64,6 +66,7 @@ class Reader:
         self._dataset = dataset
         self._store = dataset.shards
         self._shards = variants[variant].shards
+        self._check_shape(dataset.manifest.tensor_shape)
         self._readers = SpanReader(dataset.store), SpanReader(self._store)
         # An adopted dataset may have its index elsewhere: what is staged comes from the store of the shards.
         index_stage = stage if dataset.store.url == self._store.url else None
@@ -143,6 +146,15 @@ class Reader:
     def place(self, shard: int, record: int) -> str:
         """How errors name a record."""
         return f"{self._store.url}/{self._shards[shard].name}, record {record}"
+
+    def _check_shape(self, shape: tuple[int, int, int] | None) -> None:
+        """Before anybody asks for the memory of a batch of such images."""
+        for shard in self._shards if shape is not None else ():
+            if shard.records * math.prod(shape or ()) > shard.bytes:
+                raise ShardError(
+                    f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "
+                    f"{shape}, as the manifest says. It was edited or damaged; build the dataset again"
+                )
 
     def _wants_index(self, staged: Sequence[RemoteShard]) -> bool:
         index, due_bytes = self._index.to_stage(), sum(shard.size_bytes for shard in staged)
@@ -227,7 +239,7 @@ class _OpenShard(NamedTuple):
 
 def _map_file(path: Path, shard: Shard) -> mmap.mmap | bytes:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             size = file.seek(0, 2)
             if size != shard.bytes:
                 raise ShardError(

@@ -35,7 +35,15 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was verified; of so many records the images were decoded as well."""
+    """What was verified.
+
+    Attributes:
+        url: of the dataset.
+        shards: of all variants.
+        records: likewise.
+        bytes: of all shards.
+        decoded: records whose images were decoded as well.
+    """
 
     url: str
     shards: int
@@ -153,7 +161,7 @@ def _find_damages(dataset: Dataset, shards: Sequence[_ShardOf], check: ShardChec
             differing = set()
             for job in _iter_jobs(dataset, indexes, shards, check, executor, 2 * threads):
                 verdict = _judge(job, check, meter)
-                found = index_damages(job.index, job.shard.number, verdict) if job.index.problem else []
+                found = index_damages(job.index, job.shard.number, verdict) if job.offsets is None else []
                 differing |= {id(job.index)} if found else set()
                 tally.add_damages(found)
                 tally.add(job.shard.split, job.shard.variant, verdict)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from tpufeed.dataset.manifest import Variant
 from tpufeed.dataset.records import Reader
-from tpufeed.errors import ShardError
+from tpufeed.errors import ShardError, mask_secrets
 from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
@@ -122,7 +122,7 @@ class TouchedShards:
             "their own, as the stage holds %d %% of the shards (%s of %s bytes); so an epoch takes about %s requests, "
             "where %s shards could be fetched whole. Give the DataLoader sampler=tpufeed.LaneSampler(dataset), or "
             "stage_bytes of %s or more",
-            self._where,
+            mask_secrets(self._where),
             self._refused,
             read,
             100 * budget // max(1, self._total_bytes),

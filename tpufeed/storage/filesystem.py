@@ -8,7 +8,7 @@ from typing import Any
 
 import fsspec
 
-from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError, TpufeedError
+from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError, TpufeedError, mask_secrets
 from tpufeed.storage.naming import check_name
 from tpufeed.storage.reading import read_by_threads
 from tpufeed.storage.store import ObjectInfo, Span
@@ -18,7 +18,10 @@ _VERSION_KEYS = ("generation", "ETag", "etag", "mtime", "LastModified", "last_mo
 
 
 class FsspecStore:
-    """A `Store` over an fsspec file system."""
+    """A `Store` over an fsspec file system.
+
+    The query of an `http(s)://` URL, where tokens are, goes with every object that is read.
+    """
 
     shared = True
     conditional = False
@@ -28,14 +31,17 @@ class FsspecStore:
 
     def __init__(self, url: str) -> None:
         protocol, _, path = url.partition("://")
-        self.url = f"{protocol}://{path.rstrip('/')}"
+        path, mark, query = path.partition("?") if protocol in ("http", "https") else (path, "", "")
+        self._base, self._query = f"{protocol}://{path.rstrip('/')}", mark + query
+        self.url = self._base + self._query
+        self._has_secret = mask_secrets(self.url) != self.url
         try:
             # Listings never expire by default: a stale one would hide what another process has just written.
-            self._fs, self._root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
+            self._fs, self._root = fsspec.core.url_to_fs(self._base, use_listings_cache=False)
         except ImportError as error:
-            raise StoreError(f"{url}: {error}") from error
-        except Exception as error:  # some connect already here, some want what a URL cannot say
-            raise StoreError(f"{url}: {type(error).__name__}: {error}") from error
+            raise StoreError(f"{url}: {error}") from self._cause(error)
+        except Exception as error:  # noqa: BLE001  # some connect already here, some want what a URL cannot say
+            raise StoreError(f"{url}: {type(error).__name__}: {error}") from self._cause(error)
 
     def read(self, name: str, version: str = "") -> bytes:
         with self._errors(name):
@@ -45,7 +51,7 @@ class FsspecStore:
         with self._errors(name):
             data = bytes(self._fs.cat_file(self._path(name), start=start, end=stop))
             if len(data) > stop - start:
-                raise StoreError(f"{self.url}/{name}: the server sends the whole object when asked for a range of it")
+                raise StoreError(f"{self._where(name)}: the server sends the whole object when asked for a range of it")
         return data
 
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
@@ -110,17 +116,24 @@ class FsspecStore:
     def _refuse_existing(self, name: str, replaces: ObjectInfo | None) -> None:
         found = self.stat(name)
         if found is not None and (replaces is None or found.version != replaces.version):
-            raise ObjectExistsError(f"{self.url}/{name} exists already")
+            raise ObjectExistsError(f"{self._where(name)} exists already")
         self._fs.makedirs(self._path(name).rsplit("/", 1)[0], exist_ok=True)
 
     def _stored(self, name: str) -> ObjectInfo:
         found = self.stat(name)
         if found is None:
-            raise StoreError(f"{self.url}/{name} is not there although it was just put")
+            raise StoreError(f"{self._where(name)} is not there although it was just put")
         return found
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{check_name(name)}"
+        return f"{self._root}/{check_name(name)}{self._query}"
+
+    def _where(self, name: str) -> str:
+        return f"{self._base}/{name}{self._query}"
+
+    def _cause(self, error: Exception) -> Exception | None:
+        """What a trace shows as the cause. A backend's own message may name the whole URL."""
+        return None if self._has_secret else error
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -129,9 +142,9 @@ class FsspecStore:
         except TpufeedError:
             raise
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise ObjectNotFoundError(f"{self.url}/{name}: no such object") from error
-        except Exception as error:  # every backend has its own: aiohttp, botocore, google.api_core, ...
-            raise StoreError(f"{self.url}/{name}: {type(error).__name__}: {error}") from error
+            raise ObjectNotFoundError(f"{self._where(name)}: no such object") from self._cause(error)
+        except Exception as error:  # noqa: BLE001  # every backend has its own: aiohttp, botocore, google.api_core, ...
+            raise StoreError(f"{self._where(name)}: {type(error).__name__}: {error}") from self._cause(error)
 
 
 def _to_prefix(path: str) -> str:

@@ -5,7 +5,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from tpufeed.errors import UnavailableError
+from tpufeed.errors import UnavailableError, mask_secrets
 
 _logger = logging.getLogger(__name__)
 # The system's, as a seeded generator gives all workers the same pauses and would take draws from the user's.
@@ -90,7 +90,8 @@ class Tries:
         longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**self._doublings)
         pause = min(error.retry_after_seconds + _random.uniform(0, longest), left)
         level = logging.INFO if self._in_a_row < _TRIES_BEFORE_A_WARNING else logging.WARNING
-        _logger.log(level, "%s: try %d failed, the next is in %.1f s: %s", self._where, self.failed, pause, error)
+        said = mask_secrets(str(error))
+        _logger.log(level, "%s: try %d failed, the next is in %.1f s: %s", self._where, self.failed, pause, said)
         return pause
 
     @property

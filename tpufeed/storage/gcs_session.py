@@ -171,7 +171,7 @@ def _default_credentials() -> Any:
         return google.auth.default(scopes=[_SCOPE])[0]
     except DefaultCredentialsError as error:
         if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
-            raise AccessError(f"the file that GOOGLE_APPLICATION_CREDENTIALS names is of no use: {error}") from error
+            raise AccessError(f"the file that GOOGLE_APPLICATION_CREDENTIALS names cannot be used: {error}") from error
         return None
 
 

@@ -10,5 +10,5 @@ def check_name(name: str) -> str:
         OptionError: the name could lead out of its store.
     """
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise OptionError(f"{name!r} is no name within a store: relative, without empty, '.' or '..' parts")
+        raise OptionError(f"{name!r} is no name within a store; names are relative, without empty, '.' or '..' parts")
     return name

@@ -4,6 +4,7 @@ import io
 from typing import BinaryIO, cast
 
 from tpufeed.errors import ObjectNotFoundError, StoreError
+from tpufeed.storage.plainfile import open_plain
 from tpufeed.storage.store import Store
 
 _BLOCK_BYTES = 4 << 20
@@ -19,7 +20,7 @@ def open_object(store: Store, name: str) -> BinaryIO:
     path = store.local_path(name)
     if path is not None:
         try:
-            return path.open("rb")
+            return open(path, "rb", opener=open_plain)
         except FileNotFoundError as error:
             raise ObjectNotFoundError(f"{path}: {error.strerror}") from error
         except OSError as error:

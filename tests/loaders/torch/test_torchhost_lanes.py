@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 def made_up(shard_records):
     """A dataset of which there is no more than the manifest."""
-    shards = tuple(Shard(f"{i}.tfrecord", 9, i, records) for i, records in enumerate(shard_records))
+    shards = tuple(Shard(f"{i}.tfrecord", 16 * records, i, records) for i, records in enumerate(shard_records))
     index = IndexFile("train.index.npy", 128 + 8 * sum(records + 1 for records in shard_records), 0)
     split = Split(sum(shard_records), (), (Variant(shards, index),))
     empty = {"options": {}, "rejects": {}, "images": {}, "odd": {}, "input_digest": "", "class_names": ()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpufeed.diagnosis.results import Action, Diagnosis, Run, Spread
+from tpufeed.errors import mask_secrets
 
 HEADING = "# tpufeed report\n"  # tells our summaries from other people's files
 EMULATED = "EMULATED: no accelerator was used; nominal step times stand in for one."
@@ -149,8 +150,8 @@ def to_markdown(summary: Summary) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Without what no XML may hold."""
-    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
+    """Without what no XML may hold, and without secrets of URLs."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", mask_secrets(text))
 
 
 def escape(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.ops import Op
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.options import make_options
@@ -188,7 +188,7 @@ class TFRecordImages(TorchDataset[Any]):
             _logger.warning(
                 "%s, split %r: samples are read again as they were in epoch %d, with the same random numbers%s. Call "
                 "set_epoch(epoch) of the TFRecordImages, or of a tpufeed.LaneSampler over it, before each epoch",
-                self._url,
+                mask_secrets(self._url),
                 self._split,
                 int(self._shared[_EPOCH]),
                 " and from the same variant" if len(self.dataset.split(self._split).variants) > 1 else "",

@@ -3,6 +3,8 @@
 import hashlib
 from dataclasses import dataclass
 
+from tpufeed.errors import mask_secrets
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteShard:
@@ -21,5 +23,6 @@ class RemoteShard:
 
 def copy_key(url: str, shard: RemoteShard) -> str:
     """What the copy of a shard of the store at `url` is called."""
-    identity = f"{url}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
+    # A token that was renewed leads to the same shard.
+    identity = f"{mask_secrets(url)}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
     return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -2,7 +2,7 @@
 
 import logging
 
-from tpufeed.errors import ShardError
+from tpufeed.errors import ShardError, mask_secrets
 from tpufeed.storage.staging.shard import RemoteShard
 
 _FIRST_RETRY_SECONDS = 1.0
@@ -32,7 +32,7 @@ class Troubles:
         """A download has failed: a warning the first time, unless `quiet`."""
         times = self._failures[shard] = self._failures.get(shard, 0) + 1
         delay = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0 ** min(times - 1, 10))
-        place = f"{self._url}/{shard.name}"
+        place = f"{mask_secrets(self._url)}/{shard.name}"
         if times == 1 and not quiet:
             _logger.warning("%s is not staged: %s. It is read by ranges, and will be tried again", place, error)
         if isinstance(error, ShardError):  # the way there may have damaged it: at once again
@@ -55,4 +55,4 @@ class Troubles:
         """A warning, for the first of each `kind`."""
         if kind not in self._warned:
             self._warned.add(kind)
-            _logger.warning("%s", message)
+            _logger.warning("%s", mask_secrets(message))
