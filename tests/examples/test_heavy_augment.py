@@ -26,11 +26,11 @@ def example():
 
 
 @pytest.fixture(scope="module")
-def run(flowers, run_example, tmp_path_factory):
+def run(flowers, run_example, page_arguments, tmp_path_factory):
     """What the example printed, and its cache, which two workers made."""
     folder = tmp_path_factory.mktemp("heavy")
-    given = ["--data", flowers.url, "--cache", folder / "heavy", "--size", "32", "--variants", "2", "--workers", "2"]
-    given += ["--batch-size", "16", "--epochs", "4", "--seconds", "1"]
+    given = [*page_arguments("heavy_augment_cache.py"), "--data", flowers.url, "--cache", folder / "heavy"]
+    given += ["--workers", "2", "--seconds", "1"]
     return run_example("heavy_augment_cache.py", *given, folder=folder, **QUIET), folder / "heavy"
 
 

@@ -29,9 +29,11 @@ class PowerCut(Exception):
     pass
 
 
-def test_it_learns_and_goes_on_in_mid_epoch_as_if_nothing_had_happened(example, flowers, tmp_path, capsys, monkeypatch):
+def test_it_learns_and_goes_on_in_mid_epoch_as_if_nothing_had_happened(
+    example, flowers, page_arguments, tmp_path, capsys, monkeypatch
+):
     def run(out):
-        given = ["--data", flowers.url, "--size", "32", "--batch-size", "16", "--epochs", "4", "--every", "4"]
+        given = [*page_arguments("lightning_flowers.py"), "--data", flowers.url, "--every", "4"]
         example.main(example.parse([*given, "--out", str(tmp_path / out)]))
 
     def lines():
