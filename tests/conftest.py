@@ -19,8 +19,21 @@ settings.register_profile(
 )
 settings.load_profile("tpufeed")
 
+# Files with few tests that take long each: begun last they would keep one worker busy while the others have nothing.
+_LONG_FILES = ("examples/", "scripts/", "engines/", "loaders/tf/", "test_readme.py", "test_docs.py", "docs/", "faults/")
+
 _SKIMAGE = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "rocket.jpg")  # camera is grey
 _SKLEARN = ("china.jpg", "flower.jpg")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        place = item.path.relative_to(here).as_posix()
+        return next((number for number, start in enumerate(_LONG_FILES) if place.startswith(start)), len(_LONG_FILES))
+
+    items.sort(key=rank)  # stable: within a file the order stays
 
 
 def _folder(package: str, *below: str) -> Path:

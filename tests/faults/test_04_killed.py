@@ -24,7 +24,7 @@ FLAGS = ["--size", 32, "--variants", 2, "--shard-size", "40KB", "--workers", 2]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
 def test_a_cache_that_is_killed_at_any_event_ends_with_the_same_bytes(
     rounds, cache_url, struck, run, bytes_of, tmp_path
 ):
@@ -118,7 +118,7 @@ def large(running_server, kept):
     return objects(running_server, "kept/large")
 
 
-rounds_of_kills = pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.long)])
+rounds_of_kills = pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
 
 
 @pytest.mark.timeout(1800)

@@ -88,7 +88,7 @@ def kill_by_time(process, rng):
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
 def test_killed_at_random_moments(rounds, command, is_whole, tmp_path):
     """Each round is killed once at an event drawn from all that a build causes, then up to twice more."""
     seed = secrets.randbelow(2**32) if SEED is None else SEED
