@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from signal import Signals
 
@@ -46,9 +46,9 @@ class ProcessCrew:
         self._closed = self._hung_up = False
         self._owner = os.getpid()
         self._pool = pool
-        self._lock = threading.Lock()  # held while replies are waited for, so that nobody closes a socket meanwhile
+        self._lock = threading.RLock()  # held while replies are waited for, so that nobody closes a socket meanwhile
         self._workers: list[_Worker] = []
-        self._finalizer = weakref.finalize(self, _stop, self._workers, pool, self._owner)
+        self._finalizer = weakref.finalize(self, _stop, self._workers, pool, self._owner, self._lock)
         self._selector = selectors.DefaultSelector()
         for _ in range(processes + stages):
             worker = _Worker(feed)
@@ -231,18 +231,26 @@ def _variables() -> dict[str, str]:
     return {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}
 
 
-def _stop(workers: Sequence[_Worker], pool: BufferPool, owner: int) -> None:
-    """All at the same time."""
+def _stop(workers: Sequence[_Worker], pool: BufferPool, owner: int, lock: AbstractContextManager[bool]) -> None:
+    """All at the same time. At the interpreter's end a thread may still wait for a reply: closing would not wake it."""
+    if os.getpid() != owner:  # a fork of it, whose workers these are not
+        _close(workers, pool)
+        return
+    for worker in workers:
+        worker.hang_up()
+    with lock:
+        _close(workers, pool)
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for worker in workers:
+            try:
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                with suppress(subprocess.TimeoutExpired):  # the kernel may wait for a drive that does not answer
+                    worker.process.wait(_LEAVE_SECONDS)
+
+
+def _close(workers: Sequence[_Worker], pool: BufferPool) -> None:
     pool.close()
     for worker in workers:
         worker.close()
-    if os.getpid() != owner:  # a fork of it, whose workers these are not
-        return
-    deadline = time.monotonic() + _LEAVE_SECONDS
-    for worker in workers:
-        try:
-            worker.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            with suppress(subprocess.TimeoutExpired):  # the kernel may wait for a drive that does not answer
-                worker.process.wait(_LEAVE_SECONDS)

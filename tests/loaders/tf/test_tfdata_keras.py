@@ -1,5 +1,8 @@
 """tf_dataset under Keras: fit iterates it anew each epoch, and so moves from variant to variant."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -181,6 +184,35 @@ def test_an_error_of_the_source_stops_fit(cache_url, damage):
     with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}"):
         model.fit(dataset, epochs=2, verbose=0)
     assert [samples.tolist() for *_, samples in model.seen] == np.arange(30).reshape(6, 5).tolist()
+
+
+FIT_THAT_FAILS = """
+import sys
+
+import keras
+import tpufeed
+from tpufeed.images import RandomResizedCrop
+
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise ValueError("a bug of the user's")
+
+
+model = keras.Sequential([keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(5)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+train = tpufeed.tf_dataset(sys.argv[1], batch_size=4, processes=2, prefetch=1, ops=[RandomResizedCrop(size=64)])
+model.fit(train, verbose=0, callbacks=[Stop()])
+"""
+
+
+def test_a_process_ends_though_fit_was_left_by_an_exception(dataset_url):
+    """A thread of TensorFlow waits for a worker process then, whose socket the interpreter closes at its end."""
+    command = [sys.executable, "-c", FIT_THAT_FAILS, dataset_url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: a bug of the user's")
 
 
 def test_under_a_strategy_each_epoch_is_whole_and_of_another_variant(cache_url, stored):
