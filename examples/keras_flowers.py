@@ -19,7 +19,7 @@ from pathlib import Path
 import tensorflow as tf
 
 import tpufeed
-from tpufeed.errors import DatasetNotFoundError
+from tpufeed.errors import DatasetNotFoundError, TpufeedError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
 
 keras = tf.keras  # Keras 3, or with TF_USE_LEGACY_KERAS=1 the Keras 2 that some TPU images want
@@ -189,4 +189,7 @@ def main(options):
 
 
 if __name__ == "__main__":
-    main(parse(sys.argv[1:]))
+    try:
+        main(parse(sys.argv[1:]))
+    except TpufeedError as error:  # says what to do; a trace would hide it
+        sys.exit(f"error: {error}")

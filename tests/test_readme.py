@@ -70,7 +70,7 @@ def test_the_commands_run_as_they_stand(workplace: Path) -> None:
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_the_programs_run_as_they_stand(workplace: Path, number: int) -> None:
     if not (workplace / "flowers-224" / "manifest.json").exists():
-        _run(workplace, "tpufeed shard photos flowers --split train=0.9,val=0.1")
+        _run(workplace, "tpufeed shard photos flowers --split train=0.8,val=0.2")
         _run(workplace, "tpufeed cache warmup flowers flowers-224 --size 224 --variants 2")
     (workplace / f"program{number}.py").write_text(PROGRAMS[number])
     output = _run(workplace, [sys.executable, f"program{number}.py"])

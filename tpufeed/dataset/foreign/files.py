@@ -59,8 +59,9 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
             ignored += 1
     if not found:
         raise NoInputsError(
-            f"no TFRecord files below {url} among {ignored} files; give the folder that holds files named like "
-            "train-00000-of-00012.tfrecord or train/00.tfrec"
+            f"no TFRecord files below {url} among {ignored} files{'' if ignored else ' (is it there?)'}; give the "
+            "folder that holds files named like train-00000-of-00012.tfrecord or train/00.tfrec. Images become a "
+            "dataset by tpufeed shard"
         )
     for name in found:
         if not name.isprintable():
