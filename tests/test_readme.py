@@ -31,6 +31,7 @@ def _run(folder: Path, command: list[str] | str) -> str:
         "CPU_NUM_DEVICES": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
+    environment.pop("TPU_SKIP_MDS_QUERY", None)  # jax sets it for good, and torch_xla stumbles over it
     done = subprocess.run(
         command,
         cwd=folder,

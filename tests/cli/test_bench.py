@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tpufeed.cli.bench import _iter_verdicts
+from tpufeed.diagnosis.results import Run
+
 DEVICE = ("--step-ms", "1", "--batch", "4", "--steps", "24", "--repeats", "1", "--warm-up", "0")
 EVERY_LINE = "EMULATED"
 
@@ -31,6 +34,8 @@ def test_every_line_says_that_the_device_is_emulated(done, cache_url):
     assert "AU %" in done[0].stdout
     assert "page cache" in done[0].stdout
     assert "cores" in lines[-1]
+    assert "batches of 4, 1 repeat" in lines[0]
+    assert "repeats" not in lines[0]
 
 
 def test_the_saved_result_is_all_of_it(done, cache_url):
@@ -46,6 +51,16 @@ def test_the_saved_result_is_all_of_it(done, cache_url):
         assert run["mxu_percent"] is None
         assert len(run["timeline"]["wait_seconds"]) == 24
         assert bool(run["verdict"]) != bool(run["problems"])
+
+
+def test_what_all_rows_have_in_common_is_said_once() -> None:
+    runs = [
+        Run(label=label, url="u", loader="numpy", source="shards", device="none", batch_size=4, steps=2, images=8,
+            problems=problems)
+        for label, problems in (("a", ("few batches",)), ("b", ("few batches", "woken late")))
+    ]  # fmt: skip
+    assert list(_iter_verdicts(runs)) == ["no verdict for any row: few batches", "b: no verdict: woken late"]
+    assert list(_iter_verdicts(runs[:1])) == ["a: no verdict: few batches"]
 
 
 def test_json_and_a_report(run, cache_url, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.profiling.xspaces import encode_xspace, host_plane, step, tensor_core, write_profile
+from tpufeed.cli.doctor import _say_idle
 from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -76,7 +77,7 @@ def test_damaged_records_are_one_note_and_the_report_has_its_run(run, dataset_ur
     shard.write_bytes(data)
     done = run("doctor", damaged, "--seconds", 1, "--threads", 1, "--processes", 0, "--report", tmp_path / "out.html")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^note: 1 of \d+ records looked at are damaged, the first: .*tpufeed verify ", done.stdout, re.M)
+    assert re.search(r"^note: 1 of \d+ records looked at is damaged, the first: .*tpufeed verify ", done.stdout, re.M)
     assert "EMULATED" in (tmp_path / "out.md").read_text()
 
 
@@ -92,3 +93,8 @@ def test_what_cannot_be_asked_is_said_in_a_line(run, dataset_url, arguments, sai
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_idle_that_is_the_same_at_both_rates_is_one_figure():
+    assert _say_idle(0.0, 0.2) == "0 % at either rate"
+    assert _say_idle(63.4, 80.0) == "63 % at its low rate, 80 % at its high rate"

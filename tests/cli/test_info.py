@@ -62,6 +62,12 @@ def test_the_transform_of_a_cache(run, cache_url):
     shown = run("info", cache_url).stdout
     assert "cache: raw 32x32, 2 variants of RandomResizedCrop, HorizontalFlip" in shown
     assert re.search(r"op: RandomResizedCrop\(.*size=32, scale=\(0\.08, 1\.0\)", shown)
+    lines = shown.splitlines()
+    facts = lines[lines.index("cache: raw 32x32, 2 variants of RandomResizedCrop, HorizontalFlip") :]
+    made_by = next(number for number, line in enumerate(facts) if line.startswith("made by: "))
+    for line in ("  final: none", "  encode: raw", "  seed: 0"):
+        assert facts.count(line) == 1
+        assert facts.index(line) < made_by
     assert f"fingerprint: {cache.fingerprint}" in shown
     assert f"source digest: {cache.source_digest}" in shown
     facts = json.loads(run("info", cache_url, "--json").stdout)["cache"]
@@ -95,6 +101,15 @@ def test_shards_that_lie_elsewhere(run, edited, dataset_url):
     assert json.loads(run("info", copy, "--json").stdout)["data_url"] == dataset_url
     assert run("verify", copy).stdout.startswith("sound: 30 records")
     assert run("show", copy, "--out", copy / "sheet.png").returncode == 0
+
+
+def test_the_size_of_a_single_shard_is_said_once(run, photo_folder, dataset_url, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
+    lines = run("info", tmp_path / "d").stdout.splitlines()
+    assert not any("smallest" in line for line in lines)
+    (row,) = [line.split() for line in lines if line.split()[:1] == ["train"]]
+    assert len(row) == 6
+    assert any("smallest" in line for line in run("info", dataset_url).stdout.splitlines())
 
 
 def test_what_made_it(run, dataset_url):

@@ -187,7 +187,9 @@ def test_measurements_take_turns_after_the_warm_up(cached: str, shards: str) -> 
     result = bench([cached, shards], ["numpy", "naive"], options, measure, told.append)
     round_ = [(url, loader) for url in (cached, shards) for loader in ("numpy", "naive")]
     assert asked == round_ * 3
-    assert told[0] == f"EMULATED tpu-v3-8 from {cached} by numpy"
+    assert told[0] == f"EMULATED tpu-v3-8 from {cached} by numpy (warm-up)"
+    assert told[4] == f"EMULATED tpu-v3-8 from {cached} by numpy"
+    assert sum("(warm-up)" in line for line in told) == 4
     assert [(run.url, run.loader) for run in result.runs] == round_
     assert result.runs[0].rates is not None
     assert result.runs[0].rates.values == (5.0, 9.0)  # the warm-up's rate was 1

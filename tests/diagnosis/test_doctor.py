@@ -12,7 +12,8 @@ import pytest
 import tpufeed
 from tpufeed.cache import warmup
 from tpufeed.diagnosis.doctor import DoctorOptions, examine, find_goal
-from tpufeed.diagnosis.stages import samples, transfers, ways
+from tpufeed.diagnosis.stages import samples, storing, transfers, ways
+from tpufeed.diagnosis.stages.origin import Origin
 from tpufeed.diagnosis.stages.probing import Order, Prober, Probes, Subject
 from tpufeed.diagnosis.stages.rawfiles import measure_plainly, read_files
 from tpufeed.diagnosis.stages.samples import Sample, restore, take_sample, warm, write_sample
@@ -111,13 +112,23 @@ def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path) ->
     assert "there is no TPU on this host" in stages["transfer"].why_not
 
 
+def test_a_table_s_columns_are_said_where_the_doctor_was_not_told(colour_folder: Path, tmp_path: Path) -> None:
+    paths = sorted(colour_folder.glob("red/*"))
+    (tmp_path / "t.csv").write_text("\n".join(["path,kind,subset", *(f"{path},red,val" for path in paths)]))
+    found = examine(str(tmp_path / "t.csv"), SHORT)
+    (said,) = [note for note in found.notes if "--label COLUMN" in note]
+    assert "add --split-by COLUMN" in said
+    assert said.endswith("; its other columns: kind, subset")
+    assert read_files(str(colour_folder), 0.1).columns is None
+
+
 def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
     shard = sorted(copy.glob("train-*.tfrecord"))[0]
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     found = examine(str(copy), SHORT)
-    assert any("records looked at are damaged" in note and "tpufeed verify" in note for note in found.notes)
+    assert any("records looked at is damaged" in note and "tpufeed verify" in note for note in found.notes)
     assert found.fed, stages_of(found)["assembly"].why_not
 
 
@@ -284,6 +295,29 @@ def test_bytes_a_second_are_counted_until_there_are_no_more() -> None:
     assert read_rate([], take, 2, 60.0) == 0
 
 
+@pytest.mark.parametrize(
+    ("cached", "said", "share"),
+    [
+        ({"0": 1.0, "1": 0.84}, "8 % of the bytes from the disk, the others from the page cache, 10 GB/s", 2.0),
+        ({"0": 0.5, "1": 0.5}, "50 % of the bytes from the disk, the others from the page cache, 5 GB/s", 1.0),
+        ({"0": 0.0, "1": 0.0}, "disk, 5 GB/s", 1.0),
+        ({"0": 1.0, "1": 1.0}, "page cache, 5 GB/s", 1.0),
+    ],
+)
+def test_bytes_that_the_page_cache_lacks_come_from_the_disk(
+    cached: dict[str, float], said: str, share: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in cached:
+        (tmp_path / name).write_bytes(bytes(1000))
+    monkeypatch.setattr(storing, "is_in_memory", lambda _: False)
+    monkeypatch.setattr(storing, "resident_share", lambda paths: cached[paths[0].name])
+    monkeypatch.setattr(storing, "read_rate", lambda *_: 5e9)
+    found = storing._measure_local(sorted(tmp_path.iterdir()), 1.0)
+    assert found.detail == said
+    assert found.bytes_per_second == 5e9 * share  # what the line says
+    assert found.kind == ("memory" if said.startswith("page cache") else "disk")
+
+
 def test_transfers_are_counted_without_the_first() -> None:
     times = iter([0.0, 0.5, 1.0, 1.5, 2.0])
     calls: list[int] = []
@@ -312,7 +346,7 @@ def trial_of(url: str, folder: Path, **options) -> Trial:
     dataset = tpufeed.open_dataset(url)
     return Trial(
         url=url,
-        source="photos/",
+        origin=Origin("photos/"),
         records=1_000_000,
         sample=take_sample(dataset, "train", 10.0, count=16),
         shape=None,
@@ -330,7 +364,7 @@ def test_threads_that_are_left_out_are_tried(dataset_url: str, tmp_path: Path) -
     trial = trial_of(dataset_url, tmp_path, threads=available_cores() + 1, processes=0)
     ((way, said),) = try_workers(tpufeed.open_dataset(dataset_url), "train", trial, Workers(0, available_cores() + 1))
     assert way.do.startswith(f"use {available_cores()} thread")
-    assert way.do.endswith("of one process: leave out --processes and --threads")
+    assert way.do.endswith("of the training process itself: leave out --processes and --threads")
     assert way.images_per_second > 0
     assert not said
 
@@ -339,12 +373,18 @@ def test_the_threads_of_one_process_are_tried_for_its_gil(
     dataset_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ways, "plan_workers", lambda *_: Workers(2, 1))
-    tried = try_workers(tpufeed.open_dataset(dataset_url), "train", trial_of(dataset_url, tmp_path), Workers(2, 1))
+    trial = replace(trial_of(dataset_url, tmp_path), expected=9000.0)
+    tried = try_workers(tpufeed.open_dataset(dataset_url), "train", trial, Workers(2, 1))
     assert [way.do for way, _ in tried] == [
-        "use 2 threads in 1 process: --processes 1 --threads 2",
-        "use 2 threads of one process: --processes 0 --threads 2",
+        "use 1 worker process with 2 threads: --processes 1 --threads 2",
+        "use 2 threads of the training process itself: --processes 0 --threads 2",
     ]
-    assert "which share its GIL" in tried[1][1]
+    (said,) = [said for _, said in tried if said]
+    assert said.startswith(
+        "without worker processes, 2 threads of the training process itself, which share its GIL, give "
+    )
+    assert said.endswith(" images a second; 2 worker processes with 1 thread each give 9,000")
+    assert [way.saves for way, _ in tried] == ["assembly", "assembly"]
 
 
 def test_a_raw_cache_is_tried_with_its_bytes_and_its_command(dataset_url: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import tpufeed
 from tpufeed.diagnosis import machine as machines
-from tpufeed.diagnosis.machine import clashes, describe, describe_place, machine, place_of
+from tpufeed.diagnosis.machine import clashes, crowds, describe, describe_place, machine, place_of
 from tpufeed.diagnosis.residency import resident_share
 
 
@@ -30,7 +30,11 @@ def test_a_place_says_how_much_of_it_is_cached(dataset_url: str, monkeypatch: py
     assert place["bytes"] == size
     assert place["free_gb"] > 0
     assert place["page_cache"] == 1.0  # it was read a moment ago
-    for share, said in ((1.0, "page cache warm (100 %"), (0.5, "partly warm (50 %"), (0.0, "page cache cold (0 %")):
+    for share, said in (
+        (1.0, "page cache warm (100 % of it is"),
+        (0.5, "partly warm (50 %"),
+        (0.0, "page cache cold (0 %"),
+    ):
         assert said in describe_place({**place, "file_system": "ext4", "page_cache": share})
     assert "page cache: unknown" in describe_place({**place, "file_system": "ext4", "page_cache": None})
     assert "on tmpfs" in describe_place({**place, "file_system": "tmpfs"})
@@ -67,6 +71,14 @@ def test_what_cannot_be_known_is_none(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert resident_share([tmp_path / "empty"]) is None
     assert resident_share([]) is None
+
+
+def test_a_busy_host_is_said() -> None:
+    assert crowds({"cores": 2, "load": 1.0}) == ()
+    assert crowds({"cores": 2, "load": 5.57}) == (
+        "the load was 5.6 on 2 cores before this began: figures are low and noisy; run it again on a quiet host",
+    )
+    assert "0.6 on 1 core before" in crowds({"cores": 1, "load": 0.6})[0]
 
 
 def test_two_opencvs_clash(monkeypatch: pytest.MonkeyPatch) -> None:

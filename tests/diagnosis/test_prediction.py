@@ -1,5 +1,6 @@
 """From made-up measurements to a diagnosis."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -143,6 +144,36 @@ def test_a_run_that_waited_where_nothing_binds_is_to_be_looked_at() -> None:
     (action,) = diagnose(findings(loader=20_000, evidence=(data, tracing)), GOAL).actions
     assert action.do.startswith("your step waits on tracing")
     assert diagnose(findings(evidence=(data,)), GOAL).actions == ()
+
+
+def test_a_way_to_the_device_that_was_not_measured_is_said() -> None:
+    said = "; the way to the device is not counted (transfer n/a)"
+    for rate in (1500, 20_000):
+        assert diagnose(findings(loader=rate), GOAL).verdict.endswith(said)
+        counted = findings(loader=rate, transfer=Figure(name=TRANSFER, images_per_second=50_000))
+        assert said not in diagnose(counted, GOAL).verdict
+
+
+def test_percents_of_an_image_s_time_add_up_to_a_hundred() -> None:
+    found = diagnose(findings(reading=Figure(name=READING, images_per_second=300_000), loader=1400), GOAL)
+    percents = [int(part) for stage in found.stages for part in re.findall(r"(\d+) % of an image's time", stage.detail)]
+    assert len(percents) == 4
+    assert sum(percents) == 100
+
+
+def test_other_processes_have_to_gain_more_than_noise() -> None:
+    fewer = replace(way(2000, "workers"), saves="assembly")
+    (action,) = diagnose(findings(loader=1300, ways=(fewer,)), GOAL).actions  # handing over takes 22 %: 1.28x
+    assert action.factor == pytest.approx(2000 / 1300)
+    assert diagnose(findings(loader=1300, ways=(replace(fewer, images_per_second=2600),)), GOAL).actions == ()
+    assert diagnose(findings(ways=(way(1800, "workers"),)), GOAL).actions == ()  # 1.2x
+    assert len(diagnose(findings(ways=(way(1950, "workers"),)), GOAL).actions) == 1
+    assert diagnose(findings(loader=1600, ways=(replace(fewer, images_per_second=4000),)), GOAL).actions == ()
+
+
+def test_one_figure_is_no_range() -> None:
+    narrow = replace(GOAL, needed=(7490.0, 7500.0))
+    assert "waits 80 % of its time" in diagnose(findings(), narrow).verdict
 
 
 def test_hints_follow_what_was_measured() -> None:

@@ -121,7 +121,8 @@ def test_beyond_the_deadline_shard_names_the_object_and_goes_on_later(moment, se
     done = command(*words)
     assert done.exit_code == 1
     assert len(met(server)) > 1
-    (line,) = done.stderr.splitlines()
+    *before, line = done.stderr.splitlines()
+    assert all(each.startswith("warning: ") for each in before), before
     assert re.search(rf"^error: .*{url}/?: gave up after \d+ tries .*no luck today", line)
     whole = names_of(server, "kept/dataset")
     assert names_of(server, "d") == (whole - {"manifest.json"} if left is None else left)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpufeed.cli import completion, flags
-from tpufeed.cli.console import complain, print_json, reports_errors, say
+from tpufeed.cli.console import complain, number_of, print_json, reports_errors, say
 from tpufeed.cli.tables import print_table
 from tpufeed.errors import OptionError, StoreError, mask_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tpufeed.diagnosis.bench import BenchResult
     from tpufeed.diagnosis.results import Run
@@ -115,7 +115,8 @@ def bench_command(
     """Feed an accelerator, real or emulated, and say how long it waits.
 
     Every loader is measured in processes of its own, in turns with the others; figures are medians and leave out the
-    first step. Where the measurement is not to be trusted there is no verdict, but a reason.
+    first step. Where the measurement is not to be trusted there is no verdict, but a reason. It takes about datasets x
+    loaders x (repeats x seconds + warm-ups x 2 s), and some seconds for each of them to start.
 
     Examples:
       tpufeed bench flowers flowers-224 --loader naive --loader numpy
@@ -161,18 +162,29 @@ def _print(result: "BenchResult") -> None:
 
     first = result.runs[0]
     mark = f"{_EMULATED} " if first.device.startswith(_EMULATED) else ""
-    title = f"{first.device}, batches of {first.batch_size}, {result.options.repeats} repeats"
+    title = f"{first.device}, batches of {first.batch_size}, {number_of(result.options.repeats, 'repeat')}"
     cells = [_cells(run) for run in result.runs]
     rows = [(f"{mark}{name}", *row.values()) for name, row in zip(_names(result.runs), cells, strict=True)]
     print_table(title, (f"{mark}fed from", *cells[0]), rows)
-    for run in result.runs:
-        for problem in run.problems:
-            say(f"{mark}{run.label}: no verdict: {problem}")
-        if run.verdict:
-            say(f"{mark}{run.label}: {run.verdict}")
+    for sentence in _iter_verdicts(result.runs):
+        say(f"{mark}{sentence}")
     for place in result.places:
         say(f"{mark}from {describe_place(place)}")
     say(f"{mark}on {describe(result.machine)}")
+
+
+def _iter_verdicts(runs: "Sequence[Run]") -> "Iterator[str]":
+    """What each row comes to; reasons that all of them share are said once."""
+    shared = [problem for problem in runs[0].problems if all(problem in run.problems for run in runs[1:])]
+    shared = shared if len(runs) > 1 else []
+    for problem in shared:
+        yield f"no verdict for any row: {problem}"
+    for run in runs:
+        for problem in run.problems:
+            if problem not in shared:
+                yield f"{run.label}: no verdict: {problem}"
+        if run.verdict:
+            yield f"{run.label}: {run.verdict}"
 
 
 def _names(runs: "Sequence[Run]") -> list[str]:
@@ -185,6 +197,8 @@ def _names(runs: "Sequence[Run]") -> list[str]:
 
 def _cells(run: "Run") -> dict[str, str]:
     """Figures by column. An emulated accelerator has no counters, and a real one no nominal times."""
+    from tpufeed.diagnosis.wording import between
+
     rates = run.rates
     shares = {"AU %": run.au_percent}
     start = {"late %": run.oversleep_percent}
@@ -194,7 +208,7 @@ def _cells(run: "Run") -> dict[str, str]:
     waits = {"wait ms p50": run.wait_ms_p50, "p95": run.wait_ms_p95, "p99": run.wait_ms_p99}
     return {
         "img/s": _figure(run.images_per_second, 0),
-        "of": "n/a" if rates is None else f"{rates.lowest:,.0f} to {rates.highest:,.0f}",
+        "of": "n/a" if rates is None else between(rates.lowest, rates.highest),
         "idle %": _figure(run.idle_percent),
         **{name: _figure(value) for name, value in {**shares, "MFU %": run.mfu_percent, **waits, **start}.items()},
         "first batch s": _figure(run.first_batch_seconds, 2),

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec
 import typer
 
 from tpufeed import errors
+from tpufeed.diagnosis.wording import number_of as number_of
 from tpufeed.cli import CLOSED_PIPE, INTERRUPTED, TERMINATED, Stopped, drop_stdout
 from tpufeed.errors import StoreError, TpufeedError
 
@@ -117,11 +118,6 @@ def complain(text: object) -> None:
 def warn(message: str) -> None:
     """A line on stderr that changes no exit code."""
     complain(f"warning: {message}")
-
-
-def number_of(count: int, one: str, several: str = "") -> str:
-    """`1 image`, `2,000 images`."""
-    return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def print_json(facts: Any) -> None:

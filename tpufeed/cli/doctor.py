@@ -167,7 +167,7 @@ def _print(diagnosis: "Diagnosis") -> None:
     say(f"fed: {_figure(diagnosis.fed)} images a second")
     if diagnosis.idle_percent is not None:
         low, high = diagnosis.idle_percent
-        say(f"predicted idle: {low:.0f} % at its low rate, {high:.0f} % at its high rate")
+        say(f"predicted idle: {_say_idle(low, high)}")
         say(f"binds: {diagnosis.binding}")
     say(diagnosis.verdict)
     if diagnosis.actions:
@@ -190,7 +190,14 @@ def _stage_row(stage: "Stage", needed: float) -> Sequence[str]:
     return stage.name, _figure(rate), share, stage.detail if rate is not None else stage.why_not
 
 
+def _say_idle(low: float, high: float) -> str:
+    least, most = f"{low:.0f} %", f"{high:.0f} %"
+    return f"{least} at its low rate, {most} at its high rate" if least != most else f"{least} at either rate"
+
+
 def _print_action(number: int, action: "Action") -> None:
+    from tpufeed.diagnosis.wording import between
+
     say(f"{number}. {action.do}")
     effect = list[str]()
     if action.factor is not None:
@@ -199,7 +206,7 @@ def _print_action(number: int, action: "Action") -> None:
         effect.append(f"{action.images_per_second:,.0f} images a second")
     if action.idle_percent is not None:
         low, high = action.idle_percent
-        effect.append(f"idle {low:.0f} to {high:.0f} %" if high else "no idle")
+        effect.append(f"idle {between(low, high)} %" if high else "no idle")
     if effect:
         say(f"   predicted: {', '.join(effect)}")
     if action.cost:

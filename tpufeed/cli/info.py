@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _CLASSES_SHOWN = 20
 _OPTIONS_SAID_ELSEWHERE = ("command", "source", "ops", "variants", "source_digest")
+_OPTIONS_OF_THE_CACHE = ("final", "encode", "quality", "seed")
 
 
 @reports_errors
@@ -79,14 +80,25 @@ def _cache_facts(manifest: "Manifest", cache: "CacheInfo") -> dict[str, Any]:
 
 
 def _print_splits(facts: dict[str, Any]) -> None:
+    """The sizes of shards, and the least and the most of them where a split has several."""
+    several = any(split["shards"] > 1 for split in facts["splits"].values())
     rows = []
     for name, split in facts["splits"].items():
-        sizes = [split["bytes"]] if split["shards"] else []
-        sizes += [split["bytes"] / split["shards"]] if split["shards"] else []
-        sizes += [split["smallest_shard_bytes"], split["largest_shard_bytes"]] if split["shards"] else []
-        megabytes = [f"{size / 1e6:,.1f}" for size in sizes] or ["0.0", "-", "-", "-"]
+        sizes = [split["bytes"], split["bytes"] / split["shards"] if split["shards"] else None]
+        if several:
+            ends = [split["smallest_shard_bytes"], split["largest_shard_bytes"]]
+            sizes += ends if split["shards"] > 1 else [None, None]
+        megabytes = ["-" if size is None else f"{size / 1e6:,.1f}" for size in sizes]
         rows.append((name, f"{split['images']:,}", str(split["variants"]), str(split["shards"]), *megabytes))
-    columns = ("split", "images", "variants", "shards", "MB", "MB a shard", "smallest", "largest")
+    columns = (
+        "split",
+        "images",
+        "variants",
+        "shards",
+        "MB",
+        "MB a shard",
+        *(("smallest", "largest") if several else ()),
+    )
     print_table(facts["url"], columns, rows)
 
 
@@ -113,24 +125,29 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     features = (f"{feature.name} {feature.dtype}{_shape(feature.shape)}" for feature in facts["features"])
     yield f"features: {', '.join(features)}"
     if facts["cache"] is not None:
-        yield from _iter_cache_lines(facts["cache"])
+        yield from _iter_cache_lines(facts["cache"], facts["options"].get("quality"))
     options = facts["options"]
+    known = (*_OPTIONS_SAID_ELSEWHERE, *(_OPTIONS_OF_THE_CACHE if facts["cache"] is not None else ()))
     yield f"made by: tpufeed {facts['tool_version']} {options.get('command', '')}, from {options.get('source', '?')}"
     for name, value in options.items():
-        if name not in _OPTIONS_SAID_ELSEWHERE and value is not None:
+        if name not in known and value is not None:
             yield f"  {name}: {_value(value)}"
     yield f"content digest: {facts['content_digest']}"
 
 
-def _iter_cache_lines(cache: Mapping[str, Any]) -> Iterator[str]:
+def _iter_cache_lines(cache: Mapping[str, Any], quality: int | None) -> Iterator[str]:
     height, width, channels = cache["shape"]
     ops = ", ".join(op["op"] for op in cache["ops"])
-    yield f"cache: {cache['encode']} {height}x{width}, {cache['variants']} variants of {ops or 'no ops'}"
+    yield f"cache: {cache['encode']} {height}x{width}, {number_of(cache['variants'], 'variant')} of {ops or 'no ops'}"
     yield f"  shape: {height} x {width} x {channels} {cache['dtype']}"
-    for title, key in (("op", "ops"), ("live op", "final")):
+    for title, key in (("op", "ops"), ("final", "final")):
         for op in cache[key]:
             parameters = ", ".join(f"{name}={_value(value)}" for name, value in op.items() if name != "op")
             yield f"  {title}: {op['op']}({parameters})"
+    if not cache["final"]:
+        yield "  final: none"
+    yield f"  encode: {cache['encode']}{'' if quality is None else f', quality {quality}'}"
+    yield f"  seed: {cache['seed']}"
     yield f"  source digest: {cache['source_digest']}"
     yield f"  fingerprint: {cache['fingerprint']}"
 

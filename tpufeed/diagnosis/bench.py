@@ -12,6 +12,7 @@ from tpufeed.diagnosis.feeds.options import BenchOptions, check_loaders
 from tpufeed.diagnosis.machine import machine, place_of
 from tpufeed.diagnosis.results import Run, spread
 from tpufeed.diagnosis.turns import take_turns
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError
 
 _WARM_UP_SECONDS = 2.0
@@ -62,13 +63,13 @@ def bench(
     about = machine()
     measurements = [Measurement(url=url, loader=loader, options=options) for url in urls for loader in loaders]
 
-    def made(measurement: Measurement) -> Run:
-        listen(f"{options.choice.label} from {measurement.url} by {measurement.loader}")
+    def made(measurement: Measurement, what: str = "") -> Run:
+        listen(f"{options.choice.label} from {measurement.url} by {measurement.loader}{what}")
         return measure(measurement)
 
     short = dataclasses.replace(options, seconds=min(_WARM_UP_SECONDS, options.limits[1] or _WARM_UP_SECONDS))
     for measurement in [dataclasses.replace(one, options=short) for one in measurements] * options.warm_up:
-        made(measurement)
+        made(measurement, " (warm-up)")
     places = tuple(place_of(dataset) for dataset in datasets)
     turns = take_turns({one: partial(made, one) for one in measurements}, options.repeats, warm_up=0)
     return BenchResult(machine=about, places=places, options=options, runs=tuple(map(middle_run, turns.values())))
@@ -81,7 +82,7 @@ def middle_run(runs: Sequence[Run]) -> Run:
     problems = list(middle.problems)
     doubtful = [run for run in runs if run.problems]
     if doubtful and not problems:
-        problems.append(f"in {len(doubtful)} of {len(runs)} repeats: {doubtful[0].problems[0]}")
+        problems.append(f"in {len(doubtful)} of {number_of(len(runs), 'repeat')}: {doubtful[0].problems[0]}")
     return dataclasses.replace(
         middle,
         rates=spread([run.images_per_second for run in runs if run.images_per_second is not None]),
@@ -95,7 +96,7 @@ def _open(url: str, options: BenchOptions) -> Dataset:
     entry, batch_size = dataset.split(options.split), options.images_a_step
     if entry.records < batch_size:
         raise OptionError(
-            f"split {options.split!r} of {dataset.url} has {entry.records} samples, less than a batch of {batch_size}: "
-            "give a smaller --batch, or a larger dataset"
+            f"split {options.split!r} of {dataset.url} has {number_of(entry.records, 'sample')}, less than a batch of "
+            f"{batch_size}: give a smaller --batch, or a larger dataset"
         )
     return dataset

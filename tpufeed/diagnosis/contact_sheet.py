@@ -15,6 +15,7 @@ from tpufeed.dataset.schema import FILENAME
 from tpufeed.diagnosis.files import write_files
 from tpufeed.diagnosis.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_label
 from tpufeed.diagnosis.sheet import Tile, draw_sheet, sheet_size
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.tfrecord.example import decode_example
@@ -85,7 +86,7 @@ def make_contact_sheet(dataset: Dataset, split: str | None = None, options: Shee
     problems += [tile.problem for group in groups for tile in group if tile.problem]
     records = dataset.split(split).records
     url = mask_secrets(dataset.url).encode("utf-8", "backslashreplace").decode()
-    title = f"{url}   {split}: {len(places)} of {records:,} samples   {describe_encoding(dataset.manifest)}"
+    title = f"{url}   {split}: {len(places)} of {number_of(records, 'sample')}   {describe_encoding(dataset.manifest)}"
     return ContactSheet(
         draw_sheet(groups, title, options.size_px), len(places) * variants, tuple(dict.fromkeys(problems))
     )

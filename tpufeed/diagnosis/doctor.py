@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpufeed.dataset.reader import Dataset, find_dataset
-from tpufeed.diagnosis.machine import clashes
+from tpufeed.diagnosis.machine import clashes, crowds
 from tpufeed.diagnosis.results import Diagnosis
 from tpufeed.diagnosis.stages.evidence import read_evidence
 from tpufeed.diagnosis.stages.examination import Examination
@@ -115,7 +115,7 @@ def examine(url: str | Path, options: DoctorOptions | None = None, listener: Lis
             ) from error
     else:
         findings = examine_dataset(dataset, find_split(dataset, options.split), asked)
-    notes = (*assumed, *findings.notes, *clashes())
+    notes = (*crowds(findings.machine), *assumed, *findings.notes, *clashes())
     return diagnose(replace(findings, evidence=evidence, notes=notes), goal, options.batch_size)
 
 

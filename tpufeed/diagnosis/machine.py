@@ -11,6 +11,7 @@ from typing import Any
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.residency import resident_share
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
 
 _PACKAGES = (
@@ -34,6 +35,7 @@ _OPENCVS = (
 )
 _IN_MEMORY = ("tmpfs", "ramfs")
 _WARM, _COLD = 0.95, 0.05
+_BUSY = 0.5
 
 
 def machine() -> dict[str, Any]:
@@ -53,7 +55,7 @@ def describe(machine: Mapping[str, Any]) -> str:
     """The machine in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, load {machine['load']}, "
+        f"{machine['cpu']}, {number_of(machine['cores'], 'core')}, {machine['ram_gib']} GiB, load {machine['load']}, "
         f"Python {machine['python']}, {versions}, {machine['date']}"
     )
 
@@ -66,6 +68,17 @@ def clashes() -> tuple[str, ...]:
     return (
         f"{' and '.join(found)} are installed over one another as cv2, which may break at any update: pip uninstall -y "
         f"{' '.join(found)}, then pip install opencv-python-headless",
+    )
+
+
+def crowds(machine: Mapping[str, Any]) -> tuple[str, ...]:
+    """Others at work on it when `machine` was asked for, as sentences."""
+    load, cores = machine["load"], machine["cores"]
+    if load <= _BUSY * cores:
+        return ()
+    return (
+        f"the load was {load:.1f} on {number_of(cores, 'core')} before this began: figures are low and noisy; run it "
+        "again on a quiet host",
     )
 
 
@@ -105,7 +118,7 @@ def _say_cache(place: Mapping[str, Any]) -> str:
     if place["file_system"] in _IN_MEMORY:
         return "in memory"
     state = "warm" if share >= _WARM else "cold" if share <= _COLD else "partly warm"
-    return f"page cache {state} ({100 * share:.0f} % of it are there)"
+    return f"page cache {state} ({100 * share:.0f} % of it is there)"
 
 
 def _cpu_model() -> str:

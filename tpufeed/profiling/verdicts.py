@@ -19,7 +19,7 @@ def few_steps(steps: int) -> tuple[str, ...]:
     """Why figures of so few steps after the first one say little, as sentences."""
     if steps >= _FEWEST_STEPS:
         return ()
-    return (f"{steps} steps were measured after the first one, {_FEWEST_STEPS} are the fewest that say anything",)
+    return (f"{steps} step{' was' if steps == 1 else 's were'} measured after the first one, {_FEWEST_STEPS} are the fewest that say anything",)
 
 
 def say_verdict(idle_percent: float) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.feeds.naive import NaiveLoader
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import HorizontalFlip, Op, RandomResizedCrop
 from tpufeed.profiling.fingerprints import Expected
@@ -43,8 +44,8 @@ def open_loader(name: str, dataset: Dataset, split: str, batch_size: int, option
     records = dataset.split(split).records
     if records < batch_size:
         raise OptionError(
-            f"split {split!r} of {dataset.url} has {records} samples, less than a batch of {batch_size}: give a "
-            "smaller --batch, or a larger dataset"
+            f"split {split!r} of {dataset.url} has {number_of(records, 'sample')}, less than a batch of {batch_size}: "
+            "give a smaller --batch, or a larger dataset"
         )
     given = {name: value for name, value in options.items() if value is not None}
     ops = given.pop("ops") if "ops" in given else _default_ops(dataset)
@@ -61,9 +62,10 @@ def small_dataset(expected: Expected | None) -> tuple[str, ...]:
     """Why figures of so few samples say little, as sentences."""
     if expected is None or expected.batches >= FEWEST_BATCHES:
         return ()
+    batches = number_of(expected.batches, "batch", "batches")
     return (
-        f"an epoch has {expected.batches} batches of {expected.batch_size}: too few to measure anything but the start "
-        "of epochs; take a larger dataset or a smaller --batch",
+        f"an epoch has {batches} of {expected.batch_size}: too few to measure anything but the start of epochs; take a "
+        "larger dataset or a smaller --batch",
     )
 
 

@@ -23,6 +23,7 @@ from tpufeed.diagnosis.pages.canvas import (
 )
 from tpufeed.diagnosis.pages.summary import EMULATED_PLOT, MOST_RUNS, Plot, capitalise, is_emulated
 from tpufeed.diagnosis.results import Run, Timeline
+from tpufeed.diagnosis.wording import number_of
 
 Array = NDArray[np.float64]
 
@@ -137,7 +138,7 @@ def _draw_timeline(steps: _Steps) -> tuple[Figure, str]:
 def _say_timeline(steps: _Steps, sums: dict[str, float], bins: Bins, total: Array, limit: float) -> str:
     count, whole = len(steps.wait), sum(sums.values())
     binned = f", drawn as {len(total)} means of {bins.each} steps each" if bins.each else ""
-    parts = [f"{count:,} steps{binned}."]
+    parts = [f"{number_of(count, 'step')}{binned}."]
     if whole > 0:
         shares = ", ".join(f"{name} {100 * part / whole:.1f} %" for name, part in reversed(sums.items()))
         parts.append(f"{capitalise(shares)}.")

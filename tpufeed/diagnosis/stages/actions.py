@@ -1,5 +1,6 @@
 """What to do next, and what it would come to: pure."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,10 +9,13 @@ from tpufeed.diagnosis.stages.findings import Findings, Way
 from tpufeed.diagnosis.stages.rates import Goal, compose, predict_band
 
 LEAST_FACTOR = 1.05  # less is within the noise of a few seconds
+_LEAST_OF_WORKERS = 1.25  # likewise of other processes and threads, whose cores others may use at the time
 _GOOD_BATCH = 128  # of a device: the sides of its matrix unit, and batch norm's statistics
 
 
-def find_actions(findings: Findings, goal: Goal, batch_size: int | None, fed: float | None) -> tuple[Action, ...]:
+def find_actions(
+    findings: Findings, goal: Goal, batch_size: int | None, fed: float | None, assembly: float = 1.0
+) -> tuple[Action, ...]:
     """The best first; those whose effect is not known come last.
 
     Args:
@@ -19,14 +23,23 @@ def find_actions(findings: Findings, goal: Goal, batch_size: int | None, fed: fl
         goal: what is to be fed.
         batch_size: of this host, where the user has one.
         fed: images a second now.
+        assembly: the share of an image's time that handing over takes.
     """
     blamed = tuple(_iter_blamed(findings))
     if fed is not None and fed >= goal.needed[1]:
         return (*blamed, *_look_at_the_run(findings), *_batch(goal, batch_size))
-    found = (_try(way, findings, goal, fed) for way in findings.ways)
-    measured = [action for action in found if action.factor is None or action.factor >= LEAST_FACTOR]
+    found = [(_try(way, findings, goal, fed), way) for way in findings.ways]
+    measured = [action for action, way in found if action.factor is None or _is_gain(action.factor, way, assembly)]
     measured.sort(key=lambda action: (-(action.factor or 0.0), action.do))
     return (*blamed, *measured, *(Action(do=hint) for hint in findings.hints), *_batch(goal, batch_size))
+
+
+def _is_gain(factor: float, way: Way, assembly: float) -> bool:
+    """Whether it is more than noise, and no more than the stages leave room for."""
+    if way.kind != "workers":
+        return factor >= LEAST_FACTOR
+    most = 1 / (1 - assembly) if way.saves and assembly < 1 else math.inf
+    return most >= _LEAST_OF_WORKERS <= factor <= most * _LEAST_OF_WORKERS
 
 
 def reach(way: Way, findings: Findings) -> float:

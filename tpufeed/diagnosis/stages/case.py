@@ -1,12 +1,12 @@
 """A dataset as the doctor sees it: what is measured, with which options, and some of it near where it is far away."""
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.diagnosis.stages.samples import SPLIT, Sample, take_sample, write_sample
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Op
 from tpufeed.images.windows import RandomResizedCrop
@@ -80,8 +80,8 @@ def open_case(dataset: Dataset, split: str, options: LoaderOptions, seconds: flo
     ops, (height, width, _) = decoder.pipeline.ops, decoder.batch_shape
     if records < options.batch_size:
         notes.append(
-            f"split {split!r} has {records} samples, fewer than a batch of {options.batch_size}: they come again and "
-            "again, in batches of as many"
+            f"split {split!r} has {number_of(records, 'sample')}, fewer than a batch of {options.batch_size}: they "
+            "come again and again, in batches of as many"
         )
     workers = plan_workers(dataset, options)
     sample = take_sample(dataset, split, seconds)
@@ -109,12 +109,5 @@ def open_case(dataset: Dataset, split: str, options: LoaderOptions, seconds: flo
 
 def _say_damage(sample: Sample, url: str) -> str:
     bad, looked_at = len(sample.damaged), len(sample.damaged) + len(sample.images)
-    first = sample.damaged[0]
-    return f"{bad} of {looked_at} records looked at are damaged, the first: {first}. Run: tpufeed verify {quote(url)}"
-
-
-def source_of(dataset: Dataset) -> str:
-    """The raw images that it was made of, where its manifest says so."""
-    with suppress(KeyError):
-        return str(dataset.manifest.options["source"])
-    return "PHOTOS"
+    said = f"{bad} of {number_of(looked_at, 'record')} looked at {'is' if bad == 1 else 'are'} damaged"
+    return f"{said}, the first: {sample.damaged[0]}. Run: tpufeed verify {quote(url)}"

@@ -8,10 +8,11 @@ from tpufeed.dataset.advice import iter_warnings
 from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.machine import machine
 from tpufeed.diagnosis.stages.apart import tell_apart
-from tpufeed.diagnosis.stages.case import Case, open_case, source_of
+from tpufeed.diagnosis.stages.case import Case, open_case
 from tpufeed.diagnosis.stages.draining import Drained, drain, fitting_batch
 from tpufeed.diagnosis.stages.examination import Examination
 from tpufeed.diagnosis.stages.findings import Findings, Way
+from tpufeed.diagnosis.stages.origin import find_origin
 from tpufeed.diagnosis.stages.probing import Part, Probes, Subject
 from tpufeed.diagnosis.stages.rates import ASSEMBLY, DECODING, OPS, READING, STORAGE, TRANSFER, Figure, Storage
 from tpufeed.diagnosis.stages.samples import sample_folder
@@ -19,6 +20,7 @@ from tpufeed.diagnosis.stages.settings import suggest_settings
 from tpufeed.diagnosis.stages.storing import measure_storage
 from tpufeed.diagnosis.stages.transfers import measure_transfer
 from tpufeed.diagnosis.stages.ways import Trial, try_ways, try_workers
+from tpufeed.diagnosis.wording import number_of
 
 _SAMPLING = 1.5  # times a measurement's seconds
 _LOADING = 2.0  # likewise: what is predicted depends on it most
@@ -32,13 +34,14 @@ def examine_dataset(dataset: Dataset, split: str, asked: Examination) -> Finding
         OptionError: options that do not fit it; its images differ in size.
         StoreError, ShardError: none of it can be read.
     """
+    about = machine()  # before there is any load of ours
     asked.listener("a sample of it")
     with sample_folder() as folder:
         case = open_case(dataset, split, asked.loader, asked.each_seconds * _SAMPLING, folder)
         found = Findings(
             url=dataset.url,
             split=split,
-            machine=machine(),
+            machine=about,
             record_bytes=case.record_bytes,
             storage=Storage(kind="memory"),
             notes=case.notes,
@@ -86,7 +89,7 @@ def _measure_storage(case: Case, seconds: float) -> Storage:
         return measure_storage(case.dataset, case.split, case.options, seconds)
     with Probes(Subject(case.dataset.url, case.split, case.options), case.workers) as probes:
         rate = probes.measure("reading", seconds) * case.record_bytes
-    what = f"{rate / 1e6:,.0f} MB/s by ranges in {case.workers.decoding} threads, as nothing is staged"
+    what = f"{rate / 1e6:,.0f} MB/s by ranges in {number_of(case.workers.decoding, 'thread')}, as nothing is staged"
     return Storage(kind="remote", bytes_per_second=rate, every_epoch=True, in_turn=True, detail=what)
 
 
@@ -137,7 +140,7 @@ def _try_others(found: Findings, case: Case, asked: Examination) -> Findings:
     cache = case.dataset.manifest.cache
     trial = Trial(
         url=case.dataset.url,
-        source=source_of(case.dataset),
+        origin=find_origin(case.dataset.manifest.options),
         records=case.dataset.split(case.split).records,
         sample=case.sample,
         shape=case.dataset.manifest.tensor_shape,
@@ -182,7 +185,7 @@ def _iter_hints(found: Findings, case: Case, settings: dict[str, Any]) -> Iterat
 
 
 def _say(drained: Drained, case: Case) -> str:
-    threads = f"{case.workers.threads} thread{'s' if case.workers.threads > 1 else ''}"
-    who = f"{case.workers.processes} processes x {threads}" if case.workers.processes else threads
+    threads, processes = number_of(case.workers.threads, "thread"), case.workers.processes
+    who = f"{number_of(processes, 'process', 'processes')} x {threads}" if processes else threads
     where = ", from staged copies" if case.dataset.is_remote and not case.direct else ""
     return f"the loader from end to end, {who}{where}; first batch after {drained.first_batch_seconds:.1f} s"

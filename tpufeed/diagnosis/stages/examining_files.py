@@ -7,12 +7,14 @@ from tpufeed.diagnosis.machine import machine
 from tpufeed.diagnosis.stages.case import DEFAULT_OPS, SAID_OF_OPS
 from tpufeed.diagnosis.stages.examination import Examination
 from tpufeed.diagnosis.stages.findings import Findings, Way
+from tpufeed.diagnosis.stages.origin import Origin
 from tpufeed.diagnosis.stages.rates import DECODING, OPS, READING, TRANSFER, Figure, Storage, compose
 from tpufeed.diagnosis.stages.rawfiles import RawFiles, measure_plainly, read_files
 from tpufeed.diagnosis.stages.samples import sample_folder
 from tpufeed.diagnosis.stages.settings import suggest_settings
 from tpufeed.diagnosis.stages.transfers import measure_transfer
 from tpufeed.diagnosis.stages.ways import Trial, try_ways
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import Op
@@ -28,6 +30,7 @@ def examine_files(url: str, asked: Examination) -> Findings:
         SourceError, NoInputsError: there are no images.
         OptionError: ops that leave images of several sizes.
     """
+    about = machine()  # before there is any load of ours
     asked.listener("looking at the files")
     ops = tuple(asked.loader.ops or DEFAULT_OPS)
     size = Pipeline(ops, 0).output_size(None)
@@ -37,7 +40,7 @@ def examine_files(url: str, asked: Examination) -> Findings:
     found = Findings(
         url=url,
         split=_SPLIT,
-        machine=machine(),
+        machine=about,
         record_bytes=files.bytes,
         storage=Storage(kind="memory", why_not="files are read one by one; see reading"),
         reading=Figure(name=READING, images_per_second=files.read_per_second, detail="file by file, in one thread"),
@@ -60,7 +63,7 @@ def _try_ways(
     with sample_folder() as folder:
         trial = Trial(
             url=found.url,
-            source=found.url,
+            origin=Origin(found.url),
             records=files.count,
             sample=files.sample,
             shape=None,
@@ -92,15 +95,27 @@ def _measure(found: Findings, files: RawFiles, side_px: int, asked: Examination)
         decoding=Figure(name=DECODING, images_per_second=decoding or None, one_thread=one or None, detail="Pillow"),
         ops=ops,
         loader=compose(whole or None, files.read_per_second * cores) if whole else None,
-        loader_detail=f"Pillow in {cores} threads, as a Dataset of one's own does it; no tpufeed in it",
+        loader_detail=f"Pillow in {number_of(cores, 'thread')}, as a Dataset of one's own does it; no tpufeed in it",
         why_no_loader="" if whole else "Pillow decodes none of the images that were looked at",
     )
+
+
+def _say_columns(columns: tuple[str, ...], labelled: bool) -> str:
+    """What the actions' commands do not say of a table, since the doctor was not told."""
+    said = ["the actions' commands put all of the table into train (add --split-by COLUMN where one says the split)"]
+    if not labelled:
+        said.append(
+            "and make a dataset without labels, as no column is called label, class or the like (add --label COLUMN)"
+        )
+    return f"{' '.join(said)}; its other columns: {', '.join(columns)}"
 
 
 def _notes(files: RawFiles, default_ops: bool) -> tuple[str, ...]:
     notes = [f"there is no dataset here yet, but images: {files.count:,}{'' if files.complete else ' and more'}"]
     if files.unreadable:
-        notes.append(f"{len(files.unreadable)} of those looked at cannot be read, the first: {files.unreadable[0]}")
+        notes.append(f"{len(files.unreadable):,} of those looked at cannot be read, the first: {files.unreadable[0]}")
+    if files.columns:
+        notes.append(_say_columns(files.columns, files.labelled))
     if default_ops:
         notes.append(SAID_OF_OPS)
     return tuple(notes)

@@ -19,6 +19,7 @@ class Way:
         record_bytes: of a record on its storage.
         total_bytes: of all records, where they are not those of now.
         cost: what it takes.
+        saves: the stage whose time is all that it can save; "" where it may be any.
     """
 
     kind: Kind
@@ -27,6 +28,7 @@ class Way:
     record_bytes: float
     total_bytes: float | None = None
     cost: str = ""
+    saves: str = ""
 
 
 @dataclass(frozen=True, slots=True)

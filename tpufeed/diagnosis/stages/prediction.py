@@ -18,6 +18,9 @@ from tpufeed.diagnosis.stages.rates import (
     find_binding,
     predict_band,
 )
+from tpufeed.diagnosis.wording import between, whole_percents
+
+_NOT_COUNTED = "; the way to the device is not counted (transfer n/a)"
 
 
 def diagnose(findings: Findings, goal: Goal, batch_size: int | None = None) -> Diagnosis:
@@ -26,8 +29,9 @@ def diagnose(findings: Findings, goal: Goal, batch_size: int | None = None) -> D
     shares = _shares(findings)
     binding = _binding(findings, goal, shares) if fed is not None else ASSEMBLY
     idle = None if fed is None else predict_band(fed, goal.needed)
-    actions = find_actions(findings, goal, batch_size, fed)
-    stages = tuple(_stage(figure, shares) for figure in _iter_figures(findings))
+    actions = find_actions(findings, goal, batch_size, fed, shares.get(ASSEMBLY, 1.0))
+    percents = whole_percents(shares)
+    stages = tuple(_stage(figure, percents) for figure in _iter_figures(findings))
     return Diagnosis(
         url=findings.url,
         split=findings.split,
@@ -39,7 +43,7 @@ def diagnose(findings: Findings, goal: Goal, batch_size: int | None = None) -> D
         needed=goal.needed,
         idle_percent=idle,
         binding=binding,
-        verdict=_verdict(findings, goal, fed, binding, shares),
+        verdict=_verdict(findings, goal, fed, binding, percents),
         actions=actions,
         settings=findings.settings,
         notes=(*findings.notes, *_iter_notes(findings, goal)),
@@ -81,13 +85,13 @@ def _iter_figures(findings: Findings) -> Iterator[Figure]:
     yield from (findings.reading, findings.decoding, findings.ops, findings.assembly, findings.transfer)
 
 
-def _stage(figure: Figure, shares: dict[str, float]) -> Stage:
+def _stage(figure: Figure, percents: dict[str, int]) -> Stage:
     said = [figure.detail] if figure.detail else []
     if figure.one_thread is not None:
         said.append(f"{figure.one_thread:,.0f} on one thread")
-    if figure.name in shares:
+    if figure.name in percents:
         what = "of an image's time goes to handing over" if figure.name == ASSEMBLY else "of an image's time"
-        said.append(f"{100 * shares[figure.name]:.0f} % {what}")
+        said.append(f"{percents[figure.name]} % {what}")
     known = figure.images_per_second is not None
     return Stage(
         name=figure.name,
@@ -97,16 +101,18 @@ def _stage(figure: Figure, shares: dict[str, float]) -> Stage:
     )
 
 
-def _verdict(findings: Findings, goal: Goal, fed: float | None, binding: str, shares: dict[str, float]) -> str:
+def _verdict(findings: Findings, goal: Goal, fed: float | None, binding: str, percents: dict[str, int]) -> str:
     who = f"{goal.tpu} with {goal.model}"
     if fed is None:
         return f"no prediction: {findings.why_no_loader or 'the loader could not be measured'}"
     low, high = predict_band(fed, goal.needed)
+    lacks_transfer = findings.transfer.images_per_second is None
     if binding == ACCELERATOR:
-        return f"predicted: {who} does not wait for data on this host; nothing binds but the accelerator"
-    share = f", which takes {100 * shares[binding]:.0f} % of an image's time" if binding in shares else ""
-    waits = f"waits {low:.0f} to {high:.0f} % of its time" if low else f"waits up to {high:.0f} % of its time"
-    return f"predicted: {who} {waits} for data; what binds is {binding}{share}"
+        said = f"predicted: {who} does not wait for data on this host; nothing binds but the accelerator"
+        return said + _NOT_COUNTED * lacks_transfer
+    share = f", which takes {percents[binding]} % of an image's time" if binding in percents else ""
+    waits = f"waits {between(low, high)} % of its time" if low else f"waits up to {high:.0f} % of its time"
+    return f"predicted: {who} {waits} for data; what binds is {binding}{share}{_NOT_COUNTED * lacks_transfer}"
 
 
 def _iter_notes(findings: Findings, goal: Goal) -> Iterator[str]:
@@ -121,5 +127,5 @@ def _iter_notes(findings: Findings, goal: Goal) -> Iterator[str]:
             low, high = predict_band(rate, goal.needed)
             yield (
                 f"that is the first epoch; the others read from memory: {rate:,.0f} images a second, predicted idle "
-                f"{low:.0f} to {high:.0f} %"
+                f"{between(low, high)} %"
             )

@@ -34,6 +34,8 @@ class RawFiles:
         read_per_second: images, files after one another as `tpufeed shard` reads them.
         sample: some of them.
         unreadable: files of the sample that could not be read, as messages.
+        labelled: whether any has a label.
+        columns: of a table, those that are neither images nor labels; None of anything else.
     """
 
     count: int
@@ -42,6 +44,8 @@ class RawFiles:
     read_per_second: float
     sample: Sample
     unreadable: tuple[str, ...]
+    labelled: bool = True
+    columns: tuple[str, ...] | None = None
 
 
 def read_files(url: str, seconds: float) -> RawFiles:
@@ -67,7 +71,16 @@ def read_files(url: str, seconds: float) -> RawFiles:
     rate = len(images) / (time.perf_counter() - start)
     mean = float(np.mean([row.bytes for row in rows])) if rows else 0.0
     sample = Sample(images, [0] * len(images))
-    return RawFiles(min(len(rows), _MOST_LISTED), complete, mean, rate, sample, tuple(unreadable))
+    return RawFiles(
+        count=min(len(rows), _MOST_LISTED),
+        complete=complete,
+        bytes=mean,
+        read_per_second=rate,
+        sample=sample,
+        unreadable=tuple(unreadable),
+        labelled=any(row.label is not None for row in rows),
+        columns=tuple(rows[0].columns or ()) if source.kind == "table" else None,
+    )
 
 
 def decode_plainly(image: bytes, side_px: int | None, draw: random.Random) -> None:

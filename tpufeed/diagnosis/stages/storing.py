@@ -13,6 +13,7 @@ from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.residency import resident_share
 from tpufeed.diagnosis.stages.rates import Storage
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import StoreError
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.staging.place import find_folder, free_bytes, is_in_memory
@@ -85,12 +86,22 @@ def _measure_local(paths: Sequence[Path], seconds: float) -> Storage:
     cold = [path for path, share in zip(looked_at, shares, strict=True) if share is not None and share < _WARM]
     if not cold:
         return _read_files(looked_at, seconds, "page cache")
-    lacking = 1 - sum(share for share in shares if share is not None) / len(shares)
-    found = _read_files(cold, seconds, f"disk, as the page cache lacks {100 * lacking:.0f} % of the bytes")
-    rate = None if found.bytes_per_second is None else found.bytes_per_second / lacking
+    found = _read_files(cold, seconds, "disk")
+    if found.bytes_per_second is None:
+        return replace(found, kind="disk")
+    sizes = [path.stat().st_size for path in looked_at]
+    cached = sum(size * share for size, share in zip(sizes, shares, strict=True) if share is not None)
+    lacking = 1 - cached / sum(sizes)
+    rate = found.bytes_per_second * sum(sizes) / sum(path.stat().st_size for path in cold)  # the others cost nothing
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     every_epoch = sum(path.stat().st_size for path in paths) > room
-    return replace(found, kind="disk", bytes_per_second=rate, every_epoch=every_epoch, room=room)
+    share = f"{100 * lacking:.2g} % of the bytes from the disk, the others from the page cache"
+    detail = f"{'disk' if lacking > _WARM else share}, {_say_rate(rate)}"
+    return replace(found, kind="disk", bytes_per_second=rate, every_epoch=every_epoch, room=room, detail=detail)
+
+
+def _say_rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:,.2g} GB/s"
 
 
 def _read_files(paths: Sequence[Path], seconds: float, what: str) -> Storage:
@@ -107,7 +118,7 @@ def _read_files(paths: Sequence[Path], seconds: float, what: str) -> Storage:
         rate = read_rate(pieces, read, _DISK_READERS, seconds)
     except OSError as error:
         raise StoreError(f"{paths[0].parent}: {error.strerror or error}") from error
-    return Storage(kind="memory", bytes_per_second=rate or None, detail=f"{what}, {rate / 1e9:,.2g} GB/s")
+    return Storage(kind="memory", bytes_per_second=rate or None, detail=f"{what}, {_say_rate(rate)}")
 
 
 def _measure_remote(dataset: Dataset, shards: Sequence[Shard], options: LoaderOptions, seconds: float) -> Storage:
@@ -119,8 +130,8 @@ def _measure_remote(dataset: Dataset, shards: Sequence[Shard], options: LoaderOp
         paths = [folder / f"{copy_key(store.url, copy)}.shard" for copy in copies]
         staged = [path for path in paths if path.exists()]
         if len(staged) == len(copies):
-            return _read_files(staged, seconds, f"all {len(staged)} shards are staged in {folder}")
-        said = f"{len(staged)} of {len(copies)} shards are staged in {folder}"
+            return _read_files(staged, seconds, f"{_say_staged(len(staged), len(copies))} in {folder}")
+        said = f"{_say_staged(len(staged), len(copies))} in {folder}"
     first = min(shards, key=lambda shard: (shard.bytes < _FIRST_BYTES, shard.name))
     begun = time.perf_counter()
     size = len(store.read_range(first.name, 0, min(first.bytes, _FIRST_BYTES)))
@@ -138,3 +149,11 @@ def _measure_remote(dataset: Dataset, shards: Sequence[Shard], options: LoaderOp
     if total <= budget:
         detail += ": from there from the second epoch on"
     return Storage(kind="remote", bytes_per_second=rate, every_epoch=total > budget, room=budget, detail=detail)
+
+
+def _say_staged(staged: int, shards: int) -> str:
+    if not staged:
+        return "no shard is staged"
+    if staged == shards:
+        return "the shard is staged" if shards == 1 else f"all {shards:,} shards are staged"
+    return f"{staged:,} of {number_of(shards, 'shard')} {'is' if staged == 1 else 'are'} staged"

@@ -9,7 +9,10 @@ from shlex import quote
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.diagnosis.stages.draining import drain, fitting_batch
 from tpufeed.diagnosis.stages.findings import Kind, Way
+from tpufeed.diagnosis.stages.origin import Origin
+from tpufeed.diagnosis.stages.rates import ASSEMBLY
 from tpufeed.diagnosis.stages.samples import SPLIT, Sample, restore, warm, write_sample
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import TpufeedError
 from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Op
@@ -32,7 +35,7 @@ class Trial:
 
     Attributes:
         url: of what is to be changed, as the user wrote it.
-        source: raw images that `url` was made of, or PHOTOS.
+        origin: what `url` was made of, or is.
         records: of the split.
         sample: of it.
         shape: of the sample's images, where they are raw.
@@ -46,7 +49,7 @@ class Trial:
     """
 
     url: str
-    source: str
+    origin: Origin
     records: int
     sample: Sample
     shape: tuple[int, int, int] | None
@@ -77,18 +80,19 @@ def try_workers(dataset: Dataset, split: str, trial: Trial, now: Workers) -> lis
     if usual != now:
         do = f"use {_say_workers(usual)}: leave out --processes and --threads"
         return [(_measure_workers(dataset, split, trial, free, do), "")]
-    found = []
+    found, now_gives = [], f"; {_say_workers(now)} give {trial.expected:,.0f}" if trial.expected else ""
     for processes in dict.fromkeys((min(_FEWER_PROCESSES, now.processes - 1), 0)):
         other = Workers(processes, now.decoding // max(1, processes))
         if now.decoding < 2 or not 0 <= processes < now.processes:
             continue
         options = replace(trial.options, processes=other.processes, threads=other.threads)
         do = f"use {_say_workers(other)}: --processes {other.processes} --threads {other.threads}"
-        way = _measure_workers(dataset, split, trial, options, do)
+        way = replace(_measure_workers(dataset, split, trial, options, do), saves=ASSEMBLY)
         said = (
-            "" if processes else f"{_say_workers(other)} alone, which share its GIL: {way.images_per_second:,.0f} img/s"
+            f"without worker processes, {_say_workers(other)}, which share its GIL, give "
+            f"{way.images_per_second:,.0f} images a second{now_gives}"
         )
-        found.append((way, said))
+        found.append((way, "" if processes else said))
     return found
 
 
@@ -100,10 +104,11 @@ def _measure_workers(dataset: Dataset, split: str, trial: Trial, options: Loader
 
 
 def _say_workers(workers: Workers) -> str:
-    threads = f"{workers.decoding} thread{'s' if workers.decoding > 1 else ''}"
+    threads = number_of(workers.threads, "thread")
     if not workers.processes:
-        return f"{threads} of one process"
-    return f"{threads} in {workers.processes} process{'es' if workers.processes > 1 else ''}"
+        return f"{threads} of the training process itself"
+    each = " each" if workers.processes > 1 else ""
+    return f"{number_of(workers.processes, 'worker process', 'worker processes')} with {threads}{each}"
 
 
 def try_ways(trial: Trial, raw_files: bool) -> Iterator[Way | str]:
@@ -137,13 +142,15 @@ def _try_shard(trial: Trial) -> Way | None:
 
 def _try_presize(trial: Trial) -> Way | None:
     side = round(max(trial.size) * _MARGIN)
-    timed = _timed(lambda: restore(trial.sample, ImagePolicy(presize_px=side, quality=90), trial.seconds))
+    timed = _timed(lambda: restore(trial.sample, replace(trial.origin.images, presize_px=side), trial.seconds))
     made = timed[0]
     if not made.images or made.image_bytes > _SMALLER * trial.sample.image_bytes:
         return None
     rate = trial.measure("presized", made, None, trial.ops)
-    do = f"presize to {side}: tpufeed shard {quote(trial.source)} DATASET-{side} --presize {side}"
-    return _way(trial, "presize", do, rate, timed)
+    origin = trial.origin
+    do = f"presize to {side}: tpufeed shard {quote(origin.source)} DATASET-{side}{origin.flags} --presize {side}"
+    way = _way(trial, "presize", do, rate, timed)
+    return replace(way, cost="; ".join((way.cost, *origin.remarks)))
 
 
 def _try_raw(trial: Trial) -> Way | None:
@@ -196,4 +203,6 @@ def say_bytes(size: float) -> str:
 
 
 def _say_minutes(minutes: float) -> str:
-    return f"about {minutes:,.0f} minutes" if minutes >= 2 else f"about {max(1, minutes * 60):,.0f} seconds"
+    if minutes >= 2:
+        return f"about {minutes:,.0f} minutes"
+    return f"about {number_of(max(1, round(minutes * 60)), 'second')}"

@@ -153,6 +153,9 @@ class DirectGraph:
         if self._dealt:  # nothing keeps one epoch from the next
             buffer = max(1, min(buffer, self._entry.records // 8))
         seed = tf.constant(options.seed % (1 << 62), tf.int64)
+        if not tf.executing_eagerly():
+            # A seed of the user's for all of TensorFlow would change our order; and 0 is compared with a tensor there.
+            tf.compat.v1.get_default_graph().seed = None
         return records.shuffle(buffer, seed=seed + epoch, reshuffle_each_iteration=False)
 
     def _decode(self, records: Any) -> Any:

@@ -1,0 +1,22 @@
+"""Figures in sentences: one thing and several, a range that may be one value, parts of a hundred."""
+
+from collections.abc import Mapping
+
+
+def number_of(count: int, one: str, several: str = "") -> str:
+    """`1 image`, `2,000 images`."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def between(low: float, high: float, digits: int = 0) -> str:
+    """`1,200 to 1,900`, or one figure where both are the same as they are shown."""
+    least, most = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
+    return least if least == most else f"{least} to {most}"
+
+
+def whole_percents(shares: Mapping[str, float]) -> dict[str, int]:
+    """Shares of 1 as whole percents that add up to what all of them come to, by the method of largest remainders."""
+    floors = {name: int(100 * share) for name, share in shares.items()}
+    missing = round(100 * sum(shares.values())) - sum(floors.values())
+    by_remainder = sorted(shares, key=lambda name: floors[name] - 100 * shares[name])
+    return {name: floor + (name in by_remainder[:missing]) for name, floor in floors.items()}
