@@ -90,6 +90,24 @@ def test_shards_that_are_too_small_are_warned_of(run, photo_folder, tmp_path):
     )
 
 
+def test_what_becomes_of_a_table_s_columns_is_said(run, photo_folder, tmp_path):
+    rows = [[path, path.parent.name, n / 2] for n, path in enumerate(sorted(photo_folder.glob("*/*.jpg"))[:9])]
+    rows[7][2] = "tall"
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["path", "species", "height_cm", "note"], *([*row, row[2]] for row in rows)])
+        csv.writer(file).writerow([rows[0][0], "cat", "", 3])
+    warnings = [
+        "warning: no labels: none of the columns species, height_cm, note is called label, class ...; give --label "
+        "COLUMN, or --label none",
+        "warning: height_cm is text: row 8 says 'tall'; 8 of 9 are numbers",
+        "warning: note is text: row 8 says 'tall'; 9 of 10 are numbers",
+    ]
+    assert run("shard", tmp_path / "t.csv", tmp_path / "d", "--dry-run").stderr.splitlines() == warnings
+    done = run("shard", tmp_path / "t.csv", tmp_path / "d")
+    assert done.stderr.splitlines() == warnings
+    assert "\ncolumns: species string, height_cm string[], note string\n" in done.stdout
+
+
 def test_a_run_again_says_that_there_is_nothing_to_do(run, photo_folder, dataset_url):
     done = run("shard", photo_folder, dataset_url, *SMALL, "--json", "--log-json")
     report = json.loads(done.stdout)

@@ -1,10 +1,14 @@
 """What a batch of numpy_loader holds, and how."""
 
+import json
+
 import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.errors import DatasetNotFoundError, OptionError
+from tpufeed.errors import DatasetNotFoundError, OptionError, RecordError
+from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.framing import encode_record
 
 
 def first(url, split="val", **options):
@@ -77,6 +81,68 @@ def test_an_unknown_column_is_an_error_that_names_the_known_ones(cache_url):
         tpufeed.numpy_loader(cache_url, columns=["image", "lable"])
     for name in str(caught.value).partition(" has ")[2].split(", "):
         first(cache_url, columns=[name])  # each can be had
+
+
+@pytest.fixture(scope="module")
+def table(photo_folder, tmp_path_factory):
+    """A dataset of a table whose columns are called as short names are; some have no value, or several."""
+    folder = tmp_path_factory.mktemp("table")
+    rows = [
+        {"path": str(path), "class": path.parent.name, "height": n / 2, "width": n, "text": f"n {n}", "format": "x"}
+        | {"channels": -n, "filename": f"{n}.tif", "ids": [n, n], "empty": None if n else 1.5, "note": "größe"}
+        for n, path in enumerate(sorted(photo_folder.glob("*/*.jpg"))[::12])
+    ]
+    (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tpufeed.shard(folder / "table.jsonl", folder / "dataset", workers=1).url, rows
+
+
+def test_a_table_s_own_columns_go_before_short_names(table, ops):
+    url, rows = table
+    names = ["image/filename", "height", "width", "text", "format", "channels", "filename", "note", "label"]
+    names += ["image/height", "image/class/text"]
+    batch = dict(zip(names, first(url, "train", columns=names, batch_size=8, ops=ops), strict=True))
+    by_path = {row["path"]: row for row in rows}
+    expected = [by_path[path] for path in batch["image/filename"]]
+    for name in names[1:8]:
+        assert batch[name].tolist() == [row[name] for row in expected]
+    assert (batch["height"].dtype, batch["width"].dtype) == (np.float32, np.int64)
+    assert batch["note"].dtype == object
+    classes = tpufeed.open_dataset(url).manifest.class_names
+    assert [classes[label] for label in batch["label"]] == [row["class"] for row in expected]
+    assert batch["image/class/text"].tolist() == [row["class"] for row in expected]
+    assert set(batch["image/height"]) <= {120, 160}
+    with pytest.raises(OptionError, match="no column 'x'; this dataset has") as raised:
+        first(url, "train", columns=["x"])
+    known = str(raised.value).partition(" has ")[2].split(", ")
+    assert len(set(known)) == len(known)
+    assert {"height", "image/height", "label", "ids"} < set(known)
+
+
+@pytest.mark.parametrize(("name", "stored"), [("ids", "int64"), ("empty", "float32")])
+def test_a_column_of_lists_or_with_missing_values_is_refused_at_once(name, stored, table, ops):
+    with pytest.raises(OptionError, match=rf"'{name}' cannot be batched: .* says {name} {stored}\[\].*filled in"):
+        tpufeed.numpy_loader(table[0], "train", columns=["image", name], ops=ops)
+
+
+def test_adopted_records_with_missing_values_are_bad_records(photo_folder, tmp_path, ops):
+    """They may be skipped; nobody can fill them in."""
+    photos = sorted(photo_folder.glob("*/*.jpg"))[::12]
+    examples = [
+        {"image": Feature("bytes", [path.read_bytes()]), "mask": Feature("int64", [7])}
+        | {"always": Feature("int64", [n]), "height": Feature("float", [n / 2])}
+        | ({"seldom": Feature("int64", [n])} if n == 2 else {})
+        for n, path in enumerate(photos)
+    ]
+    (tmp_path / "train-00000-of-00001.tfrecord").write_bytes(
+        b"".join(map(encode_record, map(encode_example, examples)))
+    )
+    tpufeed.adopt(tmp_path, label="none")
+    batch = first(tmp_path, "train", columns=["always", "height"], batch_size=8, ops=ops)
+    assert [values.tolist() for values in batch] == [list(range(8)), [n / 2 for n in range(8)]]
+    with pytest.raises(RecordError, match=r"record 0.*: seldom has 0 values, not 1; leave the column 'seldom' out"):
+        first(tmp_path, "train", columns=["image", "seldom"], batch_size=8, ops=ops)
+    with pytest.raises(OptionError, match="no column 'mask'"):
+        first(tmp_path, "train", columns=["image", "mask"])
 
 
 def test_images_that_differ_in_size_need_an_op_that_fixes_it(dataset_url):

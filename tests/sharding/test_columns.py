@@ -158,6 +158,26 @@ def test_digits_without_end_are_text():
     assert column(digits) == ("string", (), [[digits.encode()]])
 
 
+@pytest.mark.parametrize(
+    ("values", "warnings"),
+    [
+        (("1.5", "2", "tall", "n/a"), []),
+        (("1.5", "", "2", "tall", "4", "n/a"), ["x is text: row 4 says 'tall'; 3 of 5 are numbers"]),
+        ((1, 2, {"a": "b" * 99}), ["x is text: row 3 says {'a': '" + "b" * 33 + "; 2 of 3 are numbers"]),
+        (("007", "12", "13"), []),
+        ((2**63, 1, 2), []),
+        ((b"\xff", 1, 2), ["x is text: row 1 says b'\\xff'; 2 of 3 are numbers"]),
+        ((1, 2, 0.5), []),
+    ],
+    ids=str,
+)
+def test_a_few_values_that_are_no_numbers(values, warnings):
+    types = ColumnTypes()
+    for value in values:
+        types.add({"x": value})
+    assert list(types.iter_warnings()) == warnings
+
+
 def test_a_column_that_not_all_rows_have_is_of_any_length():
     schema, rows = features_of([{}, {"x": 1}, {"y": "b", "x": 2}])
     assert [(spec.name, spec.dtype, spec.shape) for spec in schema] == [("x", "int64", None), ("y", "string", None)]

@@ -60,6 +60,11 @@ def test_splits(text, splits):
     assert parse_splits(text) == splits
 
 
+def test_a_share_alone_is_no_split():
+    with pytest.raises(OptionError, match=r"'0\.9' is a share of no split; write them like train=0\.9,val=0\.1"):
+        parse_splits("0.9")
+
+
 @pytest.mark.parametrize("text", ["train=", "train=x", "train=0.9,val=", "train=50%", "train=0.9=0.1"])
 def test_what_is_no_split(text):
     with pytest.raises(OptionError, match=r"is no split; write them like train=0\.9,val=0\.1"):

@@ -20,6 +20,7 @@ from tpufeed.errors import (
     DatasetExistsError,
     DatasetNotFoundError,
     DuplicateWriterError,
+    OptionError,
     TooManyRejectsError,
 )
 from tpufeed.storage.memory import MemoryStore
@@ -226,8 +227,16 @@ def test_another_finished_dataset_is_not_touched(options, error, message, photo_
     shutil.copytree(photo_folder, tmp_path / "photos")
     tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=1)
     before = state_of(tmp_path / "d")
+    first, second, *_, last = sorted(
+        str(path.relative_to(tmp_path / "photos")) for path in (tmp_path / "photos").glob("*/*.jpg")
+    )
     if not options:
-        os.utime(min((tmp_path / "photos").glob("*/*.jpg")), ns=(0, 0))
+        os.utime(tmp_path / "photos" / second, ns=(0, 0))
+        os.utime(tmp_path / "photos" / last, ns=(0, 0))
+        (tmp_path / "photos" / first).rename(tmp_path / "photos" / f"{first}.png")
+        message += (
+            rf" then, 90 now; 2 changed \(the first: {second}\), 1 added \({first}\.png\), 1 gone \({first}\)\. No"
+        )
     with pytest.raises(error, match=message):
         tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=1, **options)
     assert state_of(tmp_path / "d") == before
@@ -341,3 +350,10 @@ def test_a_source_whose_path_is_not_utf8_is_refused(photo_folder, tmp_path):
     with pytest.raises(tpufeed.errors.SourceError, match=r"\\udcfftos', is not UTF-8; rename it"):
         tpufeed.shard(source, tmp_path / "d", workers=1)
     assert not (tmp_path / "d").exists()
+
+
+def test_a_dataset_never_takes_the_place_of_its_source(photo_folder):
+    before = sorted(path.name for path in photo_folder.iterdir())
+    with pytest.raises(OptionError, match="is the source itself; take another destination"):
+        tpufeed.shard(photo_folder, f"{photo_folder}/", workers=1)
+    assert sorted(path.name for path in photo_folder.iterdir()) == before

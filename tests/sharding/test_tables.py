@@ -14,6 +14,7 @@ from pyarrow import parquet
 import tpufeed
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError, UnknownSchemeError
+from tpufeed.sharding.build import preview_shard
 from tpufeed.sharding.files import resolve
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
@@ -147,14 +148,18 @@ def test_lists_missing_values_and_bytes(table, tmp_path):
         ('path,label\n"0.jpg,a\n', "csv", "line 2: unexpected end of data"),
         ('path,label\n"0.jpg"x,a\n', "csv", "line 2: .*expected after"),
         ("path,label\n0.jpg," + "y" * 200_000 + "\n", "csv", "line 2: field larger than field limit"),
-        ("path,label\n0.jpg,größe\n".encode("latin-1"), "csv", r"table\.csv: not UTF-8: .*b'\\xf6'"),
-        ("path,label\n0.jpg,a\n".encode("utf-16"), "csv", "not UTF-8"),
-        ("path\n0.jpg\n".encode("utf-16"), "tsv", "not UTF-8"),
+        ("path,label\n0.jpg,größe\n".encode("latin-1"), "csv", r"csv, line 2: not UTF-8: .*b'\\xf6'.*'CSV UTF-8'"),
+        (b"path,label\n" + b"0.jpg,a\n" * 3000 + b"\xe9.jpg,a\n", "csv", "line 3002: not UTF-8"),
+        (b"\xef\xbb\xbfpath,x\n\n0.jpg,\xe9\n", "csv", "line 3: not UTF-8"),
+        ("path,label\n0.jpg,a\n".encode("utf-16"), "csv", "like UTF-16, as Excel's .*; save it as 'CSV UTF-8'"),
+        ("path\n0.jpg\n".encode("utf-16"), "tsv", "it looks like UTF-16.*; save it as UTF-8"),
+        ("path;label;x\n0.jpg;a;1,5\n", "csv", r"line 2: 2 fields; .*separated by ';'; save it with commas"),
         ('{"path":"0.jpg"}\n[1]\n', "jsonl", r"line 2: \[1\] is no object"),
-        ('{"path":"0.jpg"}\n{"path":\n', "jsonl", "line 2: not JSON: .*Expecting value"),
+        ('{"path":"0.jpg"}\n{"path":\n', "jsonl", r"line 2: not JSON: Expecting value \(column 9\)$"),
+        ('{"path":"0.jpg","x":}\r\n', "jsonl", r"line 1: not JSON: Expecting value \(column 21\)$"),
         ('{"path":"0.jpg","x":' + "[" * 100_000 + "]" * 100_000 + "}\n", "jsonl", "line 1: not JSON: .*recursion"),
         ('{"path":"0.jpg","x":' + "9" * 5000 + "}\n", "jsonl", "line 1: not JSON: .*4300 digits"),
-        (b'{"path":"\xff.jpg"}\n', "jsonl", "not UTF-8"),
+        (b'{"path":"0.jpg"}\n{"path":"\xff.jpg"}\n', "jsonl", "line 2: not UTF-8: .*; save it as UTF-8"),
         (b"no parquet", "parquet.", ""),
     ],
 )
@@ -223,16 +228,16 @@ def test_a_table_without_rows(content, suffix, table, take):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image": "nope"}, r"has no column 'nope' for the image; it has path, label, x"),
+        ({"image": "nope"}, r"has no column 'nope' for the image; it has path, kind, empty$"),
         ({"label": "nope"}, "has no column 'nope' for the label"),
         ({"split_by": "nope"}, "has no column 'nope' for the split"),
         ({"split_by": "folder"}, "a table has no folders to split by"),
-        ({"label": "x"}, "no sample has a label in 'x'"),
+        ({"label": "empty"}, "no sample has a label in 'empty'"),
     ],
 )
 def test_columns_that_are_not_there(options, message, table, take):
     with pytest.raises(OptionError, match=message):
-        take(table("path,label,x\n0.jpg,a,\n"), **options)
+        take(table("path,kind,empty\n0.jpg,a,\n"), **options)
 
 
 @pytest.mark.parametrize("header", ["a;path", "a\tpath", "a,photo"])
@@ -248,9 +253,34 @@ def test_columns_are_found_by_their_names(column, table, take):
 
 
 def test_columns_can_be_named(table, take):
-    inventory, (item,) = take(table("path,photo,label,kind\nnope,0.jpg,7,cat\n"), image="photo", label="kind")
+    inventory, (item,) = take(table("path,photo,class,kind\nnope,0.jpg,7,cat\n"), image="photo", label="kind")
     assert (item.path, inventory.classes.names) == ("0.jpg", ("cat",))
-    assert [f.name for f in inventory.schema] == ["path", "label"]
+    assert [f.name for f in inventory.schema] == ["path", "class"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sample", {}, "'sample', as what loaders give themselves; .*: rename it in the table, like sample_column"),
+        ("mask", {}, "'mask', as what loaders give themselves"),
+        ("image", {}, "'image', as the image, which 'path' is taken for"),
+        ("label", {"label": "kind"}, "'label', as the label, which 'kind' is taken for"),
+    ],
+)
+def test_names_that_loaders_give_themselves(name, options, message, table, take):
+    """Nobody could ask a loader for such a column, or would get something else."""
+    rows = [{"path": f"{n % 10}.jpg", "kind": "a"} for n in range(3000)]
+    last = {"path": "0.jpg", "kind": "b", name: 1}
+    for some in ([last], [*rows, last]):
+        with pytest.raises(SourceError, match=rf"table\.jsonl: a column is called {message}"):
+            take(table(some, "jsonl"), **options)
+
+
+def test_names_that_loaders_give_themselves_are_no_trouble_where_they_mean_that(table, take):
+    inventory, _ = take(table("image,label,height\n0.jpg,a,3\n"))
+    assert [f.name for f in inventory.schema] == ["height"]
+    inventory, _ = take(table("image,label\n0.jpg,a\n"), label="none")
+    assert [f.name for f in inventory.schema] == ["label"]
 
 
 def test_without_labels_the_column_is_a_further_one(table, take):
@@ -348,10 +378,50 @@ def test_rows_may_stand_in_any_order(table, bytes_of, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("suffix", "separator", "remedy"),
+    [
+        ("csv", ";", "with commas, or with tabs as .tsv"),
+        ("csv", "\t", "with commas, or under a name that ends in .tsv"),
+        ("tsv", ",", "with tabs, or under a name that ends in .csv"),
+    ],
+)
+def test_another_separator_is_recognised(suffix, separator, remedy, table, take):
+    path = table(f"path{separator}label\n0.jpg{separator}a\n", suffix)
+    for options, problem in (({}, "none of its columns"), ({"image": "path"}, "has no column 'path' for the image")):
+        with pytest.raises(OptionError) as raised:
+            take(path, **options)
+        assert problem in str(raised.value)
+        assert str(raised.value).endswith(f". The file seems to be separated by {separator!r}; save it {remedy}")
+
+
+def test_columns_without_labels_are_warned_of(table, tmp_path):
+    """Whatever an earlier run has left; and not where nobody wants labels."""
+    path = table("path,species,height_cm\n0.jpg,rose,1.5\n1.jpg,tulip,tall\n2.jpg,rose,2\n3.jpg,rose,3\n")
+    unlabelled = (
+        "no labels: none of the columns species, height_cm is called label, class ...; give --label COLUMN, or "
+        "--label none"
+    )
+    text = "height_cm is text: row 2 says 'tall'; 3 of 4 are numbers"
+    assert preview_shard(path, tmp_path / "d").warnings == (unlabelled, text)
+    result = tpufeed.shard(path, tmp_path / "d", workers=1)
+    assert result.warnings == (unlabelled, text)
+    (tmp_path / "d/manifest.json").unlink()
+    again = tpufeed.shard(path, tmp_path / "d", workers=1)
+    assert (again.warnings, again.manifest.content_digest) == ((unlabelled,), result.manifest.content_digest)
+    for options in ({"label": "none"}, {"label": "species"}):
+        assert preview_shard(path, tmp_path / "e", **options).warnings == (text,)
+
+
+def test_a_table_of_paths_alone_is_not_warned_of(table, tmp_path):
+    assert preview_shard(table("path\n0.jpg\n"), tmp_path / "d").warnings == ()
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         (["train", ""], r"table\.csv, row 2: the column 'fold' says no split"),
-        (["train", "../x"], r"a split is named by letters.*not '\.\./x'"),
+        (["train", "../x"], r"table\.csv, row 2, column 'fold': a split is named by letters.*not '\.\./x'"),
+        (["train", "Train "], r"table\.csv, row 2, column 'fold': a split is named by letters.*not 'Train '"),
         (["train", "tr ain"], "a split is named by letters"),
         (["train-v0", "train"], "a split is named by letters"),
     ],

@@ -14,12 +14,11 @@ from tpufeed.cache.probe import Probe, probe_samples
 from tpufeed.cache.worker import ENTRY, REACH, CacheContext
 from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import is_stored, join_or_begin
-from tpufeed.dataset.engine import choose_engine
-from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.plan import check_same_plan, differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.rejects import parse_budget
 from tpufeed.dataset.space import check_space
+from tpufeed.dataset.stores import choose_engine, refuse_source
 from tpufeed.engines.engine import Engine, Job, available_cores
 from tpufeed.errors import DamageError, DatasetExistsError, DuplicateWriterError, ObjectNotFoundError, OptionError
 from tpufeed.images.ops import Custom, from_dict, to_dict
@@ -77,7 +76,7 @@ def warmup(  # noqa: PLR0913  # the public face
     identity = _identity(source, checked)
     if new_dir and _is_taken(destination, source, identity):
         destination = open_store(f"{destination.url}-{fingerprint(source.digest(), identity)[:12]}")
-    _refuse_source(source.stores[0], destination)
+    refuse_source(source.stores[0], destination)
     finished = _find_finished(destination, source, identity, overwrite)
     if finished is not None:
         return finished_result(finished)
@@ -220,16 +219,6 @@ def _find_finished(destination: Store, source: Warmable, identity: dict[str, Any
     if not overwrite:
         raise DatasetExistsError(_refusal(present, differing))
     return None
-
-
-def _refuse_source(source: Store, destination: Store) -> None:
-    """Raises OptionError where a cache would stand in its source, which --overwrite would remove."""
-    paths = [store.local_path(MANIFEST) for store in (source, destination)]
-    places = [
-        store.url if path is None else path.resolve() for store, path in zip((source, destination), paths, strict=True)
-    ]
-    if places[0] == places[1]:
-        raise OptionError(f"{destination.url} is the source itself; take another destination")
 
 
 def _differences(present: Dataset, source: Warmable, identity: dict[str, Any]) -> list[str]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import number_of, print_json, reports_errors, say
+from tpufeed.cli.console import print_json, reports_errors, say
 from tpufeed.cli.progress import Progress
+from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.dataset.adopt import AdoptListener, AdoptProgress, AdoptResult

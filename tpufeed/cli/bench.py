@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpufeed.cli import completion, flags
-from tpufeed.cli.console import complain, number_of, print_json, reports_errors, say
+from tpufeed.cli.console import complain, print_json, reports_errors, say
 from tpufeed.cli.tables import print_table
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError, StoreError, mask_secrets
 
 if TYPE_CHECKING:

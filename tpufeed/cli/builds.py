@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from tpufeed.cli.console import log_event, number_of, print_json, say, warn
+from tpufeed.cli.console import log_event, print_json, say, warn
 from tpufeed.cli.progress import Progress
 from tpufeed.cli.tables import print_table
+from tpufeed.diagnosis.wording import between, number_of
 from tpufeed.errors import OptionError
 
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
@@ -106,6 +107,8 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
 
 def print_build(result: "BuildResult", as_json: bool) -> None:
     """The summary of a finished build."""
+    from tpufeed.dataset.schema import further_features
+
     if as_json:
         print_json(build_report(result))
         return
@@ -116,14 +119,19 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
     rows = []
     for name, split in manifest.splits.items():
         sizes = [shard.bytes / 1e6 for variant in split.variants for shard in variant.shards]
-        each = f"{min(sizes):,.1f} to {max(sizes):,.1f}" if sizes else "-"
+        each = between(min(sizes), max(sizes), 1) if sizes else "-"
         rows.append((name, f"{split.records:,}", str(len(split.variants)), str(len(sizes)), f"{sum(sizes):,.1f}", each))
     print_table(result.url, ("split", "images", "variants", "shards", "MB", "MB a shard"), rows)
     for what, counts in (("stored", manifest.images), ("odd images", manifest.odd)):
         if counts:
             say(f"{what}: {_say(counts)}")
+    columns = [
+        f"{spec.name} {spec.dtype}" + "[]" * (spec.shape is None) for spec in further_features(manifest.features)
+    ]
+    if columns:
+        say(f"columns: {', '.join(columns)}")
     if result.ignored_files:
-        say(f"left out: {number_of(result.ignored_files, 'file')} not named as images are")
+        say(f"left out: {number_of(result.ignored_files, 'file')} not named as images are, see docs/shard.md")
     if result.listed_twice:
         say(f"listed more than once: {number_of(result.listed_twice, 'row')}")
     if result.rejects:

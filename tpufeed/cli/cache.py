@@ -9,9 +9,10 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build
 from tpufeed.cli.completion import one_of, ops
-from tpufeed.cli.console import number_of, print_json, reports_build_errors, say
+from tpufeed.cli.console import print_json, reports_build_errors, say
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
 from tpufeed.cli.tables import print_table
+from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.cache.build import CachePreview

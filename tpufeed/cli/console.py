@@ -11,7 +11,6 @@ from typing import Any, ParamSpec
 import typer
 
 from tpufeed import errors
-from tpufeed.diagnosis.wording import number_of as number_of
 from tpufeed.cli import CLOSED_PIPE, INTERRUPTED, TERMINATED, Stopped, drop_stdout
 from tpufeed.errors import StoreError, TpufeedError
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import number_of, print_json, reports_errors, say
+from tpufeed.cli.console import print_json, reports_errors, say
 from tpufeed.cli.tables import print_table
+from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.dataset.manifest import CacheInfo, Manifest, Split

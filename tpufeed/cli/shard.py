@@ -7,9 +7,10 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build
 from tpufeed.cli.completion import one_of
-from tpufeed.cli.console import number_of, print_json, reports_build_errors, say, warn
+from tpufeed.cli.console import print_json, reports_build_errors, say, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
 from tpufeed.cli.tables import print_table
+from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.engines.engine import Engine
@@ -143,9 +144,12 @@ def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
         for name, split in preview.splits.items()
     ]
     print_table(preview.destination, ("split", "images", "shards", "MB, about", "MB a shard"), rows)
-    say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {preview.classes:,} classes")
+    classes = number_of(preview.classes, "class", "classes")
+    say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
     if preview.ignored_files:
-        say(f"left out: {number_of(preview.ignored_files, 'file')} not named as images are")
+        say(
+            f"left out: {number_of(preview.ignored_files, 'file')} not named as images are, see docs/shard.md"
+        )
     if preview.listed_twice:
         say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
     say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")

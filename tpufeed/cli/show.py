@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from tpufeed.cli import completion, flags
-from tpufeed.cli.console import number_of, print_json, reports_errors, say, warn
+from tpufeed.cli.console import print_json, reports_errors, say, warn
+from tpufeed.diagnosis.wording import number_of
 
 _SHEET = "Sheet"
 

@@ -8,8 +8,9 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.completion import one_of
-from tpufeed.cli.console import complain, number_of, print_json, reports_errors, say
+from tpufeed.cli.console import complain, print_json, reports_errors, say
 from tpufeed.cli.progress import Progress
+from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.dataset.verify import Verified, VerifyListener, VerifyProgress

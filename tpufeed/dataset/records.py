@@ -228,7 +228,7 @@ class Reader:
                 return None if self._stage is None else self._stage.open(*self._remote.to_stage([shard]))
             return None
         path = self._store.local_path(entry.name)
-        return None if path is None else memoryview(_map_file(path, entry))
+        return None if path is None else memoryview(_map_file(path, entry, self._dataset.url))
 
 
 class _OpenShard(NamedTuple):
@@ -238,14 +238,12 @@ class _OpenShard(NamedTuple):
     offsets: Offsets
 
 
-def _map_file(path: Path, shard: Shard) -> mmap.mmap | bytes:
+def _map_file(path: Path, shard: Shard, url: str) -> mmap.mmap | bytes:
     try:
         with open(path, "rb", opener=open_plain) as file:
             size = file.seek(0, 2)
             if size != shard.bytes:
-                raise ShardError(
-                    f"{path} has {size} bytes; the manifest says {shard.bytes}. Run: tpufeed verify {path.parent}"
-                )
+                raise ShardError(f"{path} has {size} bytes; the manifest says {shard.bytes}. Run: tpufeed verify {url}")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except OSError as error:
         raise ShardError(

@@ -1,6 +1,7 @@
 """Features of a record: their keys, and the fixed layout that follows from a schema."""
 
 import itertools
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -45,6 +46,12 @@ def record_schema(labelled: bool) -> tuple[FeatureSpec, ...]:
     sizes = tuple(FeatureSpec(name, "int64") for name in (HEIGHT, WIDTH, CHANNELS))
     text = (FeatureSpec(TEXT, "string"),) if labelled else ()
     return (image, *label, *sizes, FeatureSpec(FORMAT, "string"), FeatureSpec(FILENAME, "string"), *text)
+
+
+def further_features(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
+    """Those that have no name of tpufeed's own: the columns of a user's table."""
+    own = {TENSOR, *(spec.name for spec in record_schema(labelled=True))}
+    return tuple(spec for spec in features if spec.name not in own)
 
 
 def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:

@@ -13,6 +13,7 @@ from tpufeed.errors import OptionError, RecordError
 from tpufeed.tfrecord.example import Feature
 
 IMAGE, SAMPLE, MASK = "image", "sample", "mask"
+_OWN_NAMES = frozenset({IMAGE, SAMPLE, MASK})  # what loaders make; no feature can be asked for by these
 _FEATURE_OF_NAME = {
     "label": schema.LABEL,
     "text": schema.TEXT,
@@ -44,7 +45,10 @@ class Column:
         """The one value of a parsed record. Raises RecordError where there is not exactly one."""
         feature = features.get(self.key)
         if feature is None or len(feature.values) != 1:
-            raise RecordError(f"{where}: {self.key} has {0 if feature is None else len(feature.values)} values, not 1")
+            raise RecordError(
+                f"{where}: {self.key} has {0 if feature is None else len(feature.values)} values, not 1; leave the "
+                f"column {self.name!r} out, or give each sample one value"
+            )
         value = feature.values[0]
         if isinstance(value, memoryview):
             return str(value, "utf-8") if self.dtype == "string" else bytes(value)
@@ -65,12 +69,24 @@ def resolve_columns(manifest: Manifest, names: Sequence[str] | Literal["default"
 
 
 def find_column(manifest: Manifest, name: str) -> Column:
-    """The column `name`. Raises OptionError."""
-    wanted = _FEATURE_OF_NAME.get(name, name)
+    """The column `name`: a feature of exactly this name goes before what it is short for, except for labels.
+
+    Raises:
+        OptionError: the dataset does not have it, or it has no value, or several, in some samples.
+    """
+    features = {feature.name: feature for feature in manifest.features[1:]}
+    short = _FEATURE_OF_NAME.get(name, name)
+    wanted = name if name in features and (name != "label" or not manifest.labelled) else short
+    if wanted not in features or wanted in _OWN_NAMES:
+        shorts = [short for short, feature in _FEATURE_OF_NAME.items() if feature in features]
+        known = dict.fromkeys((IMAGE, SAMPLE, *shorts, *sorted(features.keys() - _OWN_NAMES)))
+        raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}")
+    feature = features[wanted]
+    if feature.shape is None and manifest.options.get("command") != "adopt":  # of others' records one may be skipped
+        raise OptionError(
+            f"the column {name!r} cannot be batched: some samples have no value in it, or several (`tpufeed info` says "
+            f"{feature.name} {feature.dtype}[]). Leave it out of columns=; missing values can be filled in the source, "
+            "and the dataset built anew; lists cannot be batched"
+        )
     ints = schema.fixed_ints(manifest.features)
-    for feature in manifest.features[1:]:
-        if feature.name == wanted:
-            return Column(name, feature.key, feature.dtype, ints.index(wanted) if wanted in ints else None)
-    present = {feature.name for feature in manifest.features[1:]}
-    short = [short for short, feature in _FEATURE_OF_NAME.items() if feature in present]
-    raise OptionError(f"no column {name!r}; this dataset has {', '.join((IMAGE, SAMPLE, *short, *sorted(present)))}")
+    return Column(name, feature.key, feature.dtype, ints.index(wanted) if wanted in ints else None)

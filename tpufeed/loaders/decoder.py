@@ -19,7 +19,7 @@ from tpufeed.images.pipeline import Pipeline
 from tpufeed.tfrecord.layout import FixedLayout
 
 _NO_SIZE = (
-    "its images differ in size and none of the ops fixes one; pass for training "
+    "its images may differ in size and none of the ops fixes one; pass for training "
     "ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), CenterCrop(224)] "
     "(from tpufeed.images)"
 )

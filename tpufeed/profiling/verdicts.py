@@ -19,7 +19,8 @@ def few_steps(steps: int) -> tuple[str, ...]:
     """Why figures of so few steps after the first one say little, as sentences."""
     if steps >= _FEWEST_STEPS:
         return ()
-    return (f"{steps} step{' was' if steps == 1 else 's were'} measured after the first one, {_FEWEST_STEPS} are the fewest that say anything",)
+    were = "step was" if steps == 1 else "steps were"
+    return (f"{steps} {were} measured after the first one, {_FEWEST_STEPS} are the fewest that say anything",)
 
 
 def say_verdict(idle_percent: float) -> str:

@@ -3,21 +3,23 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
 from tpufeed.dataset.advice import iter_warnings
 from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import join_or_begin
-from tpufeed.dataset.engine import choose_engine
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.rejects import parse_budget
 from tpufeed.dataset.space import check_space
+from tpufeed.dataset.stores import choose_engine, refuse_source
 from tpufeed.engines.engine import Engine, Job, available_cores
 from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError
+from tpufeed.sharding.advice import iter_label_warnings
+from tpufeed.sharding.changes import describe_changes
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, plan_shards
@@ -68,25 +70,32 @@ def shard(  # noqa: PLR0913  # the public face
     checked, budget = make_options(options), parse_budget(max_rejects)
     source, destination = open_store(src), open_store(dst)
     chosen = choose_engine(engine, workers, source, destination)
+    refuse_source(source, destination)
     if not overwrite:
         finished = find_dataset(destination)
         if finished is not None:
             _check_same_dataset(finished, source.url, checked)
             return finished_result(finished)
 
+    warnings: list[str] = []
+
     def make_plan(path: Path, freed_bytes: int) -> None:
-        write_shard_plan(path, source.url, destination, checked, freed_bytes)
+        warnings[:] = write_shard_plan(path, source.url, destination, checked, freed_bytes)
 
     with chosen.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source.url, checked.to_dict(), make_plan, overwrite)
         job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images), REACH)
-        return run_build(Build(destination, plan, job, chosen, budget, joined), listener)
+        result = run_build(Build(destination, plan, job, chosen, budget, joined), listener)
+    unlabelled = iter_label_warnings(source.url, checked.label, plan.header.features)
+    return replace(result, warnings=(*unlabelled, *warnings, *result.warnings))
 
 
-def write_shard_plan(path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int) -> None:
+def write_shard_plan(
+    path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int
+) -> tuple[str, ...]:
     """Write the plan of a build to a new file, in memory that does not grow with the inputs.
 
-    `freed_bytes` of the destination will be removed before there are shards.
+    `freed_bytes` of the destination will be removed before there are shards. Gives what the source is to be warned of.
 
     Raises:
         OptionError, NoInputsError, SourceError: the source cannot be understood.
@@ -98,6 +107,7 @@ def write_shard_plan(path: Path, source: str, destination: Store, options: Shard
         size = sum(size for _, size in count_shards(inventory, options, estimate).values())
         check_space(destination, size, freed_bytes)
         write_plan(path, *plan_shards(inventory, options, estimate, source))
+        return inventory.warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +178,8 @@ def preview_shard(
         probe = probe_images(inventory, checked.images)
         shards, totals = count_shards(inventory, checked, probe.estimate), inventory.totals()
         splits = {name: SplitPreview(totals[name][0], count, int(size)) for name, (count, size) in shards.items()}
-        warnings = [
+        warnings = [*iter_label_warnings(source.url, checked.label, inventory.features), *inventory.warnings]
+        warnings += [
             warning
             for name, (count, size) in shards.items()
             for warning in iter_warnings(name, count, size, checked.hosts)
@@ -212,17 +223,18 @@ def take_inventory(source: str, options: ShardOptions) -> Iterator[Inventory]:
 def _check_same_dataset(finished: Dataset, source: str, options: ShardOptions) -> None:
     """Raises where the dataset that stands is not what the call would build now."""
     try:
-        header = read_plan(finished.store).header
+        plan = read_plan(finished.store)
     except ObjectNotFoundError:
         raise DatasetExistsError(
             f"{finished.url} already holds a dataset (see: tpufeed info {finished.url}), and {PLAN}, which would say "
             "whether it is this one, is gone; nothing was changed. Take another destination, or say --overwrite"
         ) from None
-    check_same_plan(finished.store, header, KIND, source, options.to_dict())
+    check_same_plan(finished.store, plan.header, KIND, source, options.to_dict())
     with take_inventory(source, options) as inventory:
-        if inventory.digest() != header.input_digest:
+        if inventory.digest() != plan.header.input_digest:
+            changes = describe_changes(finished.store, plan, inventory)
             raise DatasetExistsError(
                 f"{finished.url} already holds the dataset of this command, but {source} has changed since: "
-                f"{header.notes['images']:,} inputs then, {len(inventory):,} now. Nothing was changed. Take another "
-                "destination, or say --overwrite to build it anew"
+                f"{plan.header.notes['images']:,} inputs then, {len(inventory):,} now{changes and '; '}{changes}. "
+                "Nothing was changed. Take another destination, or say --overwrite to build it anew"
             )

@@ -4,7 +4,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tpufeed.tfrecord.example import Feature
 _RESERVED = frozenset(spec.name for spec in record_schema(labelled=True)) | {"image/tensor"}
 _DIGITS = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
+_SAID = 40  # characters of a value
 _LONGEST_INTEGER = 30  # digits, more than 64 bits hold
 _LARGEST_FLOAT = 3.4028234663852886e38  # of 32 bits
 _WIDER = {("int64", "float32"): "float32", ("float32", "int64"): "float32"}
@@ -26,6 +27,9 @@ class _Column:
     dtype: DType | None = None
     single: bool = True
     rows: int = 0
+    values: int = 0
+    numbers: int = 0
+    odd: tuple[int, str] | None = None  # row and value of the first that is no number
 
 
 class ColumnTypes:
@@ -54,10 +58,10 @@ class ColumnTypes:
             if isinstance(value, list | tuple):
                 column.single = False
                 for item in value:
-                    _widen(column, item)
+                    _widen(column, item, self._rows)
             elif not _is_missing(value):
                 column.rows += 1
-                _widen(column, value)
+                _widen(column, value, self._rows)
 
     def schema(self) -> tuple[FeatureSpec, ...]:
         """The features, in the order in which the columns were met."""
@@ -65,6 +69,13 @@ class ColumnTypes:
             FeatureSpec(name, column.dtype or "string", () if column.single and column.rows == self._rows else None)
             for name, column in self._columns.items()
         )
+
+    def iter_warnings(self) -> Iterator[str]:
+        """About columns that are text though more than half of their values are numbers; rows count from 1."""
+        for name, column in self._columns.items():
+            if column.dtype == "string" and column.odd is not None and column.numbers * 2 > column.values:
+                row, value = column.odd
+                yield f"{name} is text: row {row} says {value}; {column.numbers:,} of {column.values:,} are numbers"
 
 
 def encode_values(
@@ -116,11 +127,21 @@ def _is_missing(value: Any) -> bool:
     return value is None or value == ""
 
 
-def _widen(column: _Column, value: Any) -> None:
+def _widen(column: _Column, value: Any, row: int) -> None:
     if _is_missing(value):
         return
     found = _type_of(value)
+    column.values += 1
+    if found in ("int64", "float32"):
+        column.numbers += 1
+    elif column.odd is None and not _is_number(value):
+        column.odd = row, repr(value)[:_SAID]
     column.dtype = found if column.dtype in (None, found) else _WIDER.get((column.dtype, found), "string")  # type: ignore[assignment]
+
+
+def _is_number(value: Any) -> bool:
+    """Also one that a feature of numbers does not hold: 007, and what is too large."""
+    return isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
 
 
 def _type_of(value: Any) -> DType:

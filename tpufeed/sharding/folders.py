@@ -7,7 +7,7 @@ from tpufeed.sharding.files import listing
 from tpufeed.sharding.rows import Found, Row
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
-SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 _SHOWN = 3
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import Input
+from tpufeed.dataset.schema import FeatureSpec, record_schema
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
 from tpufeed.sharding.labels import Classes, bad_label, make_classes
@@ -40,6 +41,7 @@ class Inventory:
         splits: names, in the order of the dataset.
         ignored_files: which are no images by their names.
         labelled: whether inputs have labels.
+        warnings: columns of a table that are text by a few values only, as sentences.
     """
 
     def __init__(self, folder: Path, source: Source, options: ShardOptions) -> None:
@@ -88,6 +90,7 @@ class Inventory:
             make_classes(labels, options.classes, source.kind == "folder") if self.labelled else Classes((), {})
         )
         self.schema = types.schema()
+        self.warnings = tuple(types.iter_warnings()) if source.kind == "table" else ()
         self.ignored_files = found.ignored_files
 
     def close(self) -> None:
@@ -102,6 +105,11 @@ class Inventory:
 
     def __len__(self) -> int:
         return int(self._query("SELECT COUNT(*) FROM inputs").fetchone()[0])
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        """Of the records."""
+        return (*record_schema(self.labelled), *self.schema)
 
     def totals(self) -> dict[str, tuple[int, int, int]]:
         """By split: inputs, bytes of their files, and bytes of their paths and columns."""

@@ -128,6 +128,8 @@ def parse_splits(text: str) -> dict[str, float]:
     for part in text.split(","):
         name, equals, share = part.partition("=")
         name = name.strip()
+        if not equals and name.replace(".", "", 1).isdigit():
+            raise OptionError(f"{part!r} is a share of no split; write them like train=0.9,val=0.1")
         try:
             value = float(share) if equals else 1.0
         except ValueError:

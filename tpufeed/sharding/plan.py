@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tpufeed.dataset.plan import Input, PlanHeader, Task
-from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import OptionError
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
@@ -70,7 +69,7 @@ def plan_shards(
         splits={name: count for name, (count, _) in shards.items()},
         variants=None,
         class_names=inventory.classes.names,
-        features=(*record_schema(inventory.labelled), *inventory.schema),
+        features=inventory.features,
         base=inventory.base,
         notes={
             "images": len(inventory),

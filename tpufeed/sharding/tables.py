@@ -1,5 +1,6 @@
 """A table of images: CSV, TSV, JSON lines or Parquet with a column of paths."""
 
+import codecs
 import csv
 import io
 import itertools
@@ -7,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
+from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError, StoreError
 from tpufeed.sharding.files import Files, resolve
 from tpufeed.sharding.rows import Label, Row
@@ -16,6 +18,12 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
 _LABEL_COLUMNS = ("label", "class", "category", "cls")
+_LOADERS_OWN = ("image", "sample", "mask")
+_SEPARATORS = {
+    ".csv": {";": "with commas, or with tabs as .tsv", "\t": "with commas, or under a name that ends in .tsv"},
+    ".tsv": {",": "with tabs, or under a name that ends in .csv", ";": "with tabs"},
+}
+_BYTES_AT_ONCE = 1 << 20
 _ROWS_AT_ONCE = 2048
 
 Record = Mapping[str, Any]
@@ -30,12 +38,23 @@ class TableColumns:
         if self.image is None:
             raise OptionError(
                 f"{where}: none of its columns ({', '.join(names)}) is called {', '.join(_IMAGE_COLUMNS[:4])} or the "
-                "like; say which one holds the paths of the images: --image COLUMN"
+                f"like; say which one holds the paths of the images: --image COLUMN{_say_separator(names, where)}"
             )
         self.label = (
             None if label == "none" else self._guess(_LABEL_COLUMNS) if label == "auto" else self._find("label", label)
         )
         self.split = None if split is None else self._find("split", split)
+
+    def check_others(self, records: Iterable[Record]) -> None:
+        """Raises SourceError for a further column that has the name of what a loader gives itself."""
+        names = set[str]().union(*records) - {self.image, self.label, self.split}
+        for name in sorted(names.intersection(_LOADERS_OWN if self.label is None else (*_LOADERS_OWN, "label"))):
+            taken = {"image": self.image, "label": self.label}.get(name)
+            as_what = "what loaders give themselves" if taken is None else f"the {name}, which {taken!r} is taken for"
+            raise SourceError(
+                f"{self._where}: a column is called {name!r}, as {as_what}; no loader could be asked for it: rename it "
+                f"in the table, like {name}_column"
+            )
 
     def others(self, record: Record) -> Record:
         """The values of a record that are neither image, label nor split."""
@@ -43,7 +62,10 @@ class TableColumns:
 
     def _find(self, what: str, name: str) -> str:
         if name not in self._names:
-            raise OptionError(f"{self._where} has no column {name!r} for the {what}; it has {', '.join(self._names)}")
+            raise OptionError(
+                f"{self._where} has no column {name!r} for the {what}; it has "
+                f"{', '.join(self._names)}{_say_separator(self._names, self._where)}"
+            )
         return name
 
     def _guess(self, candidates: Sequence[str]) -> str | None:
@@ -78,6 +100,7 @@ def iter_table(store: Store, name: str, image: str | None, label: str, split: st
             columns = TableColumns(where, names, image, label, split)
             numbered = enumerate(itertools.chain(first, records), 1)
             while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
+                columns.check_others(record for _, record in chunk)
                 yield from _to_rows(chunk, columns, files, where)
         except StoreError as error:
             raise SourceError(f"{where} cannot be read: {error}") from error
@@ -133,7 +156,10 @@ def _to_split(record: Record, columns: TableColumns, where: str) -> str | None:
     value = record.get(columns.split)
     if value is None or value == "":
         raise SourceError(f"{where}: the column {columns.split!r} says no split; fill it in, or leave the row out")
-    return str(value)
+    try:
+        return check_split_name(str(value))
+    except OptionError as error:
+        raise OptionError(f"{where}, column {columns.split!r}: {error}") from None
 
 
 def to_label(value: Any) -> Label:
@@ -147,7 +173,7 @@ def to_label(value: Any) -> Label:
     if isinstance(value, list | tuple | dict):
         raise SourceError(
             f"{str(value)[:60]} is no label: a sample has one class. To keep the values as a further column, say "
-            "--label none, or which column is the label"
+            "--label none; or call it otherwise, and say which column is the label"
         )
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -166,15 +192,32 @@ def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
         if suffix in (".jsonl", ".ndjson")
         else _iter_csv(text, "\t" if suffix == ".tsv" else ",", where)
     )
-    return _checked(text, records, where)
+    return _checked(file, text, records, where)
 
 
-def _checked(text: io.TextIOWrapper, records: Iterable[Record], where: str) -> Iterator[Record]:
-    try:
-        with text:
+def _checked(file: BinaryIO, text: io.TextIOWrapper, records: Iterable[Record], where: str) -> Iterator[Record]:
+    with text:
+        try:
             yield from records
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{where}: not UTF-8: {error.reason} ({error.object[error.start : error.end]!r})") from error
+        except UnicodeDecodeError as error:
+            raise _not_utf8(file, error, where) from error
+
+
+def _not_utf8(file: BinaryIO, error: UnicodeDecodeError, where: str) -> SourceError:
+    """Which line it is follows from how far the file was read: what failed ends there."""
+    left = place = file.tell() - len(error.object) + error.start
+    wanted = "'CSV UTF-8'" if where.lower().endswith(".csv") else "UTF-8"
+    file.seek(0)
+    if not place and file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return SourceError(
+            f"{where}: not UTF-8: it looks like UTF-16, as Excel's 'Unicode text' is; save it as {wanted}"
+        )
+    line = 1
+    while left:
+        block = file.read(min(left, _BYTES_AT_ONCE))
+        line, left = line + block.count(b"\n"), left - len(block) if block else 0
+    found = error.object[error.start : error.end]
+    return SourceError(f"{where}, line {line}: not UTF-8: {error.reason} ({found!r}); save it as {wanted}")
 
 
 def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Record]:
@@ -189,11 +232,20 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
             if len(fields) != len(header):
                 raise SourceError(
                     f"{where}, line {reader.line_num}: {len(fields)} fields; the header has {len(header)} "
-                    f"({', '.join(header)})"
+                    f"({', '.join(header)}){_say_separator(header, where)}"
                 )
             yield dict(zip(header, (field or None for field in fields), strict=True))
     except csv.Error as error:
         raise SourceError(f"{where}, line {reader.line_num}: {error}") from error
+
+
+def _say_separator(names: Sequence[str], where: str) -> str:
+    """What is wrong where a single name holds what other programs separate columns by."""
+    suffix = where[-4:].lower()
+    for separator, remedy in _SEPARATORS.get(suffix, {}).items():
+        if len(names) == 1 and separator in names[0]:
+            return f". The file seems to be separated by {separator!r}; save it {remedy}"
+    return ""
 
 
 def _check_names(names: Sequence[str], where: str) -> None:
@@ -206,9 +258,11 @@ def _iter_json(text: io.TextIOWrapper, where: str) -> Iterator[Record]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line.rstrip("\r\n"))
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"{where}, line {number}: not JSON: {error}") from error
+            # The decoder counts lines within this one.
+            said = f"{error.msg} (column {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else error
+            raise SourceError(f"{where}, line {number}: not JSON: {said}") from error
         if not isinstance(record, dict):
             raise SourceError(f"{where}, line {number}: {line.strip()[:60]} is no object; expected one a line")
         yield record

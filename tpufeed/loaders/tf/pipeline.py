@@ -49,7 +49,7 @@ class GraphPipeline:
         size = pipeline.output_size(self._stored_size)
         if size is None:
             raise OptionError(
-                "images differ in size and none of the ops fixes one; pass for training "
+                "images may differ in size and none of the ops fixes one; pass for training "
                 "ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), CenterCrop(224)]"
             )
         self.output_shape = (*size, 3)

@@ -1,5 +1,6 @@
-"""The engine of a build, which has to see the build's stores."""
+"""The stores of a build: its engine has to see them, and the destination is not the source."""
 
+from tpufeed.dataset.naming import MANIFEST
 from tpufeed.engines.choice import LOCAL, make_engine
 from tpufeed.engines.engine import Engine
 from tpufeed.engines.serial import SerialEngine
@@ -27,3 +28,13 @@ def choose_engine(engine: Engine | str | None, workers: int | None, *stores: Sto
     if engine in (None, LOCAL):
         return SerialEngine()
     raise OptionError(f"only this process sees {hidden[0]}, and no worker of engine={name!r} does")
+
+
+def refuse_source(source: Store, destination: Store) -> None:
+    """Raises OptionError where a build would stand in its source, which --overwrite would remove."""
+    paths = [store.local_path(MANIFEST) for store in (source, destination)]
+    places = [
+        store.url if path is None else path.resolve() for store, path in zip((source, destination), paths, strict=True)
+    ]
+    if places[0] == places[1]:
+        raise OptionError(f"{destination.url} is the source itself; take another destination")
