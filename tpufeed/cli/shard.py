@@ -147,9 +147,7 @@ def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
     classes = number_of(preview.classes, "class", "classes")
     say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
     if preview.ignored_files:
-        say(
-            f"left out: {number_of(preview.ignored_files, 'file')} not named as images are, see docs/shard.md"
-        )
+        say(f"left out: {number_of(preview.ignored_files, 'file')} not named as images are, see docs/shard.md")
     if preview.listed_twice:
         say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
     say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
