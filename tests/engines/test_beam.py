@@ -190,6 +190,7 @@ def test_another_version_on_workers_is_one_failure_that_names_both(tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long  # Beam gives up slowly
 def test_workers_without_tpufeed_are_told_of_once(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nif 'apache_beam.runners.worker.sdk_worker_main' in sys.orig_argv:\n"

@@ -233,6 +233,7 @@ def gate(gates):
         path.unlink()
 
 
+@pytest.mark.long  # a cluster of its own; signals have tests in faults/
 def test_the_command_goes_on_where_ctrl_c_has_stopped_it(cluster, gated, gates, gate, tmp_path):
     command = [Path(sys.executable).with_name("tpufeed"), "cache", "warmup", gated.with_name("dataset"), tmp_path / "c"]
     command += ["--op", OPS[0], "--op", OPS[1], "--shard-size", "40KB"]

@@ -30,6 +30,7 @@ def sources(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict
     return found
 
 
+@pytest.mark.long  # each loader is a process with its framework
 def test_loaders_are_measured_and_compared_and_absent_ones_say_so(bench: ModuleType, sources: dict[str, Any]) -> None:
     options = argparse.Namespace(repeats=1, seconds=0.01)
     found = bench.summary("presized", bench.measure(sources["presized"], [*MEASURED, ABSENT], options))

@@ -70,12 +70,14 @@ def _logging(as_lines: bool) -> Iterator[None]:
     """Show what tpufeed warns of. Other packages log the errors that we handle, with their traces: they are silent."""
     logging.basicConfig(level=logging.CRITICAL, handlers=[logging.NullHandler()])
     ours, handler = logging.getLogger("tpufeed"), _EventHandler() if as_lines else _LineHandler()
+    level = ours.level
     ours.setLevel(logging.WARNING)
     ours.addHandler(handler)
     try:
         yield
     finally:
         ours.removeHandler(handler)
+        ours.setLevel(level)
 
 
 class _LineHandler(logging.Handler):

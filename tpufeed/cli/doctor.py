@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -130,8 +131,7 @@ def doctor_command(
         steps=clock,
         profile=profile,
     )
-    logging.getLogger("tpufeed.loaders").setLevel(logging.ERROR)  # or each measurement lists the same bad records
-    with Status("measuring") as line:
+    with _quiet_loaders(), Status("measuring") as line:
         diagnosis = examine(url, options, line.say)
         if report is not None:
             _write_report(report, diagnosis, options, line.say)
@@ -141,6 +141,18 @@ def doctor_command(
     _print(diagnosis)
     if report is not None:
         say(f"report: {report}")
+
+
+@contextmanager
+def _quiet_loaders() -> Iterator[None]:
+    """Or each measurement lists the same bad records."""
+    logger = logging.getLogger("tpufeed.loaders")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _write_report(path: Path, diagnosis: "Diagnosis", options: "DoctorOptions", tell: "Listener") -> None:

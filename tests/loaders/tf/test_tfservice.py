@@ -87,6 +87,7 @@ def test_an_evaluation_sees_each_sample_once_or_once_a_worker(service, cache_url
         assert sorted(real) == sorted(list(range(26)) * (2 if sharding == "off" else 1))
 
 
+@pytest.mark.long  # a service of its own
 def test_a_worker_that_is_killed_costs_no_more_than_what_it_had(cache_url):
     with serve() as (target, workers):
         dataset = tpufeed.tf_dataset(cache_url, service=target, repeat=True, batch_size=5, columns=COLUMNS)
