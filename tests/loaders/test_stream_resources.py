@@ -166,6 +166,27 @@ def test_loaders_that_are_forgotten_take_their_threads_along(cache_url, damage, 
         gc.enable()
 
 
+def test_a_batch_that_is_given_up_while_it_is_waited_for_keeps_no_thread(dataset_url, ops):
+    started = set()
+    gc.disable()
+    try:
+        give_up(dataset_url, ops, started)
+        assert started
+        assert wait_until_gone(started)
+    finally:
+        gc.enable()
+
+
+def give_up(url, ops, started):
+    iterator = iter(make(url, ops=ops, threads=1, prefetch=60, batch_size=1))
+    next(iterator)
+    started |= set(decoding_threads())
+    for pending in iterator._pending:
+        pending.cancel()
+    with pytest.raises(LoaderError, match="closed while a batch was waited for"):
+        list(iterator)
+
+
 def forget(url, how, started):
     loader = make(url)
     if how == "not finished":

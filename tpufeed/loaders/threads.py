@@ -93,8 +93,8 @@ class ThreadPending:
         for future in self._futures:
             try:
                 error = future.exception(min(TIMEOUT_MAX, max(0.0, deadline - monotonic())))
-            except CancelledError as cancelled:
-                error = cancelled
+            except CancelledError:
+                error = CancelledError()  # that one's traceback holds this frame, which would hold it: a cycle again
             except TimeoutError:
                 raise Overdue from None
             if error is not None and first is None:
