@@ -1,13 +1,12 @@
 """`tpufeed bench`."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tpufeed.cli import completion, flags
-from tpufeed.cli.console import complain, print_json, reports_errors, say
+from tpufeed.cli.console import complain, find_own_modules, print_json, reports_errors, say
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError, StoreError, mask_secrets
@@ -124,8 +123,7 @@ def bench_command(
       tpufeed bench gs://bucket/flowers-224 --loader tf --tpu v5e-8 --batch 1024 --report bench.html
       tpufeed bench flowers-224 --device emulated --step-ms 40 --batch 256 --steps 100 --save result.json
     """
-    if str(Path.cwd()) not in sys.path:  # of functions that --op names, as `tpufeed cache warmup` finds them
-        sys.path.append(str(Path.cwd()))
+    find_own_modules()
     from tpufeed.diagnosis.bench import bench
     from tpufeed.diagnosis.feeds.options import BenchOptions
     from tpufeed.diagnosis.report import check_report_path, write_report

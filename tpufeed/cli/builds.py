@@ -11,7 +11,9 @@ from tpufeed.diagnosis.wording import between, number_of
 from tpufeed.errors import OptionError
 
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
+    from tpufeed.cache.build import CachePreview
     from tpufeed.dataset.build import BuildProgress, BuildResult
+    from tpufeed.sharding.build import Preview
 
 _LOG_SECONDS = 1.0
 
@@ -144,6 +146,13 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
     again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
     say(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
     say(f"dataset: {result.url}")
+
+
+def say_cost(preview: "Preview | CachePreview") -> None:
+    """Room and time that a build would take."""
+    free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
+    say(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
+    say(f"time: about {preview.seconds:,.0f} s")
 
 
 def _say(counts: dict[str, int]) -> str:

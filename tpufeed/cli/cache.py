@@ -1,15 +1,13 @@
 """`tpufeed cache warmup`, also `python -m tpufeed.cache warmup`."""
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build
+from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build, say_cost
 from tpufeed.cli.completion import one_of, ops
-from tpufeed.cli.console import print_json, reports_build_errors, say
+from tpufeed.cli.console import find_own_modules, print_json, reports_build_errors, say
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
@@ -124,8 +122,7 @@ def warmup_command(
       tpufeed cache warmup flowers flowers-256 --op 'Resize(256)' --op 'CenterCrop(256)' --final 'RandomCrop(224)'
       tpufeed cache warmup photos gs://bucket/photos-224 --split train=0.9,val=0.1 --encode jpeg --dry-run
     """
-    if str(Path.cwd()) not in sys.path:  # as `python -m` has it; last, so that a file here hides no module
-        sys.path.append(str(Path.cwd()))
+    find_own_modules()
     from tpufeed.cache.build import preview_warmup, warmup
     from tpufeed.images.parsing import parse_op
 
@@ -177,9 +174,7 @@ def _print_preview(preview: "CachePreview", engine: "Engine | None") -> None:
     print_table(preview.destination, ("split", "samples", "variants", "shards"), rows)
     say(f"source: {preview.source}")
     say(f"tried: {number_of(preview.probed, 'sample')}, {preview.seconds_a_sample * 1e3:,.1f} ms of one core each")
-    free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
-    say(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
-    say(f"time: about {preview.seconds:,.0f} s")
+    say_cost(preview)
     say(f"fingerprint: {preview.fingerprint}")
     for line in describe(engine):
         say(line)

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import typer
@@ -119,6 +120,13 @@ def complain(text: object) -> None:
 def warn(message: str) -> None:
     """A line on stderr that changes no exit code."""
     complain(f"warning: {message}")
+
+
+def find_own_modules() -> None:
+    """Functions that --op names are found in the current folder, as by `python -m`; last, so it hides no module."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 def print_json(facts: Any) -> None:

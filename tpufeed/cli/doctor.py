@@ -1,7 +1,6 @@
 """`tpufeed doctor`."""
 
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpufeed.cli import completion, flags
-from tpufeed.cli.console import print_json, reports_errors, say, warn
+from tpufeed.cli.console import find_own_modules, print_json, reports_errors, say, warn
 from tpufeed.cli.progress import Status
 from tpufeed.cli.tables import print_table
 
@@ -108,8 +107,7 @@ def doctor_command(
       tpufeed doctor gs://bucket/flowers --tpu v4-8 --model vit_b_16 --batch 1024 --report doctor.html
       tpufeed doctor flowers --clock run.json --profile logs
     """
-    if str(Path.cwd()) not in sys.path:  # where ops of the user's own are found
-        sys.path.append(str(Path.cwd()))
+    find_own_modules()
     from tpufeed.diagnosis.doctor import DoctorOptions, examine
     from tpufeed.diagnosis.report import check_report_path
     from tpufeed.images.parsing import parse_op

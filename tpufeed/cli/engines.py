@@ -51,7 +51,4 @@ def make_engine(
 
 def describe(engine: "Engine | None") -> list[str]:
     """What there is to say of it before a build, as lines."""
-    from tpufeed.engines.beam import BeamEngine
-    from tpufeed.engines.ray import RayEngine
-
-    return [engine.describe()] if isinstance(engine, RayEngine | BeamEngine) else []
+    return [] if engine is None else [engine.describe()]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build
+from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build, say_cost
 from tpufeed.cli.completion import one_of
 from tpufeed.cli.console import print_json, reports_build_errors, say, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
@@ -151,9 +151,7 @@ def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
     if preview.listed_twice:
         say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
     say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
-    free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
-    say(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
-    say(f"time: about {preview.seconds:,.0f} s")
+    say_cost(preview)
     for line in describe(engine):
         say(line)
     say("nothing was changed")

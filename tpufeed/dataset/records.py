@@ -150,8 +150,10 @@ class Reader:
 
     def _check_shape(self, shape: tuple[int, int, int] | None) -> None:
         """Before anybody asks for the memory of a batch of such images."""
-        for shard in self._shards if shape is not None else ():
-            if shard.records * math.prod(shape or ()) > _MOST_MISSING * shard.bytes:
+        if shape is None:
+            return
+        for shard in self._shards:
+            if shard.records * math.prod(shape) > _MOST_MISSING * shard.bytes:
                 raise ShardError(
                     f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "
                     f"{shape}, as the manifest says. It was edited or damaged; build the dataset again"

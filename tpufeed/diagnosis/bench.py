@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.diagnosis.feeds.loaders import check_split
 from tpufeed.diagnosis.feeds.measure import Measurement, measure_apart
 from tpufeed.diagnosis.feeds.options import BenchOptions, check_loaders
 from tpufeed.diagnosis.machine import machine, place_of
@@ -57,7 +58,10 @@ def bench(
     """
     options = options or BenchOptions()
     check_loaders(loaders, options)
-    datasets = [_open(url, options) for url in urls]
+    datasets = []
+    for url in urls:
+        datasets.append(open_dataset(url))
+        check_split(datasets[-1], options.split, options.images_a_step)
     if not datasets:
         raise OptionError("no dataset is given")
     about = machine()
@@ -89,14 +93,3 @@ def middle_run(runs: Sequence[Run]) -> Run:
         problems=tuple(problems),
         verdict="" if problems else middle.verdict,
     )
-
-
-def _open(url: str, options: BenchOptions) -> Dataset:
-    dataset = open_dataset(url)
-    entry, batch_size = dataset.split(options.split), options.images_a_step
-    if entry.records < batch_size:
-        raise OptionError(
-            f"split {options.split!r} of {dataset.url} has {number_of(entry.records, 'sample')}, less than a batch of "
-            f"{batch_size}: give a smaller --batch, or a larger dataset"
-        )
-    return dataset

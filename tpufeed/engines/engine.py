@@ -144,6 +144,9 @@ class ProgressMeter:
 class Engine(Protocol):
     """Runs each task until it has ended well once."""
 
+    def describe(self) -> str:
+        """What there is to say of it before a build; empty where the work is this host's."""
+
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         """Start what will run jobs of this entry, as far as that takes time, while a plan is being made.
 

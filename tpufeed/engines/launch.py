@@ -27,7 +27,7 @@ def launch_worker(
     """
     ours, theirs = socket.socketpair()
     environment = {**_ONE_THREAD, **os.environ, **(variables or {})}
-    environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
+    environment["PYTHONPATH"] = search_path()
     with theirs, _blocked_sigint():
         try:
             # -P: the same modules as here, never those that happen to lie in the working folder.
@@ -41,6 +41,11 @@ def launch_worker(
             ours.close()
             raise
     return process, Connection(ours.detach())
+
+
+def search_path() -> str:
+    """PYTHONPATH for a process started with -P: where modules are found here."""
+    return os.pathsep.join(path or "." for path in sys.path)
 
 
 @contextmanager

@@ -47,6 +47,9 @@ class ProcessEngine:
         self._prepared: list[_Worker] = []
         self._running: list[_Worker] = []
 
+    def describe(self) -> str:
+        return ""
+
     @contextmanager
     def prepare(self, entry: str) -> Iterator[None]:
         self._prepared = [_Worker(entry) for _ in range(min(self.workers, _PREPARED))]

@@ -11,6 +11,9 @@ from tpufeed.errors import TaskError
 class SerialEngine:
     """An `Engine` without parallelism."""
 
+    def describe(self) -> str:
+        return ""
+
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         return nullcontext()
 

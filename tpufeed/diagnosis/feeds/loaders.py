@@ -41,12 +41,7 @@ def open_loader(name: str, dataset: Dataset, split: str, batch_size: int, option
         OptionError: a split of less than a batch, or options that do not fit.
         MissingExtraError: the loader's framework is not installed.
     """
-    records = dataset.split(split).records
-    if records < batch_size:
-        raise OptionError(
-            f"split {split!r} of {dataset.url} has {number_of(records, 'sample')}, less than a batch of {batch_size}: "
-            "give a smaller --batch, or a larger dataset"
-        )
+    records = check_split(dataset, split, batch_size)
     given = {name: value for name, value in options.items() if value is not None}
     ops = given.pop("ops") if "ops" in given else _default_ops(dataset)
     endless = name.startswith("tf")
@@ -56,6 +51,17 @@ def open_loader(name: str, dataset: Dataset, split: str, batch_size: int, option
     expected = Expected(records, batch_size, _variants(dataset, ops), endless)
     loader = _make(name, dataset.url, split, {"batch_size": batch_size, "ops": ops, **given})
     return Opened(loader, expected, getattr(loader, "close", _nothing))
+
+
+def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
+    """The samples of a split. Raises OptionError where they are less than a batch."""
+    records = dataset.split(split).records
+    if records < batch_size:
+        raise OptionError(
+            f"split {split!r} of {dataset.url} has {number_of(records, 'sample')}, less than a batch of {batch_size}: "
+            "give a smaller --batch, or a larger dataset"
+        )
+    return records
 
 
 def small_dataset(expected: Expected | None) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from tpufeed.diagnosis.feeds.devices import Subject, feed
 from tpufeed.diagnosis.feeds.loaders import open_loader
 from tpufeed.diagnosis.feeds.options import BenchOptions, check_loaders
 from tpufeed.diagnosis.results import Run
+from tpufeed.engines.launch import search_path
 from tpufeed.errors import LoaderError, TpufeedError
 from tpufeed.images.parsing import parse_op
 
@@ -115,7 +116,7 @@ def measure_apart(measurement: Measurement) -> Run:
 def _environment(measurement: Measurement) -> dict[str, str]:
     choice = measurement.options.choice
     found = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
-    found["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
+    found["PYTHONPATH"] = search_path()
     if choice.kind == "xla":
         found["PJRT_DEVICE"] = choice.platform.upper()
     if choice.kind == "jax":
