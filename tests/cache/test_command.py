@@ -119,7 +119,9 @@ def test_ways_out_on_the_command_line(source, tmp_path):
     refused = run(TPUFEED, source, tmp_path / "c", "--size", 32)
     assert refused.returncode == 2
     assert re.fullmatch(
-        r"error: .* already holds another cache: ops, number 1, .*--overwrite.*--new-dir.*\n", refused.stderr
+        r"error: .* already holds another cache: size of RandomResizedCrop \(ops, number 1\) is 24 there and 32 here "
+        r"\(see.*--overwrite.*--new-dir.*\n",
+        refused.stderr,
     )
     beside = run(TPUFEED, source, tmp_path / "c", "--size", 32, "--new-dir", "--json")
     assert json.loads(beside.stdout)["url"].startswith(f"{tmp_path / 'c'}-")

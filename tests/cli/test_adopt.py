@@ -42,7 +42,7 @@ def test_beside_the_files(run, flowers, tmp_path):
         "text: none",
         "filename: id (string)",
         "images: jpeg 6, png 8",
-        "left out: 1 file not named as TFRecords are",
+        "left out: 1 file not named as TFRecords are (1 .csv)",
     ]
     assert re.fullmatch(r"adopted \d\.\d MB in \d+\.\d s at [\d,]+ MB/s", lines[8])
     assert lines[9:] == [f"dataset: {folder}"]
@@ -77,5 +77,7 @@ def test_errors_are_one_line_with_their_code(run, flowers, tmp_path):
         assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr), done.stderr
     assert run("adopt", flowers, "--to", tmp_path / "to", "--splits", "train").returncode == 0
     done = run("adopt", flowers, "--to", tmp_path / "to", "--splits", "train")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/to is adopted already: nothing to do\n")
+    done = run("adopt", flowers, "--to", tmp_path / "to", "--splits", "val")
     assert done.returncode == 2
-    assert "already holds a manifest.json; nothing was changed" in done.stderr
+    assert "already holds a manifest.json, and its splits are train, not val; nothing was changed" in done.stderr

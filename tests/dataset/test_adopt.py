@@ -136,7 +136,7 @@ def test_what_the_manifest_says(adopted, layout, sources, photos):
     for split in manifest.splits.values():
         for shard in split.variants[0].shards:
             assert dataset.shards.read(shard.name) == stored[shard.name]
-    assert adopted.ignored_files == (2 if layout == "tfds" else 0)
+    assert sum(adopted.ignored_files.values()) == (2 if layout == "tfds" else 0)
 
 
 def test_its_records_and_bytes_are_sound(adopted, layout, photos):
@@ -238,3 +238,20 @@ def test_progress_ends_where_it_should(sources, tmp_path):
     assert (seen[-1].images, seen[-1].bytes) == (21, seen[0].total_bytes)
     assert [progress.images for progress in seen] == [0, 7, 14, 21]
     assert result.seconds > 0
+
+
+def test_the_same_adoption_again_does_nothing(photos, tmp_path, write_tfrecords):
+    photo = photos["china.jpg"]
+    write_tfrecords(tmp_path / "a/x.tfrecord", [{"image": photo, "label": 0}])
+    first = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label")
+    before = (tmp_path / "a/manifest.json").stat()
+    again = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label")
+    assert (again.manifest, again.url, again.seconds) == (first.manifest, first.url, 0.0)
+    assert (tmp_path / "a/manifest.json").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_files_without_a_record_are_told_of(photos, tmp_path, write_tfrecords, caplog):
+    write_tfrecords(tmp_path / "a/x.tfrecord", [{"image": photos["china.jpg"]}])
+    (tmp_path / "a/y.tfrecord").touch()
+    assert tpufeed.adopt(tmp_path / "a").manifest.splits["train"].records == 1
+    assert "1 of 2 TFRecord files hold no record, like y.tfrecord" in caplog.text

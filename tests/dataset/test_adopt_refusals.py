@@ -42,7 +42,7 @@ def refused(tmp_path, write_tfrecords):
 
 def test_a_folder_without_records(refused, tmp_path):
     (tmp_path / "a.jpg").touch()
-    refused(NoInputsError, "no TFRecord files below .* among 1 files; give the folder")
+    refused(NoInputsError, r"no TFRecord files below .* among 1 files \(1 \.jpg\); give the folder")
     refused(NoInputsError, "the 1 TFRecord files below .* hold no record", [])
     with pytest.raises(NoInputsError, match="among 0 files"):
         tpufeed.adopt(tmp_path / "nowhere")
@@ -175,9 +175,19 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
     write_tfrecords(tmp_path / "a/x.tfrecord", [{"image": photo}])
     tpufeed.adopt(tmp_path / "a")
     before = (tmp_path / "a/manifest.json").read_bytes()
-    for source, *target in ((tmp_path / "a",), (tmp_path / "a", dataset_url), (dataset_url,)):
-        with pytest.raises(DatasetExistsError, match=r"already holds a manifest\.json; nothing was changed"):
-            tpufeed.adopt(source, *target)
+
+    def refused(difference, *places, **options):
+        with pytest.raises(DatasetExistsError, match=rf"manifest\.json, and {difference}; nothing was changed"):
+            tpufeed.adopt(*places, **options)
+
+    refused("its dataset was built, not adopted", tmp_path / "a", dataset_url)
+    refused("its dataset was built, not adopted", dataset_url)
+    refused("it was adopted with other keys or classes", tmp_path / "a", label="none")
+    refused("it was adopted with other keys or classes", tmp_path / "a", classes=["rose"], label="image")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    refused(f"it was adopted from {tmp_path}/a", tmp_path / "b")
+    write_tfrecords(tmp_path / "a/y.tfrecord", [{"image": photo}])
+    refused("the TFRecord files have changed since", tmp_path / "a")
     assert (tmp_path / "a/manifest.json").read_bytes() == before
 
 

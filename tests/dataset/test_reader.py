@@ -99,6 +99,14 @@ def test_where_no_manifest_is_there_is_no_dataset(url, tmp_path):
         open_dataset(url.format(tmp=tmp_path))
 
 
+def test_tfrecords_of_another_tool_are_for_adopt(tmp_path, write_tfrecords):
+    write_tfrecords(tmp_path / "train.tfrecord", [{"image": b"x"}])
+    with pytest.raises(
+        DatasetNotFoundError, match=rf"no manifest\.json\. TFRecords that .*: tpufeed adopt {tmp_path}$"
+    ):
+        open_dataset(tmp_path)
+
+
 def test_shards_without_a_manifest_are_no_dataset(copy):
     (copy / "manifest.json").unlink()
     with pytest.raises(DatasetNotFoundError, match="interrupted"):

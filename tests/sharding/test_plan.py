@@ -38,9 +38,9 @@ def equal_rows(count, classes=3):
 
 
 @contextmanager
-def inventory_of(rows, options, ignored_files=0):
+def inventory_of(rows, options, ignored_files=()):
     def iter_rows(found):
-        found.ignored_files = ignored_files
+        found.ignored_files.update(ignored_files)
         yield from rows
 
     source = Source("memory://source", "folder", False, iter_rows)
@@ -49,7 +49,7 @@ def inventory_of(rows, options, ignored_files=0):
 
 
 def make_plan(rows, options, estimate=RECORD):
-    with inventory_of(rows, options, 2) as inventory:
+    with inventory_of(rows, options, {".txt": 2}) as inventory:
         header, tasks = plan_shards(inventory, options, estimate, "memory://source")
         return header, list(tasks)
 
@@ -255,7 +255,7 @@ def test_the_header_says_what_was_listed():
     header, _ = make_plan(equal_rows(10), ShardOptions())
     assert (header.kind, header.source, header.base) == ("shard", "memory://source", "memory://source")
     assert header.class_names == ("c0", "c1", "c2")
-    assert header.notes == {"images": 10, "ignored_files": 2, "listed_twice": 0}
+    assert header.notes == {"images": 10, "ignored_files": {".txt": 2}, "listed_twice": 0}
     assert [feature.name for feature in header.features][:2] == ["image/encoded", "image/class/label"]
 
 

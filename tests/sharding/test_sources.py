@@ -33,7 +33,7 @@ def test_class_folders(tree, take):
     listing, inputs = take(tree("dog/2.PNG", "dog/1.jpg", "cat/1.jpeg", "ant/x.webp"))
     assert listing.classes.names == ("ant", "cat", "dog")
     assert by_name(inputs) == {"ant/x.webp": 0, "cat/1.jpeg": 1, "dog/1.jpg": 2, "dog/2.PNG": 2}
-    assert listing.ignored_files == 0
+    assert listing.ignored_files == {}
 
 
 def test_inputs_carry_what_identifies_them(tree, take):
@@ -56,7 +56,21 @@ def test_images_beside_class_folders_are_refused(tree, take):
 
 def test_files_without_an_images_name_are_counted(tree, take):
     listing, inputs = take(tree("cat/1.jpg", "cat/notes.txt", "labels.csv", "cat/noextension", "cat/archive.jpg.zip"))
-    assert (list(by_name(inputs)), listing.ignored_files) == (["cat/1.jpg"], 4)
+    assert list(by_name(inputs)) == ["cat/1.jpg"]
+    assert listing.ignored_files == {".txt": 1, ".csv": 1, "": 1, ".zip": 1}
+
+
+def test_what_is_there_in_place_of_images_is_said(tree, take):
+    with pytest.raises(NoInputsError, match=r"no images found among 3 files \(2 \.txt, 1 other\); expected names"):
+        take(tree("a.txt", "b/c.TXT", "d/.hidden"))
+
+
+def test_tfrecords_in_place_of_images_are_for_adopt(tree, take):
+    folder = tree("train/00-224x224-7.tfrec", "readme.md")
+    with pytest.raises(NoInputsError, match=rf"\(1 \.md, 1 \.tfrec\)\. .*by: tpufeed adopt {folder}$"):
+        take(folder)
+    with pytest.raises(SourceError, match=rf"is a TFRecord file\. .*by: tpufeed adopt {folder}/train$"):
+        take(folder / "train/00-224x224-7.tfrec")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +90,7 @@ def test_files_without_an_images_name_are_counted(tree, take):
 def test_other_programs_leavings_are_no_images_and_no_classes(leaving, tree, take):
     listing, inputs = take(tree("cat/1.jpg", "dog/1.jpg", leaving))
     assert by_name(inputs) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
-    assert (listing.classes.names, listing.ignored_files) == (("cat", "dog"), 1)
+    assert (listing.classes.names, sum(listing.ignored_files.values())) == (("cat", "dog"), 1)
 
 
 def test_a_class_may_be_called_nearly_so(tree, take):
@@ -112,7 +126,7 @@ def test_a_name_that_is_not_utf8_is_refused_by_name(name, tree, take):
 
 
 def test_a_name_that_is_not_utf8_does_not_matter_where_it_is_no_images(tree, take):
-    assert take(tree("cat/1.jpg", "cat/b\udcffd.txt"))[0].ignored_files == 1
+    assert take(tree("cat/1.jpg", "cat/b\udcffd.txt"))[0].ignored_files == {".txt": 1}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +134,7 @@ def test_a_name_that_is_not_utf8_does_not_matter_where_it_is_no_images(tree, tak
 )
 def test_a_folder_without_images(names, tree, tmp_path, take):
     (tmp_path / "source").mkdir()
-    with pytest.raises(NoInputsError, match=rf"no images found among {len(names)} files; .*\.jpg.*photos/cat/1\.jpg"):
+    with pytest.raises(NoInputsError, match=rf"no images found among {len(names)} files.*; .*\.jpg.*photos/cat/1\.jpg"):
         take(tree(*names))
 
 
@@ -174,7 +188,7 @@ def test_objects_in_memory_are_listed_alike(tmp_path, take):
         MemoryStore(url).put(name, b"x")
     listing, inputs = take(url)
     assert by_name(inputs) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
-    assert (listing.classes.names, listing.ignored_files) == (("cat", "dog"), 1)
+    assert (listing.classes.names, sum(listing.ignored_files.values())) == (("cat", "dog"), 1)
 
 
 def test_a_source_in_memory_without_objects(tmp_path, take):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
+from tpufeed.cli.builds import say_left_out
 from tpufeed.cli.console import print_json, reports_errors, say
 from tpufeed.cli.progress import Progress
 from tpufeed.diagnosis.wording import number_of
@@ -124,6 +125,9 @@ def _facts(result: "AdoptResult") -> dict[str, Any]:
 
 def _print_result(result: "AdoptResult") -> None:
     manifest = result.manifest
+    if not result.seconds:
+        say(f"{result.url} is adopted already: nothing to do")
+        return
     total = 0
     for name, split in manifest.splits.items():
         shards = split.variants[0].shards
@@ -144,8 +148,7 @@ def _print_result(result: "AdoptResult") -> None:
     if result.left_out:
         say(f"features left out: {', '.join(result.left_out)}")
     say(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
-    if result.ignored_files:
-        say(f"left out: {number_of(result.ignored_files, 'file')} not named as TFRecords are")
+    say_left_out(result.ignored_files, "as TFRecords are")
     rate = f" at {total / result.seconds / 1e6:,.0f} MB/s" if result.seconds else ""
     say(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s{rate}")
     say(f"dataset: {result.url}")

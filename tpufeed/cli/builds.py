@@ -1,7 +1,7 @@
 """What `shard` and `cache warmup` share: policies, progress, and the summary of a finished build."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from tpufeed.cli.console import log_event, print_json, say, warn
@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.dataset.build import BuildProgress, BuildResult
     from tpufeed.sharding.build import Preview
 
+NOT_IMAGES = "as images are"
 _LOG_SECONDS = 1.0
 
 
@@ -109,7 +110,7 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
 
 def print_build(result: "BuildResult", as_json: bool) -> None:
     """The summary of a finished build."""
-    from tpufeed.dataset.schema import further_features
+    from tpufeed.dataset.schema import further_columns
 
     if as_json:
         print_json(build_report(result))
@@ -127,13 +128,8 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
     for what, counts in (("stored", manifest.images), ("odd images", manifest.odd)):
         if counts:
             say(f"{what}: {_say(counts)}")
-    columns = [
-        f"{spec.name} {spec.dtype}" + "[]" * (spec.shape is None) for spec in further_features(manifest.features)
-    ]
-    if columns:
-        say(f"columns: {', '.join(columns)}")
-    if result.ignored_files:
-        say(f"left out: {number_of(result.ignored_files, 'file')} not named as images are, see docs/shard.md")
+    say_columns(further_columns(manifest.features))
+    say_left_out(result.ignored_files, NOT_IMAGES)
     if result.listed_twice:
         say(f"listed more than once: {number_of(result.listed_twice, 'row')}")
     if result.rejects:
@@ -146,6 +142,20 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
     again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
     say(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
     say(f"dataset: {result.url}")
+
+
+def say_columns(columns: Mapping[str, str]) -> None:
+    """Columns of the user's table and their types, if there are any."""
+    if columns:
+        say(f"columns: {', '.join(f'{name} {dtype}' for name, dtype in columns.items())}")
+
+
+def say_left_out(endings: Mapping[str, int], named: str) -> None:
+    """Files of a source that are not named as they should be, if there are any."""
+    from tpufeed.dataset.naming import show_endings
+
+    if endings:
+        say(f"left out: {number_of(sum(endings.values()), 'file')} not named {named} ({show_endings(endings)})")
 
 
 def say_cost(preview: "Preview | CachePreview") -> None:

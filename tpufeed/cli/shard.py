@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build, say_cost
+from tpufeed.cli.builds import (
+    NOT_IMAGES,
+    BuildDisplay,
+    parse_policies,
+    print_build,
+    say_columns,
+    say_cost,
+    say_left_out,
+)
 from tpufeed.cli.completion import one_of
 from tpufeed.cli.console import print_json, reports_build_errors, say, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
@@ -146,8 +154,8 @@ def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
     print_table(preview.destination, ("split", "images", "shards", "MB, about", "MB a shard"), rows)
     classes = number_of(preview.classes, "class", "classes")
     say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
-    if preview.ignored_files:
-        say(f"left out: {number_of(preview.ignored_files, 'file')} not named as images are, see docs/shard.md")
+    say_columns(preview.columns)
+    say_left_out(preview.ignored_files, NOT_IMAGES)
     if preview.listed_twice:
         say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
     say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")

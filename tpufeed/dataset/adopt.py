@@ -8,18 +8,19 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from tpufeed import __version__
 from tpufeed.dataset.commit import put_data
 from tpufeed.dataset.foreign.files import ForeignFiles, sort_files
+from tpufeed.dataset.foreign.finished import asked, find_finished
 from tpufeed.dataset.foreign.mapping import FirstRecord, KeyOptions, Keys, choose_keys, glimpse, make_features
 from tpufeed.dataset.foreign.scan import ShardScan, ShardStream, Tally, Wanted, scan_shard
 from tpufeed.dataset.index import encode_index
@@ -60,14 +61,14 @@ class AdoptResult:
         url: of the manifest.
         manifest: what was found.
         seconds: that it took.
-        ignored_files: below the source, that are no TFRecord files.
+        ignored_files: below the source, that are no TFRecord files: how many, by their endings (`.txt`).
         left_out: keys of features that the schema has no place for: of varying kinds, or under a name of tpufeed's own.
     """
 
     url: str
     manifest: Manifest
     seconds: float
-    ignored_files: int
+    ignored_files: dict[str, int]
     left_out: tuple[str, ...]
 
 
@@ -86,6 +87,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     """Make a dataset of TFRecord files that another tool has written, without rewriting them.
 
     Every byte is read once and both CRCs of every record are verified; then an index and, last, the manifest are put.
+    The same call again finds it by the names and sizes of the files, and does nothing.
 
     Args:
         url: a folder of uncompressed TFRecord files of tf.train.Example.
@@ -109,12 +111,15 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     target = source if dst is None else open_store(dst)
     _check_target(target, source)
     files = sort_files(source.url, source.iter_objects(), splits.split(",") if isinstance(splits, str) else splits)
+    finished = find_finished(source, target, files, options, names)
+    if finished is not None:
+        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(finished.options["left_out"]))
     keys = _choose(source, files, options)
     if names is not None and keys.label is None:
         raise OptionError("--classes names the classes of labels, and there are none; say which key with --label")
     wanted = Wanted(keys.image, keys.label, _MOST_CLASSES if names is None else len(names), keys.class_texts)
     scans = _scan(source, files, wanted, listener or (lambda _: None))
-    manifest, left_out = _make_manifest(source, target, keys, scans, names)
+    manifest, left_out = _make_manifest(source, target, keys, scans, names, asked(options, names))
     _put_manifest(target, manifest)
     return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, left_out)
 
@@ -125,11 +130,6 @@ def _check_target(target: Store, source: Store) -> None:
         raise OptionError(
             f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all who read it; "
             "give the credentials where the file system finds them, in its environment or configuration"
-        )
-    if target.stat(MANIFEST) is not None:
-        raise DatasetExistsError(
-            f"{target.url} already holds a {MANIFEST}; nothing was changed. Give another destination (--to), or remove "
-            "it first"
         )
     path = target.local_path(MANIFEST)
     if path is not None:
@@ -179,6 +179,9 @@ def _scan(source: Store, files: ForeignFiles, wanted: Wanted, listener: AdoptLis
         scans[split].append(scan)
         progress = replace(progress, bytes=progress.bytes + info.size_bytes, images=progress.images + scan.records)
         listener(progress)
+    empty = [scan.info.name for scan in itertools.chain(*scans.values()) if not scan.records]
+    if empty:
+        _logger.warning("%d of %d TFRecord files hold no record, like %s", len(empty), len(split_of), empty[0])
     unknown = next((scan.first_unknown for scan in itertools.chain(*scans.values()) if scan.first_unknown), None)
     if unknown is not None:
         _logger.warning("%s and maybe others hold no image that tpufeed reads; loaders will stop there", unknown)
@@ -205,7 +208,12 @@ def _map_shards(
 
 
 def _make_manifest(
-    source: Store, target: Store, keys: Keys, scans: dict[str, list[ShardScan]], names: tuple[str, ...] | None
+    source: Store,
+    target: Store,
+    keys: Keys,
+    scans: dict[str, list[ShardScan]],
+    names: tuple[str, ...] | None,
+    given: Mapping[str, Any],
 ) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest, its indices put already, and the keys of features that it leaves out."""
     flat = list(itertools.chain(*scans.values()))
@@ -220,6 +228,7 @@ def _make_manifest(
         options={
             "command": "adopt",
             "source": mask_secrets(source.url),
+            "asked": given,
             "keys": {"image": keys.image, "label": keys.label, "text": keys.text, "filename": keys.filename},
             "splits": list(scans),
             "left_out": left_out,

@@ -61,7 +61,7 @@ class BuildResult:
         images: in the dataset, each variant of a cache counted.
         bytes: of all shards.
         earlier_images: those of `images` that were done before this run.
-        ignored_files: in the source, that are no images by their names.
+        ignored_files: in the source, that are no images by their names: how many, by their endings (`.txt`).
         listed_twice: inputs that the source names more than once.
         retries: requests to stores that this run made again.
         warnings: what would serve training better, as sentences.
@@ -73,7 +73,7 @@ class BuildResult:
     images: int
     bytes: int
     earlier_images: int
-    ignored_files: int
+    ignored_files: dict[str, int]
     listed_twice: int = 0
     retries: int = 0
     warnings: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
         images=sum(shard.records for shard in shards),
         bytes=sum(shard.bytes for shard in shards),
         earlier_images=earlier,
-        ignored_files=plan.header.notes.get("ignored_files", 0),
+        ignored_files=plan.header.notes.get("ignored_files", {}),
         listed_twice=plan.header.notes.get("listed_twice", 0),
         retries=retries + build.store.retries,
         warnings=manifest_warnings(manifest),
@@ -192,7 +192,7 @@ def finished_result(dataset: Dataset) -> BuildResult:
     """The result of a build that an earlier run had finished: nothing was done."""
     shards = [s for split in dataset.manifest.splits.values() for variant in split.variants for s in variant.shards]
     images = sum(shard.records for shard in shards)
-    return BuildResult(dataset.url, dataset.manifest, 0.0, images, sum(shard.bytes for shard in shards), images, 0)
+    return BuildResult(dataset.url, dataset.manifest, 0.0, images, sum(shard.bytes for shard in shards), images, {})
 
 
 def _iter_trusted(store: Store, plan: Plan) -> Iterator[tuple[TaskRef, Report | None]]:

@@ -1,15 +1,19 @@
 """Names of a dataset's objects."""
 
 import re
+from collections.abc import Mapping
 
 from tpufeed.errors import OptionError
 
+OWN_FOLDER = "_tpufeed/"
 MANIFEST = "manifest.json"
 REJECTS = "rejects.jsonl"
 PLAN = "_tpufeed/plan.jsonl"
 REPORTS = "_tpufeed/reports"
 PROBE = "_tpufeed/probe"
 
+_ENDING = re.compile(r"\.[A-Za-z0-9_]{1,12}")
+_SHOWN_ENDINGS = 4
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
 
 
@@ -18,6 +22,25 @@ def check_split_name(split: str) -> str:
     if not _SPLIT.fullmatch(split):
         raise OptionError(f"a split is named by letters, digits, '_' and '.', like train or val; not {split!r}")
     return split
+
+
+def ending_of(name: str) -> str:
+    """`.txt`, in small letters; empty where a file has none, or none that is fit to be shown, or is hidden."""
+    last = name[name.rfind("/") + 1 :]
+    dot = last.rfind(".")
+    hidden = last.startswith(".")
+    return last[dot:].lower() if dot > 0 and not hidden and _ENDING.fullmatch(last, dot) else ""
+
+
+def show_endings(counts: Mapping[str, int]) -> str:
+    """`7 .txt, 3 .xml, 2 others`, the most frequent first."""
+    named = (ending for ending in counts if ending)
+    most = sorted(named, key=lambda ending: (-counts[ending], ending))[:_SHOWN_ENDINGS]
+    others = sum(counts.values()) - sum(counts[ending] for ending in most)
+    parts = [f"{counts[ending]:,} {ending}" for ending in most]
+    if others:
+        parts.append(f"{others:,} other{'s' * (others > 1)}" if most else f"{others:,} without an ending")
+    return ", ".join(parts)
 
 
 def shard_name(split: str, variant: int | None, shard: int, shards: int) -> str:

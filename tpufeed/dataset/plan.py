@@ -94,7 +94,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     class_names: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
     base: str = ""
-    notes: dict[str, int] = {}
+    notes: dict[str, Any] = {}
 
     def shard_names(self, task: _TaskHead) -> list[str]:
         """The shards that a task makes, one a variant."""
@@ -259,14 +259,22 @@ def _mask_input(item: Input) -> Input:
 
 
 def _iter_parts(name: str, stored: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
-    """An option, or each of several ops: a message has no room for all."""
+    """An option; or each of several ops, or its parameters: a message has no room for all."""
     if isinstance(stored, list) and isinstance(wanted, list) and any(isinstance(x, dict) for x in (*stored, *wanted)):
         for number, (there, here) in enumerate(itertools.zip_longest(stored, wanted), 1):
-            yield f"{name}, number {number}," if max(len(stored), len(wanted)) > 1 else name, there, here
+            place = f"{name}, number {number}," if max(len(stored), len(wanted)) > 1 else name
+            if isinstance(there, dict) and isinstance(here, dict) and there.get("op") == here.get("op") is not None:
+                of = f"of {here['op']} ({place.rstrip(',')})"
+                yield from ((f"{key} {of}", there.get(key), here.get(key)) for key in dict.fromkeys((*here, *there)))
+            else:
+                yield place, there, here
     else:
         yield name, stored, wanted
 
 
 def _say(value: object) -> str:
+    if isinstance(value, dict) and "op" in value:
+        parameters = ", ".join(f"{key}={_say(given)}" for key, given in value.items() if key not in ("op", "version"))
+        return f"{value['op']}({parameters})"
     text = "not set" if value is None else msgspec.json.encode(value).decode()
     return text if len(text) <= _SAID else f"{text[:_SAID]}..."

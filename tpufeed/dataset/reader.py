@@ -1,24 +1,30 @@
 """Opening a dataset, and reading its records with their CRCs verified."""
 
+import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
 from tpufeed.dataset.manifest import Manifest, Split, decode_manifest
-from tpufeed.dataset.naming import MANIFEST
+from tpufeed.dataset.naming import MANIFEST, PLAN
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import (
     DatasetNotFoundError,
     ObjectChangedError,
     ObjectNotFoundError,
     OptionError,
+    TpufeedError,
 )
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.staging.stage import Stage
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import Feature, decode_example
+
+_LISTED = 1000  # names that an error looks at
 
 
 @dataclass(frozen=True)
@@ -125,11 +131,19 @@ def open_dataset(url: str | Path) -> Dataset:
     store = open_store(url)
     found = find_dataset(store)
     if found is None:
-        raise DatasetNotFoundError(
-            f"{store.url} holds no dataset: there is no {MANIFEST}. Make one with: tpufeed shard PHOTOS {store.url} "
-            "(a build that was interrupted has none yet; run its command again)"
-        )
+        raise DatasetNotFoundError(f"{store.url} holds no dataset: there is no {MANIFEST}. {_how_to_make_one(store)}")
     return found
+
+
+def _how_to_make_one(store: Store) -> str:
+    with suppress(TpufeedError):  # another error is on its way already
+        names = [info.name for info in itertools.islice(store.iter_objects(), _LISTED)]
+        if any(map(is_tfrecord_name, names)) and store.stat(PLAN) is None:
+            return adopt_advice(store.url)
+    return (
+        f"Make one with: tpufeed shard PHOTOS {store.url} (a build that was interrupted has none yet; run its command "
+        "again)"
+    )
 
 
 def reopen_dataset(url: str, content_digest: str) -> Dataset:

@@ -48,10 +48,10 @@ def record_schema(labelled: bool) -> tuple[FeatureSpec, ...]:
     return (image, *label, *sizes, FeatureSpec(FORMAT, "string"), FeatureSpec(FILENAME, "string"), *text)
 
 
-def further_features(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
-    """Those that have no name of tpufeed's own: the columns of a user's table."""
+def further_columns(features: Iterable[FeatureSpec]) -> dict[str, str]:
+    """Types of the columns of a user's table, `int64` or `int64[]`: of features without a name of tpufeed's own."""
     own = {TENSOR, *(spec.name for spec in record_schema(labelled=True))}
-    return tuple(spec for spec in features if spec.name not in own)
+    return {spec.name: spec.dtype + "[]" * (spec.shape is None) for spec in features if spec.name not in own}
 
 
 def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from tpufeed.dataset.schema import LABEL, FeatureSpec, further_features
+from tpufeed.dataset.schema import LABEL, FeatureSpec, further_columns
 from tpufeed.sharding.tables import SUFFIXES
 
 _SHOWN = 8
@@ -16,7 +16,7 @@ def iter_label_warnings(source: str, label: str, features: Sequence[FeatureSpec]
         label: the option.
         features: of the dataset.
     """
-    others = [spec.name for spec in further_features(features)]
+    others = list(further_columns(features))
     labelled = any(spec.name == LABEL for spec in features)
     if label != "auto" or labelled or not others or not source.lower().endswith(SUFFIXES):
         return

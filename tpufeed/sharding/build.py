@@ -14,6 +14,7 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.rejects import parse_budget
+from tpufeed.dataset.schema import further_columns
 from tpufeed.dataset.space import check_space
 from tpufeed.dataset.stores import choose_engine, refuse_source
 from tpufeed.engines.engine import Engine, Job, available_cores
@@ -134,8 +135,9 @@ class Preview:
         destination: likewise.
         splits: by name.
         classes: how many there are.
+        columns: types of the further columns of a table, see `further_columns`.
         source_bytes: of the images as they are.
-        ignored_files: in the source, that are no images by their names.
+        ignored_files: in the source, that are no images by their names: how many, by their endings (`.txt`).
         listed_twice: inputs that the source names more than once.
         free_bytes: at the destination; None where nobody can say.
         seconds: about what it would take.
@@ -148,8 +150,9 @@ class Preview:
     destination: str
     splits: dict[str, SplitPreview]
     classes: int
+    columns: dict[str, str]
     source_bytes: int
-    ignored_files: int
+    ignored_files: dict[str, int]
     listed_twice: int
     free_bytes: int | None
     seconds: float
@@ -189,6 +192,7 @@ def preview_shard(
             destination=destination.url,
             splits=splits,
             classes=len(inventory.classes.names),
+            columns=further_columns(inventory.features),
             source_bytes=sum(size for _, size, _ in totals.values()),
             ignored_files=inventory.ignored_files,
             listed_twice=inventory.listed_twice(),

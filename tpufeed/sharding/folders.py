@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
+from tpufeed.dataset.naming import show_endings
 from tpufeed.errors import NoInputsError, SourceError
 from tpufeed.sharding.files import listing
 from tpufeed.sharding.rows import Found, Row
@@ -32,13 +34,14 @@ def iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> I
         SourceError: some images lie in class folders and some beside them, or in no split's folder.
         NoInputsError: there is none.
     """
-    files = classed = 0
+    images = classed = tfrecords = 0
     beside: list[str] = []
     for info in _iter_objects(store):
-        files += 1
         if not is_image_name(info.name):
-            found.ignored_files += 1
+            found.ignore(info.name)
+            tfrecords += is_tfrecord_name(info.name)
             continue
+        images += 1
         *folders, _ = info.name.split("/")
         split = None
         if by_split:
@@ -58,10 +61,14 @@ def iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> I
             )
         problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
         yield Row(info.name, info.size_bytes, info.version, label, split, problem=problem)
-    if files == found.ignored_files:
+    if not images:
+        endings = show_endings(found.ignored_files)
+        among = f"{found.ignored_files.total()} files{endings and f' ({endings})'}"
         raise NoInputsError(
-            f"{store.url}: no images found among {files} files; expected names that end in {', '.join(SUFFIXES)} "
-            "in one folder a class (photos/cat/1.jpg), or in one folder without classes"
+            f"{store.url}: no images found among {among}. {adopt_advice(store.url)}"
+            if tfrecords
+            else f"{store.url}: no images found among {among}; expected names that end in {', '.join(SUFFIXES)} in one "
+            "folder a class (photos/cat/1.jpg), or in one folder without classes"
         )
 
 

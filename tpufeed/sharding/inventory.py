@@ -39,7 +39,7 @@ class Inventory:
         classes: names and ids; no names without labels.
         schema: features that further columns become.
         splits: names, in the order of the dataset.
-        ignored_files: which are no images by their names.
+        ignored_files: which are no images by their names, by their endings (`.txt`).
         labelled: whether inputs have labels.
         warnings: columns of a table that are text by a few values only, as sentences.
     """
@@ -91,7 +91,7 @@ class Inventory:
         )
         self.schema = types.schema()
         self.warnings = tuple(types.iter_warnings()) if source.kind == "table" else ()
-        self.ignored_files = found.ignored_files
+        self.ignored_files: dict[str, int] = dict(found.ignored_files)
 
     def close(self) -> None:
         """Give the file up; its folder's owner removes it."""

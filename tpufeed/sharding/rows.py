@@ -1,9 +1,13 @@
 """What a source yields: one row a sample, before labels have ids and columns have types."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tpufeed.dataset.naming import ending_of
+
+_MOST_ENDINGS = 1000
 Label = str | int | None
 
 
@@ -35,6 +39,12 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """What a source counts while its rows are read."""
+    """What a source counts while its rows are read: files that are no images by their names, by their endings."""
 
-    ignored_files: int = 0
+    ignored_files: Counter[str] = field(default_factory=Counter)
+
+    def ignore(self, name: str) -> None:
+        """Count a file."""
+        ending = ending_of(name)
+        known = ending in self.ignored_files or len(self.ignored_files) < _MOST_ENDINGS
+        self.ignored_files[ending if known else ""] += 1

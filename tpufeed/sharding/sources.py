@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding import folders, tables, tars
 from tpufeed.sharding.files import listing
@@ -178,6 +179,8 @@ def _check_folder(store: Store) -> None:
         state = (
             None
             if folder.is_dir()
+            else f"is a TFRecord file. {adopt_advice(str(folder.parent))}"
+            if folder.exists() and is_tfrecord_name(folder.name)
             else "is a file; expected a folder of images, a table (.csv, .tsv, .jsonl, .parquet) or a .tar"
             if folder.exists()
             else "does not exist"

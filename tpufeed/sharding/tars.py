@@ -61,12 +61,13 @@ def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[st
     key, parts = None, dict[str, _Part]()
     for member in _iter_members(file, where):
         if not member.isfile():
-            found.ignored_files += not member.isdir()
+            if not member.isdir():
+                found.ignore(member.name)
             continue
         folder, slash, name = member.name.rpartition("/")
         stem, dot, extension = name.partition(".")
         if not dot or not stem or "__MACOSX" in folder:
-            found.ignored_files += 1
+            found.ignore(member.name)
             continue
         if key != folder + slash + stem:
             if key is not None:
@@ -144,7 +145,8 @@ def _read_columns(file: BinaryIO, parts: dict[str, _Part], where: str, found: Fo
     columns: dict[str, Any] = {}
     for name, (offset, size) in parts.items():
         if name != "json" and name not in _TEXTS:
-            found.ignored_files += name.split(".")[-1] not in _IMAGES
+            if name.split(".")[-1] not in _IMAGES:
+                found.ignore(f"{where}.{name}")
             continue
         if size > _LARGEST_TEXT:
             raise SourceError(f"{where}: its .{name} has {size} bytes; at most {_LARGEST_TEXT} are read")

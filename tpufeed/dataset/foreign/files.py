@@ -1,11 +1,11 @@
 """Foreign TFRecord files: which of a folder's files they are, and which split each belongs to. By names alone."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpufeed.dataset.naming import check_split_name
+from tpufeed.dataset.naming import OWN_FOLDER, check_split_name, ending_of, show_endings
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.storage.store import ObjectInfo
 
@@ -23,15 +23,14 @@ _SPLIT_WORDS = frozenset(
     ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
 )
 _DEFAULT_SPLIT = "train"
-_OWN_FOLDER = "_tpufeed/"
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignFiles:
-    """TFRecord files by split, each in the order of names, and how many other files there are."""
+    """TFRecord files by split, each in the order of names, and how many other files there are, by their endings."""
 
     splits: dict[str, list[ObjectInfo]]
-    ignored: int
+    ignored: dict[str, int]
 
 
 def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | None = None) -> ForeignFiles:
@@ -51,17 +50,17 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
         SourceError: a name that a manifest cannot hold.
     """
     found: dict[str, ObjectInfo] = {}
-    ignored = 0
+    ignored = Counter[str]()
     for info in infos:
-        if _stem(info.name) is not None:
+        if is_tfrecord_name(info.name):
             found[info.name] = info
-        elif not info.name.startswith(_OWN_FOLDER):
-            ignored += 1
+        elif not info.name.startswith(OWN_FOLDER):
+            ignored[ending_of(info.name)] += 1
     if not found:
+        among = f"{ignored.total()} files ({show_endings(ignored) or 'is it there?'})"
         raise NoInputsError(
-            f"no TFRecord files below {url} among {ignored} files{'' if ignored else ' (is it there?)'}; give the "
-            "folder that holds files named like train-00000-of-00012.tfrecord or train/00.tfrec. Images become a "
-            "dataset by tpufeed shard"
+            f"no TFRecord files below {url} among {among}; give the folder that holds files named like "
+            "train-00000-of-00012.tfrecord or train/00.tfrec. Images become a dataset by tpufeed shard"
         )
     for name in found:
         if not name.isprintable():
@@ -124,10 +123,20 @@ def _invert(words: Mapping[str, str | None]) -> dict[str, list[str]]:
     return found
 
 
+def is_tfrecord_name(name: str) -> bool:
+    """Whether a file is called as TFRecord files are."""
+    return _stem(name) is not None
+
+
+def adopt_advice(url: str) -> str:
+    """What to say of TFRecords where a dataset, or images, were expected."""
+    return f"TFRecords that another tool wrote become a dataset by: tpufeed adopt {url}"
+
+
 def _stem(name: str) -> str | None:
     """The name without extension and numbers; None for a file that is no TFRecord file."""
     match = _TFRECORD.fullmatch(name.rpartition("/")[2])
-    if match is None or name.startswith(_OWN_FOLDER) or (match["bare"] and "." in match["stem"]):
+    if match is None or name.startswith(OWN_FOLDER) or (match["bare"] and "." in match["stem"]):
         return None
     numbered = match["part"] or match["after"] or match["bare"]
     return match["stem"] if numbered else _NUMBERS.sub("", match["stem"])
