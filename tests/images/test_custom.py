@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,15 @@ def test_a_function_that_breaks_the_contract_is_named(name, message):
             Custom(f"custom_ops:{name}").apply(IMAGE, DRAWS, out)
     assert isinstance(caught.value.__cause__, KeyError) == (name == "raises")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_threads_wait_for_the_one_that_imports(monkeypatch, tmp_path):
+    """All threads of a loader meet a function first at the same time."""
+    (tmp_path / "slow_op.py").write_text("import time\ntime.sleep(0.5)\n\n\ndef run(image, rng):\n    return image\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with ThreadPoolExecutor(4) as executor:
+        found = list(executor.map(lambda _: Custom("slow_op:run").load(), range(4)))
+    assert {function.__name__ for function in found} == {"run"}
 
 
 def test_a_function_may_change_its_image_and_hurts_no_other(photos):

@@ -1,7 +1,6 @@
 """The op that calls a function of the user's."""
 
 import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -123,7 +122,7 @@ def _name_of(value: object) -> str:
 def _load(target: str) -> Augmentation:
     module, _, name = target.partition(":")
     try:
-        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        found: Any = importlib.import_module(module)  # waits where another thread is importing it
     except Exception as error:
         raise OptionError(
             f"Custom: importing {module} for {target} raised {type(error).__name__}: {error}. Install the module, or "
