@@ -6,6 +6,10 @@ import shutil
 
 import pytest
 
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.framing import encode_record
+
 
 @pytest.fixture(scope="module")
 def flowers(tmp_path_factory, photos):
@@ -64,6 +68,23 @@ def test_elsewhere_with_flags(run, flowers, tmp_path):
     assert run("verify", tmp_path / "to").returncode == 0
     warmed = run("cache", "warmup", tmp_path / "to", tmp_path / "cache", "--size", "32")
     assert warmed.returncode == 0, warmed.stderr
+
+
+def test_as_json(run, flowers, tmp_path):
+    done = run("adopt", flowers, "--to", tmp_path / "to", "--splits", "train,val", "--json")
+    facts = json.loads(done.stdout)
+    size = (flowers / "train/00-224x224-7.tfrec").stat().st_size
+    assert facts["splits"]["train"] == {"images": 7, "shards": 1, "bytes": size}
+    assert (facts["classes"], facts["ignored_files"], facts["left_out"]) == (2, {".csv": 1}, [])
+    assert facts["keys"] == {"image": "image", "label": "class", "text": None, "filename": "id"}
+    assert facts["content_digest"] == open_dataset(tmp_path / "to").content_digest
+
+
+def test_features_that_are_left_out_are_said(run, tmp_path, photos):
+    values = (Feature("int64", [1]), Feature("bytes", [b"x"]))
+    records = [encode_example({"image": Feature("bytes", [photos["china.jpg"]]), "odd": odd}) for odd in values]
+    (tmp_path / "train.tfrecord").write_bytes(b"".join(map(encode_record, records)))
+    assert "\nfeatures left out: odd\n" in run("adopt", tmp_path, "--label", "none").stdout
 
 
 def test_errors_are_one_line_with_their_code(run, flowers, tmp_path):

@@ -1,5 +1,6 @@
 """`tpufeed show`: the file it writes, what it says, and what it refuses."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -32,7 +33,10 @@ def test_choices_change_the_sheet(run, dataset_url, cache_url, tmp_path):
         assert run("show", *flags, "--count", "4", "--out", tmp_path / f"{number}.png").returncode == 0
         sheets.add((tmp_path / f"{number}.png").read_bytes())
     assert len(sheets) == 5
-    assert run("show", dataset_url, "--count", "4", "--out", tmp_path / "again.png").returncode == 0
+    again = run("show", dataset_url, "--count", "4", "--out", tmp_path / "again.png", "--json")
+    with Image.open(tmp_path / "again.png") as image:
+        facts = {"file": str(tmp_path / "again.png"), "images": 4, "width": image.width, "height": image.height}
+    assert json.loads(again.stdout) == facts | {"problems": []}
     assert (tmp_path / "again.png").read_bytes() == (tmp_path / "0.png").read_bytes()
 
 

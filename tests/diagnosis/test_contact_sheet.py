@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image, ImageChops
 
-from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.diagnosis import contact_sheet, sheet
 from tpufeed.diagnosis.contact_sheet import SheetOptions, make_contact_sheet, write_sheet
 from tpufeed.diagnosis.sampling import draw_evenly, draw_of_class, find_class
@@ -95,6 +96,14 @@ def test_classes_that_are_none(dataset_url, flat_url):
     with pytest.raises(OptionError, match="have no labels"):
         make_contact_sheet(open_dataset(flat_url), "train", SheetOptions(class_name="red"))
     assert find_class(dataset.manifest, "größe猫") == 2
+
+
+def test_a_class_without_a_sample_in_the_split(dataset_url):
+    dataset = open_dataset(dataset_url)
+    classes = (*dataset.manifest.class_names, "none")
+    manifest = msgspec.structs.replace(dataset.manifest, class_names=classes)
+    with pytest.raises(OptionError, match=r"split 'train' of .* holds no samples of class 'none'"):
+        make_contact_sheet(Dataset(dataset.store, manifest), "train", SheetOptions(class_name="none"))
 
 
 def test_the_label_is_drawn(dataset_url, flat_url, monkeypatch):

@@ -226,8 +226,10 @@ def _iter_size_problems(split: Split) -> Iterator[str]:
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:
-    """Whether (height, width, channels) can be an image's: loaders ask for the memory of a batch of it."""
-    return shape is not None and len(shape) == 3 and min(shape) >= 1 and math.prod(shape) < _IMAGE_BYTES
+    """Whether (height, width, 3) can be an image's: loaders ask for the memory of a batch of it."""
+    return (
+        shape is not None and len(shape) == 3 and shape[2] == 3 and min(shape) >= 1 and math.prod(shape) < _IMAGE_BYTES
+    )
 
 
 def _is_name(name: str) -> bool:

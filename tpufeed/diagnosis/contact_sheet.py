@@ -180,9 +180,7 @@ def _read_pixels(manifest: Manifest, image: memoryview) -> Pixels:
 
 def _fit(pixels: Pixels, size_px: int) -> Image.Image:
     """The image within a square of `size_px`: a larger one averaged, a much smaller one in visible pixels."""
-    if pixels.shape[2] not in (1, 3):
-        pixels = pixels[:, :, : 3 if pixels.shape[2] > 3 else 1]
-    image = Image.fromarray(np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)).convert("RGB")
+    image = Image.fromarray(np.ascontiguousarray(pixels))
     scale = size_px / max(image.size)
     if scale >= 2:
         scale = int(scale)
