@@ -107,6 +107,7 @@ def test_names_of_engines():
         (["--ray-address", "head:6379"], "--ray-address head:6379 is for --engine ray"),
         (["--engine", "ray", "--", "--runner=DirectRunner"], "'--runner=DirectRunner'; only --engine beam takes more"),
         (["d2"], "unexpected argument 'd2'"),
+        (["--engine", "beam", "--workers", "2"], "Beam is told by options of its own how many workers to take"),
     ],
 )
 @pytest.mark.parametrize("command", [["shard"], ["cache", "warmup"]])

@@ -145,6 +145,25 @@ def test_sizes_of_zero_are_unreadable(kinds):
     png = bytearray(kinds["png"])
     png[16:20] = bytes(4)
     assert reason_of(bytes(png)) == "unreadable"
+    assert reason_of(b"GIF89a" + bytes(7) + b"\x2c" + bytes(9) + b"\0\x3b") == "unreadable"
+
+
+def bmp(header, pixels):
+    """A BMP of a header and the pixels that follow it."""
+    start = 14 + len(header)
+    return struct.pack("<2sIII", b"BM", start + len(pixels), 0, start) + header + pixels
+
+
+def test_headers_of_bmp_that_nothing_writes_any_more_are_pillow_s():
+    os2 = bmp(struct.pack("<IHHHH", 12, 5, 3, 1, 24), bytes(16 * 3))
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    windows = bmp(struct.pack("<IiiHHIIiiII", 56, 5, -3, 1, 32, 3, 0, 0, 0, 0, 0) + masks, bytes(20 * 3))
+    for data, odd in ((os2, ()), (windows, ("alpha",))):
+        image, header = Image.open(io.BytesIO(data)), read_header(data)
+        assert (header.width, header.height) == image.size == (5, 3)
+        assert header.odd == odd
+        assert image.has_transparency_data == bool(odd)
+    assert reason_of(bmp(struct.pack("<IHHHH", 12, 0, 3, 1, 24), b"")) == "unreadable"
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "jpeg, progressive", "jpeg, cmyk", "png", "png, palette", "png, 16 bit"])

@@ -76,12 +76,21 @@ def test_counts_are_whole_and_at_least_one(name, value):
         ({"columns": []}, "columns is empty"),
         ({"batch_size": None}, "batch_size is a whole number, at least 1, not None"),
         ({"seed": None}, "seed is a whole number, not None"),
+        ({"shuffle": "no"}, "shuffle is True or False, not 'no'"),
+        ({"repeat": 1}, "repeat is True or False, not 1"),
+        ({"timeout_seconds": 0}, "timeout_seconds is a number above 0, not 0"),
     ],
     ids=str,
 )
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(OptionError, match=message):
         LoaderOptions(**options)
+
+
+def test_an_empty_split_is_refused(photo_folder, tmp_path):
+    url = tpufeed.shard(photo_folder, tmp_path / "d", split={"train": 1 - 1e-9, "val": 1e-9}, workers=1).url
+    with pytest.raises(OptionError, match=rf"^{url}: split 'val' is empty"):
+        tpufeed.numpy_loader(url, "val")
 
 
 def test_numpy_s_integers_are_numbers_too(dataset_url, ops):

@@ -66,6 +66,19 @@ def test_a_folder_that_cannot_be_made_is_refused(store, tmp_path):
         make(store, tmp_path / "file")
 
 
+def test_the_default_places_are_memory_the_cache_and_the_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(place.tempfile, "gettempdir", lambda: "/temporary")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.delenv(place.STAGE_DIR)
+    assert place._default_places() == [Path("/dev/shm"), Path("/cache"), Path("/temporary")]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert place._default_places()[1] == Path("~/.cache").expanduser()
+    monkeypatch.setenv(place.STAGE_DIR, "")
+    assert len(place._default_places()) == 3
+    monkeypatch.setenv(place.STAGE_DIR, str(tmp_path))
+    assert place._default_places() == [tmp_path]
+
+
 def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
     places = [tmp_path / name for name in ("unusable", "small", "good", "last")]
     places[0].write_bytes(b"")
