@@ -56,6 +56,18 @@ def test_columns_are_asked_for_by_short_names_and_by_their_own(dataset_url, stor
     assert batch["image"].shape == (13, 64, 64, 3)
 
 
+@pytest.mark.parametrize("processes", [0, 2])
+def test_without_images_none_is_decoded_and_no_op_is_needed(processes, dataset_url, cache_url, stored, monkeypatch):
+    for url in (dataset_url, cache_url):
+        labels, samples = first(url, columns=["label", "sample"], processes=processes)
+        np.testing.assert_array_equal(labels, stored(url, "val").labels[:13])
+        assert samples.tolist() == list(range(13))
+    monkeypatch.setattr("tpufeed.images.pipeline.decode", lambda *_: pytest.fail("an image was decoded"))
+    with tpufeed.numpy_loader(dataset_url, batch_size=13, columns=["label"], remainder="pad", processes=0) as loader:
+        assert sum(int(mask.sum()) for _, mask in loader) == 70
+    assert tpufeed.TFRecordImages(dataset_url, "val", columns=["label"])[3] == stored(dataset_url, "val").labels[3]
+
+
 def test_file_names_go_with_their_samples_whatever_the_order(cache_url, stored):
     expected = stored(cache_url).texts("image/filename")
     with tpufeed.numpy_loader(cache_url, columns=["filename", "sample"], batch_size=7) as loader:

@@ -28,11 +28,17 @@ _NO_SIZE = (
 class Decoder:
     """Decodes images of one dataset and applies the ops. Thread-safe.
 
+    Args:
+        dataset: whose images.
+        ops: those of the manifest by default.
+        seed: the user's.
+        wanted: whether anybody asks for images; else none is decoded, and one undefined pixel stands for each.
+
     Raises:
         OptionError: `ops` are none, or there are none and those of the manifest cannot be taken.
     """
 
-    def __init__(self, dataset: Dataset, ops: Sequence[Op] | None, seed: int) -> None:
+    def __init__(self, dataset: Dataset, ops: Sequence[Op] | None, seed: int, wanted: bool = True) -> None:
         cache = dataset.manifest.cache
         if ops is None:
             ops = [] if cache is None else _final_ops(dataset.url, cache.final)
@@ -41,11 +47,14 @@ class Decoder:
         stored_size = None if cache is None else cache.shape[:2]
         self.output_size = self.pipeline.output_size(stored_size)
         self._url = dataset.url
+        self._wanted = wanted
         self._local = threading.local()
 
     @property
     def batch_shape(self) -> tuple[int, int, int]:
         """(height, width, channels) of every image. Raises OptionError where they differ."""
+        if not self._wanted:
+            return 1, 1, 3
         if self.output_size is None:
             raise OptionError(f"{self._url}: {_NO_SIZE}")
         return (*self.output_size, 3)
@@ -56,6 +65,8 @@ class Decoder:
         Raises:
             ImageError: the image does not decode.
         """
+        if not self._wanted:
+            return np.empty(self.batch_shape, np.uint8) if out is None else out
         if self._tensor_shape is None:
             return self.pipeline.run_encoded(image, draws, out, self._memory)
         return self.pipeline.run(np.frombuffer(image, np.uint8).reshape(self._tensor_shape), draws, out)
@@ -70,7 +81,7 @@ class Decoder:
     def copier(self, layout: FixedLayout, outs: Sequence[Pixels]) -> Callable[[int, memoryview], None] | None:
         """Copies pixels from the fixed place in a payload to `outs`, where decoding is no more than that; else None."""
         shape, start = self._tensor_shape, layout.image_offset
-        if shape is None or self.pipeline.ops:
+        if shape is None or self.pipeline.ops or not self._wanted:
             return None
         size = math.prod(shape)
 

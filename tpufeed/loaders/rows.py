@@ -131,7 +131,7 @@ def make_rows(dataset: Dataset, options: LoaderOptions, threads: int) -> Rows:
     """What fills batches of a dataset. Raises OptionError for options that do not fit it."""
     names = resolve_columns(dataset.manifest, options.columns)
     columns = tuple(find_column(dataset.manifest, name) for name in names if name not in (IMAGE, SAMPLE))
-    decoder = Decoder(dataset, options.ops, options.seed)
+    decoder = Decoder(dataset, options.ops, options.seed, wanted=IMAGE in names)
     return Rows(decoder, columns, cut_chunks(options.batch_size, threads), skips=options.max_bad_records > 0)
 
 

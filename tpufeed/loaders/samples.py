@@ -36,7 +36,7 @@ class SplitSamples:
     def __init__(self, dataset: Dataset, split: str, options: LoaderOptions, workers: int = 1) -> None:
         self.dataset = dataset
         self.names = resolve_columns(dataset.manifest, options.columns)
-        self.decoder = Decoder(dataset, options.ops, options.seed)
+        self.decoder = Decoder(dataset, options.ops, options.seed, wanted=IMAGE in self.names)
         self._split = split
         self._variants = dataset.split(split).variants
         self._columns = [find_column(dataset.manifest, name) for name in self.names if name not in (IMAGE, SAMPLE)]
