@@ -1,5 +1,6 @@
 """What many tests share: real photographs, and settings of hypothesis and TensorFlow."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")  # JAX reads it once
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: more spin while they wait, and take cores from other tests
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so it is in what a shell starts with `&`, and in all below
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -24,6 +26,12 @@ _LONG_FILES = ("examples/", "scripts/", "engines/", "loaders/tf/", "test_readme.
 
 _SKIMAGE = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "rocket.jpg")  # camera is grey
 _SKLEARN = ("china.jpg", "flower.jpg")
+
+
+def pytest_collection_finish() -> None:
+    """By now the frameworks are imported. The garbage collector need not look through all of them in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

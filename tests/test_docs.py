@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.one_core import take_one_core
 from tpufeed.cli.app import app
 from tpufeed.tfrecord.example import Feature, encode_example
 from tpufeed.tfrecord.framing import encode_record
@@ -75,7 +76,15 @@ def run_all(commands: list[str], folder: Path, **variables: str) -> None:
         environment.pop(name, None)
     for line in commands:
         done = subprocess.run(
-            line, shell=True, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=120
+            line,
+            shell=True,
+            cwd=folder,
+            env=environment,
+            preexec_fn=take_one_core,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert done.stdout.strip(), line
@@ -84,6 +93,7 @@ def run_all(commands: list[str], folder: Path, **variables: str) -> None:
 def run_here(commands: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `run_all`, in this process, which saves the second that another one takes to start."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("tpufeed.engines.choice.available_cores", lambda: 1)  # no worker processes
     for line in commands:
         program, *words = shlex.split(line)
         assert program == "tpufeed"

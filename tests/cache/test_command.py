@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.one_core import take_one_core
 from tpufeed.cache import warmup
 from tpufeed.cache.build import preview_warmup
 from tpufeed.dataset.reader import open_dataset
@@ -24,7 +25,12 @@ OPTIONS = {"size": 64, "variants": 3, "shard_bytes": "40KB"}
 
 def run(command, *arguments, **environment):
     done = subprocess.run(
-        [*command, *map(str, arguments)], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+        [*command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        preexec_fn=take_one_core,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done

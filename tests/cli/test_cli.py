@@ -40,7 +40,7 @@ def test_a_source_without_images(refused, tmp_path):
     (tmp_path / "empty/cat/notes.txt").touch()
     refused(
         2,
-        r"no images found among 1 files; expected names .*photos/cat/1\.jpg",
+        r"no images found among 1 files \(1 \.txt\); expected names .*photos/cat/1\.jpg",
         "shard",
         tmp_path / "empty",
         tmp_path / "d",

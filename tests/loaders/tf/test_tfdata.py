@@ -2,11 +2,8 @@
 
 import gc
 import json
-import subprocess
-import sys
 import threading
 import time
-import zlib
 
 import numpy as np
 import pytest
@@ -14,34 +11,6 @@ import tensorflow as tf
 
 import tpufeed
 from tpufeed.errors import OptionError
-
-EXIT_WITHIN_AN_ITERATION = """
-import os, signal, sys
-import tensorflow  # only imported: its runtime starts in each child
-import tpufeed
-
-for _ in range(2):
-    child = os.fork()
-    if not child:
-        signal.alarm(30)  # ends a process that hangs
-        dataset = tpufeed.tf_dataset(sys.argv[1], batch_size=1, prefetch=1, threads=1).repeat().batch(16).prefetch(64)
-        iterator = iter(dataset)
-        next(iterator)
-        sys.exit()
-    print(os.waitpid(child, 0)[1])
-"""
-
-
-GO_ON = """
-import json, sys, zlib
-import tensorflow as tf
-import tpufeed
-
-iterator = iter(tpufeed.tf_dataset(sys.argv[1], **json.loads(sys.argv[3])))
-tf.train.Checkpoint(iterator=iterator).restore(sys.argv[2])
-found = [next(iterator) for _ in range(4)]
-print(json.dumps([[ids.numpy().tolist(), zlib.crc32(images.numpy())] for ids, images in found]))
-"""
 
 
 def as_numpy(element):
@@ -218,26 +187,6 @@ def test_it_is_not_made_within_a_graph(cache_url, direct):
         tf.data.Dataset.range(2).flat_map(lambda _: tpufeed.tf_dataset(cache_url, direct=direct))
 
 
-@pytest.mark.parametrize("given", [{}, {"repeat": True}, {"deterministic": True}], ids=str)
-def test_a_checkpoint_of_an_iterator_is_exact_also_in_another_process(cache_url, given, tmp_path):
-    given = {"batch_size": 5, "columns": ["sample", "image"], **given}
-    with tpufeed.numpy_loader(cache_url, batch_size=5, columns=["sample", "image"]) as loader:
-        expected = [(ids.tolist(), images.tobytes()) for _ in range(2) for ids, images in loader]
-    dataset = tpufeed.tf_dataset(cache_url, **given)
-    iterator = iter(dataset)
-    for _ in range(14 if "repeat" not in given else 0):
-        next(iterator)
-    if "repeat" not in given:
-        iterator = iter(dataset)
-    start = 14 if "repeat" not in given else 0
-    for number in range(start, start + 5):
-        assert next(iterator)[0].numpy().tolist() == expected[number][0]
-    path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
-    program = [sys.executable, "-c", GO_ON, cache_url, path, json.dumps(given)]
-    found = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-    assert found == [[ids, zlib.crc32(pixels)] for ids, pixels in expected[start + 5 : start + 9]]
-
-
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("other", [{"seed": 1}, {"world": (0, 2)}, {"lanes": 4}, {"remainder": "repeat"}], ids=str)
 def test_a_checkpoint_of_another_iterator_is_refused(cache_url, direct, other, tmp_path):
@@ -316,10 +265,3 @@ def test_an_iterator_keeps_its_dataset_alive(cache_url):
     iterator = iter(tpufeed.tf_dataset(cache_url, batch_size=5, columns=["sample"]))
     gc.collect()
     assert sorted(np.concatenate([as_numpy(ids) for ids in iterator])) == list(range(70))
-
-
-def test_a_process_ends_though_an_iteration_is_open(cache_url):
-    """TensorFlow's threads are in Python when it does; most of such processes hung before the dataset saw to that."""
-    command = [sys.executable, "-c", EXIT_WITHIN_AN_ITERATION, cache_url]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0"] * 2

@@ -1,8 +1,6 @@
 """tf_dataset(direct=True): TensorFlow reads the shards; what comes out is what the other loaders give."""
 
 import shutil
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
@@ -20,35 +18,6 @@ from tpufeed.loaders.tf.order import GraphOrder, permutation
 from tpufeed.storage.registry import open_store
 
 COLUMNS = ["image", "label", "sample"]
-
-EXIT_WITHIN_AN_ITERATION = """
-import os, signal, sys
-import tensorflow  # only imported: its runtime starts in each child
-import tpufeed
-
-for _ in range(2):
-    child = os.fork()
-    if not child:
-        signal.alarm(60)  # ends a process that hangs
-        dataset = tpufeed.tf_dataset(sys.argv[1], direct=True, batch_size=1, prefetch=1, threads=1).repeat().batch(16)
-        iterator = iter(dataset.prefetch(64))
-        next(iterator)
-        sys.exit()
-    print(os.waitpid(child, 0)[1])
-"""
-
-ONE_THREAD_OF_TENSORFLOW = """
-import sys
-import tensorflow as tf
-import tpufeed
-
-tf.config.threading.set_inter_op_parallelism_threads(1)
-train, val = (tpufeed.tf_dataset(sys.argv[1], split, direct=True, batch_size=5) for split in ("train", "val"))
-for epoch in range(2):
-    for batches in tf.data.Dataset.zip((train, val.repeat())).map(lambda *both: both, num_parallel_calls=4):
-        pass
-print("done")
-"""
 
 
 def by_sample(batches):
@@ -314,12 +283,3 @@ def test_epochs_after_a_restored_one_follow_it(cache_url, tmp_path):
     with tpufeed.numpy_loader(cache_url, batch_size=7, columns=COLUMNS) as loader:
         loader.set_epoch(2)
         assert by_sample(again) == by_sample(loader)
-
-
-@pytest.mark.parametrize(
-    ("program", "printed"), [(EXIT_WITHIN_AN_ITERATION, ["0"] * 2), (ONE_THREAD_OF_TENSORFLOW, ["done"])]
-)
-def test_a_process_neither_hangs_nor_leaves_threads(cache_url, program, printed):
-    command = [sys.executable, "-c", program, cache_url]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
-    assert done.stdout.split() == printed
