@@ -93,13 +93,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/package-matrix", description=__doc__)
     known = [*CASES, *(f"oldest-{extra}" for extra in EXTRAS)]
     parser.add_argument("cases", nargs="*", metavar="CASE", help=" ".join(known))
-    parser.add_argument("--python", nargs="+", default=[OLDEST_PYTHON], metavar="X.Y", help="versions of Python")
+    parser.add_argument("--python", action="append", metavar="X.Y", help=f"{OLDEST_PYTHON} by default; may be repeated")
     parser.add_argument("--save", type=Path, metavar="FILE", help="add the rows to this JSON file")
     options = parser.parse_args(arguments)
     unknown = set(options.cases) - set(known)
     if unknown:
         parser.error(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    options.cases = options.cases or list(CASES)
+    options.cases, options.python = options.cases or list(CASES), options.python or [OLDEST_PYTHON]
     return options
 
 

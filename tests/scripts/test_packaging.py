@@ -51,7 +51,9 @@ def test_cases_and_what_pip_is_asked_for(capsys):
     from matrix import CASES, parse, wanted
 
     assert parse([]).cases == list(CASES)
-    assert (parse(["none", "--python", "3.12", "3.13"]).cases, parse(["none"]).python) == (["none"], ["3.11"])
+    several = parse(["--python", "3.12", "--python", "3.13", "none"])
+    assert (several.cases, several.python) == (["none"], ["3.12", "3.13"])
+    assert parse(["none"]).python == ["3.11"]
     with pytest.raises(SystemExit):
         parse(["nonsense"])
     assert "there is no case nonsense" in capsys.readouterr().err
