@@ -42,6 +42,13 @@ def test_the_tests_that_it_names_exist(number):
         assert name in functions, f"{path} has no {name}"
 
 
+def test_the_rounds_of_kills_are_those_of_the_tests():
+    told = re.findall(r"`(tests/[\w/]+\.py)::\w+`: (\d+) rounds, (?:or )?(\d+)", PAGE.read_text())
+    assert len(told) == 5
+    for path, few, many in told:
+        assert f'"rounds", [{few}, pytest.param({many}, marks=pytest.mark.long)]' in (ROOT / path).read_text(), path
+
+
 def test_every_test_of_this_folder_is_named():
     named = set(named_in(PAGE.read_text()))
     for path in Path(__file__).parent.glob("test_[0-9]*.py"):
