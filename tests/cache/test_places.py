@@ -12,7 +12,6 @@ import tpufeed
 from tpufeed.cache import build as build_module
 from tpufeed.cache import warmup
 from tpufeed.dataset.manifest import encode_manifest
-from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import BuildError, DatasetExistsError, DatasetNotFoundError, DuplicateWriterError, OptionError
 from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomResizedCrop
 from tpufeed.storage.local import LocalStore
@@ -118,9 +117,16 @@ def test_another_cache_in_the_same_place_is_refused_by_what_differs(change, mess
 
 
 def test_another_source_is_refused(damaged_source, source, place):
-    digests = [open_dataset(url).content_digest for url in (source, damaged_source[1])]
-    with pytest.raises(DatasetExistsError, match=f'source_digest is "{digests[0]}" there and "{digests[1]}" here'):
+    message = f"the samples of {damaged_source[1]} have changed since, or it was warmed from another dataset"
+    with pytest.raises(DatasetExistsError, match=message):
         warmup(damaged_source[1], place, **OPTIONS)
+
+
+def test_the_folder_of_adopted_shards_is_no_place_for_their_cache(source, tmp_path):
+    shutil.copytree(source, tmp_path / "theirs", ignore=shutil.ignore_patterns("*.json*", "*.npy", "_tpufeed"))
+    tpufeed.adopt(tmp_path / "theirs", tmp_path / "adopted")
+    with pytest.raises(OptionError, match=f"{tmp_path}/theirs is the source itself; take another destination"):
+        warmup(tmp_path / "adopted", tmp_path / "theirs", **OPTIONS)
 
 
 def test_a_source_that_was_copied_elsewhere_is_the_same(source, place, changes_in, tmp_path):

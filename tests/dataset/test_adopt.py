@@ -240,13 +240,17 @@ def test_progress_ends_where_it_should(sources, tmp_path):
     assert result.seconds > 0
 
 
-def test_the_same_adoption_again_does_nothing(photos, tmp_path, write_tfrecords):
+def test_the_same_adoption_again_does_nothing(photos, tmp_path, write_tfrecords, monkeypatch):
     photo = photos["china.jpg"]
     write_tfrecords(tmp_path / "a/x.tfrecord", [{"image": photo, "label": 0}])
     first = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label")
     before = (tmp_path / "a/manifest.json").stat()
-    again = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label")
+    # What was found may be spelt out as well; and where nothing is to be written nothing need be writable.
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda *_: False)
+        again = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label", image="image", text="none")
     assert (again.manifest, again.url, again.seconds) == (first.manifest, first.url, 0.0)
+    assert (first.ignored_files, again.ignored_files) == ({}, {})
     assert (tmp_path / "a/manifest.json").stat().st_mtime_ns == before.st_mtime_ns
 
 
@@ -254,4 +258,9 @@ def test_files_without_a_record_are_told_of(photos, tmp_path, write_tfrecords, c
     write_tfrecords(tmp_path / "a/x.tfrecord", [{"image": photos["china.jpg"]}])
     (tmp_path / "a/y.tfrecord").touch()
     assert tpufeed.adopt(tmp_path / "a").manifest.splits["train"].records == 1
+    assert "split" not in caplog.text
+    (tmp_path / "a/val.tfrecord").touch()
+    splits = tpufeed.adopt(tmp_path / "a", tmp_path / "to", splits="x, val").manifest.splits
+    assert {name: split.records for name, split in splits.items()} == {"x": 1, "val": 0}
+    assert "split val holds no record" in caplog.text
     assert "1 of 2 TFRecord files hold no record, like y.tfrecord" in caplog.text

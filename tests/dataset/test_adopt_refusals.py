@@ -1,8 +1,10 @@
 """What cannot be adopted is refused in a sentence that says where, what and what to do; nothing is written."""
 
 import itertools
+import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -46,7 +48,7 @@ def test_a_folder_without_records(refused, tmp_path):
     refused(NoInputsError, "the 1 TFRecord files below .* hold no record", [])
     with pytest.raises(NoInputsError, match="among 0 files"):
         tpufeed.adopt(tmp_path / "nowhere")
-    with pytest.raises(NoInputsError, match="is it there"):
+    with pytest.raises(NoInputsError, match="is a file; adopt takes the folder"):
         tpufeed.adopt(tmp_path / "train.tfrecord")
 
 
@@ -182,13 +184,44 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
 
     refused("its dataset was built, not adopted", tmp_path / "a", dataset_url)
     refused("its dataset was built, not adopted", dataset_url)
-    refused("it was adopted with other keys or classes", tmp_path / "a", label="none")
-    refused("it was adopted with other keys or classes", tmp_path / "a", classes=["rose"], label="image")
+    refused("it was adopted with image as its image", tmp_path / "a", image="other")
+    refused("its classes were named otherwise", tmp_path / "a", classes=["rose"])
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     refused(f"it was adopted from {tmp_path}/a", tmp_path / "b")
     write_tfrecords(tmp_path / "a/y.tfrecord", [{"image": photo}])
     refused("the TFRecord files have changed since", tmp_path / "a")
+    (tmp_path / "a/y.tfrecord").unlink()
+    (tmp_path / "a/train.index.npy").unlink()
+    refused(r"train\.index\.npy beside it is missing or damaged", tmp_path / "a")
     assert (tmp_path / "a/manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("manifest", ['{"name": "kaggle"}', "[1]", "{"])
+def test_a_manifest_that_is_none_of_ours_is_left_alone(manifest, photo, tmp_path, write_tfrecords):
+    write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}])
+    (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(DatasetExistsError, match=r"it is none that can be read .*Give another destination \(--to\)"):
+        tpufeed.adopt(tmp_path)
+    assert (tmp_path / "manifest.json").read_text() == manifest
+
+
+@pytest.mark.parametrize("odd", [{"asked": None}, {"keys": 5}, {"left_out": None}, {"splits": 5, "asked": 5}], ids=str)
+def test_odd_options_of_a_manifest_are_another_adoption(odd, photo, tmp_path, write_tfrecords):
+    write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}])
+    path = Path(tpufeed.adopt(tmp_path).url, "manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["options"] |= odd
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DatasetExistsError, match="it does not say with which options it was adopted"):
+        tpufeed.adopt(tmp_path)
+
+
+def test_a_file_is_no_source(photo, tmp_path, write_tfrecords):
+    file = write_tfrecords(tmp_path / "train/x.tfrecord", [{"image": photo}])
+    with pytest.raises(
+        NoInputsError, match=f"x.tfrecord is a file; adopt takes the folder: tpufeed adopt {tmp_path}/train$"
+    ):
+        tpufeed.adopt(file)
 
 
 def test_a_destination_that_is_a_file(refused, photo, tmp_path):

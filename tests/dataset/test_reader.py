@@ -100,11 +100,10 @@ def test_where_no_manifest_is_there_is_no_dataset(url, tmp_path):
 
 
 def test_tfrecords_of_another_tool_are_for_adopt(tmp_path, write_tfrecords):
-    write_tfrecords(tmp_path / "train.tfrecord", [{"image": b"x"}])
-    with pytest.raises(
-        DatasetNotFoundError, match=rf"no manifest\.json\. TFRecords that .*: tpufeed adopt {tmp_path}$"
-    ):
-        open_dataset(tmp_path)
+    file = write_tfrecords(tmp_path / "train.tfrecord", [{"image": b"x"}])
+    for url in (tmp_path, file):
+        with pytest.raises(DatasetNotFoundError, match=rf"TFRecords that .*: tpufeed adopt {tmp_path} --to DATASET$"):
+            open_dataset(url)
 
 
 def test_shards_without_a_manifest_are_no_dataset(copy):

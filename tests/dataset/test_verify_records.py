@@ -40,8 +40,8 @@ def texts(*values):
 
 
 CHANGES = {
-    "a label beyond the classes": ({LABEL: ints(3)}, "label 3 of 3 classes"),
-    "a label below zero": ({LABEL: ints(-1)}, "label -1 of 3 classes"),
+    "a label beyond the classes": ({LABEL: ints(3)}, "label 3, and there are 3 classes, 0 to 2"),
+    "a label below zero": ({LABEL: ints(-1)}, "label -1, and there are 3 classes, 0 to 2"),
     "two labels": ({LABEL: ints(1, 1)}, f"feature '{LABEL}' has 2 values, not 1"),
     "a label of another kind": ({LABEL: texts(b"1")}, f"feature '{LABEL}' holds bytes, not int64"),
     "a feature without a value": ({HEIGHT: ints()}, f"feature '{HEIGHT}' has 0 values, not 1"),

@@ -20,6 +20,7 @@ from tpufeed import cache
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetNotFoundError
 
+A_BATCH_BYTES = 4 * 3_300  # four records of 32 x 32 x 3 bytes, see remote.WARM
 FLAGS = ["--size", 32, "--variants", 2, "--shard-size", "40KB", "--workers", 2]
 
 
@@ -207,10 +208,11 @@ def test_killed_while_a_stage_is_filled_the_next_process_takes_over(rounds, serv
         ]
 
     for number in range(rounds):
-        folder, name, after = tmp_path / f"s{number}", rng.choice(sorted(shards)), rng.randrange(30_000)
+        folder, name = tmp_path / f"s{number}", rng.choice(sorted(shards))
+        # Behind what a batch asks for: those that are waited for read the shard by ranges.
+        after = rng.randrange(A_BATCH_BYTES, len(files[name]))
         server.clear_log()
         server.clear_faults()
-        # Each of its reads: the batches that are waited for read it by ranges.
         server.fault("truncate", operation="read", name=f"*/{name}", calls=None, after_bytes=after)
         process = spawn(remote.read_staged, server.environment(), f"{kept}/cache", str(folder))
         kill(process, lambda: fetches(fault="truncate"))

@@ -152,6 +152,20 @@ def test_threads_wait_for_the_one_that_imports(monkeypatch, tmp_path):
     assert {function.__name__ for function in found} == {"run"}
 
 
+def test_a_module_may_use_its_own_function_while_it_is_imported(monkeypatch, tmp_path):
+    """As a program without a guard does that is imported: threads that waited for it would wait for ever."""
+    (tmp_path / "own_op.py").write_text(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from tpufeed.images import Custom\n\n\n"
+        "def run(image, rng):\n    return image\n\n\n"
+        "found = ThreadPoolExecutor(1).submit(Custom('own_op:run').load).result(timeout=10)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import own_op
+
+    assert own_op.found is own_op.run
+
+
 def test_a_function_may_change_its_image_and_hurts_no_other(photos):
     op, given = Custom("custom_ops:in_place"), IMAGE.copy()
     assert np.array_equal(op.apply(given, DRAWS, None), IMAGE + np.uint8(1))

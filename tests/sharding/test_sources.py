@@ -67,9 +67,9 @@ def test_what_is_there_in_place_of_images_is_said(tree, take):
 
 def test_tfrecords_in_place_of_images_are_for_adopt(tree, take):
     folder = tree("train/00-224x224-7.tfrec", "readme.md")
-    with pytest.raises(NoInputsError, match=rf"\(1 \.md, 1 \.tfrec\)\. .*by: tpufeed adopt {folder}$"):
+    with pytest.raises(NoInputsError, match=rf"\(1 \.md, 1 \.tfrec\)\. .*by: tpufeed adopt {folder} --to DATASET$"):
         take(folder)
-    with pytest.raises(SourceError, match=rf"is a TFRecord file\. .*by: tpufeed adopt {folder}/train$"):
+    with pytest.raises(SourceError, match=rf"is a TFRecord file\. .*by: tpufeed adopt {folder}/train --to DATASET$"):
         take(folder / "train/00-224x224-7.tfrec")
 
 

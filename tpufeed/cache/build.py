@@ -76,7 +76,7 @@ def warmup(  # noqa: PLR0913  # the public face
     identity = _identity(source, checked)
     if new_dir and _is_taken(destination, source, identity):
         destination = open_store(f"{destination.url}-{fingerprint(source.digest(), identity)[:12]}")
-    refuse_source(source.stores[0], destination)
+    refuse_source(destination, *source.stores)
     finished = _find_finished(destination, source, identity, overwrite)
     if finished is not None:
         return finished_result(finished)
@@ -226,6 +226,8 @@ def _differences(present: Dataset, source: Warmable, identity: dict[str, Any]) -
     if present.manifest.cache is None:
         return ["a dataset that is no cache"]
     stored = {name: value for name, value in present.manifest.options.items() if name not in ("command", "source")}
+    if stored.get("source_digest") != identity.get("source_digest"):
+        return [f"the samples of {source.url} have changed since, or it was warmed from another dataset"]
     differing = differing_options(stored, identity)
     if not differing and present.manifest.cache.source_digest != source.digest():
         differing = [f"the images of {source.url} have changed since"]

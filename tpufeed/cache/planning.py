@@ -86,7 +86,7 @@ def open_warmable(src: str | Path, keywords: ShardKeywords) -> Warmable:
         return _Images(store.url, make_options(keywords))
     if keywords:
         raise OptionError(
-            f"{store.url} is a dataset, whose splits and labels stand; {', '.join(keywords)} are options for raw images"
+            f"{store.url} is a dataset, whose splits and labels stand; they are for raw images: {', '.join(keywords)}"
         )
     return _OfDataset(dataset)
 
@@ -156,11 +156,8 @@ class _Images:
                 class_names=inventory.classes.names,
                 features=cached_schema((*record_schema(inventory.labelled), *inventory.schema), options, size),
                 base=inventory.base,
-                notes={
-                    "images": options.variants * len(inventory),
-                    "ignored_files": inventory.ignored_files,
-                    "listed_twice": inventory.listed_twice(),
-                },
+                notes={"images": options.variants * len(inventory), "listed_twice": inventory.listed_twice()},
+                ignored_files=inventory.ignored_files,
             )
             first = list(_iter_inputs(inventory, {name: min(count, _PROBED) for name, count in samples.items()}))
             yield Planning(header, samples, first, lambda shards: _iter_inputs(inventory, samples, shards))

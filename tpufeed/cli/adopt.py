@@ -149,6 +149,6 @@ def _print_result(result: "AdoptResult") -> None:
         say(f"features left out: {', '.join(result.left_out)}")
     say(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
     say_left_out(result.ignored_files, "as TFRecords are")
-    rate = f" at {total / result.seconds / 1e6:,.0f} MB/s" if result.seconds else ""
-    say(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s{rate}")
+    rate = total / result.seconds / 1e6
+    say(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s at {rate:,.0f} MB/s")
     say(f"dataset: {result.url}")

@@ -155,7 +155,7 @@ def say_left_out(endings: Mapping[str, int], named: str) -> None:
     from tpufeed.dataset.naming import show_endings
 
     if endings:
-        say(f"left out: {number_of(sum(endings.values()), 'file')} not named {named} ({show_endings(endings)})")
+        say(f"left out: {number_of(sum(endings.values()), 'file')} not named {named}{show_endings(endings)}")
 
 
 def say_cost(preview: "Preview | CachePreview") -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tpufeed.dataset.reader import Dataset
 
 _CLASSES_SHOWN = 20
-_OPTIONS_SAID_ELSEWHERE = ("command", "source", "ops", "variants", "source_digest")
+_OPTIONS_SAID_ELSEWHERE = ("command", "source", "asked", "ops", "variants", "source_digest")
 _OPTIONS_OF_THE_CACHE = ("final", "encode", "quality", "seed")
 
 
@@ -131,7 +131,7 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     known = (*_OPTIONS_SAID_ELSEWHERE, *(_OPTIONS_OF_THE_CACHE if facts["cache"] is not None else ()))
     yield f"made by: tpufeed {facts['tool_version']} {options.get('command', '')}, from {options.get('source', '?')}"
     for name, value in options.items():
-        if name not in known and value is not None:
+        if name not in known and value not in (None, [], ()):
             yield f"  {name}: {_value(value)}"
     yield f"content digest: {facts['content_digest']}"
 
@@ -162,6 +162,8 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, dict):
         return ", ".join(f"{name} {_value(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import logging
-import os
 import secrets
 import threading
 import time
@@ -19,8 +18,8 @@ import msgspec
 
 from tpufeed import __version__
 from tpufeed.dataset.commit import put_data
+from tpufeed.dataset.foreign.destination import asked, check_places, check_writable, find_finished
 from tpufeed.dataset.foreign.files import ForeignFiles, sort_files
-from tpufeed.dataset.foreign.finished import asked, find_finished
 from tpufeed.dataset.foreign.mapping import FirstRecord, KeyOptions, Keys, choose_keys, glimpse, make_features
 from tpufeed.dataset.foreign.scan import ShardScan, ShardStream, Tally, Wanted, scan_shard
 from tpufeed.dataset.index import encode_index
@@ -109,11 +108,13 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     options, names = KeyOptions(image, label, text, filename), _read_classes(classes)
     source = open_store(url)
     target = source if dst is None else open_store(dst)
-    _check_target(target, source)
-    files = sort_files(source.url, source.iter_objects(), splits.split(",") if isinstance(splits, str) else splits)
+    check_places(source, target)
+    wanted_splits = [split.strip() for split in splits.split(",")] if isinstance(splits, str) else splits
+    files = sort_files(source.url, source.iter_objects(), wanted_splits)
     finished = find_finished(source, target, files, options, names)
     if finished is not None:
-        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(finished.options["left_out"]))
+        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(map(str, finished.options["left_out"])))
+    check_writable(source, target)
     keys = _choose(source, files, options)
     if names is not None and keys.label is None:
         raise OptionError("--classes names the classes of labels, and there are none; say which key with --label")
@@ -122,24 +123,6 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     manifest, left_out = _make_manifest(source, target, keys, scans, names, asked(options, names))
     _put_manifest(target, manifest)
     return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, left_out)
-
-
-def _check_target(target: Store, source: Store) -> None:
-    """Before anything is read, as reading may take an hour."""
-    if target.url != source.url and mask_secrets(source.url) != source.url:
-        raise OptionError(
-            f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all who read it; "
-            "give the credentials where the file system finds them, in its environment or configuration"
-        )
-    path = target.local_path(MANIFEST)
-    if path is not None:
-        folder = next(parent for parent in path.parents if parent.exists())
-        beside = target.url == source.url
-        if not beside and not folder.is_dir():
-            raise OptionError(f"{folder} is no folder; manifest and index need one (--to)")
-        if not os.access(folder, os.W_OK):
-            way = "; give a place for manifest and index with --to" if beside else ""
-            raise OptionError(f"{folder} cannot be written to{way}")
 
 
 def _read_classes(classes: str | Path | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -179,6 +162,9 @@ def _scan(source: Store, files: ForeignFiles, wanted: Wanted, listener: AdoptLis
         scans[split].append(scan)
         progress = replace(progress, bytes=progress.bytes + info.size_bytes, images=progress.images + scan.records)
         listener(progress)
+    for split, found_in in scans.items():
+        if not any(scan.records for scan in found_in):
+            _logger.warning("split %s holds no record; loaders will refuse it", split)
     empty = [scan.info.name for scan in itertools.chain(*scans.values()) if not scan.records]
     if empty:
         _logger.warning("%d of %d TFRecord files hold no record, like %s", len(empty), len(split_of), empty[0])

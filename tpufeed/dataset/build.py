@@ -141,7 +141,7 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
         images=sum(shard.records for shard in shards),
         bytes=sum(shard.bytes for shard in shards),
         earlier_images=earlier,
-        ignored_files=plan.header.notes.get("ignored_files", {}),
+        ignored_files=plan.header.ignored_files,
         listed_twice=plan.header.notes.get("listed_twice", 0),
         retries=retries + build.store.retries,
         warnings=manifest_warnings(manifest),

@@ -1,6 +1,7 @@
 """Names of a dataset's objects."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 from tpufeed.errors import OptionError
@@ -12,9 +13,15 @@ PLAN = "_tpufeed/plan.jsonl"
 REPORTS = "_tpufeed/reports"
 PROBE = "_tpufeed/probe"
 
+_INDEX = ".index.npy"
 _ENDING = re.compile(r"\.[A-Za-z0-9_]{1,12}")
-_SHOWN_ENDINGS = 4
+_MOST_ENDINGS, _SHOWN_ENDINGS = 1000, 4
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
+
+
+def is_own(name: str) -> bool:
+    """Whether a file in a folder of others' TFRecords is what `adopt`, or a build that has left, put beside them."""
+    return name == MANIFEST or name.endswith(_INDEX) or name.startswith(OWN_FOLDER)
 
 
 def check_split_name(split: str) -> str:
@@ -32,15 +39,21 @@ def ending_of(name: str) -> str:
     return last[dot:].lower() if dot > 0 and not hidden and _ENDING.fullmatch(last, dot) else ""
 
 
+def count_ending(counts: Counter[str], name: str) -> None:
+    """Count a file by its ending, of which a source may have as many as it has files."""
+    ending = ending_of(name)
+    counts[ending if ending in counts or len(counts) < _MOST_ENDINGS else ""] += 1
+
+
 def show_endings(counts: Mapping[str, int]) -> str:
-    """`7 .txt, 3 .xml, 2 others`, the most frequent first."""
+    """` (7 .txt, 3 .xml, 2 others)`, the most frequent first; empty where no file has an ending."""
     named = (ending for ending in counts if ending)
     most = sorted(named, key=lambda ending: (-counts[ending], ending))[:_SHOWN_ENDINGS]
     others = sum(counts.values()) - sum(counts[ending] for ending in most)
     parts = [f"{counts[ending]:,} {ending}" for ending in most]
     if others:
-        parts.append(f"{others:,} other{'s' * (others > 1)}" if most else f"{others:,} without an ending")
-    return ", ".join(parts)
+        parts.append(f"{others:,} other{'s' * (others > 1)}")
+    return f" ({', '.join(parts)})" if most else ""
 
 
 def shard_name(split: str, variant: int | None, shard: int, shards: int) -> str:
@@ -50,7 +63,7 @@ def shard_name(split: str, variant: int | None, shard: int, shards: int) -> str:
 
 def index_name(split: str, variant: int | None) -> str:
     """`train.index.npy`, or `train-v0.index.npy` for variant 0 of a cache."""
-    return f"{_part(split, variant)}.index.npy"
+    return f"{_part(split, variant)}{_INDEX}"
 
 
 def report_name(task: int) -> str:

@@ -94,7 +94,8 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     class_names: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
     base: str = ""
-    notes: dict[str, Any] = {}
+    notes: dict[str, int] = {}
+    ignored_files: dict[str, int] = {}
 
     def shard_names(self, task: _TaskHead) -> list[str]:
         """The shards that a task makes, one a variant."""

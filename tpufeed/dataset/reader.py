@@ -136,6 +136,9 @@ def open_dataset(url: str | Path) -> Dataset:
 
 
 def _how_to_make_one(store: Store) -> str:
+    path = store.local_path(MANIFEST)
+    if path is not None and path.parent.is_file() and is_tfrecord_name(path.parent.name):
+        return adopt_advice(str(path.parent.parent))
     with suppress(TpufeedError):  # another error is on its way already
         names = [info.name for info in itertools.islice(store.iter_objects(), _LISTED)]
         if any(map(is_tfrecord_name, names)) and store.stat(PLAN) is None:

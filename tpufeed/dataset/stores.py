@@ -1,5 +1,7 @@
 """The stores of a build: its engine has to see them, and the destination is not the source."""
 
+from pathlib import Path
+
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.engines.choice import LOCAL, make_engine
 from tpufeed.engines.engine import Engine
@@ -30,11 +32,12 @@ def choose_engine(engine: Engine | str | None, workers: int | None, *stores: Sto
     raise OptionError(f"only this process sees {hidden[0]}, and no worker of engine={name!r} does")
 
 
-def refuse_source(source: Store, destination: Store) -> None:
-    """Raises OptionError where a build would stand in its source, which --overwrite would remove."""
-    paths = [store.local_path(MANIFEST) for store in (source, destination)]
-    places = [
-        store.url if path is None else path.resolve() for store, path in zip((source, destination), paths, strict=True)
-    ]
-    if places[0] == places[1]:
+def refuse_source(destination: Store, *sources: Store) -> None:
+    """Raises OptionError where a build would stand among what it reads, which --overwrite would remove."""
+    if _place(destination) in map(_place, sources):
         raise OptionError(f"{destination.url} is the source itself; take another destination")
+
+
+def _place(store: Store) -> str | Path:
+    path = store.local_path(MANIFEST)
+    return store.url if path is None else path.resolve()

@@ -1,6 +1,8 @@
 """The op that calls a function of the user's."""
 
 import importlib
+import operator
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -118,11 +120,22 @@ def _name_of(value: object) -> str:
     return what
 
 
+def _holds(module: object, name: str) -> bool:
+    """A module that is being imported may hold what it uses itself, and must not be waited for."""
+    try:
+        operator.attrgetter(name)(module)
+    except AttributeError:
+        return False
+    return True
+
+
 @cache
 def _load(target: str) -> Augmentation:
     module, _, name = target.partition(":")
+    found: Any = sys.modules.get(module)
     try:
-        found: Any = importlib.import_module(module)  # waits where another thread is importing it
+        if not _holds(found, name):  # not imported, or another thread is at it: waits for that one
+            found = importlib.import_module(module)
     except Exception as error:
         raise OptionError(
             f"Custom: importing {module} for {target} raised {type(error).__name__}: {error}. Install the module, or "

@@ -80,7 +80,9 @@ def find_column(manifest: Manifest, name: str) -> Column:
     if wanted not in features or wanted in _OWN_NAMES:
         shorts = [short for short, feature in _FEATURE_OF_NAME.items() if feature in features]
         known = dict.fromkeys((IMAGE, SAMPLE, *shorts, *sorted(features.keys() - _OWN_NAMES)))
-        raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}")
+        renamed = [feature.name for feature in features.values() if feature.key == name]
+        hint = f". What the records call {name!r} is {renamed[0]}" if renamed else ""
+        raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
     feature = features[wanted]
     if feature.shape is None and manifest.options.get("command") != "adopt":  # of others' records one may be skipped
         raise OptionError(

@@ -48,7 +48,8 @@ class LoaderOptions:
             `final` ops of a cache, or none at all.
         columns: what a batch holds, by short names: image, label, sample (the id within the split), height, width,
             filename, text, or a feature's own name. By default ("image", "label"), or images alone where there are no
-            labels. None: a dict of image, label and sample. Without image none is decoded, and no op is needed.
+            labels. None: a dict of image, label and sample. Without image none is decoded, and no op is needed
+            (but with `direct`).
         shuffle: False reads in the dataset's own order.
         seed: of order and ops.
         remainder: of a last batch that is not full on every rank: "drop" it, "pad" it (a bool mask comes last), or

@@ -71,7 +71,7 @@ def shard(  # noqa: PLR0913  # the public face
     checked, budget = make_options(options), parse_budget(max_rejects)
     source, destination = open_store(src), open_store(dst)
     chosen = choose_engine(engine, workers, source, destination)
-    refuse_source(source, destination)
+    refuse_source(destination, source)
     if not overwrite:
         finished = find_dataset(destination)
         if finished is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
-from tpufeed.dataset.naming import show_endings
+from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
 from tpufeed.errors import NoInputsError, SourceError
 from tpufeed.sharding.files import listing
 from tpufeed.sharding.rows import Found, Row
@@ -38,7 +38,7 @@ def iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> I
     beside: list[str] = []
     for info in _iter_objects(store):
         if not is_image_name(info.name):
-            found.ignore(info.name)
+            count_ending(found.ignored_files, info.name)
             tfrecords += is_tfrecord_name(info.name)
             continue
         images += 1
@@ -62,10 +62,12 @@ def iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> I
         problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
         yield Row(info.name, info.size_bytes, info.version, label, split, problem=problem)
     if not images:
-        endings = show_endings(found.ignored_files)
-        among = f"{found.ignored_files.total()} files{endings and f' ({endings})'}"
+        among = f"{found.ignored_files.total()} files{show_endings(found.ignored_files)}"
         raise NoInputsError(
-            f"{store.url}: no images found among {among}. {adopt_advice(store.url)}"
+            f"{store.url}: no images found among {among}, but a {MANIFEST}. Of a dataset a cache can be made: tpufeed "
+            f"cache warmup {store.url} CACHE"
+            if store.stat(MANIFEST) is not None
+            else f"{store.url}: no images found among {among}. {adopt_advice(store.url)}"
             if tfrecords
             else f"{store.url}: no images found among {among}; expected names that end in {', '.join(SUFFIXES)} in one "
             "folder a class (photos/cat/1.jpg), or in one folder without classes"

@@ -71,11 +71,8 @@ def plan_shards(
         class_names=inventory.classes.names,
         features=inventory.features,
         base=inventory.base,
-        notes={
-            "images": len(inventory),
-            "ignored_files": inventory.ignored_files,
-            "listed_twice": inventory.listed_twice(),
-        },
+        notes={"images": len(inventory), "listed_twice": inventory.listed_twice()},
+        ignored_files=inventory.ignored_files,
     )
     return header, _iter_tasks(inventory, estimate, shards, counts)
 

@@ -5,9 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tpufeed.dataset.naming import ending_of
-
-_MOST_ENDINGS = 1000
 Label = str | int | None
 
 
@@ -42,9 +39,3 @@ class Found:
     """What a source counts while its rows are read: files that are no images by their names, by their endings."""
 
     ignored_files: Counter[str] = field(default_factory=Counter)
-
-    def ignore(self, name: str) -> None:
-        """Count a file."""
-        ending = ending_of(name)
-        known = ending in self.ignored_files or len(self.ignored_files) < _MOST_ENDINGS
-        self.ignored_files[ending if known else ""] += 1

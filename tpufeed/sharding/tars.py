@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from tpufeed.dataset.naming import count_ending
 from tpufeed.errors import NoInputsError, OptionError, SourceError, StoreError
 from tpufeed.sharding.folders import SUFFIXES as IMAGE_SUFFIXES
 from tpufeed.sharding.rows import Found, Row
@@ -62,12 +63,12 @@ def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[st
     for member in _iter_members(file, where):
         if not member.isfile():
             if not member.isdir():
-                found.ignore(member.name)
+                count_ending(found.ignored_files, member.name)
             continue
         folder, slash, name = member.name.rpartition("/")
         stem, dot, extension = name.partition(".")
         if not dot or not stem or "__MACOSX" in folder:
-            found.ignore(member.name)
+            count_ending(found.ignored_files, member.name)
             continue
         if key != folder + slash + stem:
             if key is not None:
@@ -146,7 +147,7 @@ def _read_columns(file: BinaryIO, parts: dict[str, _Part], where: str, found: Fo
     for name, (offset, size) in parts.items():
         if name != "json" and name not in _TEXTS:
             if name.split(".")[-1] not in _IMAGES:
-                found.ignore(f"{where}.{name}")
+                count_ending(found.ignored_files, f"{where}.{name}")
             continue
         if size > _LARGEST_TEXT:
             raise SourceError(f"{where}: its .{name} has {size} bytes; at most {_LARGEST_TEXT} are read")

@@ -51,7 +51,7 @@ def run(command, folder):
 
 def test_the_programs_are_one_that_runs(folder):
     programs = blocks("python")
-    assert len(programs) == 6
+    assert len(programs) == 7
     (folder / "program.py").write_text("\n".join(programs))
     output = run("python program.py", folder)
     assert output.count("val_accuracy") == 3

@@ -23,6 +23,7 @@ def leave_an_iteration_open(direct):
     dataset = tpufeed.tf_dataset(cache_url, direct=direct, batch_size=1, prefetch=1, threads=1).repeat().batch(16)
     iterator = iter(dataset.prefetch(64))
     next(iterator)
+    globals()["kept"] = dataset, iterator
 
 
 def take_one_thread():
@@ -53,7 +54,7 @@ for name, run in (
 ):
     child = os.fork()
     if not child:
-        signal.alarm(60)  # ends a process that hangs
+        signal.alarm(40)  # ends a process that hangs
         run()
         sys.exit()
     statuses[name].append(os.waitpid(child, 0)[1])

@@ -142,7 +142,7 @@ class RecordCheck:
                 problems.append(f"the image has {len(image)} bytes; a tensor of {shape} takes {math.prod(shape)}")
             problems += _size_problems(ints, shape)
         if label is not None and self._classes and not 0 <= label < self._classes:
-            problems.append(f"label {label} of {self._classes} classes")
+            problems.append(f"label {label}, and there are {self._classes} classes, 0 to {self._classes - 1}")
         if problems:
             raise RecordError("; ".join(problems))
         return Sample(image, label, ints)

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpufeed.dataset.naming import OWN_FOLDER, check_split_name, ending_of, show_endings
+from tpufeed.dataset.naming import OWN_FOLDER, check_split_name, count_ending, is_own, show_endings
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.storage.store import ObjectInfo
 
@@ -54,10 +54,10 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
     for info in infos:
         if is_tfrecord_name(info.name):
             found[info.name] = info
-        elif not info.name.startswith(OWN_FOLDER):
-            ignored[ending_of(info.name)] += 1
+        elif not is_own(info.name):
+            count_ending(ignored, info.name)
     if not found:
-        among = f"{ignored.total()} files ({show_endings(ignored) or 'is it there?'})"
+        among = f"{ignored.total()} files{show_endings(ignored)}" if ignored else "0 files (is it there?)"
         raise NoInputsError(
             f"no TFRecord files below {url} among {among}; give the folder that holds files named like "
             "train-00000-of-00012.tfrecord or train/00.tfrec. Images become a dataset by tpufeed shard"
@@ -130,7 +130,7 @@ def is_tfrecord_name(name: str) -> bool:
 
 def adopt_advice(url: str) -> str:
     """What to say of TFRecords where a dataset, or images, were expected."""
-    return f"TFRecords that another tool wrote become a dataset by: tpufeed adopt {url}"
+    return f"TFRecords that another tool wrote become a dataset by: tpufeed adopt {url} --to DATASET"
 
 
 def _stem(name: str) -> str | None:

@@ -180,6 +180,8 @@ def _iter_hints(found: Findings, case: Case, settings: dict[str, Any]) -> Iterat
         )
     shards = entry.variants[0].shards
     hosts = int(dataset.manifest.options.get("hosts", 1))
+    if dataset.manifest.options.get("command") == "adopt":
+        return  # its shards are another tool's
     for sentence in iter_warnings(case.split, len(shards), sum(shard.bytes for shard in shards), hosts):
         yield f"reshard: {sentence}"
 
