@@ -48,6 +48,10 @@ def test_a_folder_without_records(refused, tmp_path):
     refused(NoInputsError, "the 1 TFRecord files below .* hold no record", [])
     with pytest.raises(NoInputsError, match="among 0 files"):
         tpufeed.adopt(tmp_path / "nowhere")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/manifest.json").touch()
+    with pytest.raises(NoInputsError, match=r"among 0 files \(it is a dataset already\)"):
+        tpufeed.adopt(tmp_path / "d", tmp_path / "e")
     with pytest.raises(NoInputsError, match="is a file; adopt takes the folder"):
         tpufeed.adopt(tmp_path / "train.tfrecord")
 

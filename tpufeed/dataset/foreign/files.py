@@ -50,14 +50,17 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
         SourceError: a name that a manifest cannot hold.
     """
     found: dict[str, ObjectInfo] = {}
-    ignored = Counter[str]()
+    ignored, own = Counter[str](), False
     for info in infos:
         if is_tfrecord_name(info.name):
             found[info.name] = info
-        elif not is_own(info.name):
+        elif is_own(info.name):
+            own = True
+        else:
             count_ending(ignored, info.name)
     if not found:
-        among = f"{ignored.total()} files{show_endings(ignored)}" if ignored else "0 files (is it there?)"
+        hint = show_endings(ignored) if ignored else " (it is a dataset already)" if own else " (is it there?)"
+        among = f"{ignored.total()} files{hint}"
         raise NoInputsError(
             f"no TFRecord files below {url} among {among}; give the folder that holds files named like "
             "train-00000-of-00012.tfrecord or train/00.tfrec. Images become a dataset by tpufeed shard"
