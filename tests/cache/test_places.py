@@ -117,7 +117,9 @@ def test_another_cache_in_the_same_place_is_refused_by_what_differs(change, mess
 
 
 def test_another_source_is_refused(damaged_source, source, place):
-    message = f"the samples of {damaged_source[1]} have changed since, or it was warmed from another dataset"
+    message = (
+        f"already holds another cache: it was warmed from another source, or {damaged_source[1]} has changed since"
+    )
     with pytest.raises(DatasetExistsError, match=message):
         warmup(damaged_source[1], place, **OPTIONS)
 

@@ -109,9 +109,12 @@ def refused_builds() -> list[str]:
 def refused_loaders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     import torch  # whose `distributed` `find_world` then asks
 
+    Path("slow_op.py").write_text("import time\n\n\ndef run(image, rng):\n    time.sleep(0.1)\n    return image\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    slow = [*OPS, Custom("slow_op:run")]
     found = [
         said(lambda: tpufeed.numpy_loader("flowers")),
-        said(lambda: list(tpufeed.numpy_loader("flowers", batch_size=8, ops=OPS, timeout_seconds=1e-9))),
+        said(lambda: list(tpufeed.numpy_loader("flowers", batch_size=8, ops=slow, timeout_seconds=1e-9))),
         said(lambda: check_lanes(16, World(0, 3))),
         said(lambda: tpufeed.to_device_float(torch.zeros(1, 8, 8, 3))),
         said(lambda: Custom("__main__:heavy")),

@@ -227,7 +227,7 @@ def _differences(present: Dataset, source: Warmable, identity: dict[str, Any]) -
         return ["a dataset that is no cache"]
     stored = {name: value for name, value in present.manifest.options.items() if name not in ("command", "source")}
     if stored.get("source_digest") != identity.get("source_digest"):
-        return [f"the samples of {source.url} have changed since, or it was warmed from another dataset"]
+        return [f"it was warmed from another source, or {source.url} has changed since"]
     differing = differing_options(stored, identity)
     if not differing and present.manifest.cache.source_digest != source.digest():
         differing = [f"the images of {source.url} have changed since"]

@@ -86,7 +86,8 @@ def open_warmable(src: str | Path, keywords: ShardKeywords) -> Warmable:
         return _Images(store.url, make_options(keywords))
     if keywords:
         raise OptionError(
-            f"{store.url} is a dataset, whose splits and labels stand; they are for raw images: {', '.join(keywords)}"
+            f"{store.url} is a dataset, whose splits and labels stand; these options are for raw images: "
+            f"{', '.join(keywords)}"
         )
     return _OfDataset(dataset)
 
