@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.dataset.build import BuildProgress, BuildResult
     from tpufeed.sharding.build import Preview
 
-NOT_IMAGES = "as images are"
 _LOG_SECONDS = 1.0
 
 
@@ -129,7 +128,7 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
         if counts:
             say(f"{what}: {_say(counts)}")
     say_columns(further_columns(manifest.features))
-    say_left_out(result.ignored_files, NOT_IMAGES)
+    say_left_out(result.ignored_files)
     if result.listed_twice:
         say(f"listed more than once: {number_of(result.listed_twice, 'row')}")
     if result.rejects:
@@ -150,7 +149,7 @@ def say_columns(columns: Mapping[str, str]) -> None:
         say(f"columns: {', '.join(f'{name} {dtype}' for name, dtype in columns.items())}")
 
 
-def say_left_out(endings: Mapping[str, int], named: str) -> None:
+def say_left_out(endings: Mapping[str, int], named: str = "as images are") -> None:
     """Files of a source that are not named as they should be, if there are any."""
     from tpufeed.dataset.naming import show_endings
 

@@ -6,7 +6,6 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import (
-    NOT_IMAGES,
     BuildDisplay,
     parse_policies,
     print_build,
@@ -155,7 +154,7 @@ def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
     classes = number_of(preview.classes, "class", "classes")
     say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
     say_columns(preview.columns)
-    say_left_out(preview.ignored_files, NOT_IMAGES)
+    say_left_out(preview.ignored_files)
     if preview.listed_twice:
         say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
     say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")

@@ -262,13 +262,14 @@ def _mask_input(item: Input) -> Input:
 def _iter_parts(name: str, stored: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
     """An option; or each of several ops, or its parameters: a message has no room for all."""
     if isinstance(stored, list) and isinstance(wanted, list) and any(isinstance(x, dict) for x in (*stored, *wanted)):
+        several = max(len(stored), len(wanted)) > 1
         for number, (there, here) in enumerate(itertools.zip_longest(stored, wanted), 1):
-            place = f"{name}, number {number}," if max(len(stored), len(wanted)) > 1 else name
+            place = f"{name}, number {number}" if several else name
             if isinstance(there, dict) and isinstance(here, dict) and there.get("op") == here.get("op") is not None:
-                of = f"of {here['op']} ({place.rstrip(',')})"
+                of = f"of {here['op']} ({place})"
                 yield from ((f"{key} {of}", there.get(key), here.get(key)) for key in dict.fromkeys((*here, *there)))
             else:
-                yield place, there, here
+                yield f"{place}," if several else place, there, here
     else:
         yield name, stored, wanted
 

@@ -34,12 +34,13 @@ def iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> I
         SourceError: some images lie in class folders and some beside them, or in no split's folder.
         NoInputsError: there is none.
     """
-    images = classed = tfrecords = 0
+    images = classed = 0
+    tfrecords = False
     beside: list[str] = []
     for info in _iter_objects(store):
         if not is_image_name(info.name):
             count_ending(found.ignored_files, info.name)
-            tfrecords += is_tfrecord_name(info.name)
+            tfrecords = tfrecords or (not images and is_tfrecord_name(info.name))  # for an error that no image is there
             continue
         images += 1
         *folders, _ = info.name.split("/")
