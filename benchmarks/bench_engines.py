@@ -37,7 +37,7 @@ def make_ray() -> Engine:
 def make_beam() -> Engine:
     from tpufeed.engines.beam import BeamEngine
 
-    several = ["--direct_running_mode=multi_processing", f"--direct_num_workers={WORKERS}"]
+    several = ["--direct_running_mode=multi_threading", f"--direct_num_workers={WORKERS}"]
     return BeamEngine(["--runner=DirectRunner", *several])
 
 

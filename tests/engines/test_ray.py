@@ -15,7 +15,6 @@ import tpufeed
 from tests.engines.contract import ROOT, SHARD, EngineContract, build_serially, bytes_of, done, job, total
 from tests.gcs_server import GcsServer
 from tpufeed import __version__, cache
-from tpufeed.engines.engine import Job, Progress
 from tpufeed.engines.ray import RayEngine
 from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import BuildError, TaskError
@@ -56,71 +55,30 @@ def pids(folder):
     return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 
-def own(function, context):
-    return Job(f"tests.engines.ray_tasks:{function}", str(context))
-
-
-def test_progress_is_heard_while_a_task_runs(connected, tmp_path):
-    events = RayEngine().run(own("count_slowly", tmp_path), [0])
-    first = next(event for event in events if isinstance(event, Progress) and event.images)
-    (tmp_path / "heard").touch()
-    rest = list(events)
-    images, size, _ = total([first, *rest])
-    assert size == 10 * images
-    assert images > first.images
-
-
 def test_no_more_tasks_run_at_a_time_than_there_are_workers(connected, tmp_path):
     events = RayEngine(workers=1).run(job("run_for_ever", tmp_path), range(3))
-    images = 0
-    while images < 100:
-        images += next(events).images
-    assert len(pids(tmp_path)) == 1
+    while not pids(tmp_path):
+        next(events)
+    for _ in range(4):  # half a second each
+        next(events)
+    (pid,) = pids(tmp_path)
     events.close()
+    wait_until(lambda: not is_running(pid))
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
 
 
-def test_a_killed_worker_is_replaced_and_its_progress_taken_back(connected, tmp_path, caplog):
+def test_the_task_of_a_killed_worker_is_done_again(connected, tmp_path, caplog):
     events = list(RayEngine().run(job("die_once", tmp_path), range(5)))
     assert (tmp_path / "died").exists()
     assert done(events) == list(range(5))
     assert total(events) == (3 * 5, 15 * 10, 5)
-    assert "2: a worker process was lost, without a word; another one begins anew" in caplog.messages
+    assert "2: its worker was lost; another one begins anew" in caplog.messages
 
 
 def test_a_task_at_which_workers_always_die_fails_in_the_end(connected, tmp_path):
-    with pytest.raises(
-        TaskError, match=r"^0: 3 worker processes died at it, the last one without a word\. .*--workers"
-    ):
+    with pytest.raises(TaskError, match=r"^0: 3 worker processes died at it, .*--workers"):
         list(RayEngine().run(job("die_always", tmp_path), [0]))
     assert (tmp_path / "deaths").read_text() == "xxx"
-
-
-def test_a_worker_that_stands_still_is_killed_and_replaced(connected, tmp_path, caplog):
-    events = list(RayEngine(silence_seconds=1).run(own("stand_still_once", tmp_path), [0]))
-    assert done(events) == [0]
-    assert total(events) == (1, 1, 0)
-    assert "0: a worker process was lost, killed after it had said nothing for 1 s; another" in caplog.text
-    (pid,) = pids(tmp_path)
-    wait_until(lambda: not is_running(pid))
-
-
-def test_tasks_that_are_stopped_leave_no_temporary_folder(connected, tmp_path):
-    events = RayEngine().run(job("keep_a_folder", tmp_path), range(5))
-    while len(list(tmp_path.glob("tmp/*"))) < 2:
-        next(events)
-    events.close()
-    assert not (tmp_path / "tmp").exists()
-    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
-
-
-def test_a_task_that_does_not_let_itself_be_interrupted_is_killed(connected, tmp_path):
-    events = RayEngine(workers=1).run(own("stay", tmp_path), range(2))
-    while not pids(tmp_path):
-        next(events)
-    events.close()
-    (pid,) = pids(tmp_path)
-    assert (tmp_path / "asked").exists()
-    wait_until(lambda: not is_running(pid))
 
 
 # Hosts that cannot do the work.
@@ -255,7 +213,7 @@ def test_the_command_goes_on_where_ctrl_c_has_stopped_it(cluster, gated, gates, 
     assert bytes_of(tmp_path / "c") == bytes_of(gated)
 
 
-def test_a_node_is_killed_in_mid_build(connected, gated, gates, gate, tmp_path, caplog):
+def test_a_node_is_killed_in_mid_build(connected, gated, gates, gate, tmp_path):
     """The last test: the cluster is short of a node after it."""
     node = connected.list_all_nodes()[-1]
     results = []
@@ -275,6 +233,5 @@ def test_a_node_is_killed_in_mid_build(connected, gated, gates, gate, tmp_path, 
     gate.unlink()
     thread.join(PATIENCE_SECONDS)
     (result,) = results
-    assert any("a worker process was lost" in message for message in caplog.messages)
     assert result.images == 38
     assert bytes_of(tmp_path / "c") == bytes_of(gated)

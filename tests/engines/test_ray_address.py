@@ -9,9 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.engines.contract import ROOT, job
-from tests.gcs_server import GcsServer
 from tpufeed.cli.app import app
-from tpufeed.engines import raycluster
 from tpufeed.engines.choice import make_engine
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.ray import RayEngine
@@ -35,21 +33,6 @@ def test_a_port_where_nobody_listens(tmp_path):
         said = refusal(f"127.0.0.1:{bound.getsockname()[1]}", tmp_path)
     assert "no Ray cluster answers at 127.0.0.1:" in said
     assert "ray start --head" in said
-
-
-def test_one_that_takes_connections_and_says_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(raycluster, "_ANSWER_SECONDS", 0.1)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        said = refusal(f"ray://127.0.0.1:{listening.getsockname()[1]}", tmp_path)
-    assert "timed out" in said
-
-
-def test_one_that_speaks_http_as_the_dashboard_does(tmp_path):
-    with GcsServer() as server:
-        said = refusal(server.url.removeprefix("http://"), tmp_path)
-    assert "is no Ray. Its own port is 6379" in said
 
 
 def test_an_address_in_the_environment(tmp_path, monkeypatch):

@@ -1,35 +1,37 @@
 """Tasks on Apache Beam: Dataflow, Flink, Spark, or Beam's own direct runner on this host.
 
-What is said here is said to a process of its own in which Beam works, see `beamhost`.
+The runner decides how often a task is tried that fails, or whose worker is lost (Dataflow: four times).
 
-Elsewhere the runner decides how often a task is tried that fails, or whose worker is lost (Dataflow: four times).
-Beam's direct runner hangs when a worker process dies; then it is started again with the tasks that are left.
+Beam works in a child process, see `beampipeline`, as its direct runner cannot be told to stop and all runners print a
+lot.
 """
 
 import argparse
 import importlib.util
-import logging
 import os
+import pickle
 import platform
-import time
+import signal
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple
 
 import tpufeed
-from tpufeed.engines.beamhost import NO_TASK, Died, Ended, Failed, Ready, TaskEvent
-from tpufeed.engines.beamprocess import BeamProcess, how_ended
-from tpufeed.engines.deaths import SILENCE_SECONDS, Deaths, silent_death
-from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, Service, task_name
+from tpufeed.engines.launch import launch_worker
+from tpufeed.engines.preflight import HostView, view_here
+from tpufeed.engines.streams import fill_streams
 from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError, TpufeedError
 
-_logger = logging.getLogger(__name__)
+ENTRY = "tpufeed.engines.beampipeline:serve"
 
-_IDLE_DEATHS_ALLOWED = 2
-_END_SECONDS = 10.0  # for a local pipeline to end after its last task
-_START_SECONDS = 120.0  # for a local pipeline to begin its first task, of which seconds are usual
+_LISTEN_SECONDS = 0.5
+_CANCEL_SECONDS = 20.0  # for a service to hear that a pipeline is to stop
+_LOG_BYTES = 2000
 _SOURCES_OF_PACKAGES = (
     "--sdk_container_image",
     "--requirements_file",
@@ -39,19 +41,59 @@ _SOURCES_OF_PACKAGES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the child is started with: arguments for Beam, and the descriptor of the file for its output."""
+
+    arguments: tuple[str, ...]
+    log: int
+
+
+class Ready(NamedTuple):
+    """Beam has taken the arguments; `elsewhere`: its runner works in other processes than the child's."""
+
+    elsewhere: bool
+
+
+class Work(NamedTuple):
+    """A pickled `Job`, pickled tasks with their numbers, and what the launcher sees of them.
+
+    Workers may run another version of tpufeed, so nothing of the job is unpickled before they have said which.
+    """
+
+    job: bytes
+    tasks: Sequence[tuple[int, bytes]]
+    launcher: HostView
+
+
+class Failed(NamedTuple):
+    """The pipeline has failed; `number` is the task that did, None where no task is known."""
+
+    message: str
+    number: int | None = None
+
+
+class Ended(NamedTuple):
+    """The pipeline has ended well."""
+
+
+Message = Ready | Progress | Failed | Ended | TpufeedError | str
+
+
 class BeamEngine:
     """An `Engine` that hands `arguments` to Beam, as in `("--runner=DataflowRunner", "--region=...", ...)`.
 
-    Where Beam's own runner works on this host, and a worker says nothing for `silence_seconds`, it counts as dead.
+    Raises:
+        OptionError: no runner is named.
+        MissingExtraError: Beam is not installed.
     """
 
-    def __init__(self, arguments: Sequence[str], silence_seconds: float = SILENCE_SECONDS) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = tuple(arguments)
         self.runner = _find_runner(self.arguments)
         if importlib.util.find_spec("apache_beam") is None:
             raise MissingExtraError("apache_beam", "beam")
-        self._silence_seconds = silence_seconds
-        self._processes: list[BeamProcess] = []  # one at the most
+        self._child: _Child | None = None
         self._prepared = False
 
     def describe(self) -> str:
@@ -77,159 +119,105 @@ class BeamEngine:
         if self._prepared:
             yield
             return
-        self._prepared = True
+        self._prepared, self._child = True, _Child(self.arguments)
         try:
-            self._processes = [BeamProcess(self.arguments)]
             yield
         finally:
+            # Where an error has left a `run` open, the child goes now and not when the garbage is collected.
             self._prepared = False
-            # Where an error has left a `run` open, its process goes now and not when somebody collects the garbage.
             self._stop()
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
-        ledger = _Ledger(tasks)
+        if not tasks:
+            return
+        self._child = self._child or _Child(self.arguments)
         try:
-            while ledger.waiting:
-                if not self._processes:
-                    self._processes = [BeamProcess(self.arguments)]
-                (process,) = self._processes
-                process.begin(job, [(number, tasks[number]) for number in sorted(ledger.waiting)])
-                ledger.begin()
-                yield from self._follow(process, ledger)
-                if ledger.waiting or not self._prepared:
-                    self._stop()
+            self._child.begin(job, tasks)
+            yield from self._child.follow(tasks)
         except BaseException:
             self._stop()
             raise
-
-    def _follow(self, process: BeamProcess, ledger: "_Ledger") -> Iterator[Event]:
-        """Until the pipeline has ended, or a worker has died that its runner waits for."""
-        while True:
-            messages = list(process.receive())
-            for message in messages:
-                if isinstance(message, TpufeedError):
-                    raise message
-                if isinstance(message, Failed | str):
-                    raise ledger.error(message)
-                if isinstance(message, Died):
-                    if not process.tells:
-                        raise BuildError(
-                            f"the process that watches the pipeline died, {how_ended(message.code)}. Does the pipeline "
-                            f"still run? {process.tail()}"
-                        )
-                    yield ledger.bury(how_ended(message.code))
-                    return
-                if isinstance(message, Ended):
-                    yield from ledger.finish()
-                    return
-                if not isinstance(message, Ready):
-                    yield from ledger.note(message)
-            if ledger.silent(self._silence_seconds):
-                yield ledger.bury(silent_death(self._silence_seconds), silent=True)
-                return
-            if process.tells and not ledger.waiting and ledger.stuck(_END_SECONDS):
-                self._stop()  # all is done, and it does not end
-                return
-            if process.tells and ledger.stuck(patience := max(self._silence_seconds, _START_SECONDS)):
-                yield ledger.bury(f"killed after it had begun no task for {patience:g} s", silent=True)
-                return
-            if not messages:
-                yield NOTHING
+        if not self._prepared:
+            self._stop()
 
     def _stop(self) -> None:
-        for process in self._processes:
-            process.stop()
-        self._processes = []
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
 
 
-@dataclass(slots=True)
-class _Begun:
-    """A task that a process has begun on this host, its progress, and when something was last heard of it."""
+class _Child:
+    """The process in which Beam works, once it has taken the arguments."""
 
-    pid: int
-    progress: Progress
-    heard: float
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        fill_streams()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `stop`
+        start = Start(arguments, self._log.fileno())
+        self._process, self._connection = launch_worker(ENTRY, [start.log], {"PYTHONSAFEPATH": "1"})
+        self._elsewhere = False
+        try:
+            with suppress(OSError):  # dead already: `_receive` says how
+                self._connection.send(Service(ENTRY, start))
+            message = self._receive()
+            if not isinstance(message, Ready):
+                raise message if isinstance(message, TpufeedError) else BuildError(str(message))
+            self._elsewhere = message.elsewhere
+        except BaseException:
+            self.stop()
+            raise
 
+    def begin(self, job: Job, tasks: Sequence[Any]) -> None:
+        """Run these. Raises BuildError where this host could not do that itself."""
+        pickled_job, pickled = pickle.dumps(job), [(number, pickle.dumps(task)) for number, task in enumerate(tasks)]
+        view = view_here(pickled_job, pickled[0][1])
+        if view.problem:
+            raise BuildError(view.problem)
+        with suppress(OSError):
+            self._connection.send(Work(pickled_job, pickled, view))
 
-class _Ledger:
-    """How far which task is."""
+    def follow(self, tasks: Sequence[Any]) -> Iterator[Event]:
+        """Yield events until the pipeline has ended. Raises BuildError, or TaskError where a task is known."""
+        while True:
+            if not wait([self._connection], _LISTEN_SECONDS):
+                yield NOTHING
+                continue
+            message = self._receive()
+            if isinstance(message, Progress):
+                yield message
+            elif isinstance(message, Ended):
+                yield from map(Done, range(len(tasks)))
+                return
+            elif isinstance(message, Failed) and message.number is not None:
+                raise TaskError(f"{task_name(tasks[message.number])}: {message.message}")
+            else:
+                raise BuildError(message.message if isinstance(message, Failed) else str(message))
 
-    def __init__(self, tasks: Sequence[Any]) -> None:
-        self.waiting = set(range(len(tasks)))
-        self._tasks = tasks
-        self._begun: dict[int, _Begun] = {}
-        self._deaths = Deaths(tasks)
-        self._idle_deaths = 0
-        self._news = time.monotonic()
+    def stop(self) -> None:
+        """End it with all that it has started. A pipeline that runs elsewhere is cancelled first."""
+        self._connection.close()
+        if self._elsewhere:
+            with suppress(Exception):
+                self._process.wait(_CANCEL_SECONDS)
+        self._kill()
+        self._log.close()
 
-    def begin(self) -> None:
-        """A pipeline begins with what is waiting."""
-        self._news = time.monotonic()
+    def _receive(self) -> Message:
+        try:
+            message: Message = self._connection.recv()
+        except (EOFError, OSError):
+            code = self._kill()
+            size = os.fstat(self._log.fileno()).st_size
+            tail = os.pread(self._log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace").strip()
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            running = ". The pipeline may still run elsewhere" if self._elsewhere else ". Out of memory?"
+            return f"the process in which Beam works ended {how}{running} {tail}".strip()
+        return message
 
-    def note(self, message: Progress | TaskEvent) -> Iterator[Event]:
-        """The events that a message stands for."""
-        self._news = time.monotonic()
-        if isinstance(message, Progress):
-            yield message
-        elif message.number not in self.waiting:
-            return  # done already: some runners repeat what has ended beside a failure
-        elif message.kind == "b":
-            self._begun[message.number] = _Begun(message.pid, NOTHING, time.monotonic())
-        elif message.kind == "p":
-            task = self._begun[message.number]
-            task.progress = task.progress.plus(message.progress)
-            task.heard = time.monotonic()
-            yield message.progress
-        else:
-            del self._begun[message.number]
-            self.waiting.remove(message.number)
-            yield Done(message.number)
-
-    def finish(self) -> Iterator[Event]:
-        """All that is left has ended well."""
-        numbers = sorted(self.waiting)
-        self.waiting.clear()
-        yield from map(Done, numbers)
-
-    def silent(self, seconds: float) -> bool:
-        """Whether nothing was heard of a task for so long."""
-        return any(time.monotonic() - task.heard >= seconds for task in self._begun.values())
-
-    def stuck(self, seconds: float) -> bool:
-        """Whether no task is begun and nothing was heard for so long: Beam's local runner can hang at its start."""
-        return not self._begun and time.monotonic() - self._news >= seconds
-
-    def error(self, failed: Failed | str) -> BuildError:
-        """What to raise for a failure."""
-        if isinstance(failed, str):
-            return BuildError(failed)
-        number, message = failed.number, failed.message
-        return BuildError(message) if number == NO_TASK else TaskError(f"{task_name(self._tasks[number])}: {message}")
-
-    def bury(self, death: str, silent: bool = False) -> Progress:
-        """Note that a worker is dead.
-
-        Returns:
-            The progress of all tasks that were begun, taken back.
-
-        Raises:
-            BuildError: that has come too often; a TaskError that names the task where it was one's.
-        """
-        advice = "Out of memory? Try fewer --direct_num_workers"
-        begun = list(self._begun.items())
-        longest = min((task.heard for _, task in begun), default=0.0)
-        killers = [n for n, task in begun if (task.heard == longest if silent else not _is_running(task.pid))]
-        self._idle_deaths += not killers
-        if self._idle_deaths > _IDLE_DEATHS_ALLOWED:
-            raise BuildError(f"{self._idle_deaths} worker processes of Beam died without a task, the last one {death}")
-        for number in killers:
-            name = self._deaths.note(number, death, advice)
-            _logger.warning("%s: a worker process of Beam died, %s; Beam begins anew with what is left", name, death)
-        self._begun.clear()
-        taken_back = NOTHING
-        for _, task in begun:
-            taken_back = taken_back.minus(task.progress)
-        return taken_back
+    def _kill(self) -> int:
+        with suppress(ProcessLookupError):  # it has no group of its own yet
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        return self._process.wait()
 
 
 def _find_runner(arguments: tuple[str, ...]) -> str:
@@ -245,11 +233,3 @@ def _find_runner(arguments: tuple[str, ...]) -> str:
             "SparkRunner, DirectRunner"
         )
     return runner
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -1,51 +1,75 @@
-"""Tasks as a pipeline of Apache Beam: made and watched in `beamhost`, run by Beam's workers wherever they are."""
+"""Tasks as a pipeline of Apache Beam: made and watched in a child of the launcher, run by Beam's workers."""
 
 import io
 import os
 import pickle
 import platform
 import re
+import signal
 import threading
 import traceback
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import redirect_stderr, suppress
+from multiprocessing.connection import Connection
 from typing import Any
 from urllib.parse import quote, unquote
 
 import apache_beam as beam
 from apache_beam.metrics.metric import Metrics, MetricsFilter
-from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions, StandardOptions, TypeOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    SetupOptions,
+    StandardOptions,
+    TypeOptions,
+)
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 import tpufeed
-from tpufeed.engines.beamhost import EVENTS, NO_TASK, Failed, TaskEvent, Work
+from tpufeed.engines.beam import Ended, Failed, Message, Ready, Start, Work
 from tpufeed.engines.engine import NOTHING, Progress
-from tpufeed.engines.hosts import HostView, check_host, run_pickled, view_here
-from tpufeed.errors import BuildError, OptionError
+from tpufeed.engines.preflight import check_hosts, run_pickled, view_here
+from tpufeed.errors import BuildError, OptionError, TpufeedError
 
 _NAMESPACE = "tpufeed"
 _BLOCK_TASKS = 1000
+_METRICS_SECONDS = 5.0
 _START_SECONDS = 10.0
 _SHOWN_CHARACTERS = 3000
 # What a worker says comes back within a runner's report of a trace, escaped or not, in one piece or several times.
-_FAILURE = re.compile(r"\[tpufeed:(-?\d+):([\w.~/%-]*)\]")
+_FAILURE = re.compile(r"\[tpufeed:(\d*):([\w.~/%-]*)\]")
 _LOCAL = {"DirectRunner", "SwitchingDirectRunner", "FnApiRunner", "BundleBasedDirectRunner"}
 _STRICT = _LOCAL | {"DataflowRunner", "TestDataflowRunner", "TestDirectRunner"}
 
 
-class WorkerFailure(Exception):
-    """How a worker fails: for whoever reads its log, and so that it is found in whatever a runner reports of that."""
-
-    @classmethod
-    def of(cls, number: int, message: str) -> "WorkerFailure":
-        """Of a task, or, with `NO_TASK`, of a host."""
-        what = "" if number == NO_TASK else f"task {number}: "
-        return cls(f"{what}{message}\n[tpufeed:{number}:{quote(message)}]")
+def serve(start: Start, connection: Connection) -> None:
+    """Check the arguments, then run the pipelines that are asked for, until the launcher leaves."""
+    os.setpgid(0, 0)
+    for descriptor in (1, 2):
+        os.dup2(start.log, descriptor)
+    pipeline: Pipeline | None = None
+    try:
+        try:
+            elsewhere = check_arguments(start.arguments)
+        except TpufeedError as error:
+            connection.send(error)
+            return
+        connection.send(Ready(elsewhere))
+        while True:
+            work: Work = connection.recv()
+            pipeline = Pipeline(start.arguments, work, connection)
+            threading.Thread(target=pipeline.run, daemon=True).start()
+    except (EOFError, ConnectionError):
+        return
+    finally:
+        if pipeline is not None and elsewhere:
+            pipeline.cancel()
+        os.killpg(0, signal.SIGKILL)  # this process, too: threads of the direct runner may never end
 
 
 def check_arguments(arguments: Sequence[str]) -> bool:
-    """Whether the runner of these arguments runs tasks on this host.
+    """Return whether the runner of these arguments runs tasks elsewhere than in this process.
 
     Raises:
         OptionError: Beam, or what is done with it here, does not take them.
@@ -69,55 +93,65 @@ def check_arguments(arguments: Sequence[str]) -> bool:
         raise OptionError(f"Beam does not take its arguments: {error}") from error
     if leftovers and runner in _STRICT:
         raise OptionError(f"Beam's {runner} knows no {' '.join(leftovers)}: correct what stands after `--`")
-    return runner in _LOCAL
+    if runner in _LOCAL and options.view_as(DirectOptions).direct_running_mode == "multi_processing":
+        raise OptionError(
+            "Beam's direct runner hangs when one of its worker processes dies: leave out "
+            "--direct_running_mode=multi_processing, or leave out --engine beam and give --workers"
+        )
+    return runner not in _LOCAL
 
 
 class Pipeline:
-    """One run of tasks."""
+    """One run of tasks. What comes of it goes through the connection, as `Message`."""
 
-    def __init__(self, arguments: Sequence[str], work: Work) -> None:
-        self._arguments, self._work = arguments, work
-        self._result: PipelineResult | None = None
-        self._seen = NOTHING
-        self._started = threading.Event()
-
-    def start(self) -> None:
-        """Raises PipelineError as `wait` does: some runners are done when they have started."""
-        try:
-            with _explained():
-                self._result = self._make().run()
-        finally:
-            self._started.set()
-
-    def _make(self) -> beam.Pipeline:
-        work, pipeline = self._work, beam.Pipeline(options=_make_options(self._arguments))
+    def __init__(self, arguments: Sequence[str], work: Work, connection: Connection) -> None:
+        self._work, self._connection = work, connection
+        self._pipeline = beam.Pipeline(options=_make_options(arguments))
         (
-            pipeline
+            self._pipeline
             | "Plan" >> beam.Create(pack(work.tasks))
             | "Tasks" >> beam.FlatMap(unpack).with_output_types(tuple[int, bytes])
             | "Deal" >> beam.Reshuffle()
             | "Run" >> beam.ParDo(RunTask(work))
         )
-        return pipeline
+        self._result: PipelineResult | None = None
+        self._seen = NOTHING
+        self._started, self._ended = threading.Event(), threading.Event()
 
-    def wait(self) -> None:
-        """Until it has ended well. Raises PipelineError where it does not."""
-        assert self._result is not None
-        with _explained():
+    def run(self) -> None:
+        """Run it to its end. The direct runner returns from `run` only then, others at once."""
+        telling = threading.Thread(target=self._tell, daemon=True)
+        try:
+            try:
+                self._result = self._pipeline.run()
+            finally:
+                self._started.set()
+            telling.start()
             self._result.wait_until_finish()
             state = self._result.state
-        if state != PipelineState.DONE:
-            raise PipelineError(Failed(f"the Beam pipeline ended as {state}"))
+            failed = None if state == PipelineState.DONE else Failed(f"the Beam pipeline ended as {state}")
+        except Exception as error:  # noqa: BLE001  # each runner has its own
+            failed = explain("".join(traceback.format_exception(error)))
+        self._ended.set()
+        if telling.ident is not None:
+            telling.join()
+        self._send(Ended() if failed is None else failed)
 
     def cancel(self) -> None:
-        """Where it runs elsewhere, also when it is just about to begin there."""
+        """Stop it, also when it is just about to begin."""
         self._started.wait(_START_SECONDS)
         if self._result is not None and not PipelineState.is_terminal(self._result.state):
             with suppress(Exception):  # it has ended meanwhile, or nobody answers
                 self._result.cancel()
 
-    def progress(self) -> Progress:
-        """What was done since the last call; nothing where the runner does not say."""
+    def _tell(self) -> None:
+        """Send progress every few seconds, and once more at the end."""
+        while not self._ended.wait(_METRICS_SECONDS):
+            self._send(self._progress())
+        self._send(self._progress())
+
+    def _progress(self) -> Progress:
+        """Return what was done since the last call; nothing where the runner does not say."""
         assert self._result is not None
         totals = dict.fromkeys(Progress._fields, 0)
         try:
@@ -129,17 +163,23 @@ class Pipeline:
         before, self._seen = self._seen, Progress(**totals)
         return self._seen.minus(before)
 
+    def _send(self, message: Message) -> None:
+        with suppress(OSError):  # nobody listens any more
+            self._connection.send(message)
 
-class PipelineError(Exception):
-    """A pipeline did not end well."""
 
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(failed.message)
-        self.failed = failed
+class WorkerFailure(Exception):
+    """A task, or with number None a host, has failed: its text is found again in whatever a runner reports."""
+
+    @classmethod
+    def of(cls, number: int | None, message: str) -> "WorkerFailure":
+        """Return it with a message that is readable in a worker's log, too."""
+        what, tag = ("", "") if number is None else (f"task {number}: ", number)
+        return cls(f"{what}{message}\n[tpufeed:{tag}:{quote(message)}]")
 
 
 class RunTask(beam.DoFn):
-    """Runs tasks on a worker, in a process that has nothing of the launcher's memory.
+    """Runs tasks on a worker.
 
     Pickled by its name; its state is bytes and strings, so that it can be read where another version is installed.
     """
@@ -147,41 +187,25 @@ class RunTask(beam.DoFn):
     def __init__(self, work: Work) -> None:
         self._job, (_, self._first_task) = work.job, work.tasks[0]
         self._launcher = work.launcher
-        self._events: int | None = None
 
     def setup(self) -> None:
         try:
-            check_host(view_here(self._job, self._first_task), HostView(*self._launcher))
+            check_hosts([view_here(self._job, self._first_task)], self._launcher)
         except BuildError as error:
-            raise WorkerFailure.of(NO_TASK, str(error)) from None
+            raise WorkerFailure.of(None, str(error)) from None
         self._counters = [Metrics.counter(_NAMESPACE, field) for field in Progress._fields]
-        path = os.environ.get(EVENTS)
-        if path:
-            self._events = os.open(path, os.O_WRONLY)
 
     def process(self, element: tuple[int, bytes], *args: Any, **kwargs: Any) -> None:
         number, task = element
 
         def report(progress: Progress) -> None:
-            self._tell("p", number, progress)
             for counter, count in zip(self._counters, progress, strict=True):
                 if count:  # of none, another thread may tell, which Beam does not count for
                     counter.inc(count)
 
-        self._tell("b", number)
         message = run_pickled(self._job, task, report)
         if message is not None:
             raise WorkerFailure.of(number, message)
-        self._tell("d", number)
-
-    def teardown(self) -> None:
-        if self._events is not None:
-            os.close(self._events)
-            self._events = None
-
-    def _tell(self, kind: str, number: int, progress: Progress = NOTHING) -> None:
-        if self._events is not None:
-            os.write(self._events, TaskEvent(kind, os.getpid(), number, progress).encode())
 
 
 def _make_options(arguments: Sequence[str]) -> PipelineOptions:
@@ -197,28 +221,20 @@ def _make_options(arguments: Sequence[str]) -> PipelineOptions:
 
 
 def pack(tasks: Sequence[tuple[int, bytes]]) -> list[bytes]:
-    """In blocks: a service takes 10 MB of pipeline at the most, and tasks resemble one another."""
+    """Return tasks in compressed blocks, as a service takes 10 MB of pipeline at the most."""
     return [zlib.compress(pickle.dumps(tasks[i : i + _BLOCK_TASKS])) for i in range(0, len(tasks), _BLOCK_TASKS)]
 
 
 def unpack(block: bytes) -> Iterator[tuple[int, bytes]]:
-    """The tasks of a block, on a worker."""
+    """Yield the tasks of a block, on a worker."""
     yield from pickle.loads(zlib.decompress(block))
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # of whatever kind a runner has
-        raise PipelineError(explain("".join(traceback.format_exception(error)))) from error
-
-
 def explain(text: str) -> Failed:
-    """What a runner's report of a failure comes to."""
+    """Return what a runner's report of a failure comes to."""
     found = _FAILURE.search(text)
     if found:
-        return Failed(unquote(found[2]), int(found[1]))
+        return Failed(unquote(found[2]), int(found[1]) if found[1] else None)
     if re.search(r"No module named \W*tpufeed", text):
         return Failed(
             f"a worker of Beam has no tpufeed; the launcher has tpufeed {tpufeed.__version__} on Python "

@@ -7,7 +7,6 @@ from tpufeed.engines.engine import task_name
 from tpufeed.errors import TaskError
 
 DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, three in a row do
-SILENCE_SECONDS = 600.0  # of a worker that has a task; then it counts as dead
 
 
 class Deaths:
@@ -33,8 +32,3 @@ class Deaths:
                 f"{name}: {self._counts[number]} worker processes died at it, the last one {death}. {advice}"
             )
         return name
-
-
-def silent_death(seconds: float) -> str:
-    """How a worker ended that was given up."""
-    return f"killed after it had said nothing for {seconds:g} s"

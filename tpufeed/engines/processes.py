@@ -16,13 +16,14 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from tpufeed.engines.deaths import SILENCE_SECONDS, Deaths, silent_death
+from tpufeed.engines.deaths import Deaths
 from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
 from tpufeed.engines.launch import launch_worker
 from tpufeed.errors import TaskError
 
 _logger = logging.getLogger(__name__)
 
+SILENCE_SECONDS = 600.0  # of a worker that has a task; then it counts as dead
 _EXIT_SECONDS = 5.0  # for a worker that has closed its end, or was killed, to be gone, dumping its core perhaps
 _LEAVE_SECONDS = 1.0  # for those that are told to go in mid-task, all at once, to remove what is temporary
 _LISTEN_SECONDS = 1.0
@@ -131,7 +132,7 @@ class _Pool:
         else:
             worker.dismiss()
             worker.end(_LEAVE_SECONDS)
-            death, advice = silent_death(silent_seconds), _SILENCE_ADVICE
+            death, advice = f"killed after it had said nothing for {silent_seconds:g} s", _SILENCE_ADVICE
         if number == _IDLE:
             return NOTHING
         name = self._deaths.note(number, death, advice)

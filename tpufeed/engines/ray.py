@@ -1,40 +1,45 @@
-"""Tasks on the hosts of a Ray cluster, one Ray task each.
+"""Tasks on the hosts of a Ray cluster.
 
-Workers read the stores and write to them. Through Ray go the job, once, references to tasks, and how far they are.
+Each worker is an actor of one core that runs one task after the other; workers read the stores and write to them.
+
+Why actors and not Ray tasks: a build that stops kills its actors, while `ray.cancel` can bring the launcher down (Ray
+2.60, a task that is being handed to a worker: "Tried to complete task that was not pending"). Why Ray does not retry:
+it takes 15 s to find out that a node is dead, and an actor's retries are spent on that node within five.
 """
 
 import logging
+import os
 import pickle
+import platform
+import signal
+import socket
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from tpufeed import __version__
-from tpufeed.engines import rayworker
-from tpufeed.engines.deaths import SILENCE_SECONDS, Deaths, silent_death
+from tpufeed.engines.deaths import Deaths
 from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
-from tpufeed.engines.hosts import HostView, check_host
-from tpufeed.engines.raycluster import AUTO, connected
-from tpufeed.engines.raynodes import Nodes, first_lines
-from tpufeed.errors import BuildError, OptionError, TaskError
+from tpufeed.engines.preflight import HostView, check_hosts, view_here
+from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError
 
 _logger = logging.getLogger(__name__)
 
-_LISTEN_SECONDS = 0.5
-_SURVEY_SECONDS = 2.0  # how often to ask which nodes there are
-_STARVING_SECONDS = 30.0
-_LEAVE_SECONDS = 4.0  # for tasks to hear that they should go, to remove what is temporary, and to be gone
-_EXIT_SECONDS = 5.0  # for those that had to be killed
-_TELL_SECONDS = 0.5  # how often an attempt says how far it is: where there are many, less often
-_WORDS_A_SECOND = 1000
-_LEAST_AHEAD = 16
+AUTO, LOCAL = "auto", "local"
 _MEMORY_ADVICE = "Out of memory? Try fewer --workers, or nodes with fewer cores (ray start --num-cpus)"
-_SILENCE_ADVICE = (
-    "Does a drive or the network not answer, or an op of yours not return? Where one image takes so long, take "
-    "engine=RayEngine(silence_seconds=...)"
+_LEAST_WORKERS = 16
+_LISTEN_SECONDS = 0.5
+_STARVING_SECONDS = 30.0
+_PREFLIGHT_SECONDS = 300.0  # for a node's answer: the store may have to be waited for, and workers start slowly
+_CONNECT_SECONDS = 5.0  # Ray itself would try for two minutes
+_CLUSTER_ADVICE = (
+    "Start one (ray start --head on one host, ray start --address=HOST:6379 on the others; 8265 is the port of the "
+    "dashboard), name the right one by --ray-address, or say --ray-address local for the cores of this host"
 )
 
 
@@ -45,199 +50,207 @@ class RayEngine:
         address: HOST:PORT of the cluster; "auto" is the one that this host is in, or RAY_ADDRESS; "local" one of this
             host's cores, for as long as it is needed. Where this process is connected already, it is not looked at.
         workers: tasks that run at a time, a core each; None is all cores of the cluster, also those that come later.
-        silence_seconds: a task of which nothing is heard for so long is given to another worker.
         runtime_env: of the workers, as `ray.init` takes it.
     """
 
     def __init__(
-        self,
-        address: str = AUTO,
-        workers: int | None = None,
-        silence_seconds: float = SILENCE_SECONDS,
-        runtime_env: Mapping[str, Any] | None = None,
+        self, address: str = AUTO, workers: int | None = None, runtime_env: Mapping[str, Any] | None = None
     ) -> None:
         if workers is not None and workers < 1:
             raise OptionError(f"workers are at least 1, not {workers}")
-        self.address, self.workers = address, workers
-        self.silence_seconds, self.runtime_env = silence_seconds, runtime_env
+        self.address, self.workers, self.runtime_env = address, workers, runtime_env
 
     def describe(self) -> str:
         """What there is to say of it before a build."""
         return f"engine: the Ray cluster at {self.address!r}; its nodes need tpufeed {__version__}"
 
     def prepare(self, entry: str) -> AbstractContextManager[None]:
-        return connected(self.address)
+        return _connected(self.address)
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
         if not tasks:
             return
-        data, first = pickle.dumps(job), pickle.dumps(tasks[0])
-        with connected(self.address) as ray:
-            nodes = Nodes(ray, data, first, self.runtime_env)
-            nodes.check_all()
-            with _Pool(nodes, tasks, self.silence_seconds).open() as pool:
-                while pool.submit_waiting(self.workers):
-                    yield from pool.receive()
+        with _connected(self.address) as ray:
+            yield from _Build(ray, job, tasks, self.runtime_env).run(self.workers)
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """At a task: in which process of which node it runs once it has begun, how far it is, how often it has said so,
-    and for how long it has not."""
+class _Worker:
+    """The actor. Pickled by value: a node may have no tpufeed, or another version of it, and has to say so."""
 
-    task: int
-    ref: Any
-    node: str = ""
-    process: int = 0
-    reports: int = -1
-    totals: Progress = NOTHING
-    silent_seconds: float = 0.0
+    def __init__(self, launcher: str, job: bytes) -> None:
+        self._launcher, self._job = launcher, job
+        for name in ("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(name, "1")  # a worker is a core's worth
 
-
-class _Pool:
-    """Attempts under way, and the tasks that wait for one."""
-
-    def __init__(self, nodes: Nodes, tasks: Sequence[Any], silence_seconds: float) -> None:
-        self._nodes, self._ray, self._tasks = nodes, nodes.ray, tasks
-        self._silence_seconds = silence_seconds
-        self._waiting = deque(range(len(tasks)))
-        self._deaths = Deaths(tasks)
-        self._attempts: dict[int, _Attempt] = {}
-        self._by_ref: dict[Any, int] = {}
-        self._begun = 0
-        self._mailbox: Any = None
-        self._letters: Any = None
-        self._surveyed = self._asked = self._heard = self._fed = time.monotonic()
-        self._cores = nodes.cores()
-
-    @contextmanager
-    def open(self) -> "Iterator[_Pool]":
-        here = self._nodes.on(self._ray.get_runtime_context().get_node_id(), soft=True)
-        mailbox = self._ray.remote(rayworker.Mailbox).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
-        self._mailbox = mailbox.remote()
-        self._work = self._ray.remote(rayworker.work)
+    def look(self, task: bytes) -> dict[str, Any]:
+        """Return the fields of a `HostView` of this host."""
+        view: dict[str, Any] = {"host": socket.gethostname(), "python": platform.python_version(), "tpufeed": None}
         try:
-            yield self
+            import tpufeed
+        except ImportError as error:
+            return {**view, "problem": str(error)}
+        if tpufeed.__version__ != self._launcher:
+            return {**view, "tpufeed": tpufeed.__version__}
+        from tpufeed.engines.preflight import view_here
+
+        return asdict(view_here(self._job, task))
+
+    def run(self, task: bytes) -> tuple[str | None, tuple[int, ...]]:
+        """Run a task. Returns the message of its failure or None, and what was done."""
+        from tpufeed.engines.preflight import run_pickled
+
+        reports: list[tuple[int, ...]] = [(0, 0, 0)]  # threads append to it
+        failure = run_pickled(self._job, task, reports.append)
+        return failure, tuple(map(sum, zip(*reports, strict=True)))
+
+
+class _Build:
+    """A job's tasks, and the workers that they are given to."""
+
+    def __init__(self, ray: Any, job: Job, tasks: Sequence[Any], runtime_env: Mapping[str, Any] | None) -> None:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        data = pickle.dumps(job)
+        self._ray, self._tasks, self._first = ray, tasks, pickle.dumps(tasks[0])
+        self._launcher = view_here(data, self._first)
+        if self._launcher.problem:
+            raise BuildError(self._launcher.problem)
+        self._arguments = __version__, ray.put(data)
+        self._actor = ray.remote(_Worker)
+        self._options = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
+        self._workers: list[Any] = []
+
+    def run(self, most: int | None) -> Iterator[Event]:
+        cores = {n["NodeID"]: n["Resources"].get("CPU", 0.0) for n in self._ray.nodes() if n["Alive"]}
+        # As many again wait for a core, so that an autoscaler sees that there is work.
+        most = most or max(_LEAST_WORKERS, int(2 * sum(cores.values())))
+        try:
+            self._preflight([node for node, count in cores.items() if count])
+            self._workers = [self._start({"num_cpus": 1}) for _ in range(min(most, len(self._tasks)))]
+            yield from self._run()
         finally:
-            self._stop()
+            for worker in self._workers:
+                self._ray.kill(worker)
 
-    def submit_waiting(self, workers: int | None) -> bool:
-        """Hand waiting tasks to Ray, no more than it has work for; False when nothing is left to wait for."""
-        most = workers or max(_LEAST_AHEAD, int(2 * sum(self._cores.values())))
-        while self._waiting and len(self._attempts) < most:
-            number, self._begun = self._waiting.popleft(), self._begun + 1
-            task = self._tasks[number]
-            work = self._work.options(num_cpus=1, max_retries=0, name=task_name(task), **self._nodes.options)
-            telling = self._mailbox, self._begun, max(_TELL_SECONDS, most / _WORDS_A_SECOND)
-            ref = work.remote(__version__, telling, self._nodes.job, pickle.dumps(task))
-            self._attempts[self._begun] = _Attempt(number, ref)
-            self._by_ref[ref] = self._begun
-        return bool(self._attempts)
+    def _start(self, options: Mapping[str, Any]) -> Any:
+        return self._actor.options(**options, **self._options).remote(*self._arguments)
 
-    def receive(self) -> Iterator[Event]:
-        """What has happened since the last time, within half a second."""
-        if self._letters is None and time.monotonic() - self._asked >= _LISTEN_SECONDS:
-            self._letters, self._asked = self._mailbox.collect.remote(), time.monotonic()
-        refs = [*self._by_ref, *([] if self._letters is None else [self._letters])]
-        ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
-        if not ready:
-            ready, _ = self._ray.wait(refs, timeout=_LISTEN_SECONDS)
-        for ref in ready:
-            if ref == self._letters:
-                yield from self._read_letters()
-            elif ref in self._by_ref:  # not given up in this same round
-                yield from self._end(self._by_ref[ref], ref)
-        if time.monotonic() - self._surveyed >= _SURVEY_SECONDS:
-            yield from self._survey()
-
-    def _end(self, number: int, ref: Any) -> Iterator[Event]:
-        """An attempt has ended, one way or another."""
-        attempt, name = self._attempts[number], task_name(self._tasks[self._attempts[number].task])
-        try:
-            result = self._ray.get(ref)
-        except self._ray.exceptions.RayError as error:
-            death = self._nodes.death(error)
-            if death is None:
-                raise BuildError(f"{name}: Ray could not run it: {first_lines(error)}") from error
-            yield self._bury(number, death)
-            return
-        if "view" in result:
-            check_host(HostView(**result["view"]), self._nodes.launcher)
-        if not result:
-            raise BuildError(f"{name}: Ray has interrupted it")
-        if result["failure"] is not None:
-            self._nodes.check(result["node"])  # of a node that cannot do any work there is more to say
-            raise TaskError(f"{name}: {result['failure']}")
-        self._forget(number)
-        self._fed = time.monotonic()
-        yield Progress(*result["totals"]).minus(attempt.totals)
-        yield Done(attempt.task)
-
-    def _read_letters(self) -> Iterator[Event]:
-        letters, self._letters = self._letters, None
-        try:
-            said = self._ray.get(letters)
-        except self._ray.exceptions.RayError:  # it is being started again elsewhere; that is nobody's silence
-            return
-        # No more than that, however long this process stood still.
-        passed, self._heard = min(time.monotonic() - self._heard, 2 * _LISTEN_SECONDS), time.monotonic()
-        for number, attempt in list(self._attempts.items()):
-            reports = attempt.reports
-            if number in said:
-                (attempt.node, attempt.process), attempt.reports, totals = said[number]
-                before, attempt.totals = attempt.totals, Progress(*totals)
-                yield attempt.totals.minus(before)
-            attempt.silent_seconds = attempt.silent_seconds + passed if attempt.reports == reports else 0.0
-            if attempt.node and attempt.silent_seconds >= self._silence_seconds:
-                self._mailbox.drop.remote(number)
-                self._nodes.kill(attempt.node, attempt.process)
-                yield self._bury(number, silent_death(self._silence_seconds), _SILENCE_ADVICE)
-
-    def _survey(self) -> Iterator[Event]:
-        """Attempts on nodes that are gone; Ray itself may take minutes to say so."""
-        self._surveyed, self._cores = time.monotonic(), self._nodes.cores()
-        for number, attempt in list(self._attempts.items()):
-            if attempt.node and attempt.node not in self._cores:
-                yield self._bury(number, "with its node")
-        if any(attempt.node for attempt in self._attempts.values()):
-            self._fed = time.monotonic()
-        elif time.monotonic() - self._fed >= _STARVING_SECONDS:
-            self._fed = time.monotonic()
-            _logger.warning(
-                "the Ray cluster has had no free core for %g s; waiting. See: ray status", _STARVING_SECONDS
+    def _preflight(self, nodes: Sequence[str]) -> None:
+        """Ask each node, all at the same time, whether it can do the work. Raises BuildError."""
+        place = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        self._workers = [self._start({"num_cpus": 0, "scheduling_strategy": place(node, soft=False)}) for node in nodes]
+        asked = {worker.look.remote(self._first): node for worker, node in zip(self._workers, nodes, strict=True)}
+        ready, silent = self._ray.wait(list(asked), num_returns=len(asked), timeout=_PREFLIGHT_SECONDS)
+        if silent:
+            raise BuildError(
+                f"node {asked[silent[0]]} of the Ray cluster has not answered for {_PREFLIGHT_SECONDS:g} s. Is it "
+                "overloaded, or cut off? See: ray status"
             )
+        views = []
+        for ref in ready:
+            try:
+                views.append(HostView(**self._ray.get(ref)))
+            except self._ray.exceptions.RayError as error:
+                if any(node["NodeID"] == asked[ref] and node["Alive"] for node in self._ray.nodes()):
+                    raise BuildError(
+                        f"Ray cannot start a worker on node {asked[ref]}: {_first_lines(error)}"
+                    ) from error
+        check_hosts(views, self._launcher)
+        for worker in self._workers:
+            self._ray.kill(worker)
 
-    def _bury(self, number: int, death: str, advice: str = _MEMORY_ADVICE) -> Progress:
-        """Give the task of an attempt that has died to another worker.
+    def _run(self) -> Iterator[Event]:
+        """Ask each worker what it sees, as nodes may have come later, then give it one task after the other."""
+        look = len(self._tasks)  # in the place of a task's number
+        waiting, done, deaths = deque(range(look)), 0, Deaths([*self._tasks, "the start of a worker"])
+        under_way = {worker.look.remote(self._first): (worker, look) for worker in self._workers}
+        heard = time.monotonic()
+        while done < len(self._tasks):
+            ready, _ = self._ray.wait(list(under_way), timeout=_LISTEN_SECONDS)
+            if not ready:
+                if time.monotonic() - heard > _STARVING_SECONDS and {n for _, n in under_way.values()} == {look}:
+                    heard = time.monotonic()
+                    _logger.warning("the Ray cluster has had no free core for %g s; waiting", _STARVING_SECONDS)
+                yield NOTHING
+            for ref in ready:
+                heard = time.monotonic()
+                worker, number = under_way.pop(ref)
+                try:
+                    result = self._ray.get(ref)
+                except self._ray.exceptions.RayActorError as error:
+                    name = deaths.note(number, f"as Ray says: {_first_lines(error)}", _MEMORY_ADVICE)
+                    _logger.warning("%s: its worker was lost; another one begins anew", name)
+                    if number != look:
+                        waiting.appendleft(number)
+                    self._ray.kill(worker)  # it may be out of reach only
+                    self._workers.append(self._start({"num_cpus": 1}))
+                    under_way[self._workers[-1].look.remote(self._first)] = self._workers[-1], look
+                    continue
+                except self._ray.exceptions.RayError as error:
+                    raise BuildError(f"Ray cannot run a worker: {_first_lines(error)}") from error
+                if number == look:
+                    check_hosts([HostView(**result)], self._launcher)
+                else:
+                    failure, progress = result
+                    if failure is not None:
+                        raise TaskError(f"{task_name(self._tasks[number])}: {failure}")
+                    done += 1
+                    yield Progress(*progress)
+                    yield Done(number)
+                if waiting:
+                    number = waiting.popleft()
+                    under_way[worker.run.remote(pickle.dumps(self._tasks[number]))] = worker, number
+                else:
+                    self._ray.kill(worker)  # one that takes the place of a lost worker may need its core
 
-        Returns:
-            Its progress, taken back.
 
-        Raises:
-            TaskError: that has been tried often enough.
-        """
-        attempt = self._forget(number)
-        name = self._deaths.note(attempt.task, death, advice)
-        _logger.warning("%s: a worker process was lost, %s; another one begins anew", name, death)
-        self._waiting.appendleft(attempt.task)
-        return NOTHING.minus(attempt.totals)
+@contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    """Within it this process is connected to the cluster, and `ray` is what to use it with.
 
-    def _forget(self, number: int) -> _Attempt:
-        attempt = self._attempts.pop(number)
-        del self._by_ref[attempt.ref]
-        return attempt
+    Where the user has connected this process already, that connection is used, and stays.
 
-    def _stop(self) -> None:
-        """End what runs, and what waits for a core; tasks remove what is temporary first."""
-        left = list(self._by_ref)
-        with suppress(self._ray.exceptions.RayError, ConnectionError):
-            self._mailbox.close.remote()
-            if left:
-                _, left = self._ray.wait(left, num_returns=len(left), timeout=_LEAVE_SECONDS)
-            for ref in left:
-                attempt = self._attempts[self._by_ref[ref]]
-                if attempt.node in self._cores:
-                    self._nodes.kill(attempt.node, attempt.process)
-            if left:
-                self._ray.wait(left, num_returns=len(left), timeout=_EXIT_SECONDS)
-            self._ray.kill(self._mailbox)
+    Raises:
+        MissingExtraError: Ray is not installed.
+        OptionError: no cluster there, or one of another version of Ray or Python.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("ray", "ray") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    found = os.environ.get("RAY_ADDRESS") or address if address == AUTO else address
+    if found not in (AUTO, LOCAL):
+        _check_answers(found, address)
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise OptionError(f"Ray at {address!r}: {' '.join(str(error).split())}. {_CLUSTER_ADVICE}") from error
+    finally:
+        if on_main_thread:  # Ray takes the signal for itself; the command has said what it should do
+            signal.signal(signal.SIGTERM, sigterm)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_answers(found: str, address: str) -> None:
+    """Raises OptionError where `found`, which `address` stands for, is no address or takes no connection."""
+    host, colon, port = found.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        raise OptionError(f"--ray-address {address!r} is no address; write it like 10.0.0.5:6379, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        named = address if address == found else f"{address} ({found})"
+        raise OptionError(f"no Ray cluster answers at {named}: {error}. {_CLUSTER_ADVICE}") from error
+
+
+def _first_lines(error: Exception) -> str:
+    """Return the first lines of what Ray says, which is long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3]) or type(error).__name__

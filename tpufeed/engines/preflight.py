@@ -1,9 +1,9 @@
-"""Whether other hosts can do the work of this one, asked of each before the first task."""
+"""The preflight of a build on other hosts: whether each of them can do the work of this one."""
 
 import pickle
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -53,26 +53,32 @@ def view_here(job: bytes, task: bytes) -> HostView:
     return HostView(socket.gethostname(), platform.python_version(), __version__, problem, places)
 
 
-def check_host(view: HostView, launcher: HostView) -> None:
-    """Raises BuildError, saying what to do, where a host cannot do what the launcher asks."""
+def check_hosts(views: Iterable[HostView], launcher: HostView) -> None:
+    """Raises BuildError, naming each host that cannot do what the launcher asks, and what to do."""
+    problems = [problem for view in views if (problem := _problem(view, launcher))]
+    if problems:
+        raise BuildError("\n".join(dict.fromkeys(problems)))
+
+
+def _problem(view: HostView, launcher: HostView) -> str:
     if view.tpufeed is None:
-        raise BuildError(
+        return (
             f"{view.host} has no tpufeed ({view.problem}); the launcher has tpufeed {launcher.tpufeed} on Python "
             f"{launcher.python}. Install it there: pip install tpufeed=={launcher.tpufeed} (docs/scaleout.md)"
         )
     if not view.has_same_versions(launcher):
-        raise BuildError(
+        return (
             f"{view.host} has tpufeed {view.tpufeed} on Python {view.python}, the launcher has tpufeed "
             f"{launcher.tpufeed} on Python {launcher.python}. Install the same on both: a dataset's bytes depend on it"
         )
     if view.problem:
-        raise BuildError(f"{view.host} cannot do the work of {launcher.host}: {view.problem}")
+        return f"{view.host} cannot do the work of {launcher.host}: {view.problem}"
     for url, version in launcher.places.items():
         found = view.places.get(url)
-        if found == version:
-            continue
-        what = "does not see" if found is None else "sees another"
-        raise BuildError(f"{view.host} {what} {url}, which the launcher on {launcher.host} sees. {_SHARED_ADVICE}")
+        if found != version:
+            what = "does not see" if found is None else "sees another"
+            return f"{view.host} {what} {url}, which the launcher on {launcher.host} sees. {_SHARED_ADVICE}"
+    return ""
 
 
 def run_pickled(job: bytes, task: bytes, report_progress: ReportProgress) -> str | None:
