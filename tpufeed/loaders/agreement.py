@@ -1,13 +1,15 @@
-"""Ranks that would part ways, found before the first step: a pod whose ranks disagree hangs without a word."""
+"""Check that all ranks iterate the same epoch. Without this check a pod whose ranks disagree hangs."""
 
 import json
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Self
+from typing import Self, TypeVar
 
 from tpufeed.errors import LoaderError
+
+Begun = TypeVar("Begun")
 
 _NUMBERS_BYTES = 256  # of JSON: all but the texts
 
@@ -45,6 +47,28 @@ class Claim:
     def unpacked(cls, payload: bytes | str) -> Self:
         """Return the claim of a payload."""
         return cls(**json.loads(payload))
+
+
+def begin_together(
+    exchange: Callable[[Claim], Sequence[Claim]], rank: int, begin: Callable[[], tuple[Claim, Begun]]
+) -> Begun:
+    """Return what `begin` gives beside its claim, once all ranks have begun and agree.
+
+    Args:
+        exchange: returns the claims of all ranks; each rank calls it as often as the others.
+        rank: of this process.
+        begin: begins here.
+
+    Raises:
+        LoaderError: the same on every rank, where they would not take the same steps, or one cannot begin.
+    """
+    try:
+        claim, begun = begin()
+    except Exception as error:
+        check_agreement(exchange(Claim(rank, 0, error=f"{type(error).__name__}: {error}")))
+        raise
+    check_agreement(exchange(claim))
+    return begun
 
 
 def check_agreement(claims: Sequence[Claim]) -> None:

@@ -7,11 +7,11 @@ from typing import Any, Unpack
 from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.agreement import Claim
+from tpufeed.loaders.agreement import Claim, begin_together
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.device import StatefulDeviceLoader
 from tpufeed.loaders.jax.epoch import Arrival, JaxIterator, Sender
-from tpufeed.loaders.jax.ranks import begin_together
+from tpufeed.loaders.jax.ranks import find_exchange
 from tpufeed.loaders.jax.sharding import Placement
 from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
 from tpufeed.loaders.stream import NumpyLoader
@@ -140,6 +140,6 @@ class JaxLoader(StatefulDeviceLoader):
             claim = source.claim()
             return replace(claim, rank=jax.process_index(), order=f"{claim.order}, sharding {placement}"), arrival
 
-        if options.world is not None:
-            return first()[1]
-        return begin_together(list(placement.held), options.timeout_seconds, first)
+        by_hand = options.world is not None
+        exchange = None if by_hand else find_exchange(list(placement.held), options.timeout_seconds)
+        return first()[1] if exchange is None else begin_together(exchange, jax.process_index(), first)

@@ -4,10 +4,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from tpufeed.errors import LoaderError, MissingExtraError
-from tpufeed.loaders.agreement import Claim, check_agreement
+from tpufeed.loaders.agreement import Claim
 
 try:
     import jax
@@ -19,33 +19,18 @@ _LOGGER = logging.getLogger(__name__)
 _SLICE_SECONDS = 1.0  # the client's own waiting cannot be interrupted
 _LATE = "DEADLINE_EXCEEDED"
 
-Begun = TypeVar("Begun")
 
-
-def begin_together(
-    processes: Sequence[int], patience_seconds: float, begin: Callable[[], tuple[Claim, Begun]]
-) -> Begun:
-    """What `begin` gives beside its claim, once all `processes` have begun and none would part from the others.
-
-    Raises:
-        LoaderError: the same in every process, where they would, or where one cannot begin or does not come.
-    """
+def find_exchange(processes: Sequence[int], patience_seconds: float) -> Callable[[Claim], list[Claim]] | None:
+    """Return what these processes exchange claims by; None for one alone, or where jax.distributed is not there."""
     if len(processes) == 1:
-        return begin()[1]
+        return None
     from jax._src import distributed  # there is no public way; Orbax takes it from here as well
 
     client = distributed.global_state.client
     if client is None:
         _LOGGER.warning("jax.distributed is not initialised: that all processes take the same steps is not proved")
-        return begin()[1]
-    exchange = _Exchange(client, processes, patience_seconds)
-    try:
-        claim, begun = begin()
-    except Exception as error:
-        check_agreement(exchange(Claim(jax.process_index(), 0, error=f"{type(error).__name__}: {error}")))
-        raise
-    check_agreement(exchange(claim))
-    return begun
+        return None
+    return _Exchange(client, processes, patience_seconds)
 
 
 class _Exchange:

@@ -9,14 +9,14 @@ from typing import Any, Self, Unpack
 
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
-from tpufeed.loaders.agreement import Claim
+from tpufeed.loaders.agreement import Claim, begin_together
 from tpufeed.loaders.epoch import Batch, Endless, EpochIterator
 from tpufeed.loaders.options import LoaderKeywords, make_options
 from tpufeed.loaders.parcels import to_torch
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.tally import FeedStats
 from tpufeed.loaders.torch.host import TFRecordImages
-from tpufeed.loaders.torch.ranks import begin_together
+from tpufeed.loaders.torch.ranks import find_exchange
 
 
 def torch_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "TorchLoader":
@@ -153,9 +153,8 @@ class TorchLoader(Undivided):
 
     def begin(self) -> tuple[EpochIterator | Endless, Batch]:
         """Begin an iteration: its batches, and the first of them once all ranks have theirs; for `TorchIterator`."""
-        if self.source.options.world is not None:
-            return self._begin()[1]
-        return begin_together(self.source.world.rank, self._begin)
+        exchange = None if self.source.options.world is not None else find_exchange()
+        return self._begin()[1] if exchange is None else begin_together(exchange, self.source.world.rank, self._begin)
 
     def _begin(self) -> tuple[Claim, tuple[EpochIterator | Endless, Batch]]:
         batches = iter(self.source)

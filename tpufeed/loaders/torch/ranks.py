@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from tpufeed.errors import LoaderError, MissingExtraError
-from tpufeed.loaders.agreement import Claim, check_agreement
+from tpufeed.loaders.agreement import Claim
 
 try:
     from torch import distributed
@@ -16,24 +16,11 @@ except ImportError as error:
 _LONGEST_PAUSE_SECONDS = 0.1
 
 
-Begun = TypeVar("Begun")
-
-
-def begin_together(rank: int, begin: Callable[[], tuple[Claim, Begun]]) -> Begun:
-    """What `begin` gives beside its claim, once all ranks have begun and none would part from the others.
-
-    Raises:
-        LoaderError: the same on every rank, where they would, or where one cannot begin.
-    """
+def find_exchange() -> Callable[[Claim], list[Claim]] | None:
+    """Return what ranks exchange claims by; None where there is one rank, or torch.distributed is not initialised."""
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return begin()[1]
-    try:
-        claim, begun = begin()
-    except Exception as error:
-        check_agreement(_exchange(Claim(rank, 0, error=f"{type(error).__name__}: {error}")))
-        raise
-    check_agreement(_exchange(claim))
-    return begun
+        return None
+    return _exchange
 
 
 def _exchange(claim: Claim) -> list[Claim]:
