@@ -121,16 +121,6 @@ def test_each_option_and_field_is_explained(site: Path) -> None:
     assert [name for name in names if f'<td id="{name}">' not in reference] == []
 
 
-def test_each_loader_leads_to_the_options_and_names_them(site: Path) -> None:
-    page = html_of(site, "api/loaders.md")
-    for name in ("numpy_loader", "tf_dataset", "torch_loader", "xla_loader", "jax_loader", "TFRecordImages"):
-        entry = page.partition(f'id="tpufeed.{name}"')[2].partition('<h3 id="tpufeed.')[0]
-        assert 'href="#tpufeed.LoaderOptions"' in entry, name
-        signature = re.sub("<[^>]+>", "", entry.partition("</code></pre>")[0])
-        assert re.search(r"columns: .+\bseed: int = 0,.+stage_bytes: ", signature, re.DOTALL), name
-        assert "Unpack" not in signature
-
-
 def test_a_reader_loads_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=\"?([^\" >]+)", page.read_text())
@@ -145,19 +135,6 @@ def test_pictures_are_on_the_site(site: Path) -> None:
     for page, picture in (("index.md", "plots/idle.svg"), ("order.md", "order.svg"), ("scale.md", "scale.svg")):
         assert re.search(rf'<img [^>]*src="(?:\.\./)?{picture}"', html_of(site, page)), page
         assert (site / picture).is_file()
-
-
-def test_names_in_sentences_lead_to_the_reference(site: Path, hooks: ModuleType) -> None:
-    assert re.search(
-        '<a class="autorefs[^>]*/#tpufeed.torch_loader"><code>torch_loader</code>', html_of(site, "torch.md")
-    )
-    written = (
-        "<h2><code>jax_loader</code></h2><p><code>jax_loader</code>, <code>tpufeed.shard</code>, <code>shard</code></p>"
-    )
-    led = hooks.on_page_content(written, {"docs_dir": str(DOCS)})
-    to = '<autoref identifier="tpufeed.{}"><code>{}</code></autoref>'.format
-    expected = f"{to('jax_loader', 'jax_loader')}, {to('shard', 'tpufeed.shard')}, <code>shard</code></p>"
-    assert led == f"<h2><code>jax_loader</code></h2><p>{expected}"
 
 
 def lead(hooks: ModuleType, page: str, markdown: str) -> str:

@@ -1,4 +1,4 @@
-"""The progress line: what is left out on narrow terminals, and what a log gets."""
+"""The progress line: what a log gets, and what a terminal is."""
 
 import pytest
 
@@ -18,35 +18,6 @@ class Clock:
 @pytest.fixture
 def clock():
     return Clock()
-
-
-@pytest.fixture
-def line(clock):
-    """At 45 %, of which a third was done by an earlier run, after a minute."""
-    line = Progress("sharding", clock=clock)
-    clock.now = 60
-    line.update(13_500, 30_000, PARTS, earlier=4_500)
-    return line
-
-
-def test_all_of_it_where_there_is_room(line):
-    text = line.line(120)
-    assert text.startswith("sharding ━━━")
-    assert text.endswith("┈ 13,500/30,000 images 1,234 img/s 12 MB/s 2 rejected 0:01:00 ETA 0:01:50")
-    assert len(text) == 120
-    assert set(line.line(120, ascii_only=True)) <= set(map(chr, range(32, 127)))
-
-
-@pytest.mark.parametrize("width", range(1, 121))
-def test_no_width_is_too_narrow(line, width):
-    assert len(line.line(width)) <= width
-
-
-def test_what_matters_most_stays(line):
-    assert line.line(43) == "sharding 13,500/30,000 images ETA 0:01:50"
-    assert line.line(30) == "sharding 13,500/30,000 images"
-    assert line.line(28) == "sharding 45% ETA 0:01:50"
-    assert line.line(15) == "sharding 45%"
 
 
 def test_time_left_is_not_known_before_anything_is_done(clock):
