@@ -26,6 +26,25 @@ class Crossing:
     transfer_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceStats:
+    """Counts of a loader since it was made; take the difference of two for a part of a run.
+
+    Attributes:
+        batches: handed out.
+        wait_seconds: of the training loop for batches; torch_xla's tracing and compiling within `next` is left out.
+        transfer_seconds: of host time that sending batches took, in a thread of its own.
+        transfer_bytes: sent by this process.
+        host: the host loader's `stats()`, whose waits are those of that thread; None where it has none.
+    """
+
+    batches: int
+    wait_seconds: float
+    transfer_seconds: float
+    transfer_bytes: int
+    host: Any
+
+
 class DeviceLoader:
     """A loader of a source's batches, on a device ahead of need. One thread at a time iterates.
 

@@ -1,6 +1,6 @@
 """JAX: global arrays over the devices of all processes, ahead of need."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -9,13 +9,12 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.agreement import Claim, begin_together
 from tpufeed.loaders.columns import IMAGE
-from tpufeed.loaders.device import StatefulDeviceLoader
+from tpufeed.loaders.device import DeviceStats, StatefulDeviceLoader
 from tpufeed.loaders.jax.epoch import Arrival, JaxIterator, Sender
 from tpufeed.loaders.jax.ranks import find_exchange
 from tpufeed.loaders.jax.sharding import Placement
 from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
 from tpufeed.loaders.stream import NumpyLoader
-from tpufeed.loaders.tally import FeedStats
 
 try:
     import jax
@@ -61,25 +60,6 @@ def jax_loader(
     return JaxLoader(source, placement, device_prefetch)
 
 
-@dataclass(frozen=True, slots=True)
-class JaxStats:
-    """Of a `JaxLoader` since it was made; take the difference of two for a part of a run.
-
-    Attributes:
-        batches: handed out.
-        wait_seconds: of the training loop for batches.
-        transfer_seconds: that sending batches took, in a thread of its own.
-        transfer_bytes: of this process' rows.
-        host: what decodes; its waits are those of that thread.
-    """
-
-    batches: int
-    wait_seconds: float
-    transfer_seconds: float
-    transfer_bytes: int
-    host: FeedStats
-
-
 class JaxLoader(StatefulDeviceLoader):
     """See `jax_loader`. One thread at a time iterates; closing is safe from any.
 
@@ -120,12 +100,9 @@ class JaxLoader(StatefulDeviceLoader):
         """The next epoch, and with `repeat` all that follow. With its first batch it begins and an earlier one ends."""
         return JaxIterator(self)
 
-    def stats(self) -> JaxStats:
-        """What the way to the devices has taken so far, and what the training loop waited for."""
-        done = self.crossing
-        return JaxStats(
-            done.batches, done.wait_seconds, done.transfer_seconds, done.transfer_bytes, self.source.stats()
-        )
+    def stats(self) -> DeviceStats:
+        """Return what the way to the devices has taken so far, and what the training loop waited for."""
+        return DeviceStats(**asdict(self.crossing), host=self.source.stats())
 
     def first_batch(self, iterator: JaxIterator, sender: Sender) -> Arrival | None:
         """Begin `iterator`: its first batch, once all processes have theirs."""

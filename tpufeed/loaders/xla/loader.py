@@ -1,7 +1,7 @@
 """torch_xla: batches on XLA devices through its ParallelLoader, with the holes closed."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, Unpack, runtime_checkable
 
@@ -12,7 +12,7 @@ from tpufeed.loaders.xla import runtime
 
 # Not before: without torch it is the extra "xla" that is missing.
 # isort: split
-from tpufeed.loaders.device import StatefulDeviceLoader
+from tpufeed.loaders.device import DeviceStats, StatefulDeviceLoader
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.torch.loader import EpochSampler, TorchLoader, Undivided
 from tpufeed.loaders.xla.epoch import DeviceIterator
@@ -97,25 +97,6 @@ def xla_loader(source: Any, split: str = "train", **options: Unpack[XlaKeywords]
         return XlaLoader(_Unopened(error), crossing)  # the other ranks would wait for this one
 
 
-@dataclass(frozen=True, slots=True)
-class XlaStats:
-    """Of an `XlaLoader` since it was made; take the difference of two for a part of a run.
-
-    Attributes:
-        batches: handed out.
-        wait_seconds: of the training loop for batches, without the tracing and compiling that `next` does as well.
-        transfer_seconds: of host time that sending took, in a thread of its own.
-        transfer_bytes: sent.
-        host: what the host loader's `stats()` says; None where it has none.
-    """
-
-    batches: int
-    wait_seconds: float
-    transfer_seconds: float
-    transfer_bytes: int
-    host: Any
-
-
 class XlaLoader(Undivided, StatefulDeviceLoader, runtime.MpDeviceLoader):
     """See `xla_loader`: an `MpDeviceLoader`, so that Lightning leaves it as it is.
 
@@ -174,11 +155,10 @@ class XlaLoader(Undivided, StatefulDeviceLoader, runtime.MpDeviceLoader):
         """
         return DeviceIterator(self)
 
-    def stats(self) -> XlaStats:
-        """What the way to the device has taken so far, and what the training loop waited for."""
-        taken = self.crossing
+    def stats(self) -> DeviceStats:
+        """Return what the way to the device has taken so far, and what the training loop waited for."""
         host = self.source.stats() if isinstance(self.source, Counting) else None
-        return XlaStats(taken.batches, taken.wait_seconds, taken.transfer_seconds, taken.transfer_bytes, host)
+        return DeviceStats(**asdict(self.crossing), host=host)
 
     @property
     def column_names(self) -> tuple[str, ...]:
