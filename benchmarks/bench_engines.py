@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.engine import Done, Engine, Job
 from tpufeed.engines.processes import ProcessEngine
-from tpufeed.engines.serial import SerialEngine
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[1], os.environ.get("PYTHONPATH")]))

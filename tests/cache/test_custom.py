@@ -13,8 +13,8 @@ import pytest
 import tpufeed
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
+from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.processes import ProcessEngine
-from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import OpError, OptionError, TaskError
 from tpufeed.images.ops import CenterCrop, Custom
 

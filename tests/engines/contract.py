@@ -12,8 +12,8 @@ import pytest
 
 import tpufeed
 from tpufeed import cache
+from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.engine import Done, Job, Progress
-from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import TaskError
 
 ROOT = Path(__file__).parents[2]

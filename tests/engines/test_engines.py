@@ -15,9 +15,9 @@ import pytest
 
 from tests.engines.contract import EngineContract, build_serially, job, total
 from tpufeed.engines import engine as engine_module
+from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.engine import Done, Progress, ProgressMeter
 from tpufeed.engines.processes import ProcessEngine
-from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import TaskError
 
 HERE = Path(__file__).parent

@@ -15,8 +15,8 @@ import tpufeed
 from tests.engines.contract import ROOT, SHARD, EngineContract, build_serially, bytes_of, done, job, total
 from tests.gcs_server import GcsServer
 from tpufeed import __version__, cache
+from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.ray import RayEngine
-from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import BuildError, TaskError
 from tpufeed.images.ops import CenterCrop, Custom
 

@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 
 from tests.engines.contract import ROOT, job
 from tpufeed.cli.app import app
-from tpufeed.engines.choice import make_engine
+from tpufeed.engines.choice import SerialEngine, make_engine
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.ray import RayEngine
-from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import OptionError
 
 pytest.importorskip("ray")

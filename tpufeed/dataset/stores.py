@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from tpufeed.dataset.naming import MANIFEST
-from tpufeed.engines.choice import LOCAL, make_engine
+from tpufeed.engines.choice import LOCAL, SerialEngine, make_engine
 from tpufeed.engines.engine import Engine
-from tpufeed.engines.serial import SerialEngine
 from tpufeed.errors import OptionError
 from tpufeed.storage.store import Store
 

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import tpufeed
 from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, Service, task_name
-from tpufeed.engines.launch import launch_worker
+from tpufeed.engines.launch import fill_streams, launch_worker
 from tpufeed.engines.preflight import HostView, view_here
-from tpufeed.engines.streams import fill_streams
 from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError, TpufeedError
 
 ENTRY = "tpufeed.engines.beampipeline:serve"

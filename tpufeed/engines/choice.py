@@ -1,11 +1,12 @@
-"""From an engine's name to the engine."""
+"""From an engine's name to the engine; the one that needs no other process stands here as well."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from tpufeed.engines.engine import Engine, available_cores
+from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, available_cores, failure_message, task_name
 from tpufeed.engines.processes import ProcessEngine
-from tpufeed.engines.serial import SerialEngine
-from tpufeed.errors import OptionError
+from tpufeed.errors import OptionError, TaskError
 
 LOCAL, RAY, BEAM = "local", "ray", "beam"
 _NAMES = (LOCAL, RAY, BEAM)
@@ -50,3 +51,24 @@ def make_engine(
         return BeamEngine(beam_arguments)
     count = workers or available_cores()
     return ProcessEngine(count) if count > 1 else SerialEngine()
+
+
+class SerialEngine:
+    """An `Engine` without parallelism."""
+
+    def describe(self) -> str:
+        return ""
+
+    def prepare(self, entry: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+        function = job.load()
+        for index, task in enumerate(tasks):
+            progress: list[Progress] = []
+            try:
+                function(job.context, task, progress.append)
+            except Exception as error:  # a bug, too, as it would in a worker
+                raise TaskError(f"{task_name(task)}: {failure_message(error)}") from error
+            yield from progress
+            yield Done(index)

@@ -1,4 +1,4 @@
-"""What an engine is."""
+"""What an engine is, and what all of them share."""
 
 import importlib
 import os
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from tpufeed.errors import TpufeedError
+from tpufeed.errors import TaskError, TpufeedError
+
+DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, three in a row do
 
 
 class Progress(NamedTuple):
@@ -181,3 +183,28 @@ def failure_message(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "there is not enough memory for it. Try fewer --workers"
     return str(error) if isinstance(error, TpufeedError) else "".join(traceback.format_exception(error))
+
+
+class Deaths:
+    """Counts them by task."""
+
+    def __init__(self, tasks: Sequence[Any]) -> None:
+        self._tasks = tasks
+        self._counts = [0] * len(tasks)
+
+    def note(self, number: int, death: str, advice: str) -> str:
+        """A worker died at task `number`, in the way that `death` says.
+
+        Returns:
+            The task's name.
+
+        Raises:
+            TaskError: that was once too often.
+        """
+        name = task_name(self._tasks[number])
+        self._counts[number] += 1
+        if self._counts[number] > DEATHS_ALLOWED:
+            raise TaskError(
+                f"{name}: {self._counts[number]} worker processes died at it, the last one {death}. {advice}"
+            )
+        return name

@@ -5,14 +5,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
-from tpufeed.engines.streams import fill_streams
-
 # A worker is a core's worth: libraries that would start a thread a core have to be told, before they are imported.
 _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_WATCH_SECONDS = 1.0
 
 
 def launch_worker(
@@ -60,3 +60,35 @@ def _blocked_sigint() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def fill_streams() -> None:
+    """Open /dev/null as each standard stream that is closed, for as long as this process lives.
+
+    Its number would go to the next file or socket that is opened. A worker would lose that, as it has streams of its
+    own under these numbers, and what a library prints would end up in it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+def wait_for_end(launcher: int) -> None:
+    """Return when the process of this id, which has started this one, is dead. For a daemon thread.
+
+    A pipe or socket between the two says so at once, but not where the launcher has forked: that fork holds its end
+    open. PR_SET_PDEATHSIG would come when the launcher's *thread* ends that has started this process.
+    """
+    parent = os.getppid()  # the launcher, unless a script that starts Python stays between the two
+    while os.getppid() == parent and _lives(launcher):
+        time.sleep(_WATCH_SECONDS)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -16,8 +16,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from tpufeed.engines.deaths import Deaths
-from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
 from tpufeed.engines.launch import launch_worker
 from tpufeed.errors import TaskError
 

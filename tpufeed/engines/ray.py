@@ -23,8 +23,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tpufeed import __version__
-from tpufeed.engines.deaths import Deaths
-from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
 from tpufeed.engines.preflight import HostView, check_hosts, view_here
 from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError
 

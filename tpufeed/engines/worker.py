@@ -12,8 +12,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tpufeed.engines.engine import Done, Job, Service, failure_message
-from tpufeed.engines.streams import fill_streams
-from tpufeed.engines.watching import wait_for_end
+from tpufeed.engines.launch import fill_streams, wait_for_end
 
 _LEAVE_SECONDS = 30.0  # Beam's host has to cancel a pipeline, which takes a service 20
 

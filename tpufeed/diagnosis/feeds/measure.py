@@ -20,8 +20,7 @@ from tpufeed.diagnosis.feeds.devices import Subject, feed
 from tpufeed.diagnosis.feeds.loaders import open_loader
 from tpufeed.diagnosis.feeds.options import BenchOptions, check_loaders
 from tpufeed.diagnosis.results import Run
-from tpufeed.engines.launch import search_path
-from tpufeed.engines.watching import wait_for_end
+from tpufeed.engines.launch import search_path, wait_for_end
 from tpufeed.errors import LoaderError, TpufeedError
 from tpufeed.images.parsing import parse_op
 
