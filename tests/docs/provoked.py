@@ -129,10 +129,10 @@ def _UnavailableError(place, patch):
 
 
 def _DamageError(place, patch):
-    from tpufeed.profiling.xspace import read_xspace
+    from tpufeed.profiling.xplane import read_profile
 
     Path("host.xplane.pb").touch()
-    read_xspace(Path("host.xplane.pb"))
+    read_profile("host.xplane.pb")
 
 
 def _RecordError(place, patch):

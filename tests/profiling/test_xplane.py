@@ -24,7 +24,6 @@ from tests.profiling.xspaces import (
 )
 from tpufeed.errors import DamageError, MissingExtraError, OptionError
 from tpufeed.profiling.xplane import ProfileReport, read_profile
-from tpufeed.profiling.xspace import read_xspace
 
 FIGURES = (
     "step_ms", "step_ms_lowest", "step_ms_highest", "infeed_percent", "idle_percent", "input_percent",
@@ -134,9 +133,12 @@ def test_the_host_that_waits_longest_gives_the_figures(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("percent", [None, 0.0, 37.5])
-def test_matrix_units_are_known_where_their_counter_is(tmp_path: Path, percent: float | None) -> None:
-    assert read(tmp_path, vm=one_core(*[step(100, 0.5)] * 4, mxu_percent=percent)).mxu_percent == percent
+@pytest.mark.parametrize(("counted", "percent"), [(None, None), (0.0, None), (37.5, 37.5)])
+def test_matrix_units_are_known_where_their_counter_is(
+    tmp_path: Path, counted: float | None, percent: float | None
+) -> None:
+    # xprof says 0.0 % of a capture without the counter, too
+    assert read(tmp_path, vm=one_core(*[step(100, 0.5)] * 4, mxu_percent=counted)).mxu_percent == percent
 
 
 def test_flops_and_duty_cycle(tmp_path: Path) -> None:
@@ -202,15 +204,14 @@ def test_files_that_are_no_profile(tmp_path: Path) -> None:
     good = one_core(*[step(100, 0.5)] * 4)
     path = tmp_path / "vm.xplane.pb"
     for damaged, said in (
-        (b"", "is empty"),
-        (good[:-1], "is cut short"),
-        (good[: len(good) // 2], "is cut short"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(99), "is cut short, or no profile"),
-        (b'{"traceEvents": []}' * 9, "is cut short, or no profile"),
-        (text(2, "failed"), "is no profile: it holds no plane"),
+        (b"", " is empty"),
+        (good[:-1], ": xprof cannot read this profile"),
+        (good[: len(good) // 2], ": xprof cannot read this profile"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), ": xprof cannot read this profile"),
+        (b'{"traceEvents": []}' * 9, ": xprof cannot read this profile"),
     ):
         path.write_bytes(damaged)
-        with pytest.raises(DamageError, match=f"vm.xplane.pb {said}"):
+        with pytest.raises(DamageError, match=f"vm.xplane.pb{said}"):
             read_profile(path)
 
 
@@ -240,7 +241,6 @@ def test_without_xprof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xprof" else found(name))
     with pytest.raises(MissingExtraError, match=r"tpufeed\[profile\]"):
         read(tmp_path / "tpu", vm=one_core(*[step(100, 0.5)] * 4))
-    assert read(tmp_path / "cpu", vm=encode_xspace(host_plane())).verdict.startswith("no TPU in this profile")
 
 
 def test_what_went_wrong_while_capturing_is_told(tmp_path: Path) -> None:
@@ -280,9 +280,6 @@ def test_files_made_here_are_what_jax_takes_for_profiles_and_jax_on_a_cpu_gives_
     assert [(start - lines["Steps"][0][0], ns) for start, ns, _ in lines["Steps"]] == [(n * 1e8, 1e8) for n in range(4)]
     assert [own["group_id"] for _, _, own in lines["XLA Ops"]] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert planes["/host:CPU"][0] == {"matrix_unit_utilization_percent": 37.5}
-    assert {plane.name: plane.stats for plane in read_xspace(path).planes} == {
-        name: set(stats) for name, (stats, _) in planes.items()
-    }
     assert_no_tpu(read_profile(tmp_path / "log"))
 
 
@@ -292,7 +289,7 @@ def test_torch_xla_on_a_cpu_gives_no_figure() -> None:
 
 
 def assert_no_tpu(report: ProfileReport) -> None:
-    assert report.verdict.startswith("no TPU in this profile: its planes are /host:CPU, ")
+    assert report.verdict.startswith("no TPU in this profile: its devices are CPU; ")
     assert "capture on the TPU VM with torch_xla.debug.profiler.start_trace, jax" in report.verdict
     assert (report.hosts, report.devices, report.steps) == (0, 0, 0)
     assert [getattr(report, name) for name in FIGURES] == [None] * len(FIGURES)
