@@ -25,7 +25,7 @@ class BenchResult:
 
     Attributes:
         machine: see `diagnosis.machine.machine`.
-        places: of the datasets, see `diagnosis.machine.place_of`; the page cache as it was after the warm-up.
+        places: of the datasets, see `diagnosis.machine.place_of`.
         options: as they were given.
         runs: of each dataset and each loader the one in the middle, in the order given.
     """
