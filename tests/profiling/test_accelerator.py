@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.profiling.accelerator import EmulatedAccelerator, next_step
-from tpufeed.profiling.profiles import AcceleratorProfile
-from tpufeed.profiling.verdicts import say_verdict
+from tpufeed.profiling.accelerator import EmulatedAccelerator, next_step, say_verdict
+from tpufeed.profiling.flops import AcceleratorProfile
 
 THREAD = "tpufeed-emulated-accelerator"
 FAST = AcceleratorProfile("fast", 4000.0)  # 1 ms for a batch of 4

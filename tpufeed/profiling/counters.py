@@ -44,11 +44,6 @@ def read_counters() -> TpuCounters:
     )
 
 
-def mxu_percent() -> float | None:
-    """`TpuCounters.mxu_percent` alone."""
-    return _mean(_values(_monitoring(), "tensorcore_util"))
-
-
 def _monitoring() -> Any:
     """Libtpu's module; None where there is none."""
     try:

@@ -10,13 +10,12 @@ from tpufeed.diagnosis.feeds.loaders import Opened, small_dataset
 from tpufeed.diagnosis.feeds.options import DeviceChoice
 from tpufeed.diagnosis.results import Run, Timeline
 from tpufeed.errors import OptionError
-from tpufeed.profiling.accelerator import AcceleratorReport, EmulatedAccelerator, Epochs
+from tpufeed.profiling.accelerator import AcceleratorReport, EmulatedAccelerator, Epochs, few_steps
 from tpufeed.profiling.clock import StepClock
 from tpufeed.profiling.counters import TpuCounters, read_counters
 from tpufeed.profiling.fingerprints import Findings, Ledger
 from tpufeed.profiling.flops import mfu_percent
 from tpufeed.profiling.steps import StepReport
-from tpufeed.profiling.verdicts import few_steps
 
 Step = Callable[[Any], None]
 Limits = tuple[int | None, float | None]  # steps, seconds

@@ -7,8 +7,7 @@ from typing import Literal
 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.parsing import parse_op
-from tpufeed.profiling.profiles import AcceleratorProfile, custom_profile, profile
-from tpufeed.profiling.tpus import find_tpu, nearest
+from tpufeed.profiling.flops import AcceleratorProfile, custom_profile, find_tpu, nearest, profile
 
 EMULATED = "emulated"
 DEFAULT_DEVICE = "emulated:tpu-v3-8"

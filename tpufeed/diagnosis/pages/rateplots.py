@@ -40,7 +40,7 @@ from tpufeed.diagnosis.pages.summary import (
     say_range,
 )
 from tpufeed.diagnosis.results import Diagnosis, Run
-from tpufeed.profiling.tpus import TPUS
+from tpufeed.profiling.flops import TPUS
 
 _MOST_ACTIONS = 3
 _LEFT_PX, _RIGHT_PX, _ROW_PX, _HEADING_PX, _BAR_PX = 88, 12, 20, 26, 11

@@ -12,7 +12,7 @@ from tpufeed.diagnosis.feeds.loaders import open_loader
 from tpufeed.diagnosis.feeds.options import DeviceChoice
 from tpufeed.diagnosis.results import Diagnosis, Run
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.profiling.profiles import AcceleratorProfile
+from tpufeed.profiling.flops import AcceleratorProfile
 from tpufeed.storage.registry import open_store
 
 _WARM_UP_BATCHES = 8
