@@ -93,6 +93,11 @@ class Run:
     verdict: str = ""
     timeline: Timeline = field(default_factory=Timeline)
 
+    @property
+    def emulated(self) -> bool:
+        """Whether no accelerator took the batches."""
+        return "emulated" in self.device.lower()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
