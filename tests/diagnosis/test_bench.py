@@ -205,7 +205,7 @@ def test_warming_up_is_short(cached: str) -> None:
         return made_run(measurement)
 
     bench([cached], options=BenchOptions(repeats=1, batch_size=BATCH, seconds=30.0), measure=measure)
-    assert limits == [(None, 2.0), (None, 30.0)]
+    assert limits == [(None, 2.0, 0.0), (None, 30.0, 60.0)]
 
 
 def test_take_turns() -> None:

@@ -214,6 +214,14 @@ def test_the_end_can_be_a_time() -> None:
     assert report.steps == 6
 
 
+@pytest.mark.parametrize(("patience", "steps", "verdict"), [(0.0, 6, False), (8.0, 14, False), (60.0, 21, True)])
+def test_a_slow_loader_is_fed_from_for_longer_until_there_are_steps_for_a_verdict(
+    patience: float, steps: int, verdict: bool
+) -> None:
+    report = feed([float(second) for second in range(40)], step_seconds=1.0, seconds=4.5, patience_seconds=patience)
+    assert (report.steps, bool(report.verdict)) == (steps, verdict)
+
+
 @pytest.mark.parametrize(
     "batches",
     [

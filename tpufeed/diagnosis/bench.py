@@ -71,7 +71,8 @@ def bench(
         listen(f"{options.choice.label} from {measurement.url} by {measurement.loader}{what}")
         return measure(measurement)
 
-    short = dataclasses.replace(options, seconds=min(_WARM_UP_SECONDS, options.limits[1] or _WARM_UP_SECONDS))
+    seconds = min(_WARM_UP_SECONDS, options.limits.seconds or _WARM_UP_SECONDS)
+    short = dataclasses.replace(options, seconds=seconds, patience_seconds=0.0)
     for measurement in [dataclasses.replace(one, options=short) for one in measurements] * options.warm_up:
         made(measurement, " (warm-up)")
     places = tuple(place_of(dataset) for dataset in datasets)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from queue import Queue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tpufeed.profiling.fingerprints import Expected, Findings, Ledger, first_mem
 from tpufeed.profiling.flops import AcceleratorProfile, profile
 from tpufeed.profiling.xplane import idle_band
 
-__all__ = ["AcceleratorProfile", "AcceleratorReport", "EmulatedAccelerator", "Epochs", "Expected", "profile"]
+__all__ = ["AcceleratorProfile", "AcceleratorReport", "EmulatedAccelerator", "Epochs", "Expected", "Limits", "profile"]
 
 AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's, for ResNet-50
 FEWEST_STEPS = 20  # after the first one; figures of fewer say little
@@ -67,6 +67,24 @@ class AcceleratorReport:
     verdict: str = ""
 
 
+class Limits(NamedTuple):
+    """When a measurement ends: after so many steps, or so many seconds.
+
+    A loader that gives too few steps for a verdict in `seconds` is measured for up to `patience_seconds` longer.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+    patience_seconds: float = 0.0
+
+    def reached(self, steps: int, seconds: float) -> bool:
+        """Whether it is over, so many steps and seconds after the first batch came."""
+        if steps == self.steps:
+            return True
+        enough = steps > FEWEST_STEPS  # the first one counts for nothing
+        return self.seconds is not None and seconds >= self.seconds + (0 if enough else self.patience_seconds)
+
+
 class EmulatedAccelerator:
     """A device that trains on batches of `batch_size` images at a profile's rate, with two batches queued before it."""
 
@@ -91,6 +109,7 @@ class EmulatedAccelerator:
         steps: int | None = None,
         seconds: float | None = None,
         expected: Expected | None = None,
+        patience_seconds: float = 0.0,
     ) -> AcceleratorReport:
         """Feed the device from `loader`, which is iterated in the calling thread, epoch after epoch.
 
@@ -99,6 +118,7 @@ class EmulatedAccelerator:
             steps: end after so many.
             seconds: end so long after the first batch. Without `steps` and `seconds`: after one epoch.
             expected: what an honest loader gives; without it repeated and missing images are not looked for.
+            patience_seconds: so much longer than `seconds` where that is less than the steps that a verdict takes.
 
         Raises:
             OptionError: a batch of more images than the device's, or `steps` or `seconds` that are not positive.
@@ -112,7 +132,7 @@ class EmulatedAccelerator:
         asked = self._now()
         device.thread.start()
         try:
-            self._feed(device, epochs, steps, seconds)
+            self._feed(device, epochs, Limits(steps, seconds, patience_seconds))
         except BaseException:
             device.aborted = True
             raise
@@ -123,15 +143,14 @@ class EmulatedAccelerator:
             raise device.failure
         return self._report(device, epochs, expected, device.first_arrival - asked)
 
-    def _feed(self, device: "_Device", epochs: "Epochs", steps: int | None, seconds: float | None) -> None:
-        stop = float("inf")
+    def _feed(self, device: "_Device", epochs: "Epochs", limits: Limits) -> None:
+        first = 0.0
         with closing(epochs.batches()) as batches:
             for given, batch in enumerate(batches, 1):
                 arrival = self._now()
-                if given == 1 and seconds is not None:
-                    stop = arrival + seconds
+                first = arrival if given == 1 else first
                 device.queue.put((arrival, self._count(batch), epochs.number, batch))
-                if given == steps or self._now() >= stop:
+                if limits.reached(given, self._now() - first):
                     return
 
     def _count(self, batch: Any) -> int:
