@@ -55,8 +55,6 @@ class ProfileReport:
         steps: that the figures are of. The first and the last of a capture may be cut: of three or more they are left
             out.
         step_ms: average.
-        step_ms_lowest: of a step.
-        step_ms_highest: of a step.
         infeed_percent: of a step in infeed ops, which TensorFlow's TPU loops have, JAX and torch_xla do not.
         idle_percent: of a step without any op on the TensorCore: where JAX and torch_xla wait for a batch, or for the
             host to trace and dispatch.
@@ -65,7 +63,6 @@ class ProfileReport:
         mxu_percent: how busy the matrix units were. None also where xprof says 0.0 %, as it does for a capture without
             their counter.
         mfu_percent: FLOPs as XLA counts them per peak, over the whole capture.
-        recommendation: xprof's, where there are infeed ops; it knows no other input.
         notes: what else xprof says, as sentences.
         verdict: a sentence.
     """
@@ -77,15 +74,12 @@ class ProfileReport:
     host: str | None = None
     steps: int = 0
     step_ms: float | None = None
-    step_ms_lowest: float | None = None
-    step_ms_highest: float | None = None
     infeed_percent: float | None = None
     idle_percent: float | None = None
     input_percent: float | None = None
     duty_cycle_percent: float | None = None
     mxu_percent: float | None = None
     mfu_percent: float | None = None
-    recommendation: str | None = None
     notes: tuple[str, ...] = ()
     verdict: str = ""
 
@@ -246,12 +240,9 @@ def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
         report,
         steps=len(steps),
         step_ms=sum(lengths) / len(lengths),
-        step_ms_lowest=min(lengths),
-        step_ms_highest=max(lengths),
         infeed_percent=infeed,
         idle_percent=idle,
         input_percent=infeed + idle,
-        recommendation=(_plain(told.get("input_conclusion")) or None) if infeed > 0 else None,
     )
 
 
