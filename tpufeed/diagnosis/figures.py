@@ -1,4 +1,4 @@
-"""The figures of a report: matplotlib draws them, as inline SVG whose colours follow the page, light or dark."""
+"""Draw a report's figures with matplotlib, as inline SVG whose colours follow the page, light or dark."""
 
 import io
 import re
@@ -105,7 +105,7 @@ def ends(items: Sequence[Item], most: int) -> Sequence[Item]:
 
 
 def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> tuple[Figure, str, str] | None:
-    """A bar for each run, the first is before and the last is after; then what the doctor predicts, hatched."""
+    """Draw a bar for each run, from before to after, and below them what the doctor predicts, hatched."""
     rows = list[tuple[str, str, tuple[float, ...]]]()  # (label, what is said behind it, percent)
     for number, run in enumerate(runs):
         when = {0: "before: ", len(runs) - 1: "after: "}.get(number, "") if len(runs) > 1 else ""
@@ -146,7 +146,7 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> tuple[Figure
 
 
 def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> tuple[Figure, str, str] | None:
-    """Bars of stages, actions and runs, above what each TPU needs."""
+    """Draw bars of stages, actions and runs, above what each TPU needs."""
     rows = list[tuple[str, float | None, str]]()
     if diagnosis is not None:
         for stage in diagnosis.stages:
@@ -212,7 +212,7 @@ def tpu_needs(diagnosis: Diagnosis | None) -> dict[str, tuple[float, float]]:
 
 
 def _draw_steps(number: int, run: Run) -> tuple[Figure, str, str] | None:
-    """One run's steps in time, and below how long the waits were. The first step is told and not drawn."""
+    """Draw one run's steps in time, and below how long the waits were. The first step is told and not drawn."""
     steps = _steps(run.timeline)
     count = len(steps["wait"])
     if not count:
@@ -255,7 +255,7 @@ def _draw_steps(number: int, run: Run) -> tuple[Figure, str, str] | None:
 
 
 def _draw_waits(axes: Axes, waits: Array) -> str:
-    """A histogram on a logarithmic axis; waits under a microsecond count as one. Returns what is seen."""
+    """Draw a histogram on a logarithmic axis, and say what is seen. Waits under a microsecond count as one."""
     shown = np.maximum(waits, 1e-6)
     low, high = float(shown.min()) / 1.3, float(shown.max()) * 1.3
     axes.hist(shown, bins=list(np.geomspace(low, high, 29)), histtype="stepfilled", color=_WAIT)
@@ -289,7 +289,7 @@ def _steps(timeline: Timeline) -> dict[str, Array]:
 
 
 def _rate(rate: float) -> str:
-    """A rate in a few letters: 950, 1.7k, 24k, 1.1M."""
+    """Return a rate in a few letters: 950, 1.7k, 24k, 1.1M."""
     return EngFormatter(sep="")(float(f"{rate:.3g}"))
 
 
@@ -298,14 +298,14 @@ def _seconds(seconds: float) -> str:
 
 
 def _short(text: str, letters: int) -> str:
-    """The text on one line; of a long one its start and end."""
+    """Return the text on one line; of a long one its start and end."""
     text = clean(" ".join(text.split()))
     half = (letters - 1) // 2
     return text if len(text) <= letters else f"{text[:half]}…{text[-half:]}"
 
 
 def _to_svg(figure: Figure, name: str, title: str, sentence: str) -> str:
-    """The figure as an `<svg>` for a page; `name` makes its ids the page's only ones."""
+    """Return the figure as an `<svg>` for a page; `name` makes its ids unique there."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))

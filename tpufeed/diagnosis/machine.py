@@ -1,4 +1,4 @@
-"""What measurements were made on: the machine, the packages, and where a dataset lies."""
+"""Describe what measurements were made on: the machine, the packages, and where a dataset lies."""
 
 import datetime
 import os
@@ -36,7 +36,7 @@ _BUSY = 0.5
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on. `load` is the load average: on a shared machine not every core is free."""
+    """Return what the figures were measured on. `load` is the load average: on a shared machine not every core is free."""
     return {
         "cpu": _cpu_model(),
         "cores": available_cores(),
@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
 
 
 def describe(machine: Mapping[str, Any]) -> str:
-    """The machine in one line."""
+    """Return the machine in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"{machine['cpu']}, {number_of(machine['cores'], 'core')}, {machine['ram_gib']} GiB, load {machine['load']}, "
@@ -109,7 +109,7 @@ def _cpu_model() -> str:
 
 
 def _file_system(path: Path) -> str:
-    """Its kind, of the mount that `path` is on; "unknown" where /proc does not say."""
+    """Return the kind of file system that `path` is on; "unknown" where /proc does not say."""
     try:
         mounts = [line.split()[:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""The report: one page of HTML that needs neither network nor script, readable on a phone, by day and by night."""
+"""Write the report: one page of HTML that needs neither network nor script, readable on a phone, light and dark."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -127,7 +127,7 @@ def headline(runs: Sequence[Run]) -> str:
 
 
 def has_verdict(run: Run) -> bool:
-    """Whether a run's idle time is known and to be trusted."""
+    """Return whether a run's idle time is known and to be trusted."""
     return not run.problems and say(run.idle_percent) != say(None)
 
 
@@ -193,7 +193,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, A
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column names the row. Without rows there is no table."""
+    """Return a table whose first column names the row; nothing where there are no rows."""
     if not rows:
         return ""
     head = "".join(f"<th scope=col>{_text(name)}</th>" for name in columns)
@@ -206,7 +206,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def _figures(run: Run) -> dict[str, str]:
-    """All figures of a run by name; every run has the same names."""
+    """Return all figures of a run by name. Every run has the same names."""
     rates = run.rates
     sent = None if run.bytes_per_second is None else run.bytes_per_second / 1e6
     return {
@@ -239,7 +239,7 @@ def _figures(run: Run) -> dict[str, str]:
 
 
 def _effect(action: Action) -> str:
-    """What an action is expected to come to, in words that say so."""
+    """Return what an action is predicted to come to."""
     parts = [
         "" if action.factor is None else f"{action.factor:,.1f}x",
         "" if action.images_per_second is None else f"{say(action.images_per_second)} images a second",
@@ -254,7 +254,7 @@ def _range(pair: tuple[float, float] | None, unit: str, digits: int = 0) -> str:
 
 
 def _facts(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Settings, or the machine's description, as rows, whatever the types of the values."""
+    """Return settings, or the machine's description, as rows, whatever the types of the values."""
 
     def plain(value: Any) -> str:
         if isinstance(value, dict):
@@ -269,5 +269,5 @@ def _facts(values: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _text(text: str) -> str:
-    """Text that stays text: no markup of a dataset's names comes of it."""
+    """Escape text, so that no name in a dataset becomes markup."""
     return escape(clean(text))

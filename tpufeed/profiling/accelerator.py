@@ -22,7 +22,15 @@ from tpufeed.profiling.fingerprints import Expected, Findings, Ledger, first_mem
 from tpufeed.profiling.flops import AcceleratorProfile, profile
 from tpufeed.profiling.xplane import idle_band
 
-__all__ = ["AcceleratorProfile", "AcceleratorReport", "EmulatedAccelerator", "Epochs", "Expected", "Limits", "profile"]
+__all__ = [
+    "AcceleratorProfile",
+    "AcceleratorReport",
+    "EmulatedAccelerator",
+    "Expected",
+    "Limits",
+    "RepeatedEpochs",
+    "profile",
+]
 
 AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's, for ResNet-50
 FEWEST_STEPS = 20  # after the first one; figures of fewer say little
@@ -78,7 +86,7 @@ class Limits(NamedTuple):
     patience_seconds: float = 0.0
 
     def reached(self, steps: int, seconds: float) -> bool:
-        """Whether it is over, so many steps and seconds after the first batch came."""
+        """Return whether it is over, so many steps and seconds after the first batch came."""
         if steps == self.steps:
             return True
         enough = steps > FEWEST_STEPS  # the first one counts for nothing
@@ -128,7 +136,7 @@ class EmulatedAccelerator:
         if (steps is not None and steps < 1) or (seconds is not None and seconds <= 0):
             raise OptionError(f"steps and seconds are positive, not {steps} and {seconds}")
         device = _Device(self.step_seconds, self._now, self._sleep)
-        epochs = Epochs(loader, steps is not None or seconds is not None)
+        epochs = RepeatedEpochs(loader, steps is not None or seconds is not None)
         asked = self._now()
         device.thread.start()
         try:
@@ -143,7 +151,7 @@ class EmulatedAccelerator:
             raise device.failure
         return self._report(device, epochs, expected, device.first_arrival - asked)
 
-    def _feed(self, device: "_Device", epochs: "Epochs", limits: Limits) -> None:
+    def _feed(self, device: "_Device", epochs: "RepeatedEpochs", limits: Limits) -> None:
         first = 0.0
         with closing(epochs.batches()) as batches:
             for given, batch in enumerate(batches, 1):
@@ -160,7 +168,7 @@ class EmulatedAccelerator:
         return images
 
     def _report(
-        self, device: "_Device", epochs: "Epochs", expected: Expected | None, first_batch_seconds: float
+        self, device: "_Device", epochs: "RepeatedEpochs", expected: Expected | None, first_batch_seconds: float
     ) -> AcceleratorReport:
         waits = np.array(device.waits[1:])
         computed = len(waits) * self.step_seconds
@@ -211,7 +219,7 @@ class EmulatedAccelerator:
 
 
 @dataclass
-class Epochs:
+class RepeatedEpochs:
     """The batches of one epoch after the other, or of one epoch.
 
     Attributes:
@@ -251,7 +259,7 @@ class Epochs:
             self.ended += 1
 
     def problems(self) -> tuple[str, ...]:
-        """What an early end means for the figures."""
+        """Return what an early end means for the figures, as sentences."""
         if not self.short:
             return ()
         number, given, promised = self.short[0]

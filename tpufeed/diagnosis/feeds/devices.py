@@ -10,7 +10,7 @@ from tpufeed.diagnosis.feeds.loaders import Opened, small_dataset
 from tpufeed.diagnosis.feeds.options import DeviceChoice
 from tpufeed.diagnosis.results import Run, Timeline
 from tpufeed.errors import OptionError
-from tpufeed.profiling.accelerator import AcceleratorReport, EmulatedAccelerator, Epochs, Limits, few_steps
+from tpufeed.profiling.accelerator import AcceleratorReport, EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
 from tpufeed.profiling.clock import StepClock
 from tpufeed.profiling.counters import TpuCounters, read_counters
 from tpufeed.profiling.fingerprints import Findings, Ledger
@@ -152,7 +152,7 @@ class _Loop:
     counters: TpuCounters = field(default_factory=TpuCounters)
 
     def __post_init__(self) -> None:
-        self.epochs = Epochs(self.clock(self.opened.loader), True)
+        self.epochs = RepeatedEpochs(self.clock(self.opened.loader), True)
 
     def run(self, step: Step | None, limits: Limits) -> None:
         """Without a `step` batches are looked at and dropped. On a device they cannot be looked at."""
