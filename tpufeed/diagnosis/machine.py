@@ -36,7 +36,7 @@ _BUSY = 0.5
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures were measured on. `load` is the load average: on a shared machine not every core is free."""
+    """Return what figures are measured on. `load` is the load average: on a shared machine not every core is free."""
     return {
         "cpu": _cpu_model(),
         "cores": available_cores(),

@@ -17,7 +17,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Of figures; None of none."""
+    """Return the spread of figures; None where there are none."""
     return Spread(statistics.median(values), min(values), max(values), tuple(values)) if values else None
 
 
