@@ -22,16 +22,6 @@ from tpufeed.profiling.fingerprints import Expected, Findings, Ledger, first_mem
 from tpufeed.profiling.flops import AcceleratorProfile
 from tpufeed.profiling.xplane import idle_band
 
-__all__ = [
-    "AcceleratorProfile",
-    "AcceleratorReport",
-    "EmulatedAccelerator",
-    "Expected",
-    "Limits",
-    "RepeatedEpochs",
-    "profile",
-]
-
 AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's, for ResNet-50
 FEWEST_STEPS = 20  # after the first one; figures of fewer say little
 _MOST_OVERSLEEP_PERCENT = 2.0
