@@ -13,13 +13,12 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.diagnosis.bench import bench, middle_run
+from tpufeed.diagnosis.bench import bench, middle_run, take_turns
 from tpufeed.diagnosis.feeds import devices, options
 from tpufeed.diagnosis.feeds.measure import Measurement, measure, measure_apart
 from tpufeed.diagnosis.feeds.naive import NaiveLoader
 from tpufeed.diagnosis.feeds.options import BenchOptions
 from tpufeed.diagnosis.results import Run
-from tpufeed.diagnosis.turns import take_turns
 from tpufeed.errors import DatasetNotFoundError, LoaderError, MissingExtraError, OptionError
 from tpufeed.profiling.clock import StepClock
 

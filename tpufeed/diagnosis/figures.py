@@ -135,9 +135,9 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> tuple[Figure
             axes.vlines(percents, place - 0.2, place + 0.2, color=_FAINT, linewidth=2)
         elif percents:
             axes.barh(place, percents[0], 0.34, color=_WAIT)
+        axes.vlines([5, 20], place - 0.17, place + 0.17, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)))
         axes.text(101, place, value, va="center", weight="bold", size=10)
         sentences.append(f"{label}{mark}: {value}.")
-    axes.vlines([5, 20], -0.25, len(rows) - 0.6, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)))
     sentences.append("Dashed: 5 %, from which input counts as slow, and 20 %, from which it holds training back.")
     if any(mark == _PREDICTED for _, mark, _ in rows):
         sentences.append(f"{PREDICTED} It goes from the TPU's low rate to its high one.")
