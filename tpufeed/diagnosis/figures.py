@@ -87,8 +87,8 @@ def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> list[Plot]
     settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_SETTINGS}
     del settings["backend"]
     plots = []
-    with warnings.catch_warnings(), matplotlib.rc_context(settings):
-        warnings.simplefilter("ignore")  # of glyphs that our font lacks: the browser's fonts may have them
+    # Warnings tell of glyphs that our font lacks: the browser's fonts may have them.
+    with warnings.catch_warnings(action="ignore"), matplotlib.rc_context(settings):
         figures = [("idle", _draw_idle(diagnosis, runs)), ("rates", _draw_rates(diagnosis, runs))]
         drawn = ends([(number, run) for number, run in enumerate(runs, 1) if run.timeline.wait_seconds], MOST_RUNS)
         figures += [(f"run{number}", _draw_steps(number, run)) for number, run in drawn]
