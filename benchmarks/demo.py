@@ -15,12 +15,15 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from harness import describe, figure, machine, print_table, write_result
 from local_gcs import CONNECTION_MB_PER_SECOND, LATENCY_MS, serve
+
+from tpufeed.diagnosis.report import headline
+from tpufeed.diagnosis.results import Run
 
 ROOT = Path(__file__).parents[1]
 PROFILE = "tpu-v3-8"
@@ -173,34 +176,18 @@ def show(results: Sequence[dict[str, Any]], batch_size: int) -> None:
     ]
     print()
     print_table(f"{EMULATED}, batches of {batch_size}", ["device", "fed from", "img/s", "idle %"], rows, text_columns=2)
-    print(closing_sentence(results))
-    for row in results:
-        for problem in row["problems"]:
-            print(f"{_device(row)}, {row['label']}: no verdict: {problem}")
+    for sentence in closing_sentences(results):
+        print(sentence)
 
 
-def closing_sentence(results: Sequence[dict[str, Any]]) -> str:
-    """From the first row to the better loader of the cache, in the figures of this run."""
-    first = results[0]
-    if first["label"].startswith("gs://"):
-        idle = [figure(row["idle_percent"]) for row in results]
-        return f"{EMULATED}: {idle[-2]} % idle while the cache comes from gs://, {idle[-1]} % once it is staged."
-    cached = [row for row in results if row["source"] == "cache" and row["device"] == first["device"]]
-    best = max(cached, key=lambda row: row["images_per_second"] or 0)
-    if None in (first["images_per_second"], best["images_per_second"]):
-        return f"{EMULATED}: too few steps to say what changed; give more --seconds or more --photos."
-    ratio = best["images_per_second"] / first["images_per_second"]
-    change = (
-        f"From {first['idle_percent']:.1f} % idle with one thread of Pillow to {best['idle_percent']:.1f} % "
-        f"{best['label'].replace('cache,', 'from a warmed cache through')}"
-    )
-    if ratio <= 1.05:
-        return f"{EMULATED}: {change}: no more images a second ({ratio:.2f} times); nothing was gained here."
-    at_full_rate = best["idle_percent"] < 1
-    limit = (
-        ", all that this device takes" if at_full_rate else f"; it still waits {best['idle_percent']:.0f} % of the time"
-    )
-    return f"{EMULATED}: {change}: {ratio:.1f} times the images a second{limit}."
+def closing_sentences(results: Sequence[dict[str, Any]]) -> list[str]:
+    """What improved, of rows that have a verdict, and why the others have none."""
+    names = {field.name for field in fields(Run)}
+    runs = [Run(**{name: value for name, value in row.items() if name in names}) for row in results]
+    doubts = [
+        f"{_device(row)}, {row['label']}: no verdict: {problem}" for row in results for problem in row["problems"]
+    ]
+    return [headline(runs), *doubts]
 
 
 def _device(row: dict[str, Any]) -> str:

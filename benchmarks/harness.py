@@ -9,9 +9,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from tpufeed.diagnosis.bench import take_turns
 from tpufeed.diagnosis.machine import describe, machine
 from tpufeed.diagnosis.results import Spread, spread
-from tpufeed.diagnosis.turns import take_turns
 
 __all__ = [
     "RESULTS",

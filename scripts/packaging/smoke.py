@@ -185,7 +185,7 @@ def check_report(folder: Path) -> None:
 
 
 def convert_profile() -> None:
-    from tpufeed.profiling.conversion import convert
+    from tpufeed.profiling.xplane import convert
 
     ((overview, *_),) = convert([PROFILE])
     assert overview

@@ -53,7 +53,7 @@ def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, com
     if "--report" in command:
         assert "run.json: highly input-bound" in done.stdout
         assert "EMULATED" in (place / "doctor.html").read_text()
-        assert "redicted" in (place / "doctor.md").read_text()
+        assert "redicted" in (place / "doctor.html").read_text()
 
 
 def test_a_profile_s_figures_and_verdict_are_shown(run, cache_url, tmp_path):
@@ -78,7 +78,7 @@ def test_damaged_records_are_one_note_and_the_report_has_its_run(run, dataset_ur
     done = run("doctor", damaged, "--seconds", 1, "--threads", 1, "--processes", 0, "--report", tmp_path / "out.html")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^note: 1 of \d+ records looked at is damaged, the first: .*tpufeed verify ", done.stdout, re.M)
-    assert "EMULATED" in (tmp_path / "out.md").read_text()
+    assert "EMULATED" in (tmp_path / "out.html").read_text()
 
 
 @pytest.mark.parametrize(

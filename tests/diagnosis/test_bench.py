@@ -13,13 +13,12 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.diagnosis.bench import bench, middle_run
+from tpufeed.diagnosis.bench import bench, middle_run, take_turns
 from tpufeed.diagnosis.feeds import devices, options
 from tpufeed.diagnosis.feeds.measure import Measurement, measure, measure_apart
 from tpufeed.diagnosis.feeds.naive import NaiveLoader
 from tpufeed.diagnosis.feeds.options import BenchOptions
 from tpufeed.diagnosis.results import Run
-from tpufeed.diagnosis.turns import take_turns
 from tpufeed.errors import DatasetNotFoundError, LoaderError, MissingExtraError, OptionError
 from tpufeed.profiling.clock import StepClock
 
@@ -205,7 +204,7 @@ def test_warming_up_is_short(cached: str) -> None:
         return made_run(measurement)
 
     bench([cached], options=BenchOptions(repeats=1, batch_size=BATCH, seconds=30.0), measure=measure)
-    assert limits == [(None, 2.0), (None, 30.0)]
+    assert limits == [(None, 2.0, 0.0), (None, 30.0, 60.0)]
 
 
 def test_take_turns() -> None:

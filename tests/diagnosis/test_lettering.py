@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from tpufeed.diagnosis import lettering
-from tpufeed.diagnosis.lettering import letter, shorten
+from tpufeed.diagnosis import sheet
+from tpufeed.diagnosis.sheet import letter
 
 
 def test_text_that_fits_is_left_alone():
@@ -19,16 +19,15 @@ def test_the_middle_is_left_out():
     assert text.endswith("018.jpg")
     assert "..." in text
     assert font.getlength(text) <= 120
-    assert shorten("abcdefgh", 5, len) == "a...h"
 
 
-@pytest.mark.parametrize("fonts", [lettering._WIDE_FONTS, ()], ids=["system fonts", "Pillow's own"])
+@pytest.mark.parametrize("fonts", [sheet._WIDE_FONTS, ()], ids=["system fonts", "Pillow's own"])
 def test_other_scripts(fonts, monkeypatch):
-    monkeypatch.setattr(lettering, "_WIDE_FONTS", fonts)
+    monkeypatch.setattr(sheet, "_WIDE_FONTS", fonts)
     for text in ("größe", "Жук", "猫", "قطة", "👩‍🚀", "a\tb\n", "\x00", "\udcff", "\U0010fffd"):
         shown, font = letter(text, 12, 1000)
         assert shown
-        assert all(lettering._has(font, character) for character in shown)
+        assert all(sheet._has(font, character) for character in shown)
         image = Image.new("RGB", (300, 30), "white")
         ImageDraw.Draw(image).text((2, 2), shown, "black", font)
         assert image.getcolors(10_000)[0][0] < 9000

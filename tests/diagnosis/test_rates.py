@@ -16,7 +16,7 @@ from tpufeed.diagnosis.stages.rates import (
     predict_idle,
 )
 from tpufeed.errors import OptionError
-from tpufeed.profiling.tpus import TPUS, find_tpu
+from tpufeed.profiling.flops import TPUS, find_tpu
 
 rates = st.floats(1e-3, 1e7)
 maybe_rates = st.none() | rates

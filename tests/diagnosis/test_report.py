@@ -8,15 +8,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.diagnosis.report_example import NASTY, make_diagnosis, make_run, make_runs, make_xla_run
-from tpufeed.diagnosis.pages.summary import escape, say, say_range
-from tpufeed.diagnosis.report import check_report_path, write_report
+from tpufeed.diagnosis.figures import tpu_needs
+from tpufeed.diagnosis.report import check_report_path, headline, write_report
 from tpufeed.diagnosis.results import Action, Run, Timeline
+from tpufeed.diagnosis.wording import say
 from tpufeed.errors import MissingExtraError, OptionError, StoreError
 
 _VOID = {"meta", "link", "br"}
@@ -52,7 +50,6 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        data = data.replace("\u00a0", " ")
         self.text += data
         if self._open and self._open[-1] == "figcaption":
             self.captions[-1] += data
@@ -61,62 +58,84 @@ class Page(HTMLParser):
         return [value for _, name, value in self.attributes if name == attribute]
 
 
-def write(folder: Path, *of: Any) -> tuple[Page, str]:
+def write(folder: Path, *of: Any) -> Page:
     path = folder / "out.html"
     write_report(path, *of)
-    return Page(path.read_text()), path.with_suffix(".md").read_text()
+    return Page(path.read_text())
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Page, str]:
+def full(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return write(tmp_path_factory.mktemp("report"), make_diagnosis(), [*make_runs(150), make_xla_run()])
 
 
-def test_verdict_actions_and_all_plots_are_there(full: tuple[Page, str]) -> None:
-    page, markdown = full
-    for text in (page.text, markdown):
-        assert text.index(make_diagnosis().verdict) < text.index("What to do next") < text.index("Warm a raw cache")
-        for part in ("41,300 images a second", "9.2 GB, about 12 minutes", "no TPU on this host", "128,000,000"):
-            assert part in text
-        for part in ("AMD EPYC 9B14", "Page cache warm", "predicted", "recompilations", "Predicted from what was"):
-            assert part in text
-    assert page.tags["svg"] == page.tags["figcaption"] == page.tags["desc"] == 2 + 3 * 3 + 2
-    assert {value for tag, name, value in page.attributes if (tag, name) == ("svg", "role")} == {"img"}
-    assert set(page.values("aria-labelledby")) <= {" ".join(pair) for pair in _titles(page)}
+def test_verdict_actions_figures_and_tables_are_there(full: Page) -> None:
+    text = full.text
+    assert text.index(make_diagnosis().verdict) < text.index("What to do next") < text.index("Warm a raw cache")
+    for part in ("41,300 images a second", "9.2 GB, about 12 minutes", "no TPU on this host", "128,000,000"):
+        assert part in text
+    for part in ("AMD EPYC 9B14", "Page cache warm", "predicted", "recompilations", "Predicted from what was"):
+        assert part in text
+    assert full.tags["svg"] == full.tags["figcaption"] == full.tags["desc"] == 2 + 4
+    assert {value for tag, name, value in full.attributes if (tag, name) == ("svg", "role")} == {"img"}
+    ids = full.values("id")
+    labels = [value.split() for value in full.values("aria-labelledby")]
+    assert len(labels) == 6
+    assert all(set(pair) <= set(ids) for pair in labels)
 
 
-def _titles(page: Page) -> list[tuple[str, str]]:
-    ids = page.values("id")
-    return [(one, one.removesuffix("title") + "desc") for one in ids if one.endswith("-title")]
+def test_what_is_emulated_or_predicted_says_so_at_its_picture(full: Page) -> None:
+    assert ["EMULATED" in caption for caption in full.captions] == [True] * 5 + [False]  # the last run has a device
+    assert ["Hatched is predicted" in caption for caption in full.captions] == [True] * 2 + [False] * 4
+    assert "(predicted)" in full.text
 
 
-def test_what_is_emulated_or_predicted_says_so_at_its_picture(full: tuple[Page, str]) -> None:
-    page, markdown = full
-    emulated = ["EMULATED" in caption for caption in page.captions]
-    assert emulated == [True] * 11 + [False] * 2  # the last run has a device
-    assert ["Hatched is predicted" in caption for caption in page.captions] == [True] * 2 + [False] * 11
-    assert "(predicted)" in page.text
-    assert markdown.count("EMULATED: no accelerator was used") == 12
-
-
-def test_ids_are_unique_and_all_references_are_to_them(full: tuple[Page, str]) -> None:
-    page, _ = full
-    ids = page.values("id")
-    assert len(ids) == len(set(ids)) > 100
-    referred = [value[1:] for value in page.values("href") if value.startswith("#")]
-    referred += re.findall(r"url\(#([^)]+)\)", " ".join(value for _, _, value in page.attributes))
+def test_ids_are_unique_and_all_references_are_to_them(full: Page) -> None:
+    ids = full.values("id")
+    assert len(ids) == len(set(ids)) > 12
+    referred = [value[1:] for name in ("href", "xlink:href") for value in full.values(name) if value.startswith("#")]
+    referred += re.findall(r"url\(#([^)]+)\)", " ".join(value for _, _, value in full.attributes))
     assert referred
     assert set(referred) <= set(ids)
 
 
-def test_nothing_is_loaded_and_nothing_runs(full: tuple[Page, str]) -> None:
-    page, _ = full
-    assert not page.tags.keys() & {"script", "img", "iframe", "object", "image", "foreignobject"}
-    assert page.tags["style"] == 1  # matplotlib's own would be for the whole page
-    links = [value for name in ("href", "src", "xlink:href") for value in page.values(name)]
+def test_nothing_is_loaded_and_nothing_runs(full: Page) -> None:
+    assert not full.tags.keys() & {"script", "img", "iframe", "object", "image", "foreignobject"}
+    assert full.tags["style"] == 1  # matplotlib's own would be for the whole page
+    links = [value for name in ("href", "src", "xlink:href") for value in full.values(name)]
     assert {link for link in links if not link.startswith("#")} == {"data:,"}
-    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
-    assert "default-src 'none'" in " ".join(page.values("content"))
+    assert not [name for _, name, _ in full.attributes if name.startswith("on")]
+    assert "default-src 'none'" in " ".join(full.values("content"))
+
+
+def test_figures_take_the_colours_of_the_page(tmp_path: Path) -> None:
+    write(tmp_path, make_diagnosis(), make_runs(20))
+    page = (tmp_path / "out.html").read_text()
+    figures = page[page.index("<svg") :]
+    assert {"--ink", "--wait", "--compute", "--band"} <= set(re.findall(r"var\((--\w+)\)", figures))
+    assert not re.findall(r"(?:fill|stroke): #(?!none)\w+", figures)  # or it would vanish by night, or by day
+    dark = page[page.index("prefers-color-scheme:dark") :]
+    for name in set(re.findall(r"var\((--\w+)\)", page)):
+        assert f"{name}:#" in page
+        assert f"{name}:#" in dark
+
+
+def test_the_headline_names_what_improved_among_runs_that_have_a_verdict() -> None:
+    naive, shards, cache = make_runs(40)
+    improved = headline([naive, shards, cache])
+    assert improved.startswith("EMULATED: idle falls from ")
+    assert f"with {naive.label} to " in improved
+    assert f"with {cache.label}: " in improved
+    assert headline([naive, cache, shards]) == improved  # it is not the last one that is named
+    doubted = make_run(cache.label, 0.4, 40, problems=("it drops samples",))
+    assert doubted.label not in headline([naive, shards, doubted])
+    unsure = make_run(naive.label, 88.0, 40, problems=("3 steps were measured",))
+    said = headline([unsure, cache])
+    assert said.endswith(f"with {cache.label}. {naive.label} has no verdict to compare it with.")
+    assert "times" not in said
+    assert headline([unsure, doubted]) == "No verdict for any run: 3 steps were measured"
+    assert headline([cache, naive]).endswith(f"with {cache.label}; no other run improves that.")
+    assert headline([make_run("a, numpy", 30.0, 40, device="none", idle_percent=None)]).startswith("a, numpy: ")
 
 
 def test_texts_stay_texts(tmp_path: Path) -> None:
@@ -131,73 +150,63 @@ def test_texts_stay_texts(tmp_path: Path) -> None:
         "settings": {NASTY: NASTY},
     }
     run = make_run(NASTY, 30.0, 12, url=NASTY, loader=NASTY, verdict=NASTY, problems=(NASTY,))
-    page, markdown = write(tmp_path, type(diagnosis)(**nasty | {"machine": {"cpu": NASTY}, "binding": NASTY}), [run])
+    page = write(tmp_path, type(diagnosis)(**nasty | {"machine": {"cpu": NASTY}, "binding": NASTY}), [run])
     assert "script" not in page.tags
     assert page.text.count(NASTY.replace("\0", "\ufffd")) >= 10
     assert "p1" not in page.values("id")
-    table = [line for line in markdown.splitlines() if line.startswith("| ")]
-    assert "<" not in markdown
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {3, 4}
 
 
 def test_labels_stand_in_pictures_as_they_are(tmp_path: Path) -> None:
-    page, _ = write(tmp_path, None, [make_run("$a_1$ <b> &amp;", 9.0, 3), make_run("b", 9.0, 3)])
-    assert "before: $a_1$ <b> &amp; (EMULATED)" in page.text  # captions begin with a large letter
-
-
-@given(st.text())
-def test_escaped_markdown_holds_no_markup(text: str) -> None:
-    escaped = escape(text)
-    assert "\n" not in escaped
-    assert not re.search(r"(?<!\\)(?:\\\\)*[|`*\[\]]", escaped)
-    assert not set("<>") & set(escaped)
+    page = write(tmp_path, None, [make_run("$a_1$ <b> &amp;", 9.0, 3), make_run("b", 9.0, 3)])
+    assert "before: $a_1$ <b> &amp; (EMULATED)" in page.text
 
 
 def test_what_is_not_known_is_never_nought(tmp_path: Path) -> None:
     run = Run(label="a", url="u", loader="numpy", source="shards", device="none", batch_size=8, steps=1, images=8)
-    page, markdown = write(tmp_path, None, [run])
+    page = write(tmp_path, None, [run])
     assert page.tags["svg"] == 0
-    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", markdown, re.MULTILINE))
+    rows = dict(re.findall(r"<th scope=row>([^<]+)</th><td>([^<]+)</td>", (tmp_path / "out.html").read_text()))
     assert rows["images"] == "8"
-    unknown = set(rows) - {"figure", "---", "dataset", "loader", "device", "batch", "steps", "images"}
+    unknown = set(rows) - {"dataset", "loader", "device", "batch", "steps", "images"}
     assert len(unknown) == 19
     assert {rows[name] for name in unknown} == {"n/a"}
-    assert "Idle n/a" in page.text
-    assert say(float("nan")) == say(None) == say_range((1.0, float("inf"))) == "n/a"
+    assert say(float("nan")) == say(None) == "n/a"
 
 
 def test_a_run_with_problems_has_no_verdict(tmp_path: Path) -> None:
     run = make_run("b, numpy", 1.0, 5, problems=("It dropped 3 images.", "It slept too long."))
-    page, markdown = write(tmp_path, None, [run], {"cpu": "EPYC", "turbo": False})
-    for text in (page.text, markdown):
-        assert "EPYC" in text
-        assert "No verdict: It dropped 3 images." in text
-        assert "It slept too long." in text
-        assert run.verdict not in text
-        assert "Not to be trusted, for problems that are told above: run 1." in text
+    page = write(tmp_path, None, [run], {"cpu": "EPYC", "turbo": False})
+    for part in ("EPYC", "No verdict for any run: It dropped 3 images.", "It slept too long.", ", no verdict"):
+        assert part in page.text
+    assert run.verdict not in page.text
     assert "card verdict " in page.values("class")  # of no colour
 
 
-def test_thousands_of_steps_are_binned_and_it_says_so(tmp_path: Path) -> None:
-    page, _ = write(tmp_path, make_diagnosis(), [make_run(f"{n}, numpy", 20.0, 100_000) for n in range(12)])
-    assert (tmp_path / "out.html").stat().st_size < 500_000
-    assert page.tags["svg"] == 2 + 3 * 8
-    assert "100,000 steps, drawn as 100 means of 999 or 1,000 steps each" in page.captions[2]
+def test_thousands_of_steps_are_drawn_as_means(tmp_path: Path) -> None:
+    page = write(tmp_path, make_diagnosis(), [make_run(f"{n}, numpy", 20.0, 100_000) for n in range(12)])
+    assert (tmp_path / "out.html").stat().st_size < 600_000
+    assert page.tags["svg"] == 2 + 8
+    assert "100,000 steps: " in page.captions[2]
+    assert "drawn as 100 means" in page.captions[2]
     assert "Run 12: " in page.text
-    assert "12 runs: the first 4 and the last 4 have plots of their own." in page.text
+    assert "12 runs: figures show the first 4 and the last 4." in page.text
 
 
-def test_captions_tell_what_the_timeline_holds(tmp_path: Path) -> None:
+def test_captions_tell_what_the_figures_show(tmp_path: Path) -> None:
     timeline = Timeline(
         wait_seconds=(2.0, *[0.01] * 9, 0.91), compute_seconds=(3.0, *[0.09] * 10), ready=(0, 0, *[1] * 9)
     )
-    page, _ = write(tmp_path, None, [make_run("u, numpy", 9.0, 11, timeline=timeline, device="xla-cpu")])
-    told, waits, ready = page.captions[-3:]
-    assert told.startswith("11 steps. Wait 52.6 %, compute 47.4 %. The first step is left out: it took 5 s, 2 s of it")
-    assert told.endswith("Cut off at the top: 1, the highest 1 s.")
-    assert waits.startswith("10 waits, the first step's left out: half of them were at most 10 ms, 95 % at most ")
-    assert "the longest 910 ms." in waits
-    assert ready == "On average 0.8 batches were ready when a step asked for one; at 18.2 % of the steps none was."
+    page = write(tmp_path, None, [make_run("u, numpy", 9.0, 11, timeline=timeline, device="xla-cpu")])
+    told = page.captions[-1]
+    for part in (
+        "11 steps: wait 52.6 %, compute 47.4 %",
+        "it took 5 s, 2 s waiting",
+        "at most 10 ms",
+        "longest 910 ms",
+    ):
+        assert part in told
+    assert "The highest, of 1 s, is cut off." in told
+    assert "On average 0.8 batches were ready" in told
 
 
 @pytest.mark.parametrize(
@@ -211,32 +220,18 @@ def test_captions_tell_what_the_timeline_holds(tmp_path: Path) -> None:
     ],
 )
 def test_odd_timelines_are_drawn_or_left_out(timeline: Timeline, tmp_path: Path) -> None:
-    page, _ = write(tmp_path, None, [make_run("u, numpy", 9.0, 3, timeline=timeline)])
+    page = write(tmp_path, None, [make_run("u, numpy", 9.0, 3, timeline=timeline)])
     assert page.tags["svg"] >= 2
     assert not re.search(r"\bnan\b|\binf\b", " ".join(value for _, name, value in page.attributes if name == "d"))
 
 
-@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=400), st.integers(1, 120))
-def test_bins_take_every_step_once(values: list[float], most: int) -> None:
-    from tpufeed.diagnosis.pages.stepplots import make_bins
-
-    bins = make_bins(len(values), most)
-    sizes = np.diff(bins.edges)
-    assert len(sizes) == min(most, len(values))
-    assert sizes.sum() == len(values)
-    assert sizes.max() - sizes.min() <= 1
-    assert float((bins.mean(np.asarray(values)) * sizes).sum()) == pytest.approx(sum(values), abs=1e-6)
-
-
 def test_bands_are_those_of_the_model() -> None:
-    from tpufeed.diagnosis.pages.rateplots import _needs
-
     diagnosis = make_diagnosis()
     facts = {name: getattr(diagnosis, name) for name in diagnosis.__dataclass_fields__}
-    needs = _needs(type(diagnosis)(**facts | {"needed": (2_050.0, 3_750.0)}))
+    needs = tpu_needs(type(diagnosis)(**facts | {"needed": (2_050.0, 3_750.0)}))
     assert needs["v3-8"] == (2_050.0, 3_750.0)
     assert needs["v2-8"] == pytest.approx((750.0, 1_372.0))
-    assert _needs(type(diagnosis)(**facts | {"tpu": "v9-1"}))["v9-1"] == diagnosis.needed
+    assert tpu_needs(type(diagnosis)(**facts | {"tpu": "v9-1"}))["v9-1"] == diagnosis.needed
 
 
 def test_the_same_bytes_whatever_the_users_settings_which_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,19 +249,17 @@ def test_the_same_bytes_whatever_the_users_settings_which_stay(tmp_path: Path, m
 
 def test_paths_that_cannot_be_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
-    (tmp_path / "README.md").write_text("# Mine\n")
     for name, said in (
         ("out.htm", "ends in .html"),
         ("none/out.html", "there is no folder"),
         ("folder.html", "is a folder"),
-        ("README.html", "its summary would replace"),
     ):
         for refuse in (check_report_path, lambda path: write_report(path, make_diagnosis(), [])):
             with pytest.raises(OptionError, match=said):
                 refuse(tmp_path / name)
     with pytest.raises(OptionError, match="nothing to report"):
         write_report(tmp_path / "out.html", None, [])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "folder.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
 
 
 def test_an_earlier_report_is_replaced_and_one_that_fails_leaves_it(
@@ -274,20 +267,27 @@ def test_an_earlier_report_is_replaced_and_one_that_fails_leaves_it(
 ) -> None:
     write(tmp_path, make_diagnosis(), [])
     write_report(str(tmp_path / "out.html"), None, make_runs(5))
-    assert "EMULATED tpu-v3-8-high idles" in (tmp_path / "out.md").read_text().splitlines()[2]
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    made, real = [], tempfile.NamedTemporaryFile
+    assert b"EMULATED tpu-v3-8-high idles" in before["out.html"]
+    real = tempfile.NamedTemporaryFile
 
-    def fail_at_the_second(**how: Any) -> Any:
-        made.append(how)
-        if len(made) == 2:
+    class Full:
+        def __init__(self, **how: Any) -> None:
+            self.file = real(**how)
+            self.name = self.file.name
+
+        def __enter__(self) -> "Full":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, _: bytes) -> None:
             raise OSError(28, "No space left on device")
-        return real(**how)
 
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", fail_at_the_second)
-    with pytest.raises(StoreError, match=r"out\.md: No space left on device"):
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", Full)
+    with pytest.raises(StoreError, match=r"out\.html: No space left on device"):
         write_report(tmp_path / "out.html", make_diagnosis(), [])
-    assert len(made) == 2
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.profiling.accelerator import EmulatedAccelerator, next_step
-from tpufeed.profiling.profiles import AcceleratorProfile
-from tpufeed.profiling.verdicts import say_verdict
+from tpufeed.profiling.accelerator import EmulatedAccelerator, next_step, say_verdict
+from tpufeed.profiling.flops import AcceleratorProfile
 
 THREAD = "tpufeed-emulated-accelerator"
 FAST = AcceleratorProfile("fast", 4000.0)  # 1 ms for a batch of 4
@@ -213,6 +212,14 @@ def test_one_epoch_where_no_end_is_given() -> None:
 def test_the_end_can_be_a_time() -> None:
     report = feed([0, 1, 2, 3, 4, 5, 6, 7], step_seconds=1.0, seconds=4.5)
     assert report.steps == 6
+
+
+@pytest.mark.parametrize(("patience", "steps", "verdict"), [(0.0, 6, False), (8.0, 14, False), (60.0, 21, True)])
+def test_a_slow_loader_is_fed_from_for_longer_until_there_are_steps_for_a_verdict(
+    patience: float, steps: int, verdict: bool
+) -> None:
+    report = feed([float(second) for second in range(40)], step_seconds=1.0, seconds=4.5, patience_seconds=patience)
+    assert (report.steps, bool(report.verdict)) == (steps, verdict)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 
 from tpufeed.errors import OptionError
 from tpufeed.profiling.accelerator import EmulatedAccelerator
-from tpufeed.profiling.profiles import AcceleratorProfile, custom_profile, profile, profiles
+from tpufeed.profiling.flops import AcceleratorProfile, custom_profile, profile, profiles
 
 TPUS = ("tpu-v2-8", "tpu-v3-8", "tpu-v4-8", "tpu-v5e-8", "tpu-v5p-8", "tpu-v6e-8", "tpu-v7x-4")
 

@@ -11,8 +11,7 @@ import pytest
 from jax import monitoring
 
 from tpufeed.profiling.clock import StepClock
-from tpufeed.profiling.compiling import Compiling
-from tpufeed.profiling.xlametrics import XlaCounts
+from tpufeed.profiling.compiling import Compiling, XlaCounts
 
 
 def batches(rows: list[int]) -> list[np.ndarray[Any, Any]]:

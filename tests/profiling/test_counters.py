@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tpufeed.profiling.counters import TpuCounters, mxu_percent, read_counters
+from tpufeed.profiling.counters import TpuCounters, read_counters
 
 
 def install(monkeypatch: pytest.MonkeyPatch, get_metric: Any) -> None:
@@ -37,23 +37,23 @@ def answering(values: Any) -> Any:
 )
 def test_the_mean_over_the_cores(monkeypatch: pytest.MonkeyPatch, values: Any, percent: float) -> None:
     install(monkeypatch, answering(values))
-    assert mxu_percent() == pytest.approx(percent)
+    assert read_counters().mxu_percent == pytest.approx(percent)
 
 
 @pytest.mark.parametrize("values", [[], None, ["nan"], ["n/a"], [None], object()])
 def test_no_answer_is_none_and_never_zero(monkeypatch: pytest.MonkeyPatch, values: Any) -> None:
     install(monkeypatch, answering(values))
-    assert mxu_percent() is None
+    assert read_counters().mxu_percent is None
 
 
 def test_none_where_libtpu_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    assert mxu_percent() is None
+    assert read_counters().mxu_percent is None
 
 
 def test_none_where_libtpu_has_no_monitoring(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, None)
-    assert mxu_percent() is None
+    assert read_counters().mxu_percent is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("vbar control agent"), AttributeError("old"), ValueError("no metric")])
@@ -62,7 +62,7 @@ def test_none_where_libtpu_raises(monkeypatch: pytest.MonkeyPatch, error: Except
         raise error
 
     install(monkeypatch, get_metric)
-    assert mxu_percent() is None
+    assert read_counters().mxu_percent is None
 
 
 ALL = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import tpufeed
-from tpufeed.profiling.xlametrics import XlaCounts, xla_counts
+from tpufeed.profiling.compiling import XlaCounts, xla_counts
 
 PAGE = Path(__file__).parents[2] / "docs/profiling.md"
 SYNC, LOOK, COMPUTE = 3.0, 2.0, 5.0
@@ -127,12 +127,9 @@ def test_every_count_says_what_happened(found: Any) -> None:
     assert seen["host_syncs"] == 3 + 2  # .cpu() and nonzero wait as well
     assert seen["fallbacks"] == [["aten::nonzero", 1]]
     assert seen["compilations"] >= 1
-    assert seen["cached"] >= 2  # the same sum again
-    assert seen["executions"] == seen["compilations"] + seen["cached"]
+    assert seen["executions"] >= seen["compilations"] + 2  # the same sum again
     assert seen["compile_seconds"] > 0
-    assert seen["sent"] >= 1
     assert seen["sent_bytes"] >= 4000
-    assert seen["received_bytes"] >= 4000 + 3 * 4
     assert "5 times in 3 steps (3 by .item() or float())" in seen["advice"][0]
     assert "aten::nonzero 1 times" in seen["advice"][1]
 

@@ -24,11 +24,10 @@ from tests.profiling.xspaces import (
 )
 from tpufeed.errors import DamageError, MissingExtraError, OptionError
 from tpufeed.profiling.xplane import ProfileReport, read_profile
-from tpufeed.profiling.xspace import read_xspace
 
 FIGURES = (
-    "step_ms", "step_ms_lowest", "step_ms_highest", "infeed_percent", "idle_percent", "input_percent",
-    "duty_cycle_percent", "mxu_percent", "mfu_percent", "recommendation",
+    "step_ms", "infeed_percent", "idle_percent", "input_percent",
+    "duty_cycle_percent", "mxu_percent", "mfu_percent",
 )  # fmt: skip
 
 
@@ -69,8 +68,6 @@ def test_steps_of_all_lengths_with_gaps_anywhere(tmp_path: Path) -> None:
     assert report.steps == 38
     assert report.idle_percent == pytest.approx(100 * (1 - sum(op.ms for s in whole for op in s.ops) / length), abs=0.5)
     assert report.step_ms == pytest.approx(length / 38, rel=0.001)
-    assert report.step_ms_lowest == pytest.approx(min(s.ms for s in whole), rel=0.001)
-    assert report.step_ms_highest == pytest.approx(max(s.ms for s in whole), rel=0.001)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +85,6 @@ def test_the_verdict_goes_by_idle_and_infeed_together(tmp_path: Path, idle: floa
     report = read(tmp_path, vm=one_core(*[step(100, idle, infeed)] * 6))
     assert report.verdict.startswith(f"{band}: the TPU waits for its host during {100 * (idle + infeed):.1f} %")
     assert report.infeed_percent == pytest.approx(100 * infeed, abs=0.1)
-    # xprof counts infeed ops alone: where there are none, its "NOT input-bound" is of nothing
-    assert (report.recommendation is not None) == (infeed > 0)
 
 
 def test_the_first_and_the_last_step_may_be_cut(tmp_path: Path) -> None:
@@ -134,9 +129,12 @@ def test_the_host_that_waits_longest_gives_the_figures(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("percent", [None, 0.0, 37.5])
-def test_matrix_units_are_known_where_their_counter_is(tmp_path: Path, percent: float | None) -> None:
-    assert read(tmp_path, vm=one_core(*[step(100, 0.5)] * 4, mxu_percent=percent)).mxu_percent == percent
+@pytest.mark.parametrize(("counted", "percent"), [(None, None), (0.0, None), (37.5, 37.5)])
+def test_matrix_units_are_known_where_their_counter_is(
+    tmp_path: Path, counted: float | None, percent: float | None
+) -> None:
+    # xprof says 0.0 % of a capture without the counter, too
+    assert read(tmp_path, vm=one_core(*[step(100, 0.5)] * 4, mxu_percent=counted)).mxu_percent == percent
 
 
 def test_flops_and_duty_cycle(tmp_path: Path) -> None:
@@ -152,7 +150,7 @@ def test_a_tpu_without_steps(tmp_path: Path) -> None:
     report = read(tmp_path / "ops", vm=one_core(*unmarked))
     assert (report.devices, report.steps, report.duty_cycle_percent) == (1, 0, pytest.approx(50, abs=5))
     assert "no whole step in this profile: capture for as long as ten steps" in report.verdict
-    assert report.idle_percent is report.input_percent is report.step_ms is report.recommendation is None
+    assert report.idle_percent is report.input_percent is report.step_ms is None
     nothing = read(tmp_path / "nothing", vm=one_core(Step(100, (), marked=False)))
     assert [getattr(nothing, name) for name in FIGURES] == [None] * len(FIGURES)
 
@@ -202,15 +200,14 @@ def test_files_that_are_no_profile(tmp_path: Path) -> None:
     good = one_core(*[step(100, 0.5)] * 4)
     path = tmp_path / "vm.xplane.pb"
     for damaged, said in (
-        (b"", "is empty"),
-        (good[:-1], "is cut short"),
-        (good[: len(good) // 2], "is cut short"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(99), "is cut short, or no profile"),
-        (b'{"traceEvents": []}' * 9, "is cut short, or no profile"),
-        (text(2, "failed"), "is no profile: it holds no plane"),
+        (b"", " is empty"),
+        (good[:-1], ": xprof cannot read this profile"),
+        (good[: len(good) // 2], ": xprof cannot read this profile"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), ": xprof cannot read this profile"),
+        (b'{"traceEvents": []}' * 9, ": xprof cannot read this profile"),
     ):
         path.write_bytes(damaged)
-        with pytest.raises(DamageError, match=f"vm.xplane.pb {said}"):
+        with pytest.raises(DamageError, match=f"vm.xplane.pb{said}"):
             read_profile(path)
 
 
@@ -240,7 +237,6 @@ def test_without_xprof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xprof" else found(name))
     with pytest.raises(MissingExtraError, match=r"tpufeed\[profile\]"):
         read(tmp_path / "tpu", vm=one_core(*[step(100, 0.5)] * 4))
-    assert read(tmp_path / "cpu", vm=encode_xspace(host_plane())).verdict.startswith("no TPU in this profile")
 
 
 def test_what_went_wrong_while_capturing_is_told(tmp_path: Path) -> None:
@@ -280,9 +276,6 @@ def test_files_made_here_are_what_jax_takes_for_profiles_and_jax_on_a_cpu_gives_
     assert [(start - lines["Steps"][0][0], ns) for start, ns, _ in lines["Steps"]] == [(n * 1e8, 1e8) for n in range(4)]
     assert [own["group_id"] for _, _, own in lines["XLA Ops"]] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert planes["/host:CPU"][0] == {"matrix_unit_utilization_percent": 37.5}
-    assert {plane.name: plane.stats for plane in read_xspace(path).planes} == {
-        name: set(stats) for name, (stats, _) in planes.items()
-    }
     assert_no_tpu(read_profile(tmp_path / "log"))
 
 
@@ -292,7 +285,7 @@ def test_torch_xla_on_a_cpu_gives_no_figure() -> None:
 
 
 def assert_no_tpu(report: ProfileReport) -> None:
-    assert report.verdict.startswith("no TPU in this profile: its planes are /host:CPU, ")
+    assert report.verdict.startswith("no TPU in this profile: its devices are CPU; ")
     assert "capture on the TPU VM with torch_xla.debug.profiler.start_trace, jax" in report.verdict
     assert (report.hosts, report.devices, report.steps) == (0, 0, 0)
     assert [getattr(report, name) for name in FIGURES] == [None] * len(FIGURES)

@@ -24,7 +24,7 @@ from torch_xla.utils import keyd_queue
 import tpufeed
 from tpufeed.loaders.xla import runtime as xla_runtime
 from tpufeed.profiling.clock import StepClock
-from tpufeed.profiling.xlametrics import xla_counts
+from tpufeed.profiling.compiling import xla_counts
 
 SYNC, LOOK, COMPUTE = 3.0, 2.0, 5.0
 

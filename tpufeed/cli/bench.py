@@ -116,7 +116,8 @@ def bench_command(
 
     Every loader is measured in processes of its own, in turns with the others; figures are medians and leave out the
     first step. Where the measurement is not to be trusted there is no verdict, but a reason. It takes about datasets x
-    loaders x (repeats x seconds + warm-ups x 2 s), and some seconds for each of them to start.
+    loaders x (repeats x seconds + warm-ups x 2 s), and some seconds for each of them to start. A loader too slow for a
+    verdict in that time is measured for up to a minute longer.
 
     Examples:
       tpufeed bench flowers flowers-224 --loader naive --loader numpy

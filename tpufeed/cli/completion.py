@@ -79,7 +79,7 @@ def ops(incomplete: str) -> list[str]:
 
 def tpus(incomplete: str) -> list[str]:
     """Completes `--tpu`."""
-    from tpufeed.profiling.tpus import TPUS
+    from tpufeed.profiling.flops import TPUS
 
     return one_of(*TPUS)(incomplete)
 
@@ -93,7 +93,7 @@ def models(incomplete: str) -> list[str]:
 
 def devices(incomplete: str) -> list[str]:
     """Completes `--device`."""
-    from tpufeed.profiling.profiles import profiles
+    from tpufeed.profiling.flops import profiles
 
     return one_of(*(f"emulated:{name}" for name in profiles()), "emulated", *REAL_DEVICES, "none")(incomplete)
 

@@ -7,6 +7,7 @@ from tpufeed.cli.console import printable, say
 from tpufeed.cli.progress import is_terminal
 
 _PIPE_COLUMNS = 200  # where rich would take 80
+_PIPED_PROSE_COLUMNS = 100  # wider text is hard to read in a log or a mail
 _PROSE_COLUMNS = 30  # narrower columns of text are hard to read
 
 
@@ -44,7 +45,7 @@ def print_table(
         table.add_row(*map(Text, row))
     say(title)  # not the table's, which would fold it to the table's width
     seen = is_terminal(sys.stdout)
-    console = Console(highlight=False, width=None if seen else _PIPE_COLUMNS)
+    console = Console(highlight=False, width=None if seen else _PIPED_PROSE_COLUMNS if prose else _PIPE_COLUMNS)
     unlimited = console.options.update(width=_PIPE_COLUMNS)
     if seen and Measurement.get(console, unlimited, table).minimum > console.width:
         for row in rows:

@@ -1,10 +1,10 @@
 """The bench harness: datasets times loaders, each measured in turns with the others, in a process of its own."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.diagnosis.feeds.loaders import check_split
@@ -12,11 +12,13 @@ from tpufeed.diagnosis.feeds.measure import Measurement, measure_apart
 from tpufeed.diagnosis.feeds.options import BenchOptions, check_loaders
 from tpufeed.diagnosis.machine import machine, place_of
 from tpufeed.diagnosis.results import Run, spread
-from tpufeed.diagnosis.turns import take_turns
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError
 
 _WARM_UP_SECONDS = 2.0
+
+Name = TypeVar("Name")
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class BenchResult:
 
     Attributes:
         machine: see `diagnosis.machine.machine`.
-        places: of the datasets, see `diagnosis.machine.place_of`; the page cache as it was after the warm-up.
+        places: of the datasets, see `diagnosis.machine.place_of`.
         options: as they were given.
         runs: of each dataset and each loader the one in the middle, in the order given.
     """
@@ -71,7 +73,8 @@ def bench(
         listen(f"{options.choice.label} from {measurement.url} by {measurement.loader}{what}")
         return measure(measurement)
 
-    short = dataclasses.replace(options, seconds=min(_WARM_UP_SECONDS, options.limits[1] or _WARM_UP_SECONDS))
+    seconds = min(_WARM_UP_SECONDS, options.limits.seconds or _WARM_UP_SECONDS)
+    short = dataclasses.replace(options, seconds=seconds, patience_seconds=0.0)
     for measurement in [dataclasses.replace(one, options=short) for one in measurements] * options.warm_up:
         made(measurement, " (warm-up)")
     places = tuple(place_of(dataset) for dataset in datasets)
@@ -80,7 +83,7 @@ def bench(
 
 
 def middle_run(runs: Sequence[Run]) -> Run:
-    """Of repeats the one with the median rate, with the spread of all and what is wrong with any."""
+    """Return the repeat with the median rate, with the spread of all and what is wrong with any."""
     rated = sorted(runs, key=lambda run: run.images_per_second or 0.0)
     middle = rated[(len(rated) - 1) // 2]
     problems = list(middle.problems)
@@ -93,3 +96,19 @@ def middle_run(runs: Sequence[Run]) -> Run:
         problems=tuple(problems),
         verdict="" if problems else middle.verdict,
     )
+
+
+def take_turns(
+    measurements: Mapping[Name, Callable[[], Outcome]], repeats: int, warm_up: int = 1
+) -> dict[Name, list[Outcome]]:
+    """Make each measurement in `repeats` rounds, after `warm_up` rounds whose outcomes are thrown away.
+
+    In turns, A B A B: a machine that grows slower for a while does so for all alike.
+    """
+    found: dict[Name, list[Outcome]] = {name: [] for name in measurements}
+    for number in range(-warm_up, repeats):
+        for name, measure in measurements.items():
+            outcome = measure()
+            if number >= 0:
+                found[name].append(outcome)
+    return found

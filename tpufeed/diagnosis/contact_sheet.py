@@ -12,7 +12,7 @@ from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME
-from tpufeed.diagnosis.files import write_files
+from tpufeed.diagnosis.files import write_file
 from tpufeed.diagnosis.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_label
 from tpufeed.diagnosis.sheet import Tile, draw_sheet, sheet_size
 from tpufeed.diagnosis.wording import number_of
@@ -115,7 +115,7 @@ def write_sheet(image: Image.Image, path: Path) -> None:
         raise OptionError(
             f"{path}: {image.width} x {image.height} pixels are too many for {image_format}; take .png or fewer images"
         )
-    write_files({path: partial(image.save, format=image_format, quality=90)})
+    write_file(path, partial(image.save, format=image_format, quality=90))
 
 
 def describe_encoding(manifest: Manifest) -> str:

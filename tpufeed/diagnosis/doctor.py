@@ -17,8 +17,7 @@ from tpufeed.diagnosis.stages.rates import ASSUMED_TPU, DEFAULT_MODEL, Goal, det
 from tpufeed.errors import DatasetNotFoundError, NoInputsError, OptionError, SourceError
 from tpufeed.images.ops import Op
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.profiling.flops import find_model
-from tpufeed.profiling.tpus import find_tpu
+from tpufeed.profiling.flops import find_model, find_tpu, training_flops
 from tpufeed.storage.registry import open_store
 
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
@@ -133,9 +132,8 @@ def find_goal(options: DoctorOptions) -> tuple[Goal, tuple[str, ...]]:
     if flops is not None:
         model = f"{flops / 1e9:,.4g} GFLOPs a sample"
     elif model != DEFAULT_MODEL:
-        known = find_model(model)
-        model = known.name
-        flops = None if model == DEFAULT_MODEL else known.training_flops
+        model = find_model(model)
+        flops = None if model == DEFAULT_MODEL else training_flops(model)
     return Goal(tpu.name, model, needed_rates(tpu, flops), tpu.devices), tuple(filter(None, notes))
 
 

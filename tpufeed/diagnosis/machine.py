@@ -1,4 +1,4 @@
-"""What measurements were made on: the machine, the packages, and where a dataset lies."""
+"""Describe what measurements were made on: the machine, the packages, and where a dataset lies."""
 
 import datetime
 import os
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.dataset.reader import Dataset
-from tpufeed.diagnosis.residency import resident_share
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
 
@@ -33,13 +32,11 @@ _OPENCVS = (
     "opencv-contrib-python",
     "opencv-contrib-python-headless",
 )
-_IN_MEMORY = ("tmpfs", "ramfs")
-_WARM, _COLD = 0.95, 0.05
 _BUSY = 0.5
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on. `load` is the load average: on a shared machine not every core is free."""
+    """Return what figures are measured on. `load` is the load average: on a shared machine not every core is free."""
     return {
         "cpu": _cpu_model(),
         "cores": available_cores(),
@@ -52,7 +49,7 @@ def machine() -> dict[str, Any]:
 
 
 def describe(machine: Mapping[str, Any]) -> str:
-    """The machine in one line."""
+    """Return the machine in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"{machine['cpu']}, {number_of(machine['cores'], 'core')}, {machine['ram_gib']} GiB, load {machine['load']}, "
@@ -83,42 +80,23 @@ def crowds(machine: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def place_of(dataset: Dataset) -> dict[str, Any]:
-    """Where a dataset lies: `url`, `bytes`, `file_system` with its `free_gb`, and how much the `page_cache` has of it.
-
-    What cannot be known, or is of no file of this machine, is None.
-    """
+    """Return where a dataset lies: `url`, `bytes`, `file_system` and `free_gb`, which are None where it is remote."""
     manifest = dataset.manifest
     shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
     found: dict[str, Any] = {"url": dataset.url, "bytes": sum(shard.bytes for shard in shards)}
-    paths = [dataset.shards.local_path(shard.name) for shard in shards]
-    files = [Path(path) for path in paths if path is not None]
-    if not files:
-        return found | {"file_system": None, "free_gb": None, "page_cache": None}
-    kind = _file_system(files[0])
-    cached = 1.0 if kind in _IN_MEMORY else resident_share(files)
-    return found | {
-        "file_system": kind,
-        "free_gb": round(shutil.disk_usage(files[0].parent).free / 1e9, 1),
-        "page_cache": None if cached is None else round(cached, 3),
-    }
+    path = next((path for shard in shards if (path := dataset.shards.local_path(shard.name)) is not None), None)
+    if path is None:
+        return found | {"file_system": None, "free_gb": None}
+    free = round(shutil.disk_usage(Path(path).parent).free / 1e9, 1)
+    return found | {"file_system": _file_system(Path(path)), "free_gb": free}
 
 
 def describe_place(place: Mapping[str, Any]) -> str:
-    """A place in one line."""
+    """Return a place in one line."""
     said = f"{place['url']}: {place['bytes'] / 1e6:,.0f} MB"
     if place["file_system"] is None:
         return f"{said}, remote"
-    return f"{said} on {place['file_system']}, {place['free_gb']:,.0f} GB free, {_say_cache(place)}"
-
-
-def _say_cache(place: Mapping[str, Any]) -> str:
-    share = place["page_cache"]
-    if share is None:
-        return "page cache: unknown"
-    if place["file_system"] in _IN_MEMORY:
-        return "in memory"
-    state = "warm" if share >= _WARM else "cold" if share <= _COLD else "partly warm"
-    return f"page cache {state} ({100 * share:.0f} % of it is there)"
+    return f"{said} on {place['file_system']}, {place['free_gb']:,.0f} GB free"
 
 
 def _cpu_model() -> str:
@@ -131,7 +109,7 @@ def _cpu_model() -> str:
 
 
 def _file_system(path: Path) -> str:
-    """Its kind, of the mount that `path` is on; "unknown" where /proc does not say."""
+    """Return the kind of file system that `path` is on; "unknown" where /proc does not say."""
     try:
         mounts = [line.split()[:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

@@ -17,7 +17,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Of figures; None of none."""
+    """Return the spread of figures; None where there are none."""
     return Spread(statistics.median(values), min(values), max(values), tuple(values)) if values else None
 
 
@@ -92,6 +92,11 @@ class Run:
     problems: tuple[str, ...] = ()
     verdict: str = ""
     timeline: Timeline = field(default_factory=Timeline)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether no accelerator took the batches."""
+        return "emulated" in self.device.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,10 @@
-"""Figures in sentences: one thing and several, a range that may be one value, parts of a hundred."""
+"""Figures in sentences: one thing and several, a range that may be one value, n/a, parts of a hundred."""
 
+import math
+import re
 from collections.abc import Mapping
+
+from tpufeed.errors import mask_secrets
 
 
 def number_of(count: int, one: str, several: str = "") -> str:
@@ -12,6 +16,18 @@ def between(low: float, high: float, digits: int = 0) -> str:
     """`1,200 to 1,900`, or one figure where both are the same as they are shown."""
     least, most = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
     return least if least == most else f"{least} to {most}"
+
+
+def say(value: float | None, unit: str = "", digits: int = 0) -> str:
+    """`1,200 ms`, or n/a where there is no finite figure."""
+    if value is None or not math.isfinite(value):
+        return "n/a"
+    return f"{value:,.{digits}f}{' ' if unit else ''}{unit}"
+
+
+def clean(text: str) -> str:
+    """`text` without secrets of URLs, and without characters that no page may hold."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", mask_secrets(text))
 
 
 def whole_percents(shares: Mapping[str, float]) -> dict[str, int]:

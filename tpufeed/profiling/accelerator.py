@@ -1,39 +1,31 @@
-"""An accelerator to feed where there is none: it takes a batch, is busy for as long as a real one would be, and waits.
+"""Emulate an accelerator: it takes a batch, is busy for as long as a real one would be, and waits for the next.
 
 Everything is reckoned from nominal times. A host too busy to wake the emulator in time makes its sleeps longer; where
 measured sleeps count as computing, as in MLPerf Storage's emulator, a starved host looks like a well fed one. Images
 are counted and looked at: in that emulator a loader that drops samples, or repeats them, is a fast one.
 """
 
+import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from queue import Queue
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.profiling.device import QUEUE_BATCHES, Device, next_step
-from tpufeed.profiling.epochs import length_of
-from tpufeed.profiling.fingerprints import Expected, Findings, first_member
-from tpufeed.profiling.profiles import AcceleratorProfile, custom_profile, profile
-from tpufeed.profiling.verdicts import few_steps, say_verdict
+from tpufeed.profiling.batches import length_of
+from tpufeed.profiling.fingerprints import Expected, Findings, Ledger, first_member
+from tpufeed.profiling.flops import AcceleratorProfile
+from tpufeed.profiling.xplane import idle_band
 
-__all__ = [
-    "MOST_OVERSLEEP_PERCENT",
-    "QUEUE_BATCHES",
-    "AcceleratorProfile",
-    "AcceleratorReport",
-    "EmulatedAccelerator",
-    "Epochs",
-    "Expected",
-    "custom_profile",
-    "next_step",
-    "profile",
-]
-
-MOST_OVERSLEEP_PERCENT = 2.0
+AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's, for ResNet-50
+FEWEST_STEPS = 20  # after the first one; figures of fewer say little
+_MOST_OVERSLEEP_PERCENT = 2.0
+_QUEUE_BATCHES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +65,24 @@ class AcceleratorReport:
     verdict: str = ""
 
 
+class Limits(NamedTuple):
+    """When a measurement ends: after so many steps, or so many seconds.
+
+    A loader that gives too few steps for a verdict in `seconds` is measured for up to `patience_seconds` longer.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+    patience_seconds: float = 0.0
+
+    def reached(self, steps: int, seconds: float) -> bool:
+        """Return whether it is over, so many steps and seconds after the first batch came."""
+        if steps == self.steps:
+            return True
+        enough = steps > FEWEST_STEPS  # the first one counts for nothing
+        return self.seconds is not None and seconds >= self.seconds + (0 if enough else self.patience_seconds)
+
+
 class EmulatedAccelerator:
     """A device that trains on batches of `batch_size` images at a profile's rate, with two batches queued before it."""
 
@@ -97,6 +107,7 @@ class EmulatedAccelerator:
         steps: int | None = None,
         seconds: float | None = None,
         expected: Expected | None = None,
+        patience_seconds: float = 0.0,
     ) -> AcceleratorReport:
         """Feed the device from `loader`, which is iterated in the calling thread, epoch after epoch.
 
@@ -105,6 +116,7 @@ class EmulatedAccelerator:
             steps: end after so many.
             seconds: end so long after the first batch. Without `steps` and `seconds`: after one epoch.
             expected: what an honest loader gives; without it repeated and missing images are not looked for.
+            patience_seconds: so much longer than `seconds` where that is less than the steps that a verdict takes.
 
         Raises:
             OptionError: a batch of more images than the device's, or `steps` or `seconds` that are not positive.
@@ -113,12 +125,12 @@ class EmulatedAccelerator:
         """
         if (steps is not None and steps < 1) or (seconds is not None and seconds <= 0):
             raise OptionError(f"steps and seconds are positive, not {steps} and {seconds}")
-        device = Device(self.step_seconds, self._now, self._sleep)
-        epochs = Epochs(loader, steps is not None or seconds is not None)
+        device = _Device(self.step_seconds, self._now, self._sleep)
+        epochs = RepeatedEpochs(loader, steps is not None or seconds is not None)
         asked = self._now()
         device.thread.start()
         try:
-            self._feed(device, epochs, steps, seconds)
+            self._feed(device, epochs, Limits(steps, seconds, patience_seconds))
         except BaseException:
             device.aborted = True
             raise
@@ -129,15 +141,14 @@ class EmulatedAccelerator:
             raise device.failure
         return self._report(device, epochs, expected, device.first_arrival - asked)
 
-    def _feed(self, device: Device, epochs: "Epochs", steps: int | None, seconds: float | None) -> None:
-        stop = float("inf")
+    def _feed(self, device: "_Device", epochs: "RepeatedEpochs", limits: Limits) -> None:
+        first = 0.0
         with closing(epochs.batches()) as batches:
             for given, batch in enumerate(batches, 1):
                 arrival = self._now()
-                if given == 1 and seconds is not None:
-                    stop = arrival + seconds
+                first = arrival if given == 1 else first
                 device.queue.put((arrival, self._count(batch), epochs.number, batch))
-                if given == steps or self._now() >= stop:
+                if limits.reached(given, self._now() - first):
                     return
 
     def _count(self, batch: Any) -> int:
@@ -147,7 +158,7 @@ class EmulatedAccelerator:
         return images
 
     def _report(
-        self, device: Device, epochs: "Epochs", expected: Expected | None, first_batch_seconds: float
+        self, device: "_Device", epochs: "RepeatedEpochs", expected: Expected | None, first_batch_seconds: float
     ) -> AcceleratorReport:
         waits = np.array(device.waits[1:])
         computed = len(waits) * self.step_seconds
@@ -158,10 +169,22 @@ class EmulatedAccelerator:
         idle = 100 * wait / wall if known else None
         oversleep = 100 * device.oversleep_seconds / wall if known else None
         findings = device.ledger.findings(expected, epochs.ended)
-        small = _small_batches(device.images, self.batch_size, epochs.number + 1)
-        problems = (*few_steps(len(waits)), *_oversleep(oversleep), *small, *epochs.problems(), *findings.problems())
+        problems = list(few_steps(len(waits)))
+        if oversleep is not None and oversleep > _MOST_OVERSLEEP_PERCENT:
+            problems.append(
+                f"this host woke the emulator late, by {oversleep:.1f} % of the time, more than "
+                f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
+                "nothing else at work), or make its steps longer (a larger batch)"
+            )
+        small = sum(count < self.batch_size for count in device.images)
+        if small > epochs.number + 1:  # the last batch of an epoch may be small; with more the device only seems busy
+            problems.append(
+                f"{small} of {len(device.images)} batches had fewer images than the {self.batch_size} that the "
+                "accelerator takes a step: give it full ones"
+            )
+        problems += (*epochs.problems(), *findings.problems())
         if expected is not None and findings.repeated is None:
-            problems += ("the pixels are not in this host's memory, so that drops and repeats would not show",)
+            problems.append("the pixels are not in this host's memory, so that drops and repeats would not show")
         return AcceleratorReport(
             name=self.profile.name,
             batch_size=self.batch_size,
@@ -180,14 +203,14 @@ class EmulatedAccelerator:
             waits=(first_batch_seconds, *device.waits[1:]),
             ready=tuple(device.ready),
             findings=findings,
-            problems=problems,
+            problems=tuple(problems),
             verdict="" if problems or idle is None else say_verdict(idle),
         )
 
 
 @dataclass
-class Epochs:
-    """The batches of one epoch after the other, or of one.
+class RepeatedEpochs:
+    """The batches of one epoch after the other, or of one epoch.
 
     Attributes:
         number: of the epoch that is under way, from 0.
@@ -226,7 +249,7 @@ class Epochs:
             self.ended += 1
 
     def problems(self) -> tuple[str, ...]:
-        """What an early end means for the figures."""
+        """Return what an early end means for the figures, as sentences."""
         if not self.short:
             return ()
         number, given, promised = self.short[0]
@@ -234,22 +257,81 @@ class Epochs:
         return (f"the loader ended early: epoch {number + 1} had {given} batches of {promised}{again}",)
 
 
-def _small_batches(images: Sequence[int], batch_size: int, epochs: int) -> tuple[str, ...]:
-    """The last one of an epoch may be small; with more the device seems busy, at fewer images than it could take."""
-    small = sum(count < batch_size for count in images)
-    if small <= epochs:
+def next_step(free: float, arrival: float, step_seconds: float) -> tuple[float, float]:
+    """Return `(wait, free again)` of a device that is free at `free`, for a batch that is there from `arrival` on."""
+    wait = max(0.0, arrival - free)
+    return wait, free + wait + step_seconds
+
+
+def few_steps(steps: int) -> tuple[str, ...]:
+    """Return why figures of so few steps after the first one say little, as sentences."""
+    if steps >= FEWEST_STEPS:
         return ()
+    were = "step was" if steps == 1 else "steps were"
+    return (f"{steps} {were} measured after the first one, {FEWEST_STEPS} are the fewest that say anything",)
+
+
+def say_verdict(idle_percent: float) -> str:
+    """Return a sentence on an emulated accelerator: of nominal times, AU is what idle time leaves."""
+    utilisation = 100 - idle_percent
+    passes = "passes" if utilisation >= AU_FLOOR_PERCENT else "is below"
     return (
-        f"{small} of {len(images)} batches had fewer images than the {batch_size} that the accelerator takes a step: "
-        "give it full ones",
+        f"idle {idle_percent:.1f} %: {idle_band(idle_percent)}; AU {utilisation:.1f} % {passes} MLPerf Storage's floor "
+        f"of {AU_FLOOR_PERCENT:.0f} %"
     )
 
 
-def _oversleep(percent: float | None) -> tuple[str, ...]:
-    if percent is None or percent <= MOST_OVERSLEEP_PERCENT:
-        return ()
-    return (
-        f"this host woke the emulator late, by {percent:.1f} % of the time, more than {MOST_OVERSLEEP_PERCENT:g} %: "
-        "leave it a free core (fewer threads or processes for the loader, nothing else at work), or make its steps "
-        "longer (a larger batch)",
-    )
+@dataclass
+class _Device:
+    """The device's thread, its queue of (arrival, images, epoch, batch), and what it has recorded."""
+
+    step_seconds: float
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+    queue: Queue[tuple[float, int, int, Any] | None] = field(default_factory=lambda: Queue(_QUEUE_BATCHES))
+    waits: "array[float]" = field(default_factory=lambda: array("d"))
+    ready: "array[int]" = field(default_factory=lambda: array("b"))
+    images: list[int] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    first_arrival: float = 0.0
+    oversleep_seconds: float = 0.0
+    aborted: bool = False
+    failure: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="tpufeed-emulated-accelerator", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self._compute()
+        except BaseException as error:  # noqa: BLE001  # run() raises it, in the caller's thread
+            self.failure = error
+            while self.queue.get() is not None:
+                pass
+
+    def _compute(self) -> None:
+        free, late = None, 0.0
+        while True:
+            ready = self.queue.qsize()
+            item = self.queue.get()
+            if item is None:
+                return
+            if self.aborted:
+                continue
+            arrival, images, epoch, batch = item
+            if free is None:
+                free = self.first_arrival = arrival
+            wait, free = next_step(free, arrival, self.step_seconds)
+            self.waits.append(wait)
+            self.ready.append(ready)
+            self.images.append(images)
+            self.ledger.enter(epoch, batch)  # the device is busy meanwhile
+            before, pause = late, free - self.now()
+            if pause > 0:
+                self.sleep(pause)
+                before = 0.0
+            late = max(0.0, self.now() - free)
+            if len(self.waits) > 1 and self.queue.full():  # else the loader was not held up
+                # A thread that is late already stays late for several steps: only what it lost anew counts.
+                self.oversleep_seconds += max(0.0, late - before)
+            del item, batch  # a device gives a batch's memory back at the end of its step

@@ -9,12 +9,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from tpufeed.profiling.batches import Loads, first_shape
-from tpufeed.profiling.compiling import CompileWatch
-from tpufeed.profiling.epochs import Epochs
-from tpufeed.profiling.steady import Steady
+from tpufeed.profiling.batches import Epochs, Loads, first_shape
+from tpufeed.profiling.compiling import CompileWatch, Splitter, Steady, split_waits
 from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
-from tpufeed.profiling.xlawaits import Splitter, split_waits
 
 Batch = TypeVar("Batch")
 

@@ -1,4 +1,4 @@
-"""What a TPU says of itself, through libtpu."""
+"""Read a TPU's own counters through libtpu."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TpuCounters:
-    """What the TPU's counters say now. None is what they do not tell.
+    """Readings of a TPU's counters. None is what they do not tell.
 
     Attributes:
         mxu_percent: how busy the matrix units are, a mean over the cores.
@@ -24,14 +24,14 @@ class TpuCounters:
 
     @property
     def hbm_percent(self) -> float | None:
-        """Of the TPU's memory that is in use."""
+        """Share of the TPU's memory that is in use."""
         if self.hbm_used_bytes is None or not self.hbm_total_bytes:
             return None
         return 100 * self.hbm_used_bytes / self.hbm_total_bytes
 
 
 def read_counters() -> TpuCounters:
-    """All of them. They are a TPU's own, of the last second or so; read them while the training loop runs.
+    """Read all counters. They cover the last second or so: read them while the training loop runs.
 
     They can be had on a TPU with a libtpu that has its monitoring SDK, in the process that holds the TPU.
     """
@@ -42,11 +42,6 @@ def read_counters() -> TpuCounters:
         hbm_used_bytes=_sum(_values(monitoring, "hbm_capacity_usage")),
         hbm_total_bytes=_sum(_values(monitoring, "hbm_capacity_total")),
     )
-
-
-def mxu_percent() -> float | None:
-    """`TpuCounters.mxu_percent` alone."""
-    return _mean(_values(_monitoring(), "tensorcore_util"))
 
 
 def _monitoring() -> Any:

@@ -1,101 +1,173 @@
-"""Model FLOPs utilisation (MFU): of what a TPU could compute at its peak, how much went into the model."""
+"""What accelerators take and models cost: TPUs, FLOPs, rates in images a second, and MFU.
 
-from dataclasses import dataclass
+MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that went into the model.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpufeed.errors import OptionError
-from tpufeed.profiling.tpus import Tpu, nearest
+
+PROFILES_MODEL = "resnet50"  # whose rates all profiles and TPUs here give
 
 # A training step is a forward pass and a backward one of twice its cost; a multiply-add is two operations.
 _TRAINING_FLOPS = 3 * 2
 
+# MLPerf Storage's ResNet-50: a batch of 400 in 0.224 s and in 0.435 s.
+_MLPERF_BATCH = 400
+_GPUS = {"mlperf-h100": 1786.0, "mlperf-a100": 920.0}
+
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What one image costs.
+class Tpu:
+    """The TPU of one host.
 
     Attributes:
-        name: as torchvision writes it.
-        giga_multiply_adds: of a forward pass, in 10^9.
-        side_px: of the images that this is for.
+        name: as Google writes it, without "tpu-": v5e-8.
+        chips: of one host.
+        devices: what a framework sees of them: the TensorCores of v2, v3 and v7x are devices each, others are one.
+        peak_tflops: bf16 TFLOP/s of a chip, as Google publishes them.
+        low: images a second of ResNet-50 training, for all chips.
+        high: likewise, of a well tuned one.
+        vcpus: of the host's largest VM.
+        ram_gb: likewise.
+        nic_gbps: of the host.
     """
 
     name: str
-    giga_multiply_adds: float
-    side_px: int = 224
+    chips: int
+    devices: int
+    peak_tflops: float
+    low: float
+    high: float
+    vcpus: int
+    ram_gb: int
+    nic_gbps: int
 
-    @property
-    def training_flops(self) -> float:
-        """Of an image, forward and backward."""
-        return self.giga_multiply_adds * 1e9 * _TRAINING_FLOPS
 
-
-# Multiply-adds as torchvision publishes them with its weights ("GFLOPS" in its tables), but ResNet-50's 4.089 as 4.1,
-# so that its 24.6e9 is the figure that the TPUs' rates in tpus.py are reckoned with; mobilenet_v1 and xception, which
-# torchvision does not have, as TensorFlow's profiler counts Keras' models.
-MODELS = {
-    model.name: model
-    for model in (
-        Model("alexnet", 0.714),
-        Model("convnext_tiny", 4.456),
-        Model("convnext_small", 8.684),
-        Model("convnext_base", 15.355),
-        Model("convnext_large", 34.361),
-        Model("densenet121", 2.834),
-        Model("densenet161", 7.728),
-        Model("densenet169", 3.36),
-        Model("densenet201", 4.291),
-        Model("efficientnet_b0", 0.386),
-        Model("efficientnet_b1", 0.687, 240),
-        Model("efficientnet_b2", 1.088, 288),
-        Model("efficientnet_b3", 1.827, 300),
-        Model("efficientnet_b4", 4.394, 380),
-        Model("efficientnet_b5", 10.266, 456),
-        Model("efficientnet_b6", 19.068, 528),
-        Model("efficientnet_b7", 37.746, 600),
-        Model("efficientnet_v2_s", 8.366, 384),
-        Model("efficientnet_v2_m", 24.582, 480),
-        Model("efficientnet_v2_l", 56.08, 480),
-        Model("googlenet", 1.498),
-        Model("inception_v3", 5.713, 299),
-        Model("mobilenet_v1", 0.574),
-        Model("mobilenet_v2", 0.301),
-        Model("mobilenet_v3_small", 0.057),
-        Model("mobilenet_v3_large", 0.217),
-        Model("resnet18", 1.814),
-        Model("resnet34", 3.664),
-        Model("resnet50", 4.1),
-        Model("resnet101", 7.801),
-        Model("resnet152", 11.514),
-        Model("resnext50_32x4d", 4.23),
-        Model("resnext101_32x8d", 16.414),
-        Model("swin_t", 4.491),
-        Model("swin_s", 8.741),
-        Model("swin_b", 15.431),
-        Model("vgg16", 15.47),
-        Model("vgg19", 19.632),
-        Model("vit_b_16", 17.564),
-        Model("vit_b_32", 4.409),
-        Model("vit_l_16", 61.555),
-        Model("vit_l_32", 15.378),
-        Model("vit_h_14", 167.295),
-        Model("wide_resnet50_2", 11.398),
-        Model("wide_resnet101_2", 22.753),
-        Model("xception", 8.387, 299),
+# `low` and `high` scale two published runs on v3 by peak FLOP/s: 1.05 M img/s on 1024 chips (Ying et al. 2018), 480 k
+# img/s on 256 chips (MLPerf's reference code). They are 20.5 % and 37.5 % of the peak; larger MXUs are filled less
+# well, so that `high` is an upper bound for v6e and v7x.
+TPUS = {
+    tpu.name: tpu
+    for tpu in (
+        Tpu("v2-8", 4, 8, 45, 1_500, 2_744, 96, 335, 100),
+        Tpu("v3-8", 4, 8, 123, 4_100, 7_500, 96, 340, 100),
+        Tpu("v4-8", 4, 4, 275, 9_167, 16_768, 240, 407, 100),
+        Tpu("v5e-8", 8, 8, 197, 13_133, 24_024, 224, 384, 200),
+        Tpu("v5p-8", 4, 4, 459, 15_300, 27_988, 208, 448, 200),
+        Tpu("v6e-8", 8, 8, 918, 61_200, 111_951, 180, 1440, 800),
+        Tpu("v7x-4", 4, 8, 2307, 76_900, 140_671, 224, 960, 800),
     )
 }
 
+# Name: (10^9 multiply-adds of a forward pass, pixels of an image's side that this is for). Multiply-adds as torchvision
+# publishes them with its weights ("GFLOPS" in its tables), but ResNet-50's 4.089 as 4.1, so that its 24.6e9 is what the
+# TPUs' rates above are reckoned with; mobilenet_v1 and xception, which torchvision does not have, as TensorFlow's
+# profiler counts Keras' models.
+MODELS = {
+    "alexnet": (0.714, 224), "convnext_tiny": (4.456, 224), "convnext_small": (8.684, 224),
+    "convnext_base": (15.355, 224), "convnext_large": (34.361, 224), "densenet121": (2.834, 224),
+    "densenet161": (7.728, 224), "densenet169": (3.36, 224), "densenet201": (4.291, 224),
+    "efficientnet_b0": (0.386, 224), "efficientnet_b1": (0.687, 240), "efficientnet_b2": (1.088, 288),
+    "efficientnet_b3": (1.827, 300), "efficientnet_b4": (4.394, 380), "efficientnet_b5": (10.266, 456),
+    "efficientnet_b6": (19.068, 528), "efficientnet_b7": (37.746, 600), "efficientnet_v2_s": (8.366, 384),
+    "efficientnet_v2_m": (24.582, 480), "efficientnet_v2_l": (56.08, 480), "googlenet": (1.498, 224),
+    "inception_v3": (5.713, 299), "mobilenet_v1": (0.574, 224), "mobilenet_v2": (0.301, 224),
+    "mobilenet_v3_small": (0.057, 224), "mobilenet_v3_large": (0.217, 224), "resnet18": (1.814, 224),
+    "resnet34": (3.664, 224), "resnet50": (4.1, 224), "resnet101": (7.801, 224), "resnet152": (11.514, 224),
+    "resnext50_32x4d": (4.23, 224), "resnext101_32x8d": (16.414, 224), "swin_t": (4.491, 224), "swin_s": (8.741, 224),
+    "swin_b": (15.431, 224), "vgg16": (15.47, 224), "vgg19": (19.632, 224), "vit_b_16": (17.564, 224),
+    "vit_b_32": (4.409, 224), "vit_l_16": (61.555, 224), "vit_l_32": (15.378, 224), "vit_h_14": (167.295, 224),
+    "wide_resnet50_2": (11.398, 224), "wide_resnet101_2": (22.753, 224), "xception": (8.387, 299),
+}  # fmt: skip
 
-def find_model(name: str) -> Model:
-    """The model of that name; ResNet-50, efficientnet-b0 and ViT-B/16 will do.
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorProfile:
+    """How many images a second an accelerator trains on when it never waits.
+
+    Attributes:
+        name: for people.
+        images_per_second: of all its chips.
+        batch_size: that belongs to the profile, where one does.
+        flops_per_sample: of training on one image, where that is known.
+        tpu: that it is of.
+    """
+
+    name: str
+    images_per_second: float
+    batch_size: int | None = None
+    flops_per_sample: float | None = field(default=None, compare=False)
+    tpu: Tpu | None = field(default=None, compare=False)
+
+    def training(self, model: str) -> "AcceleratorProfile":
+        """The same TPU with another model, of which it computes as many FLOPs a second.
+
+        Raises:
+            OptionError: there is no such model, or this is no TPU.
+        """
+        flops = training_flops(model)
+        if self.tpu is None or self.flops_per_sample is None:
+            raise OptionError(f"{self.name} trains on ResNet-50 only; a model can be chosen for tpu-... profiles")
+        rate = self.images_per_second * self.flops_per_sample / flops
+        return replace(self, name=f"{self.name} {model}", images_per_second=rate, flops_per_sample=flops)
+
+
+def find_tpu(name: str) -> Tpu:
+    """Return the TPU of that name, with or without "tpu-". Raises OptionError, which names the nearest."""
+    return TPUS[nearest(name.removeprefix("tpu-"), TPUS, "TPU")]
+
+
+def nearest(name: str, known: Iterable[str], what: str) -> str:
+    """Return `name`, which is one of `known`. Raises OptionError that names the nearest of them."""
+    names = list(known)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    raise OptionError(f"there is no {what} {name!r}; did you mean {near}? All: {', '.join(names)}")
+
+
+def profiles() -> dict[str, AcceleratorProfile]:
+    """Return all by name. A TPU's ends in `-low` or `-high`; without either it is the high one, harder to feed."""
+    found = {}
+    for tpu in TPUS.values():
+        for end, rate in (("", tpu.high), ("-low", tpu.low), ("-high", tpu.high)):
+            name = f"tpu-{tpu.name}{end}"
+            found[name] = AcceleratorProfile(name, float(rate), None, training_flops(PROFILES_MODEL), tpu)
+    return found | {name: AcceleratorProfile(name, rate, _MLPERF_BATCH) for name, rate in _GPUS.items()}
+
+
+def profile(name: str) -> AcceleratorProfile:
+    """Return the profile of that name. Raises OptionError, which names the nearest."""
+    known = profiles()
+    return known[nearest(name, known, "accelerator profile")]
+
+
+def custom_profile(step_ms: float, batch_size: int) -> AcceleratorProfile:
+    """Return the profile of an accelerator that takes `step_ms` milliseconds for a batch. May raise OptionError."""
+    if not step_ms > 0 or step_ms == float("inf"):
+        raise OptionError(f"a step takes more than 0 milliseconds, not {step_ms:g}")
+    if batch_size < 1:
+        raise OptionError(f"a batch has at least one image, not {batch_size}")
+    return AcceleratorProfile(f"{step_ms:g}ms-step", 1e3 * batch_size / step_ms, batch_size)
+
+
+def find_model(name: str) -> str:
+    """Return the model's name in `MODELS`; ResNet-50, efficientnet-b0 and ViT-B/16 will do.
 
     Raises:
         OptionError: there is none; names the nearest, and the way out.
     """
-    plain = {_plain(known): known for known in MODELS}
-    known = plain.get(_plain(name), name)
+
+    def plain(text: str) -> str:
+        return "".join(letter for letter in text.lower() if letter.isalnum())
+
+    known = {plain(model): model for model in MODELS}.get(plain(name), name)
     try:
-        return MODELS[nearest(known, MODELS, "model")]
+        return nearest(known, MODELS, "model")
     except OptionError as error:
         raise OptionError(
             f"{error}. For any other, give --flops-per-sample: the FLOPs of training on one image, forward and backward"
@@ -103,25 +175,23 @@ def find_model(name: str) -> Model:
 
 
 def training_flops(name: str, side_px: int | None = None) -> float:
-    """FLOPs of training on one image: 24.6e9 for resnet50.
+    """Return the FLOPs of training on one image, forward and backward: 24.6e9 for resnet50.
 
     Args:
         name: see `find_model`.
         side_px: of square images of another size than the model's usual one. The cost is taken to grow with their
             area: nearly so for convolutions, while a vision transformer's attention grows somewhat faster.
     """
-    model = find_model(name)
-    if side_px is None:
-        return model.training_flops
-    if side_px < 1:
+    giga_multiply_adds, usual_px = MODELS[find_model(name)]
+    if side_px is not None and side_px < 1:
         raise OptionError(f"the side of an image is at least one pixel, not {side_px}")
-    return model.training_flops * (side_px / model.side_px) ** 2
+    return giga_multiply_adds * 1e9 * _TRAINING_FLOPS * ((side_px or usual_px) / usual_px) ** 2
 
 
 def mfu_percent(
     images_per_second: float | None, flops_per_sample: float | None, tpu: Tpu | None, chips: int | None = None
 ) -> float | None:
-    """Images a second x FLOPs of an image / (peak x chips), in percent; None where one of them is not known.
+    """Return images a second x FLOPs of an image / (peak x chips), in percent; None where one of them is not known.
 
     Args:
         images_per_second: of all `chips` together.
@@ -138,7 +208,7 @@ def mfu_percent(
 
 
 def compiled_flops(compiled: Any) -> float | None:
-    """FLOPs of one call, by XLA's own cost analysis of what it compiled.
+    """Return the FLOPs of one call, by XLA's own cost analysis of what it compiled.
 
     JAX gives it: `jax.jit(step).lower(*arguments).compile()` is what is wanted here. For one device's part of a
     program that is sharded; the body of a loop (`scan`, `while_loop`) counts once. torch_xla has no way to ask, nor has
@@ -161,7 +231,3 @@ def compiled_flops(compiled: Any) -> float | None:
         costs = costs[0] if costs else None
     flops = costs.get("flops") if isinstance(costs, dict) else None
     return float(flops) if flops is not None and flops > 0 else None
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -1,35 +1,46 @@
-"""What a TPU's profile says of its steps: for how much of one the TPU waits for its host.
+"""Read how long a TPU waits for its host from a profile, through xprof's tables.
 
-torch_xla, JAX and TensorFlow write the same files, `LOGDIR/plugins/profile/RUN/HOST.xplane.pb`; xprof reads them.
+torch_xla, JAX and TensorFlow write the same files, `LOGDIR/plugins/profile/RUN/HOST.xplane.pb`. xprof is asked in a
+process of its own, `python -m tpufeed.profiling.xplane FOLDER...`: it is native code that takes gigabytes for a large
+profile, logs to stderr whatever one sets, and takes its process along when it fails badly. It also leaves its results
+beside what it reads, whatever `use_saved_result` says, so it is given links in a temporary folder.
 """
 
+import importlib.util
+import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tpufeed.errors import OptionError
-from tpufeed.profiling.conversion import Tables, convert
-from tpufeed.profiling.verdicts import MODERATE_PERCENT, idle_band
-from tpufeed.profiling.xspace import XSpace, read_xspace
+from tpufeed.errors import DamageError, MissingExtraError, OptionError
+from tpufeed.profiling.steps import HIGH_PERCENT, MODERATE_PERCENT
 
 _SUFFIX = ".xplane.pb"
 _CAPTURE = (
     "torch_xla.debug.profiler.start_trace, jax.profiler.start_trace or tf.profiler.experimental.start, "
     "in the process that trains"
 )
-# These add up to a step. Transfers that the host takes part in are in "tcIdleTimeMs" already.
+_TOOLS = ("overview_page", "roofline_model")
+_PROFILE, _RESULT = f"host{_SUFFIX}", "tables.json"
+# These columns add up to a step. Transfers that the host takes part in are in "tcIdleTimeMs" already.
 _STEP_COLUMNS = (
     "tcComputeTimeMs", "tcInfeedTimeMs", "tcOutfeedTimeMs", "tcIdleTimeMs", "scv0ComputeTimeMs", "scv0InfeedTimeMs",
 )  # fmt: skip
-_COUNTER = "matrix_unit_utilization_percent"
+
+# Tables as Google Charts take them: {"cols": [...], "rows": [...], "p": {...}}.
+Tables = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
-    """What a profile says. None is what it does not tell.
+    """Figures of a profile. None is what it does not tell.
 
     Of several hosts, the figures from `steps` on are those of the host whose TPU waits longest: xprof's own sums over
     hosts pair the longest step with another host's idle time. Of one host's cores, `infeed_percent` is the most of any
@@ -44,17 +55,15 @@ class ProfileReport:
         steps: that the figures are of. The first and the last of a capture may be cut: of three or more they are left
             out.
         step_ms: average.
-        step_ms_lowest: of a step.
-        step_ms_highest: of a step.
         infeed_percent: of a step in infeed ops, which TensorFlow's TPU loops have, JAX and torch_xla do not.
         idle_percent: of a step without any op on the TensorCore: where JAX and torch_xla wait for a batch, or for the
             host to trace and dispatch.
         input_percent: both together; the verdict goes by it.
         duty_cycle_percent: of the whole capture with a program on the TPU.
-        mxu_percent: how busy the matrix units were, where the profile has their counter.
+        mxu_percent: how busy the matrix units were. None also where xprof says 0.0 %, as it does for a capture without
+            their counter.
         mfu_percent: FLOPs as XLA counts them per peak, over the whole capture.
-        recommendation: xprof's, where there are infeed ops; it knows no other input.
-        notes: what else the profile or xprof says, as sentences.
+        notes: what else xprof says, as sentences.
         verdict: a sentence.
     """
 
@@ -65,53 +74,101 @@ class ProfileReport:
     host: str | None = None
     steps: int = 0
     step_ms: float | None = None
-    step_ms_lowest: float | None = None
-    step_ms_highest: float | None = None
     infeed_percent: float | None = None
     idle_percent: float | None = None
     input_percent: float | None = None
     duty_cycle_percent: float | None = None
     mxu_percent: float | None = None
     mfu_percent: float | None = None
-    recommendation: str | None = None
     notes: tuple[str, ...] = ()
     verdict: str = ""
 
 
 def read_profile(logdir: str | Path) -> ProfileReport:
-    """What the newest profile under `logdir` says. Nothing is written there.
+    """Read the newest profile under `logdir`. Nothing is written there.
 
     Args:
         logdir: what a profiler was given; or a run's folder, or one `.xplane.pb`.
 
     Raises:
         OptionError: there is no profile, it cannot be read, or `logdir` is a URL.
-        DamageError: a profile that is cut short, or none at all.
-        MissingExtraError: xprof is not installed; not raised where there is no TPU in the profile.
+        DamageError: a profile that is empty or cut short, or a file that is none.
+        MissingExtraError: xprof is not installed.
     """
     try:
         run, paths = _find(logdir)
-        spaces = {path: read_xspace(path) for path in paths}
+        for path in paths:
+            if path.stat().st_size == 0:  # for xprof a profile like any other
+                raise DamageError(f"{path} is empty: the capture was broken off; capture again")
     except OSError as error:
         raise OptionError(f"{error.filename or logdir} cannot be read: {error.strerror or error}") from error
-    with_tpu = [path for path, space in spaces.items() if space.tensor_cores]
-    devices = sum(space.tensor_cores for space in spaces.values())
-    notes = _notes_on(spaces)
-    if not with_tpu:
-        names = sorted({plane.name for space in spaces.values() for plane in space.planes})
-        verdict = f"no TPU in this profile: its planes are {', '.join(names)}; capture on the TPU VM with {_CAPTURE}"
-        return ProfileReport(run=run, hosts=0, devices=0, notes=notes, verdict=verdict)
-    hosts = [
-        _host_report(run, path.name.removesuffix(_SUFFIX), spaces[path], tables)
-        for path, tables in zip(with_tpu, convert(with_tpu), strict=True)
+    reports = [
+        _host_report(run, path.name.removesuffix(_SUFFIX), tables)
+        for path, tables in zip(paths, convert(paths), strict=True)
     ]
-    worst = max(hosts, key=lambda host: -1.0 if host.input_percent is None else host.input_percent)
-    whole = replace(worst, hosts=len(hosts), devices=devices, notes=notes + _spread(hosts) + worst.notes)
+    hosts = [report for report in reports if report.devices]
+    if not hosts:
+        kinds = ", ".join(sorted({report.device_type or "none" for report in reports}))
+        verdict = f"no TPU in this profile: its devices are {kinds}; capture on the TPU VM with {_CAPTURE}"
+        notes = tuple(note for report in reports for note in report.notes)
+        return ProfileReport(run=run, hosts=0, devices=0, notes=notes, verdict=verdict)
+    worst = max(hosts, key=lambda report: -1.0 if report.input_percent is None else report.input_percent)
+    notes = tuple(f"there is no TPU in {report.host}{_SUFFIX}: left out" for report in reports if not report.devices)
+    known = [(report.input_percent, report.host) for report in hosts if report.input_percent is not None]
+    if len(hosts) > 1 and known:
+        (least, calm), (most, busy) = min(known), max(known)
+        notes += (
+            f"the TPUs of {len(known)} hosts wait from {least:.1f} % ({calm}) to {most:.1f} % ({busy}) of a step",
+        )
+    devices = sum(report.devices for report in hosts)
+    whole = replace(worst, hosts=len(hosts), devices=devices, notes=notes + worst.notes)
     return replace(whole, verdict=_verdict(whole))
 
 
+def idle_band(idle_percent: float) -> str:
+    """Return xprof's words for so much idle time."""
+    if idle_percent >= HIGH_PERCENT:
+        return "highly input-bound"
+    return "moderately input-bound" if idle_percent >= MODERATE_PERCENT else "not input-bound"
+
+
+def convert(profiles: Sequence[Path]) -> list[Tables]:
+    """Return the tables of xprof's overview page and roofline model for each profile by itself.
+
+    Raises:
+        MissingExtraError: xprof is not installed.
+        DamageError: xprof cannot read one of the profiles.
+    """
+    if importlib.util.find_spec("xprof") is None:
+        raise MissingExtraError("xprof", "profile")
+    with tempfile.TemporaryDirectory(prefix="tpufeed-profile-") as scratch:
+        folders = [Path(scratch, str(number)) for number in range(len(profiles))]
+        for folder, profile in zip(folders, profiles, strict=True):
+            folder.mkdir()
+            (folder / _PROFILE).symlink_to(profile.resolve())
+        # -P and PYTHONPATH: the same modules as here, never those that happen to lie in the working folder.
+        variables = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", __name__, *map(str, folders)],
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        lines = [line.rpartition("] ")[2].strip() for line in done.stderr.decode("utf-8", "replace").splitlines()]
+        results = list[Tables]()
+        for folder, profile in zip(folders, profiles, strict=True):
+            if not (folder / _RESULT).exists():
+                last = next((line for line in reversed(lines) if line), "it ended without a word")
+                last = last.replace(str(folder / _PROFILE), str(profile))
+                raise DamageError(f"{profile}: xprof cannot read this profile ({last}); copy it or capture it again")
+            results.append(json.loads((folder / _RESULT).read_text()))
+        return results
+
+
 def _find(logdir: str | Path) -> tuple[str, list[Path]]:
-    """The newest run's name, and its files, one a host."""
+    """Return the newest run's name, and its files, one a host."""
     if "://" in str(logdir):
         raise OptionError(
             f"profiles are read from local folders, not from {logdir}: copy the run first, "
@@ -130,122 +187,80 @@ def _find(logdir: str | Path) -> tuple[str, list[Path]]:
             f"there is no profile under {root}: expected is plugins/profile/RUN/HOST{_SUFFIX}; "
             f"capture one on the TPU VM with {_CAPTURE}"
         )
-    newest = max(runs, key=lambda run: _captured(run, runs[run]))
+
+    def captured(run: Path) -> float:
+        # Profilers name a run by its time, which copying does not change as it does the files' times.
+        try:
+            return datetime.strptime(run.resolve().name, "%Y_%m_%d_%H_%M_%S").timestamp()
+        except ValueError:
+            return max(path.stat().st_mtime for path in runs[run])
+
+    newest = max(runs, key=captured)
     return newest.resolve().name, runs[newest]
 
 
-def _captured(run: Path, paths: Sequence[Path]) -> float:
-    """When: profilers name a run by its time, which copying does not change as it does the files' times."""
-    try:
-        return datetime.strptime(run.resolve().name, "%Y_%m_%d_%H_%M_%S").timestamp()
-    except ValueError:
-        return max(path.stat().st_mtime for path in paths)
-
-
-def _notes_on(spaces: Mapping[Path, XSpace]) -> tuple[str, ...]:
-    notes = [f"the capture on {path.name} failed in part: {e}" for path, space in spaces.items() for e in space.errors]
-    without = [path.name for path, space in spaces.items() if not space.tensor_cores]
-    if len(without) < len(spaces):
-        notes += [f"there is no TPU in {name}: left out" for name in without]
-    return tuple(notes)
-
-
-def _host_report(run: str, host: str, space: XSpace, tables: Tables) -> ProfileReport:
+def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
+    """Return the figures of one host's profile; without a TPU only its device type and xprof's messages."""
+    told: dict[str, Any] = {}
+    for table in reversed(tables):  # the first table that has a property is right
+        told |= table.get("p") or {}
+    rows = [row for table in tables for row in _rows(table)]
+    errors = [row["message"] for row in rows if row.get("severity") == "ERROR"]
+    notes = [f"the capture on {host}{_SUFFIX} failed in part: {error}" for error in errors]
+    if told.get("hardware_type") != "TPU":
+        return ProfileReport(
+            run=run, hosts=0, devices=0, device_type=told["device_type"], host=host, notes=tuple(notes)
+        )
+    remarks = ("output_conclusion", *(f"{what}_statement_html" for what in ("output", "eager", "outside_compilation")))
+    notes += [f"xprof: {text}" for text in dict.fromkeys(_plain(told.get(name)) for name in remarks) if text]
+    steps = [{column: float(row.get(column) or 0) for column in _STEP_COLUMNS} for row in rows if "tcIdleTimeMs" in row]
+    steps = [step for step in steps if sum(step.values()) > 0]
+    steps = steps[1:-1] if len(steps) > 2 else steps  # a capture may begin and end in the middle of one
+    # Where xprof saw no op its 0.0 % are of nothing.
+    duty = _percent(told, "device_duty_cycle_percent")
+    program = [row for row in rows if (row.get("step"), row.get("category")) == ("Total", "Program")]
+    rate, peak = (float(value or 0) for value in (program and program[0]["model_flop_rate"], told["peak_flop_rate"]))
     report = ProfileReport(
         run=run,
         hosts=1,
-        devices=space.tensor_cores,
-        device_type=_properties(tables, "device_type").get("device_type") or None,
+        devices=int(told["device_core_count"]),
+        device_type=told["device_type"] or None,
         host=host,
-        mfu_percent=_mfu(tables),
-        notes=_remarks(tables),
+        duty_cycle_percent=duty if duty or steps else None,
+        mxu_percent=_percent(told, "mxu_utilization_percent") or None,
+        mfu_percent=100 * rate / peak if rate > 0 and peak > 0 else None,
+        notes=tuple(dict.fromkeys(notes)),
     )
-    overview = _properties(tables, "device_duty_cycle_percent")
-    if any(_COUNTER in plane.stats for plane in space.planes):
-        report = replace(report, mxu_percent=_percent(overview.get("mxu_utilization_percent")))
-    steps = _steps(tables)
-    duty = _percent(overview.get("device_duty_cycle_percent"))
-    if duty or steps:  # else xprof saw no op, and its 0.0 % are of nothing
-        report = replace(report, duty_cycle_percent=duty)
-    return _with_steps(report, steps, tables) if steps else report
-
-
-def _with_steps(report: ProfileReport, steps: Sequence[Mapping[str, float]], tables: Tables) -> ProfileReport:
-    lengths = [sum(step[column] for column in _STEP_COLUMNS) for step in steps]
+    if not steps:
+        return report
+    lengths = [sum(step.values()) for step in steps]
     infeed = 100 * sum(step["tcInfeedTimeMs"] for step in steps) / sum(lengths)
     idle = 100 * sum(step["tcIdleTimeMs"] for step in steps) / sum(lengths)
-    conclusion = _plain(_properties(tables, "input_conclusion").get("input_conclusion"))
     return replace(
         report,
         steps=len(steps),
         step_ms=sum(lengths) / len(lengths),
-        step_ms_lowest=min(lengths),
-        step_ms_highest=max(lengths),
         infeed_percent=infeed,
         idle_percent=idle,
         input_percent=infeed + idle,
-        recommendation=conclusion if infeed > 0 and conclusion else None,
     )
 
 
-def _steps(tables: Tables) -> list[dict[str, float]]:
-    """The whole steps, a dict of milliseconds each."""
-    steps = [
-        {column: float(row.get(column) or 0) for column in _STEP_COLUMNS}
-        for table in tables
-        for row in _rows(table)
-        if "stepnum" in row and "tcIdleTimeMs" in row
-    ]
-    steps = [step for step in steps if sum(step.values()) > 0]
-    return steps[1:-1] if len(steps) > 2 else steps
-
-
-def _mfu(tables: Tables) -> float | None:
-    peak = float(_properties(tables, "peak_flop_rate").get("peak_flop_rate") or 0)
-    for table in tables:
-        for row in _rows(table):
-            if row.get("step") == "Total" and row.get("category") == "Program":
-                rate = float(row.get("model_flop_rate") or 0)
-                return 100 * rate / peak if rate > 0 and peak > 0 else None
-    return None
-
-
-def _remarks(tables: Tables) -> tuple[str, ...]:
-    """What xprof remarks besides the input: on output, eager ops and ops outside of compilation."""
-    found = [_properties(tables, "output_conclusion").get("output_conclusion")]
-    recommendation = _properties(tables, "statement")
-    found += [recommendation.get(f"{what}_statement_html") for what in ("output", "eager", "outside_compilation")]
-    return tuple(f"xprof: {text}" for text in dict.fromkeys(map(_plain, found)) if text)
-
-
-def _properties(tables: Tables, key: str) -> Mapping[str, Any]:
-    """Of the first table that has a property of that name."""
-    return next((table["p"] for table in tables if key in (table.get("p") or {})), {})
-
-
-def _rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(table: dict[str, Any]) -> list[dict[str, Any]]:
     columns = [column["id"] for column in table.get("cols") or ()]
     cells = [[cell and cell.get("v") for cell in row["c"]] for row in table.get("rows") or ()]
     return [dict(zip(columns, row, strict=False)) for row in cells]
 
 
-def _percent(text: str | None) -> float | None:
+def _percent(told: dict[str, Any], name: str) -> float | None:
     try:
-        return float(str(text).rstrip(" %"))
+        return float(str(told.get(name)).rstrip(" %"))
     except ValueError:
         return None
 
 
 def _plain(html: str | None) -> str:
     return re.sub(r"<[^>]*>", "", html or "").strip()
-
-
-def _spread(hosts: Sequence[ProfileReport]) -> tuple[str, ...]:
-    known = [(host.input_percent, host.host) for host in hosts if host.input_percent is not None]
-    if len(hosts) < 2 or not known:
-        return ()
-    (least, calm), (most, worst) = min(known), max(known)
-    return (f"the TPUs of {len(known)} hosts wait from {least:.1f} % ({calm}) to {most:.1f} % ({worst}) of a step",)
 
 
 def _verdict(report: ProfileReport) -> str:
@@ -263,3 +278,21 @@ def _verdict(report: ProfileReport) -> str:
         f"{said}, for a batch or for tracing and dispatch: StepClock tells them apart, "
         "and `tpufeed doctor URL` names the stage that holds up a batch"
     )
+
+
+def _convert_one(folder: Path) -> None:
+    """Leave the tables of the profile in `folder` there. Ends the process where xprof cannot read it."""
+    from xprof.convert import raw_to_tool_data
+
+    tables: Tables = []
+    for tool in _TOOLS:
+        text, _ = raw_to_tool_data.xspace_to_tool_data([str(folder / _PROFILE)], tool, {"use_saved_result": False})
+        if text is None:
+            raise SystemExit(1)
+        tables += json.loads(text)
+    (folder / _RESULT).write_text(json.dumps(tables))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        _convert_one(Path(name))

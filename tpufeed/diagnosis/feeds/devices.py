@@ -10,16 +10,14 @@ from tpufeed.diagnosis.feeds.loaders import Opened, small_dataset
 from tpufeed.diagnosis.feeds.options import DeviceChoice
 from tpufeed.diagnosis.results import Run, Timeline
 from tpufeed.errors import OptionError
-from tpufeed.profiling.accelerator import AcceleratorReport, EmulatedAccelerator, Epochs
+from tpufeed.profiling.accelerator import AcceleratorReport, EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
 from tpufeed.profiling.clock import StepClock
 from tpufeed.profiling.counters import TpuCounters, read_counters
 from tpufeed.profiling.fingerprints import Findings, Ledger
 from tpufeed.profiling.flops import mfu_percent
 from tpufeed.profiling.steps import StepReport
-from tpufeed.profiling.verdicts import few_steps
 
 Step = Callable[[Any], None]
-Limits = tuple[int | None, float | None]  # steps, seconds
 
 _REASON_CHARACTERS = 150
 
@@ -73,7 +71,7 @@ def open_step(choice: DeviceChoice) -> Step:
 def _feed_emulated(choice: DeviceChoice, batch_size: int, opened: Opened, limits: Limits, subject: Subject) -> Run:
     assert choice.profile is not None
     device = EmulatedAccelerator(choice.profile, batch_size)
-    report = device.run(opened.loader, *limits, expected=opened.expected)
+    report = device.run(opened.loader, limits.steps, limits.seconds, opened.expected, limits.patience_seconds)
     problems = (*small_dataset(opened.expected), *report.problems)
     return _run(
         (choice, batch_size, subject),
@@ -154,12 +152,11 @@ class _Loop:
     counters: TpuCounters = field(default_factory=TpuCounters)
 
     def __post_init__(self) -> None:
-        self.epochs = Epochs(self.clock(self.opened.loader), True)
+        self.epochs = RepeatedEpochs(self.clock(self.opened.loader), True)
 
     def run(self, step: Step | None, limits: Limits) -> None:
         """Without a `step` batches are looked at and dropped. On a device they cannot be looked at."""
-        steps, seconds = limits
-        stop = float("inf")
+        first = 0.0
         with closing(self.epochs.batches()) as batches:
             for given, batch in enumerate(batches, 1):
                 if step is None:
@@ -167,9 +164,9 @@ class _Loop:
                 else:
                     step(batch)
                 del batch
-                if given == 1 and seconds is not None:
-                    stop = time.perf_counter() + seconds  # after what the first step compiled
-                if given == steps or time.perf_counter() >= stop:
+                now = time.perf_counter()
+                first = now if given == 1 else first  # after what the first step compiled
+                if limits.reached(given, now - first):
                     break
             if step is not None:
                 self.counters = read_counters()  # they are of the last second

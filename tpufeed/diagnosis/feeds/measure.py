@@ -87,7 +87,7 @@ def measure_apart(measurement: Measurement) -> Run:
     )
     try:
         output, printed = process.communicate(
-            msgspec.json.encode(measurement), timeout=_LONGEST_SECONDS + (measurement.options.limits[1] or 0)
+            msgspec.json.encode(measurement), timeout=_LONGEST_SECONDS + (measurement.options.limits.seconds or 0)
         )
     except subprocess.TimeoutExpired:
         raise LoaderError(

@@ -7,8 +7,8 @@ from typing import Literal
 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.parsing import parse_op
-from tpufeed.profiling.profiles import AcceleratorProfile, custom_profile, profile
-from tpufeed.profiling.tpus import find_tpu, nearest
+from tpufeed.profiling.accelerator import Limits
+from tpufeed.profiling.flops import AcceleratorProfile, custom_profile, find_tpu, nearest, profile
 
 EMULATED = "emulated"
 DEFAULT_DEVICE = "emulated:tpu-v3-8"
@@ -72,6 +72,7 @@ class BenchOptions:
         processes: see `LoaderOptions`.
         model: what an emulated TPU trains; by default ResNet-50, of which the profiles are.
         tpu: to emulate, at its high rate: another way to say `device`.
+        patience_seconds: so much longer a measurement may take where `seconds` are too few for a verdict.
     """
 
     device: str | None = None
@@ -87,6 +88,7 @@ class BenchOptions:
     processes: int | None = None
     model: str | None = None
     tpu: str | None = None
+    patience_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "steps": 2, "repeats": 1, "warm_up": 0, "threads": 1, "processes": 0}
@@ -141,9 +143,10 @@ class BenchOptions:
         return self.batch_size or (None if known is None else known.batch_size) or _BATCH_SIZE
 
     @property
-    def limits(self) -> tuple[int | None, float | None]:
-        """Steps and seconds of a measurement."""
-        return self.steps, _SECONDS if self.steps is None and self.seconds is None else self.seconds
+    def limits(self) -> Limits:
+        """When a measurement ends."""
+        seconds = _SECONDS if self.steps is None and self.seconds is None else self.seconds
+        return Limits(self.steps, seconds, self.patience_seconds)
 
 
 def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:

@@ -12,7 +12,8 @@ from tpufeed.diagnosis.feeds.loaders import open_loader
 from tpufeed.diagnosis.feeds.options import DeviceChoice
 from tpufeed.diagnosis.results import Diagnosis, Run
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.profiling.profiles import AcceleratorProfile
+from tpufeed.profiling.accelerator import Limits
+from tpufeed.profiling.flops import AcceleratorProfile
 from tpufeed.storage.registry import open_store
 
 _WARM_UP_BATCHES = 8
@@ -47,7 +48,7 @@ def feed_emulated(
     subject = Subject(f"{dataset.url}, numpy", dataset.url, "numpy", source)
     try:
         _warm_up(opened.loader)
-        return feed(DeviceChoice(label, "emulated", profile), batch_size, opened, (None, seconds), subject)
+        return feed(DeviceChoice(label, "emulated", profile), batch_size, opened, Limits(seconds=seconds), subject)
     finally:
         opened.close()
 

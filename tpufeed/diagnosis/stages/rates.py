@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tpufeed.errors import OptionError
-from tpufeed.profiling.tpus import TPUS, Tpu
+from tpufeed.profiling.flops import TPUS, Tpu
 
 ACCELERATOR = "accelerator"
 STORAGE, READING, DECODING, OPS, ASSEMBLY, TRANSFER = "storage", "reading", "decoding", "ops", "assembly", "transfer"
 
-# The shares of their peak at which the two published runs of `profiling.tpus` trained ResNet-50.
+# The shares of their peak at which the two published runs of `profiling.flops` trained ResNet-50.
 LOW_SHARE, HIGH_SHARE = 0.205, 0.375
 ASSUMED_TPU, DEFAULT_MODEL = "v3-8", "resnet50"
 

@@ -1,1 +1,0 @@
-"""The report's figures, tables and page."""
