@@ -128,6 +128,14 @@ def _UnavailableError(place, patch):
     tries.pause_after(TransientError("HTTP 503: Service Unavailable"))
 
 
+def _DatasetUnreadableError(place, patch):
+    url = _shard(place).url
+    shard = Path(url, "train-00000-of-00001.tfrecord")
+    shard.unlink()
+    shard.symlink_to(shard)
+    tpufeed.verify(url)
+
+
 def _DamageError(place, patch):
     from tpufeed.profiling.xspace import read_xspace
 
