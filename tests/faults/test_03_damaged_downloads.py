@@ -332,20 +332,25 @@ def test_a_table_that_is_damaged_each_time_is_an_error(server, table, patience):
 # Reading all of a dataset: what is called damaged came twice.
 
 
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Shards are verified in many requests: one that brings a whole shard is compared by the store."""
+    monkeypatch.setattr(checked_shards._RemoteReader, "chunk_bytes", 8_000)
+
+
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("name", [VICTIM, "train-v0.index.npy"])
 @pytest.mark.parametrize("call", [1, 2, 3])
 @pytest.mark.parametrize("place", [4, 90], ids=["start", "within"])
-def test_verify_reads_again_before_it_calls_a_file_damaged(name, call, place, server, kept, command, monkeypatch):
-    """In pieces of some records: one that brings a whole shard is compared by the store."""
-    monkeypatch.setattr(checked_shards._RemoteReader, "chunk_bytes", 8_000)
+def test_verify_reads_again_before_it_calls_a_file_damaged(name, call, place, server, kept, command):
     server.fault("corrupt", operation="read", name=f"*/cache/{name}", calls=(call,), after_bytes=place)
     done = command("verify", f"{kept}/cache")
     assert len(met(server)) == 1
     assert (done.exit_code, done.stderr) == (0, "")
 
 
-def test_damage_that_a_shard_arrives_with_each_time_is_its_own_to_verify(server, kept, command, monkeypatch):
-    monkeypatch.setattr(checked_shards._RemoteReader, "chunk_bytes", 8_000)
+@pytest.mark.usefixtures("small_chunks")
+def test_damage_that_a_shard_arrives_with_each_time_is_its_own_to_verify(server, kept, command):
     server.fault("corrupt", operation="read", name=f"*/cache/{VICTIM}", calls=None)
     done = command("verify", f"{kept}/cache")
     assert len(met(server)) > 2

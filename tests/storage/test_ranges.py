@@ -103,7 +103,7 @@ def test_any_reads_give_what_the_bytes_give(data, reads):
 class Vouching(MemoryStore):
     """Vouches for CRCs; `damage` gives other bytes for some reads, counted from 0."""
 
-    def __init__(self, url, damage=lambda number, data: data):
+    def __init__(self, url, damage=lambda _, data: data):
         super().__init__(url)
         self.damage, self.spans = damage, []
 
@@ -143,7 +143,7 @@ def test_an_object_that_is_read_in_turn_is_compared(skip, damaged, tmp_path):
 
 
 def test_where_more_than_a_block_is_skipped_nothing_is_compared(tmp_path):
-    store = put_in(tmp_path, lambda number, data: flip_first(data))
+    store = put_in(tmp_path, lambda _, data: flip_first(data))
     with open_object(store, "a", compare=True) as file:
         file.read(10)
         file.seek(9 << 20)
