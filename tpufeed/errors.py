@@ -17,6 +17,7 @@ TpufeedError                        exit code 1: the work failed
 |   +-- ObjectChangedError                        another version than the one asked for
 |   +-- AccessError (PermissionError)             credentials that are missing, expired or not enough
 |   +-- UnavailableError (ConnectionError)        no answer, or only failures, until a deadline
+|   +-- DatasetUnreadableError                    files that `verify` could not read; carries each
 +-- DamageError (ValueError)        stored bytes that are not what was written
 |   +-- RecordError                         framing, a CRC, or a tf.train.Example
 |   +-- ShardError                          size or CRC of a shard against the manifest
@@ -157,6 +158,30 @@ class UnavailableError(StoreError, ConnectionError):
     """The store did not answer, or only with failures that pass, until a deadline. Nothing is known of the object."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A file of a dataset that could not be read, so that nothing is known of it.
+
+    Attributes:
+        file: a shard or an index.
+        message: why.
+    """
+
+    file: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.message}"
+
+
+class DatasetUnreadableError(StoreError):
+    """Files of a dataset could not be read; `unreadable` lists them. What could be read of it is not damaged."""
+
+    def __init__(self, message: str, unreadable: tuple[Unreadable, ...] = ()) -> None:
+        super().__init__(message)
+        self.unreadable = unreadable
+
+
 class DamageError(TpufeedError, ValueError):
     """Stored bytes are not what was written."""
 
@@ -192,11 +217,14 @@ class Damage:
 
 
 class DatasetDamagedError(DamageError):
-    """A dataset is not what was written; the message names the first of `damages`, which are all that were found."""
+    """A dataset is not what was written; the message names the first of `damages`, which are all that were found.
 
-    def __init__(self, message: str, damages: tuple[Damage, ...] = ()) -> None:
+    `unreadable` lists the files that could not be read, of which nothing is known.
+    """
+
+    def __init__(self, message: str, damages: tuple[Damage, ...] = (), unreadable: tuple[Unreadable, ...] = ()) -> None:
         super().__init__(message)
-        self.damages = damages
+        self.damages, self.unreadable = damages, unreadable
 
 
 class ManifestError(DamageError):

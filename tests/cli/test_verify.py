@@ -63,6 +63,7 @@ def test_json_of_a_sound_dataset(run, dataset_url):
         "bytes": found.bytes,
         "decoded": 30,
         "damages": [],
+        "unreadable": [],
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 from tpufeed import verify
 from tpufeed.dataset.checks import shards as checked_shards
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DamageError, DatasetNotFoundError
+from tpufeed.errors import DamageError, DatasetDamagedError, DatasetNotFoundError, DatasetUnreadableError
 from tpufeed.storage.memory import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -219,3 +219,27 @@ def test_the_message_names_the_first_and_the_count(copy):
         flip(copy / shard.name, 100)
     with pytest.raises(DamageError, match=rf"^{re.escape(str(copy))}: 5 damages: .*; and 2 more$"):
         verify(copy)
+
+
+def test_what_cannot_be_read_is_not_damaged(copy):
+    one, two, *_ = sorted(copy.glob("*.tfrecord"))
+    one.unlink()
+    one.symlink_to(one)  # too many links: an error of reading even to root
+    with pytest.raises(DatasetUnreadableError) as caught:
+        verify(copy)
+    assert [each.file for each in caught.value.unreadable] == [one.name]
+    assert str(caught.value.unreadable[0]) in str(caught.value)
+    flip(two, 100)
+    with pytest.raises(DatasetDamagedError, match="; 1 file cannot be read besides") as damaged:
+        verify(copy)
+    assert [damage.shard for damage in damaged.value.damages] == [two.name]
+    assert damaged.value.unreadable == caught.value.unreadable
+
+
+def test_an_index_that_cannot_be_read_is_not_damaged(copy):
+    index = next(copy.glob("*.npy"))
+    index.unlink()
+    index.symlink_to(index)
+    with pytest.raises(DatasetUnreadableError) as caught:
+        verify(copy)
+    assert [each.file for each in caught.value.unreadable] == [index.name]

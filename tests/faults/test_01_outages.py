@@ -3,6 +3,7 @@
 `tests/storage/test_gcs_faults.py` strikes each call of the store; here it is whole commands and loaders.
 """
 
+import json
 import re
 import time
 
@@ -24,7 +25,7 @@ from tests.faults.remote import (
     until_error,
 )
 from tpufeed import cache
-from tpufeed.errors import UnavailableError
+from tpufeed.errors import DatasetUnreadableError, UnavailableError
 
 SHARD = {"shard_bytes": "30KB", "workers": 1}
 each_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -177,3 +178,53 @@ def test_beyond_the_deadline_a_loader_names_the_shard(staged, server, kept, cach
         loader.set_epoch(0)
         assert [pairs(*batch) for batch in loader] == expected
     assert not list(tmp_path.glob("*/*.part"))
+
+
+@pytest.mark.parametrize("status", [503, 403], ids=["outage", "access"])
+def test_verify_does_not_call_a_dataset_damaged_that_it_cannot_read(status, server, kept, command, patience):
+    server.fault("status", name="*/cache/train-v*", calls=None, status=status)
+    patience(HURRY)
+    done = command("verify", f"{kept}/cache")
+    files = {name for name in names_of(server, "kept/cache") if name.startswith("train-v")}
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith(f"error: {kept}/cache: {len(files)} files cannot be read; ")
+    heading, *lines = done.stdout.splitlines()
+    assert (heading, {line.partition(":")[0] for line in lines}) == ("cannot be read:", files)
+    facts = json.loads(command("verify", f"{kept}/cache", "--json").stdout)
+    assert (facts["sound"], facts["damages"], {each["file"] for each in facts["unreadable"]}) == (None, [], files)
+    with pytest.raises(DatasetUnreadableError, match=f"{len(files)} files cannot be read, what could be read is not"):
+        tpufeed.verify(f"{kept}/cache")
+    assert met(server)
+
+
+def test_verify_tells_damage_and_an_outage_apart(server, kept, command, patience):
+    for name in names_of(server, "kept/cache"):
+        server.put("bucket", f"c/{name}", server.get("bucket", f"kept/cache/{name}"))
+    damaged, unread = "train-v0-00000-of-00003.tfrecord", "train-v0-00001-of-00003.tfrecord"
+    data = bytearray(server.get("bucket", f"c/{damaged}"))
+    data[2000] ^= 1
+    server.put("bucket", f"c/{damaged}", bytes(data))
+    server.fault("status", operation="read", name=f"c/{unread}", calls=None)
+    patience(HURRY)
+    facts = json.loads(command("verify", "gs://bucket/c", "--json").stdout)
+    assert facts["sound"] is False
+    assert [damage["shard"] for damage in facts["damages"]] == [damaged]
+    assert [each["file"] for each in facts["unreadable"]] == [unread]
+    assert met(server)
+    done = command("verify", "gs://bucket/c")
+    assert done.stderr.endswith("is damaged: 1 damage in 1 file; 1 file cannot be read besides\n")
+
+
+@pytest.mark.parametrize("kind", ["tar", "csv"])
+def test_beyond_the_deadline_no_source_is_called_unreadable(kind, server, kept, patience, command):
+    """Nor is a row of a table: nothing is known of its file."""
+    photo = next(name for name in server.names("bucket") if name.startswith("kept/photos/"))
+    server.put("bucket", "source/t.csv", f"path\n../{photo}\n".encode())
+    server.put("bucket", "source/t.tar", bytes(10240))
+    name = "source/t.tar" if kind == "tar" else photo
+    server.fault("status", operation="*", name=name, calls=None)
+    patience(HURRY)
+    with pytest.raises(UnavailableError, match=f"{name}: gave up after"):
+        tpufeed.shard(f"gs://bucket/source/t.{kind}", "gs://bucket/d", workers=1)
+    assert met(server)
+    assert names_of(server, "d") == set()

@@ -3,15 +3,22 @@
 The service's hash header is the true one each time, as where a proxy or a cable flips a bit.
 """
 
+import io
+import json
 import re
+import tarfile
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
 from tpufeed import cache
+from tpufeed.dataset.checks import shards as checked_shards
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DamageError, RecordError, ShardError, TpufeedError
+from tpufeed.errors import DamageError, RecordError, ShardError, TpufeedError, UnavailableError
+from tpufeed.storage import ranges
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.staging.stage import Stage
@@ -176,3 +183,201 @@ def test_an_object_that_is_damaged_where_it_stands_is_named(server, kept, comman
     with pytest.raises(TpufeedError, match=VICTIM):
         cache.warmup("gs://bucket/c", "gs://bucket/e", size=24, workers=1, allow_augmented=True)
     assert "manifest.json" not in names_of(server, "e")
+
+
+# Sources: tars and tables, and ranges of them.
+
+
+@pytest.fixture
+def source(server, photo_folder):
+    """`source(count)`: the URL of a tar of so many photographs and their labels in the bucket."""
+
+    def put(count, change=lambda data: data):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for number, photo in enumerate(sorted(photo_folder.glob("*/*.jpg"))[:count]):
+                for ending, data in (("cls", b"%d" % (number % 2)), ("jpg", photo.read_bytes())):
+                    member = tarfile.TarInfo(f"{number:04d}.{ending}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+        server.put("bucket", "source/a.tar", change(buffer.getvalue()))
+        return "gs://bucket/source/a.tar"
+
+    return put
+
+
+def offset_of(server, name, within=0):
+    with tarfile.open(fileobj=io.BytesIO(server.get("bucket", "source/a.tar"))) as tar:
+        return tar.getmember(name).offset_data + within
+
+
+def test_a_member_of_a_tar_that_arrives_damaged_is_read_again(server, source):
+    url = source(20)
+    server.fault("corrupt", operation="read", name="*/a.tar", calls=(7,), after_bytes=0)
+    result = tpufeed.shard(url, "gs://bucket/d", workers=1)
+    assert len(met(server)) == 1
+    assert (result.manifest.rejects, result.manifest.splits["train"].records) == ({}, 20)
+    server.clear_faults()
+    tpufeed.shard(url, "gs://bucket/e", workers=1)
+    assert objects(server, "d") == objects(server, "e")
+
+
+def test_a_member_that_is_damaged_in_the_tar_is_a_reject(server, source):
+    url = source(20)
+    data = bytearray(server.get("bucket", "source/a.tar"))
+    data[offset_of(server, "0007.jpg")] ^= 1
+    server.put("bucket", "source/a.tar", bytes(data))
+    server.clear_log()
+    result = tpufeed.shard(url, "gs://bucket/d", workers=1)
+    assert result.manifest.rejects == {"not_an_image": 1}
+    assert len(reads(server, "*/a.tar")) == 1 + 20 + 1  # the list, each member, and that one again
+
+
+@pytest.mark.parametrize("build", [tpufeed.shard, cache.warmup], ids=["shard", "warmup"])
+def test_a_member_that_arrives_otherwise_each_time_is_an_error_and_no_reject(build, server, source):
+    url = source(1)
+    for call in (2, 3, 4):
+        server.fault("corrupt", operation="read", name="*/a.tar", calls=(call,), after_bytes=call)
+    options = {} if build is tpufeed.shard else {"size": 32}
+    with pytest.raises(TpufeedError, match=r"a\.tar, byte \d+: 3 reads gave 3 times other bytes"):
+        build(url, "gs://bucket/d", workers=1, **options)
+    assert len(met(server)) >= 3
+    assert "manifest.json" not in names_of(server, "d")
+
+
+def test_two_equal_readings_of_three_decide(server, source):
+    url = source(1)
+    server.fault("corrupt", operation="read", name="*/a.tar", calls=(2,), after_bytes=0)
+    result = tpufeed.shard(url, "gs://bucket/d", workers=1)
+    assert len(met(server)) == 1
+    assert result.manifest.rejects == {}
+    assert len(reads(server, "*/a.tar")) == 1 + 3
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Tars are read in many requests: one that brings the whole object is compared by the store."""
+    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 20_000)
+
+
+def damage_list(server, member, within, times=1):
+    """Flip a bit in what the first lists of the tar read of it; its requests are those of the build before."""
+    place = offset_of(server, member, within)
+    spans = [tuple(map(int, re.findall(r"\d+", record.range))) for record in reads(server, "*/a.tar")]
+    number, start = next((number, first) for number, (first, last) in enumerate(spans, 1) if first <= place <= last)
+    listed = len(spans) - 20  # each photograph is one more
+    assert listed > number > 1
+    calls = tuple(number + listed * time for time in range(times))
+    server.fault("corrupt", operation="read", name="*/a.tar", after_bytes=place - start, calls=calls)
+
+
+@pytest.mark.parametrize(("member", "within"), [("0004.cls", 0), ("0004.cls", -512 + 3), ("0011.jpg", 30)], ids=str)
+def test_a_list_of_a_tar_that_arrives_damaged_is_made_again(member, within, server, source, small_blocks, caplog):
+    """A label, a name, and pixels that the list does not look at, but that tell that it was damaged."""
+    url = source(20)
+    tpufeed.shard(url, "gs://bucket/e", workers=1)
+    damage_list(server, member, within)
+    tpufeed.shard(url, "gs://bucket/d", workers=1)
+    assert len(met(server)) == 1
+    assert "the source is listed again" in caplog.text
+    assert objects(server, "d") == objects(server, "e")
+
+
+def test_a_list_of_a_tar_that_is_damaged_each_time_is_an_error(server, source, small_blocks):
+    url = source(20)
+    tpufeed.shard(url, "gs://bucket/e", workers=1)
+    damage_list(server, "0004.cls", 0, times=3)
+    with pytest.raises(UnavailableError, match=r"a\.tar: crc32c of what came is [0-9a-f]{8}; the store says"):
+        tpufeed.shard(url, "gs://bucket/d", workers=1)
+    assert len(met(server)) == 3
+    assert names_of(server, "d") == set()
+
+
+@pytest.fixture(params=["csv", "jsonl", "parquet"])
+def table(request, server, kept):
+    """The URL of a table of all photographs, each with a label."""
+    names = sorted(name.removeprefix("kept/") for name in server.names("bucket") if name.startswith("kept/photos/"))
+    rows = [{"path": f"../kept/{name}", "label": f"class{number % 2}"} for number, name in enumerate(names)]
+    if request.param == "csv":
+        data = "\n".join(["path,label", *(f"{row['path']},{row['label']}" for row in rows)]).encode()
+    elif request.param == "jsonl":
+        data = "\n".join(map(json.dumps, rows)).encode()
+    else:
+        buffer = io.BytesIO()
+        parquet.write_table(pyarrow.Table.from_pylist(rows), buffer, compression="none", use_dictionary=False)
+        data = buffer.getvalue()
+    server.put("bucket", f"tables/t.{request.param}", data)
+    return f"gs://bucket/tables/t.{request.param}", data.rindex(b"class1") + 5
+
+
+def test_a_table_that_arrives_damaged_is_fetched_again(server, table):
+    url, place = table
+    tpufeed.shard(url, "gs://bucket/e", workers=1)
+    server.fault("corrupt", operation="read", name="tables/*", after_bytes=place)
+    tpufeed.shard(url, "gs://bucket/d", workers=1)
+    assert len(met(server)) == 1
+    assert objects(server, "d") == objects(server, "e")
+
+
+def test_a_table_that_is_damaged_each_time_is_an_error(server, table, patience):
+    url, place = table
+    server.fault("corrupt", operation="read", name="tables/*", calls=None, after_bytes=place)
+    patience(HURRY)
+    with pytest.raises(UnavailableError, match=rf"{url}: gave up .*crc32c is \w+ where the service says \w+"):
+        tpufeed.shard(url, "gs://bucket/d", workers=1)
+    assert len(met(server)) > 1
+    assert names_of(server, "d") == set()
+
+
+# Reading all of a dataset: what is called damaged came twice.
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Shards are verified in many requests: one that brings a whole shard is compared by the store."""
+    monkeypatch.setattr(checked_shards._RemoteReader, "chunk_bytes", 8_000)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("name", [VICTIM, "train-v0.index.npy"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("place", [4, 90], ids=["start", "within"])
+def test_verify_reads_again_before_it_calls_a_file_damaged(name, call, place, server, kept, command):
+    server.fault("corrupt", operation="read", name=f"*/cache/{name}", calls=(call,), after_bytes=place)
+    done = command("verify", f"{kept}/cache")
+    assert len(met(server)) == 1
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_damage_that_a_shard_arrives_with_each_time_is_its_own_to_verify(server, kept, command):
+    server.fault("corrupt", operation="read", name=f"*/cache/{VICTIM}", calls=None)
+    done = command("verify", f"{kept}/cache")
+    assert len(met(server)) > 2
+    assert (done.exit_code, "is damaged" in done.stderr, VICTIM in done.stdout) == (1, True, True)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("place", [4, 1000], ids=["length", "payload"])
+def test_adopt_fetches_a_damaged_range_again(place, call, server, kept, command):
+    """The first request looks at the first record only; the others read it all."""
+    shard = next(name for name in names_of(server, "kept/dataset") if name.endswith(".tfrecord"))
+    data = server.get("bucket", f"kept/dataset/{shard}")
+    server.put("bucket", "foreign/train.tfrecord", data * (20_000_000 // len(data)))
+    server.fault("corrupt", operation="read", name="foreign/*", calls=(call,), after_bytes=place)
+    done = command("adopt", "gs://bucket/foreign", "--to", "gs://bucket/d")
+    assert done.exit_code == 0, done.output
+    assert len(met(server)) == 1
+    server.clear_faults()
+    assert command("verify", "gs://bucket/d").exit_code == 0
+
+
+def test_adopt_says_what_is_damaged_where_it_stands(server, kept, command):
+    shard = next(name for name in names_of(server, "kept/dataset") if name.endswith(".tfrecord"))
+    data = bytearray(server.get("bucket", f"kept/dataset/{shard}"))
+    data[1000] ^= 1
+    server.put("bucket", "foreign/train.tfrecord", bytes(data))
+    done = command("adopt", "gs://bucket/foreign", "--to", "gs://bucket/d")
+    assert done.exit_code == 1
+    assert "foreign/train.tfrecord, record 0, byte 0: the CRC of the payload" in done.stderr
+    assert names_of(server, "d") == set()

@@ -1,6 +1,9 @@
+import dataclasses
 import io
+from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,7 +11,8 @@ from tpufeed.errors import ObjectNotFoundError, StoreError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.ranges import open_object
+from tpufeed.storage.ranges import open_compared, open_object
+from tpufeed.storage.reading import DamagedReadError
 
 STORES = {
     "memory": lambda path: MemoryStore(f"memory://{path.name}-ranges"),
@@ -94,3 +98,88 @@ def test_any_reads_give_what_the_bytes_give(data, reads):
             assert file.seek(start) == expected.seek(start)
             assert file.read(count) == expected.read(count)
             assert file.tell() == expected.tell()
+
+
+class Vouching(MemoryStore):
+    """Vouches for CRCs; `damage` gives other bytes for some reads, counted from 0."""
+
+    def __init__(self, url, damage=lambda _, data: data):
+        super().__init__(url)
+        self.damage, self.spans = damage, []
+
+    def stat(self, name):
+        found = super().stat(name)
+        return found and dataclasses.replace(found, crc32c=crc32c(self.read(name)))
+
+    def read_range(self, name, start, stop, version=""):
+        self.spans.append((start, stop))
+        return self.damage(len(self.spans) - 1, super().read_range(name, start, stop, version))
+
+
+def flip_first(data):
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+def put_in(tmp_path, *damage):
+    store = Vouching(f"memory://{tmp_path.name}-compared", *damage)
+    store.put("a", DATA)
+    return store
+
+
+@pytest.mark.parametrize("skip", [0, 100, 3 << 20], ids=str)
+@pytest.mark.parametrize("damaged", [None, 0, 1], ids=str)
+def test_an_object_that_is_read_in_turn_is_compared(skip, damaged, tmp_path):
+    """What is skipped is fetched with what follows: the damaged byte may be one of those that nobody looks at."""
+    store = put_in(tmp_path, lambda number, data: flip_first(data) if number == damaged else data)
+    with open_object(store, "a", compare=True) as file:
+        assert file.read(4 << 20)[1:] == DATA[1 : 4 << 20]
+        file.seek(skip, io.SEEK_CUR)
+        if damaged is None:
+            assert file.read() == DATA[(4 << 20) + skip :]
+        else:
+            with pytest.raises(DamagedReadError, match=r"/a: crc32c of what came is [0-9a-f]{8}; the store says"):
+                file.read()
+    assert store.spans[1][0] == 4 << 20
+
+
+def test_where_more_than_a_block_is_skipped_nothing_is_compared(tmp_path):
+    store = put_in(tmp_path, lambda _, data: flip_first(data))
+    with open_object(store, "a", compare=True) as file:
+        file.read(10)
+        file.seek(9 << 20)
+        assert len(file.read()) == len(DATA) - (9 << 20)
+
+
+def test_bytes_that_are_read_twice_count_once(tmp_path):
+    store = put_in(tmp_path)
+    with open_object(store, "a", compare=True) as file:
+        assert file.read(5 << 20) == DATA[: 5 << 20]
+        file.seek(0)
+        assert file.read() == DATA
+
+
+@pytest.mark.parametrize("damaged", [(), (0,), (0, 1)], ids=str)
+def test_a_copy_is_compared_before_it_is_read(damaged, tmp_path):
+    """A damage that comes twice is not what was put, either."""
+    store = put_in(tmp_path, lambda number, data: flip_first(data) if number in damaged else data)
+    if damaged == (0, 1):
+        with pytest.raises(DamagedReadError, match=r"/a: crc32c of what came"), open_compared(store, "a"):
+            raise AssertionError("it was opened")
+        return
+    with open_compared(store, "a") as file:
+        assert file.read() == DATA
+        path = file.name
+    assert len(store.spans) == 1 + len(damaged)
+    assert not Path(path).exists()
+
+
+def test_reads_that_differ_each_time(tmp_path):
+    store = put_in(tmp_path, lambda number, data: data[:number] + flip_first(data[number:]))
+    with pytest.raises(DamagedReadError, match="3 reads gave 3 times other bytes"), open_compared(store, "a"):
+        raise AssertionError("it was opened")
+
+
+def test_a_store_without_crcs_is_not_compared(store):
+    store.put("a", DATA)
+    with open_compared(store, "a") as file, open_object(store, "a", compare=True) as other:
+        assert file.read() == other.read() == DATA

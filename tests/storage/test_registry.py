@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tpufeed.errors import ObjectNotFoundError, StoreError, TpufeedError, UnknownSchemeError, UsageError
+from tpufeed.errors import (
+    AccessError,
+    ObjectNotFoundError,
+    StoreError,
+    TpufeedError,
+    UnavailableError,
+    UnknownSchemeError,
+    UsageError,
+)
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.memory import MemoryStore
@@ -112,6 +120,31 @@ def test_a_web_server_s_folder_is_a_store_to_read_from(web_folder):
         store.read("absent")
     with pytest.raises(StoreError, match=r"b\.txt.*501"):
         store.put("b.txt", b"x")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(503, UnavailableError), (429, UnavailableError), (403, AccessError), (404, None)]
+)
+def test_an_outage_of_a_server_says_nothing_of_its_objects(status, error, web_folder, monkeypatch):
+    folder, url = web_folder
+    (folder / "a.txt").write_bytes(b"0123456789")
+    store = open_store(url)
+    for method in ("do_GET", "do_HEAD"):
+        monkeypatch.setattr(RangeHandler, method, lambda self: self.send_error(status))
+    calls = (lambda: store.read("a.txt"), lambda: store.read_range("a.txt", 1, 3), lambda: store.stat("a.txt"))
+    for call in calls if error else calls[:2]:
+        with pytest.raises(error or ObjectNotFoundError, match=r"/a\.txt"):
+            call()
+    assert error or store.stat("a.txt") is None
+
+
+def test_a_server_that_is_gone_says_nothing_of_its_objects(tmp_path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), RangeHandler) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+    store = open_store(url)
+    for call in (store.read, store.stat):
+        with pytest.raises(UnavailableError, match=r"/a\.txt: .*connect"):
+            call("a.txt")
 
 
 def test_listings_of_a_server_are_never_from_a_cache(web_folder):

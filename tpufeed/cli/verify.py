@@ -14,7 +14,7 @@ from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.dataset.verify import Verified, VerifyListener, VerifyProgress
-    from tpufeed.errors import Damage
+    from tpufeed.errors import Damage, Unreadable
 
 _LINES_SHOWN = 100
 
@@ -36,7 +36,7 @@ def verify_command(
     """Read every byte and compare it with the manifest.
 
     Sizes, every CRC, every feature, the index and the counts are compared. Lists all damage with shard, record and
-    byte; exit 1 where there is any.
+    byte, and files that cannot be read; exit 1 where there is either.
 
     Examples:
       tpufeed verify flowers
@@ -44,18 +44,21 @@ def verify_command(
       tpufeed verify flowers --decode all --json
     """
     from tpufeed.dataset.verify import verify
-    from tpufeed.errors import DatasetDamagedError
+    from tpufeed.errors import DatasetDamagedError, DatasetUnreadableError
 
     line = Progress("verifying")
     try:
         with _progress(line) as listener:
             found = verify(url, decode, listener)
     except DatasetDamagedError as error:
-        _print_damages(url, error.damages, as_json)
+        _print_problems(url, error.damages, error.unreadable, as_json)
+        raise typer.Exit(error.exit_code) from None
+    except DatasetUnreadableError as error:
+        _print_problems(url, (), error.unreadable, as_json)
         raise typer.Exit(error.exit_code) from None
     seconds = line.seconds
     if as_json:
-        _print_json(url, found, ())
+        _print_json(url, found, (), ())
         return
     rate = found.bytes / seconds / 1e9
     decoded = f", {number_of(found.decoded, 'image')} decoded" if found.decoded else ""
@@ -76,27 +79,42 @@ def _progress(line: Progress) -> "Iterator[VerifyListener]":
         yield listen
 
 
-def _print_damages(url: str, damages: "Sequence[Damage]", as_json: bool) -> None:
-    """The damages as the command's result, and a line that says that there are any."""
+def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence[Unreadable]", as_json: bool) -> None:
+    """The damages and the unreadable files as the command's result, and a line that says that there are any."""
     if as_json:
-        _print_json(url, None, damages)
+        _print_json(url, None, damages, unreadable)
     else:
-        for damage in damages[:_LINES_SHOWN]:
-            say(damage)
-        if len(damages) > _LINES_SHOWN:
-            say(f"... and {len(damages) - _LINES_SHOWN:,} more; --json lists all of them")
+        _print_some(damages)
+        if unreadable:
+            say("cannot be read:")
+            _print_some(unreadable)
+    unread = f"{number_of(len(unreadable), 'file')} cannot be read"
+    if not damages:
+        complain(f"error: {url}: {unread}; what could be read is not damaged. Run it again when the store answers")
+        return
     files = len({damage.shard for damage in damages})
-    complain(f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}")
+    also = f"; {unread} besides" if unreadable else ""
+    complain(f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}{also}")
 
 
-def _print_json(url: str, found: "Verified | None", damages: "Sequence[Damage]") -> None:
+def _print_some(found: "Sequence[Damage] | Sequence[Unreadable]") -> None:
+    for each in found[:_LINES_SHOWN]:
+        say(each)
+    if len(found) > _LINES_SHOWN:
+        say(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
+
+
+def _print_json(
+    url: str, found: "Verified | None", damages: "Sequence[Damage]", unreadable: "Sequence[Unreadable]"
+) -> None:
     import msgspec
 
     facts: dict[str, Any] = {
         "url": url.encode("utf-8", "backslashreplace").decode(),
-        "sound": not damages,
+        "sound": False if damages else None if unreadable else True,  # null: nobody can say
         **dict.fromkeys(("shards", "records", "bytes", "decoded")),
         "damages": [msgspec.to_builtins(damage) for damage in damages],
+        "unreadable": [msgspec.to_builtins(each) for each in unreadable],
     }
     if found is not None:
         facts |= {name: getattr(found, name) for name in ("shards", "records", "bytes", "decoded")}

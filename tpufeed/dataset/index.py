@@ -178,8 +178,10 @@ class Index:
         try:
             with open(path, "rb", opener=open_plain) as file:
                 mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             raise ShardError(f"{self._where}: {error}. Run: tpufeed verify {self._store.url}") from error
+        except OSError as error:  # says nothing of its bytes
+            raise StoreError(f"{self._where}: {error.strerror}") from error
         offsets = max(0, len(mapped) - self._header_bytes) / _ITEM_BYTES
         if offsets != self._starts[-1]:
             raise ShardError(

@@ -17,7 +17,7 @@ from tpufeed.dataset.index import Index, Offsets
 from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.remote import Range, RemoteShards
 from tpufeed.dataset.schema import record_layout
-from tpufeed.errors import OptionError, RecordError, ShardError
+from tpufeed.errors import OptionError, RecordError, ShardError, StoreError
 from tpufeed.storage.mapping import map_file
 from tpufeed.storage.plainfile import open_plain
 from tpufeed.storage.reading import SpanReader
@@ -270,7 +270,9 @@ def _map_shard(path: Path, shard: Shard, url: str) -> memoryview:
             if size != shard.bytes:
                 raise ShardError(f"{path} has {size} bytes; the manifest says {shard.bytes}. Run: tpufeed verify {url}")
             return map_file(file.fileno(), size) if size else memoryview(b"")
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ShardError(
             f"{path}: {error.strerror}; the manifest names this shard. Is the dataset complete?"
         ) from error
+    except OSError as error:  # says nothing of its bytes
+        raise StoreError(f"{path}: {error.strerror}") from error

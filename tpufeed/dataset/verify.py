@@ -19,12 +19,19 @@ from tpufeed.dataset.checks.offsets import IndexCheck, check_index
 from tpufeed.dataset.checks.records import RecordCheck, parse_picks
 from tpufeed.dataset.checks.shards import Ints, ShardCheck, Span
 from tpufeed.dataset.checks.tally import Tally
-from tpufeed.dataset.checks.verdicts import Verdict, index_damages, judge_missing, judge_shard
+from tpufeed.dataset.checks.verdicts import Verdict, index_damages, judge_missing, judge_shard, judge_unreadable
 from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.engines.engine import available_cores
-from tpufeed.errors import Damage, DatasetDamagedError, ObjectNotFoundError, StoreError
+from tpufeed.errors import (
+    Damage,
+    DatasetDamagedError,
+    DatasetUnreadableError,
+    ObjectNotFoundError,
+    StoreError,
+    Unreadable,
+)
 from tpufeed.storage.store import Store
 
 _SPAN_BYTES = 16 << 20
@@ -78,7 +85,9 @@ def verify(url: str | Path, decode: str | None = None, listener: VerifyListener 
         listener: called in this thread, some times a second, with how far it is.
 
     Raises:
-        DatasetDamagedError: `damages` lists all there are, with shard, record and byte.
+        DatasetDamagedError: `damages` lists all there are, with shard, record and byte; `unreadable` the files that
+            could not be read.
+        DatasetUnreadableError: `unreadable` lists files that could not be read; what could be read is not damaged.
         DatasetNotFoundError: no dataset there.
         ManifestError: its manifest is damaged, which leaves nothing to compare with.
         OptionError: `decode` is no such share.
@@ -89,9 +98,11 @@ def verify(url: str | Path, decode: str | None = None, listener: VerifyListener 
     total = sum(shard.entry.bytes for shard in shards)
     check = ShardCheck(dataset.shards, RecordCheck(dataset.manifest), picks)
     meter = _Meter(listener, VerifyProgress(total))
-    damages = _find_damages(dataset, shards, check, meter)
+    damages, unreadable = _find_damages(dataset, shards, check, meter)
     if damages:
-        raise DatasetDamagedError(_summary(dataset.url, damages), damages)
+        raise DatasetDamagedError(_summary(dataset.url, damages, unreadable), damages, unreadable)
+    if unreadable:
+        raise DatasetUnreadableError(_unreadable_summary(dataset.url, unreadable), unreadable)
     return Verified(dataset.url, len(shards), sum(s.entry.records for s in shards), total, meter.decoded)
 
 
@@ -112,7 +123,7 @@ class _Job:
     size: int = 0
     offsets: Ints | None = None
     spans: Sequence[Future[Span]] = ()
-    problem: str = ""
+    problem: str | StoreError = ""
 
 
 class _Meter:
@@ -150,14 +161,17 @@ def _iter_shards(dataset: Dataset) -> Iterator[_ShardOf]:
                 yield _ShardOf(name, variant, number, found.shards[number])
 
 
-def _find_damages(dataset: Dataset, shards: Sequence[_ShardOf], check: ShardCheck, meter: _Meter) -> tuple[Damage, ...]:
-    """All damages, by file in the manifest's order, then by record."""
+def _find_damages(
+    dataset: Dataset, shards: Sequence[_ShardOf], check: ShardCheck, meter: _Meter
+) -> tuple[tuple[Damage, ...], tuple[Unreadable, ...]]:
+    """All damages, by file in the manifest's order, then by record; and the files that cannot be read."""
     local = dataset.shards.local_path(MANIFEST) is not None
     threads = available_cores() if local else _REMOTE_THREADS
     tally = Tally(dataset.manifest)
     with ThreadPoolExecutor(threads, "tpufeed-verify") as executor:
         try:
             indexes = _check_indexes(dataset, executor)
+            unreadable = [index.unreadable for index in indexes.values()]
             differing = set()
             for job in _iter_jobs(dataset, indexes, shards, check, executor, 2 * threads):
                 verdict = _judge(job, check, meter)
@@ -165,11 +179,12 @@ def _find_damages(dataset: Dataset, shards: Sequence[_ShardOf], check: ShardChec
                 differing |= {id(job.index)} if found else set()
                 tally.add_damages(found)
                 tally.add(job.shard.split, job.shard.variant, verdict)
+                unreadable.append(verdict.unreadable)
         except BaseException:
             executor.shutdown(cancel_futures=True)
             raise
     tally.add_damages(index.problem for index in indexes.values() if index.problem and id(index) not in differing)
-    return tally.finish()
+    return tally.finish(), tuple(filter(None, unreadable))
 
 
 def _check_indexes(dataset: Dataset, executor: ThreadPoolExecutor) -> dict[tuple[str, int], IndexCheck]:
@@ -202,19 +217,19 @@ def _iter_jobs(
         yield running.popleft()
 
 
-def _stat(store: Store, name: str) -> int | str:
-    """The size of a shard, or what keeps it from being read."""
+def _stat(store: Store, name: str) -> int | str | StoreError:
+    """The size of a shard, or why it has none, or why nobody can say."""
     try:
         found = store.stat(name)
     except StoreError as error:
-        return f"cannot be read: {error}"
+        return error
     return "is missing; the manifest names it" if found is None else found.size_bytes
 
 
 def _start(
-    shard: _ShardOf, index: IndexCheck, size: int | str, check: ShardCheck, executor: ThreadPoolExecutor
+    shard: _ShardOf, index: IndexCheck, size: int | str | StoreError, check: ShardCheck, executor: ThreadPoolExecutor
 ) -> _Job:
-    if isinstance(size, str):
+    if not isinstance(size, int):
         return _Job(shard, index, problem=size)
     name, offsets = shard.entry.name, index.sound_offsets(shard.number)
     if offsets is None:
@@ -240,21 +255,45 @@ def _cut(offsets: Ints) -> list[int]:
 
 def _judge(job: _Job, check: ShardCheck, meter: _Meter) -> Verdict:
     entry = job.shard.entry
+    if isinstance(job.problem, StoreError):
+        return judge_unreadable(entry, job.problem)
     if job.problem:
         return judge_missing(entry, job.problem)
+    spans = list[Span]()
+    unreadable: StoreError | None = None
     try:
-        spans = []
         for future in job.spans:
-            spans.append(future.result())
-            meter.add(spans[-1])
-        return judge_shard(entry, job.size, job.offsets, spans, lambda: check.scan(entry.name, job.size))
+            try:
+                spans.append(future.result())
+            except ObjectNotFoundError:
+                raise
+            except StoreError as error:  # the other spans are checked all the same
+                unreadable = unreadable or error
+            else:
+                meter.add(spans[-1])
+        if unreadable is None:
+            return judge_shard(entry, job.size, job.offsets, spans, lambda: check.scan(entry.name, job.size))
     except ObjectNotFoundError:
         return judge_missing(entry, "was removed while it was read")
     except StoreError as error:
-        return judge_missing(entry, f"cannot be read: {error}")
+        unreadable = error
+    return judge_unreadable(entry, unreadable, itertools.chain.from_iterable(span.damages for span in spans))
 
 
-def _summary(url: str, damages: Sequence[Damage]) -> str:
-    more = f"; and {len(damages) - _NAMED} more" if len(damages) > _NAMED else ""
+def _summary(url: str, damages: Sequence[Damage], unreadable: Sequence[Unreadable]) -> str:
     count = "1 damage" if len(damages) == 1 else f"{len(damages):,} damages"
-    return f"{url}: {count}: {'; '.join(map(str, damages[:_NAMED]))}{more}"
+    also = f"; {_count_unreadable(unreadable)} besides" if unreadable else ""
+    return f"{url}: {count}: {_name_some(damages)}{also}"
+
+
+def _unreadable_summary(url: str, unreadable: Sequence[Unreadable]) -> str:
+    return f"{url}: {_count_unreadable(unreadable)}, what could be read is not damaged: {_name_some(unreadable)}"
+
+
+def _count_unreadable(unreadable: Sequence[Unreadable]) -> str:
+    return "1 file cannot be read" if len(unreadable) == 1 else f"{len(unreadable):,} files cannot be read"
+
+
+def _name_some(found: Sequence[Damage] | Sequence[Unreadable]) -> str:
+    more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"{'; '.join(map(str, found[:_NAMED]))}{more}"

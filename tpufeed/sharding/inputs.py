@@ -1,5 +1,6 @@
 """Inputs of a task: their bytes, what is made of these, and the features besides the image."""
 
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from typing import TypeVar
@@ -19,10 +20,12 @@ from tpufeed.errors import (
 from tpufeed.sharding.columns import decode_values
 from tpufeed.sharding.files import Files
 from tpufeed.storage.naming import check_name
+from tpufeed.storage.reading import read_span, settle
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.example import Feature
 
 T = TypeVar("T")
+_BY_SIZE = ("too_small",)  # maybe every second image of a source; the others say that bytes are not as they should be
 
 
 class InputFeatures:
@@ -47,21 +50,28 @@ def iter_taken(
 ) -> Generator[tuple[Input, T | ImageError], None, None]:
     """Each input with what `take(bytes, path)` makes of it, or with why it cannot be taken.
 
+    What looks damaged is read again: it is rejected for bytes that came twice.
+
     Raises:
         BuildError: there is not enough memory for an image.
-        UnavailableError, AccessError: a store does not answer, or refuses. No image is rejected for that.
+        UnavailableError, AccessError: a store does not answer, refuses, or gives other bytes each time. No image is
+            rejected for that.
     """
+
+    def try_to_take(item: Input, data: bytes | ImageError) -> T | ImageError:
+        try:
+            return data if isinstance(data, ImageError) else take(data, item.path)
+        except ImageError as error:
+            return error
+        except MemoryError as error:
+            raise _out_of_memory(item) from error
+
     with closing(iter_read(files, inputs)) as read:
         for item, data in read:
-            if isinstance(data, ImageError):
-                yield item, data
-                continue
-            try:
-                taken: T | ImageError = take(data, item.path)
-            except ImageError as error:
-                taken = error
-            except MemoryError as error:
-                raise _out_of_memory(item) from error
+            taken = try_to_take(item, data)
+            if isinstance(data, bytes) and isinstance(taken, ImageError) and taken.reason not in _BY_SIZE:
+                settled = _read_again(files, item, data)
+                taken = taken if settled == data else try_to_take(item, settled)
             yield item, taken
 
 
@@ -89,6 +99,18 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, b
             yield item, _checked(item, data)
 
 
+def _read_again(files: Files, item: Input, data: bytes) -> bytes | ImageError:
+    """What an input's bytes are, of which `data` is the first reading."""
+    store, span = _find(files, item)
+    reads = itertools.chain([data], (_checked(item, read_span(store, span)) for _ in itertools.count()))
+    return settle(
+        f"{store.url}/{span.name}, byte {span.start}",
+        lambda: next(reads),
+        identity=lambda found: found,
+        is_sure=lambda found: isinstance(found, ImageError),  # it has changed, or is gone
+    )
+
+
 def _out_of_memory(item: Input) -> BuildError:
     """No reject: on a larger machine the same build would take the image."""
     return BuildError(
@@ -101,12 +123,15 @@ def _place(files: Files, item: Input) -> tuple[Store, Span] | ImageError:
     if item.problem is not None:
         return ImageError(*item.problem)
     try:
-        store, name = files.find(item.file or item.path)
-        check_name(name)
+        return _find(files, item)
     except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
         return ImageError("unreadable", str(error))
+
+
+def _find(files: Files, item: Input) -> tuple[Store, Span]:
+    store, name = files.find(item.file or item.path)
     stop = item.offset + item.bytes if item.offset else None  # of a whole file the length tells whether it is the same
-    return store, Span(name, item.offset, stop, item.version)
+    return store, Span(check_name(name), item.offset, stop, item.version)
 
 
 def _checked(item: Input, data: bytes | StoreError) -> bytes | ImageError:

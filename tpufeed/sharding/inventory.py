@@ -8,6 +8,7 @@ more there are.
 import hashlib
 import itertools
 import json
+import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +32,9 @@ from tpufeed.sharding.labels import Classes, bad_label, iter_class_warnings, mak
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Found, Label, Row
 from tpufeed.sharding.sources import Source
+from tpufeed.storage.reading import READS, DamagedReadError
 
+_logger = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 4096
 _TABLES = 32  # one for each run of keys; it divides 256. Each takes a page of 4 KB, however few inputs there are
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
@@ -70,6 +73,7 @@ class Inventory:
 
         Raises:
             SourceError, NoInputsError, OptionError: the source cannot be understood.
+            UnavailableError, AccessError: its store does not answer, refuses, or gives other bytes each time.
         """
         self.base = source.base
         # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
@@ -78,11 +82,17 @@ class Inventory:
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
             f"PRAGMA cache_size=-{_CACHE_BYTES >> 10};"
         )
-        self._database.executescript(_make_tables())
         self._identity: _Identity | None = None
         self._by_file = source.kind == "table"  # a table may spell a file in several ways; a tar is one file for many
         try:
-            self._read(source, options)
+            for tries_left in reversed(range(READS)):
+                try:
+                    self._read(source, options)
+                    break
+                except DamagedReadError as error:  # rows of it may be in the tables
+                    if not tries_left:
+                        raise
+                    _logger.warning("%s; the source is listed again", error)
         except BaseException:
             self.close()
             raise
@@ -91,6 +101,7 @@ class Inventory:
         found, types, labels, splits = Found(), ColumnTypes(), Counter[Label](), set[str]()
         shares = None if source.splits else options.split_shares
         rows = source.iter_rows(found)
+        self._database.executescript(_make_tables())
         self._database.execute("BEGIN")
         while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
             labels.update([row.label for row in chunk])
@@ -269,10 +280,13 @@ def _iter_tables() -> Iterator[str]:
 
 
 def _make_tables() -> str:
-    """All tables, and a view of them as one; without the offset SQLite would sort each, and merge all two by two."""
-    tables = "".join(f"CREATE TABLE {table}(key BLOB, split TEXT, extra INT, {_COLUMNS});" for table in _iter_tables())
+    """Empty tables, and a view of them as one; without the offset SQLite would sort each, and merge all two by two."""
+    tables = "".join(
+        f"DROP TABLE IF EXISTS {table}; CREATE TABLE {table}(key BLOB, split TEXT, extra INT, {_COLUMNS});"
+        for table in _iter_tables()
+    )
     together = " UNION ALL ".join(f"SELECT * FROM {table}" for table in _iter_tables())
-    return f"{tables}CREATE VIEW inputs AS {together} LIMIT -1 OFFSET 0;"
+    return f"DROP VIEW IF EXISTS inputs; {tables}CREATE VIEW inputs AS {together} LIMIT -1 OFFSET 0;"
 
 
 def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool) -> _Line:

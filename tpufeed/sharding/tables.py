@@ -6,13 +6,22 @@ import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError, StoreError
+from tpufeed.errors import (
+    AccessError,
+    MissingExtraError,
+    NoInputsError,
+    OptionError,
+    SourceError,
+    StoreError,
+    UnavailableError,
+)
 from tpufeed.sharding.files import Files, resolve
 from tpufeed.sharding.rows import Label, Row
-from tpufeed.storage.ranges import open_object
+from tpufeed.storage.ranges import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
 if TYPE_CHECKING:
@@ -104,30 +113,32 @@ def iter_table(store: Store, name: str, image: str | None, label: str, split: st
         SourceError: the table cannot be read; names the row.
         OptionError: it does not have these columns.
         NoInputsError: it has no rows.
+        UnavailableError, AccessError: a store does not answer, or refuses.
     """
     where = f"{store.url}/{name}"
     files = Files(store.url)
     with _open(store, name) as file:
         records = _iter_records(file, name, where)
-        try:
-            first = list(itertools.islice(records, _ROWS_AT_ONCE))
-            if not first:
-                raise NoInputsError(f"{where}: the table has no rows")
-            names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
-            columns = TableColumns(where, names, image, label, split)
-            numbered = enumerate(itertools.chain(first, records), 1)
-            while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
-                columns.check_others(record for _, record in chunk)
-                yield from _to_rows(chunk, columns, files, where)
-        except StoreError as error:
-            raise SourceError(f"{where} cannot be read: {error}") from error
+        first = list(itertools.islice(records, _ROWS_AT_ONCE))
+        if not first:
+            raise NoInputsError(f"{where}: the table has no rows")
+        names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
+        columns = TableColumns(where, names, image, label, split)
+        numbered = enumerate(itertools.chain(first, records), 1)
+        while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
+            columns.check_others(record for _, record in chunk)
+            yield from _to_rows(chunk, columns, files, where)
 
 
-def _open(store: Store, name: str) -> BinaryIO:
+@contextmanager
+def _open(store: Store, name: str) -> Iterator[BinaryIO]:
     try:
-        return open_object(store, name)
+        with open_compared(store, name) as file:
+            yield file
+    except (UnavailableError, AccessError):
+        raise
     except StoreError as error:
-        raise SourceError(f"the source cannot be read: {error}") from error
+        raise SourceError(f"{store.url}/{name} cannot be read: {error}") from error
 
 
 def _to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Row]:
@@ -160,6 +171,8 @@ def _to_path(value: Any) -> Any:
 
 
 def _problem(info: ObjectInfo | Exception | None, number: int, where: str) -> tuple[str, str] | None:
+    if isinstance(info, UnavailableError | AccessError):  # says nothing of the file
+        raise info
     if isinstance(info, Exception):
         return "unreadable", f"row {number} of {where}: {info}"
     if info is None or info.version == BROKEN_LINK:
@@ -322,7 +335,7 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
             ]
             for values in zip(*columns, strict=True):
                 yield dict(zip(batch.schema.names, values, strict=True))
-    except SourceError:
+    except (SourceError, StoreError):
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise SourceError(f"{where}: not a readable Parquet file: {error}") from error

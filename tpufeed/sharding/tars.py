@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from tpufeed.dataset.naming import count_ending
-from tpufeed.errors import NoInputsError, OptionError, SourceError, StoreError
+from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError, StoreError, UnavailableError
 from tpufeed.sharding.folders import SUFFIXES as IMAGE_SUFFIXES
 from tpufeed.sharding.rows import Found, Row
 from tpufeed.sharding.tables import LOADERS_OWN, to_label
 from tpufeed.storage.ranges import open_object
+from tpufeed.storage.reading import DamagedReadError
 from tpufeed.storage.store import ObjectInfo, Store
 
 SUFFIXES = (".tar",)
@@ -23,7 +24,7 @@ _LARGEST_TEXT = 1 << 20
 _BLOCK_BYTES = 512
 _ZEROS_AT_ONCE = 1 << 20
 
-_Part = tuple[int, int]  # where its bytes stand: offset and size
+_Part = tuple[int, int, bytes]  # where its bytes stand: offset and size; and the bytes, of a text
 
 
 def iter_tar(store: Store, info: ObjectInfo, image: str | None, label: str, found: Found) -> Iterator[Row]:
@@ -43,13 +44,35 @@ def iter_tar(store: Store, info: ObjectInfo, image: str | None, label: str, foun
         SourceError: the tar is damaged, compressed or cut short, or has a sparse file; names the byte. A sample's parts
             contradict one another, or a column would have a name that loaders give themselves.
         OptionError: a sample has two images.
+        DamagedReadError: what came is not what is stored, so that rows may be wrong that were given out before.
+        UnavailableError, AccessError: the store does not answer, or refuses.
     """
     where = f"{store.url}/{info.name}"
-    wanted = _Wanted(image, label, found)
     try:
-        with open_object(store, info.name) as file:
-            for key, parts in _iter_samples(file, where, found):
-                yield _to_row(file, info, where, (key, parts), wanted)
+        yield from _iter_rows(store, info, where, _Wanted(image, label, found))
+    except SourceError as error:
+        if store.local_path(info.name) is None and _find_error(store, info, where, image, label) != str(error):
+            raise DamagedReadError(f"{where}: another reading did not end with the same error: {error}") from error
+        raise
+
+
+def _find_error(store: Store, info: ObjectInfo, where: str, image: str | None, label: str) -> str:
+    """What is wrong with a tar when it is read again."""
+    try:
+        for _ in _iter_rows(store, info, where, _Wanted(image, label, Found())):
+            pass
+    except SourceError as error:
+        return str(error)
+    return ""
+
+
+def _iter_rows(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") -> Iterator[Row]:
+    try:
+        with open_object(store, info.name, compare=True) as file:
+            for sample in _iter_samples(file, where, wanted.found):
+                yield _to_row(info, where, sample, wanted)
+    except (UnavailableError, AccessError):
+        raise
     except StoreError as error:
         raise SourceError(f"{where} cannot be read: {error}") from error
 
@@ -79,7 +102,8 @@ def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[st
             key, parts = folder + slash + stem, {}
         if extension.lower() in parts:
             raise SourceError(f"{where}, byte {member.offset}: the sample {key!r} has two files .{extension}")
-        parts[extension.lower()] = (member.offset_data, member.size)
+        text = file.read(min(member.size, _LARGEST_TEXT)) if _is_text(extension.lower()) else b""  # here: no seek back
+        parts[extension.lower()] = (member.offset_data, member.size, text)
     if key is not None:
         yield key, parts
 
@@ -129,7 +153,11 @@ def _check_end(file: BinaryIO, start: int, where: str) -> None:
         rest = file.read(_ZEROS_AT_ONCE)
 
 
-def _to_row(file: BinaryIO, info: ObjectInfo, where: str, sample: tuple[str, dict[str, _Part]], wanted: _Wanted) -> Row:
+def _is_text(extension: str) -> bool:
+    return extension == "json" or extension in _TEXTS
+
+
+def _to_row(info: ObjectInfo, where: str, sample: tuple[str, dict[str, _Part]], wanted: _Wanted) -> Row:
     key, parts = sample
     images = [name for name in parts if (name == wanted.image if wanted.image else name.split(".")[-1] in _IMAGES)]
     if len(images) > 1:
@@ -138,7 +166,7 @@ def _to_row(file: BinaryIO, info: ObjectInfo, where: str, sample: tuple[str, dic
             f"{where}: the sample {key!r} has {len(images)} images ({', '.join(images)}); "
             f"{dots if any('.' in name for name in images) else ''}say which one: --image {images[0]}"
         )
-    columns = _read_columns(file, parts, f"{where}, sample {key!r}", wanted.found)
+    columns = _read_columns(parts, f"{where}, sample {key!r}", wanted.found)
     try:
         label = None if wanted.label is None else to_label(columns.pop(wanted.label, None))
     except SourceError as error:
@@ -153,22 +181,21 @@ def _to_row(file: BinaryIO, info: ObjectInfo, where: str, sample: tuple[str, dic
     if not images:
         problem = ("unreadable", f"the sample has no image, only {', '.join(parts)}")
         return Row(name, 0, info.version, label, file=info.name, columns=columns, problem=problem)
-    offset, size = parts[images[0]]
+    offset, size, _ = parts[images[0]]
     return Row(f"{name}.{images[0]}", size, info.version, label, None, info.name, offset, columns)
 
 
-def _read_columns(file: BinaryIO, parts: dict[str, _Part], where: str, found: Found) -> dict[str, Any]:
+def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str, Any]:
     columns: dict[str, Any] = {}
-    for name, (offset, size) in parts.items():
-        if name != "json" and name not in _TEXTS:
+    for name, (_, size, data) in parts.items():
+        if not _is_text(name):
             if name.split(".")[-1] not in _IMAGES:
                 count_ending(found.ignored_files, f"{where}.{name}")
             continue
         if size > _LARGEST_TEXT:
             raise SourceError(f"{where}: its .{name} has {size} bytes; at most {_LARGEST_TEXT} are read")
-        file.seek(offset)
         try:
-            text = file.read(size).decode("utf-8-sig").strip()
+            text = data.decode("utf-8-sig").strip()
             values = json.loads(text) if name == "json" else {name: text}
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{where}: its .{name} is not readable: {error}") from error

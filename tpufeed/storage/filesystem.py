@@ -8,12 +8,23 @@ from typing import Any
 
 import fsspec
 
-from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError, TpufeedError, mask_secrets
+from tpufeed.errors import (
+    AccessError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StoreError,
+    TpufeedError,
+    UnavailableError,
+    mask_secrets,
+)
 from tpufeed.storage.naming import check_name
 from tpufeed.storage.reading import read_by_threads
 from tpufeed.storage.store import ObjectInfo, Span
 from tpufeed.storage.temporary import temporary_folder
 
+# By name, as no backend is imported for them: of Python, botocore and aiohttp.
+_NETWORK_ERRORS = {"ConnectionError", "TimeoutError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError"}
+_PASSING = {408, 429, 500, 502, 503, 504}  # of HTTP
 _VERSION_KEYS = ("generation", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
 
 
@@ -66,8 +77,10 @@ class FsspecStore:
         with self._errors(name):
             try:
                 found = self._fs.info(self._path(name))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+            except (FileNotFoundError, NotADirectoryError) as error:
+                if _kind_of(error) is ObjectNotFoundError:
+                    return None
+                raise
         return None if found.get("type") == "directory" else _to_info(name, found)
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -141,10 +154,23 @@ class FsspecStore:
             yield
         except TpufeedError:
             raise
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise ObjectNotFoundError(f"{self._where(name)}: no such object") from self._cause(error)
         except Exception as error:  # noqa: BLE001  # every backend has its own: aiohttp, botocore, google.api_core, ...
-            raise StoreError(f"{self._where(name)}: {type(error).__name__}: {error}") from self._cause(error)
+            kind = _kind_of(error)
+            told = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            said = "no such object" if kind is ObjectNotFoundError else f"{type(told).__name__}: {told}"
+            raise kind(f"{self._where(name)}: {said}") from self._cause(error)
+
+
+def _kind_of(error: Exception) -> type[StoreError]:
+    """What a backend's error means: an outage and a refusal say nothing of the object."""
+    for each in (error.__cause__, error):  # over HTTP fsspec's FileNotFoundError may stand for an answer of any status
+        status = getattr(each, "status", None)
+        if isinstance(each, PermissionError) or status in (401, 403):
+            return AccessError
+        if status in _PASSING or any(base.__name__ in _NETWORK_ERRORS for base in type(each).__mro__):
+            return UnavailableError
+    absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+    return ObjectNotFoundError if absent else StoreError
 
 
 def _to_prefix(path: str) -> str:

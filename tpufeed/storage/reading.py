@@ -1,15 +1,48 @@
-"""Many spans at once by threads."""
+"""Many spans at once by threads, and what is read again because it looks damaged."""
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
-from tpufeed.errors import StoreError
+from tpufeed.errors import StoreError, UnavailableError
 from tpufeed.storage.store import Span, Store
 
+READS = 3  # of what looks damaged, before it is given up
 _AT_ONCE = 32
+T = TypeVar("T")
+
+
+class DamagedReadError(UnavailableError):
+    """What came is not what is stored. Nothing is known of the object."""
+
+
+def settle(
+    where: str, read: Callable[[], T], identity: Callable[[T], Hashable], is_sure: Callable[[T], bool] = lambda _: False
+) -> T:
+    """What `read` gives that is sure, or that came twice: damage on the way does not come again.
+
+    Args:
+        where: what is read, for messages.
+        read: called up to three times.
+        identity: equal for the same bytes.
+        is_sure: whether one reading is enough, as its own CRC is right.
+
+    Raises:
+        DamagedReadError: each read gave other bytes.
+    """
+    seen = list[Hashable]()
+    for _ in range(READS):
+        found = read()
+        if is_sure(found) or identity(found) in seen:
+            return found
+        seen.append(identity(found))
+    raise DamagedReadError(
+        f"{where}: {READS} reads gave {READS} times other bytes, so that nobody can say what is stored; look for a "
+        "fault of the network or of the store, then run it again"
+    )
 
 
 def read_span(store: Store, span: Span) -> bytes | StoreError:

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tpufeed.dataset.checks.records import Picks, RecordCheck, Sample
 from tpufeed.errors import Damage, RecordError, StoreError
 from tpufeed.storage.ranges import open_object
+from tpufeed.storage.reading import settle
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.framing import HEADER_BYTES, OVERHEAD_BYTES, decode_record, decode_records, encode_header
@@ -59,6 +60,28 @@ class ShardCheck:
         Raises:
             StoreError: the shard cannot be read.
         """
+        return self._settle(name, lambda: self._check_span(name, first, offsets))
+
+    def scan(self, name: str, size: int) -> Span:
+        """All records of a shard of `size` bytes, found by their own lengths, as far as these can be trusted.
+
+        Raises:
+            StoreError: the shard cannot be read.
+        """
+        return self._settle(name, lambda: self._scan(name, size))
+
+    def _settle(self, name: str, check: Callable[[], Span]) -> Span:
+        """Read again what comes damaged over a network: only what comes twice is the shard's."""
+        if self._store.local_path(name) is not None:
+            return check()
+        return settle(
+            f"{self._store.url}/{name}",
+            check,
+            identity=lambda span: (span.crc32c, tuple(span.damages)),
+            is_sure=lambda span: not span.damages and span.framed,
+        )
+
+    def _check_span(self, name: str, first: int, offsets: Ints) -> Span:
         span = Span(first, offsets, np.full(len(offsets) - 1, UNKNOWN_LABEL))
         with _open(self._store, name) as reader:
             start = 0
@@ -71,12 +94,7 @@ class ShardCheck:
                 start = stop
         return span
 
-    def scan(self, name: str, size: int) -> Span:
-        """All records of a shard of `size` bytes, found by their own lengths, as far as these can be trusted.
-
-        Raises:
-            StoreError: the shard cannot be read.
-        """
+    def _scan(self, name: str, size: int) -> Span:
         offsets, labels = [0], list[Ints]()
         span = Span(0, np.zeros(1, np.int64), np.zeros(0, np.int64))
         with _open(self._store, name) as reader:

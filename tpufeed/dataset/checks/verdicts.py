@@ -1,6 +1,6 @@
 """What is wrong with a shard as a whole, from what its spans, its size and the index say."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from tpufeed.dataset.checks.offsets import IndexCheck
 from tpufeed.dataset.checks.shards import UNKNOWN_LABEL, Ints, Span
 from tpufeed.dataset.manifest import Shard
-from tpufeed.errors import Damage
+from tpufeed.errors import Damage, StoreError, Unreadable
 from tpufeed.tfrecord.combine import combine_crc32c
 
 _ANOTHER = "What it holds is sound in itself: a file of another build, or one that was edited"
@@ -25,6 +25,7 @@ class Verdict:
             looks at several shards has found the record.
         labels: of each record that the manifest counts, `UNKNOWN_LABEL` where it is not known.
         offsets: where they start.
+        unreadable: what kept it from being read whole.
     """
 
     entry: Shard
@@ -32,11 +33,18 @@ class Verdict:
     another: Damage | None
     labels: Ints
     offsets: Ints
+    unreadable: Unreadable | None = None
 
 
 def judge_missing(entry: Shard, problem: str) -> Verdict:
-    """A shard that is not there, or cannot be read."""
+    """A shard that is not there."""
     return Verdict(entry, (Damage(entry.name, None, None, problem),), None, _unknown(entry), np.zeros(0, np.int64))
+
+
+def judge_unreadable(entry: Shard, error: StoreError, damages: Iterable[Damage] = ()) -> Verdict:
+    """A shard that cannot be read, but for what `damages` were found in."""
+    why = Unreadable(entry.name, str(error))
+    return Verdict(entry, tuple(damages), None, _unknown(entry), np.zeros(0, np.int64), why)
 
 
 def judge_shard(

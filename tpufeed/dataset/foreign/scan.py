@@ -10,6 +10,7 @@ import numpy as np
 from tpufeed.dataset.index import Offsets
 from tpufeed.errors import OptionError, RecordError, ShardError
 from tpufeed.images.header import sniff
+from tpufeed.storage.reading import settle
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.example import Feature, Kind, decode_example
@@ -89,6 +90,8 @@ class ScanStopped(Exception):
 class ShardStream:
     """Reads a shard from its start to its end in blocks, and computes its CRC-32C on the way.
 
+    A record whose CRCs do not match is fetched again: it is damaged where the same bytes come twice.
+
     Args:
         store: where it lies.
         info: its name and size.
@@ -119,9 +122,32 @@ class ShardStream:
         offset, number = 0, 0
         while offset < self._info.size_bytes:
             place = f"{self._where}, record {number}, byte {offset}"
-            stop = offset + OVERHEAD_BYTES + self._read_length(offset, place)
-            yield offset, place, decode_record(self._view(offset, stop), place)
-            offset, number = stop, number + 1
+            try:
+                record, payload = self._record(offset, place)
+            except RecordError:
+                record, payload = self._record_again(offset, place)
+            self.crc32c = crc32c(record, self.crc32c)
+            yield offset, place, payload
+            offset, number = offset + len(record), number + 1
+
+    def _record(self, offset: int, place: str) -> tuple[memoryview, memoryview]:
+        """A record as it stands there, and its payload."""
+        record = self._view(offset, offset + OVERHEAD_BYTES + self._read_length(offset, place))
+        return record, decode_record(record, place)
+
+    def _record_again(self, offset: int, place: str) -> tuple[memoryview, memoryview]:
+        def read() -> tuple[memoryview, memoryview] | RecordError:
+            self._window, self._start = memoryview(b""), offset
+            try:
+                return self._record(offset, place)
+            except RecordError as error:
+                return error
+
+        # What came last ends where the damage was found.
+        found = settle(place, read, lambda _: crc32c(self._window), lambda found: not isinstance(found, RecordError))
+        if isinstance(found, RecordError):
+            raise found
+        return found
 
     def _read_length(self, offset: int, place: str) -> int:
         left = self._info.size_bytes - offset
@@ -151,7 +177,6 @@ class ShardStream:
             data = self._store.read_range(self._info.name, have, end, self._info.version)
             if len(data) != end - have:
                 raise ShardError(f"{self._where}: it ends before byte {end}; it was {self._info.size_bytes} bytes long")
-            self.crc32c = crc32c(data, self.crc32c)
             kept = self._window[start - self._start :]
             self._window, self._start = memoryview(b"".join((kept, data)) if kept else data), start
         return self._window[start - self._start : stop - self._start]
