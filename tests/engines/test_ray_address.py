@@ -1,6 +1,5 @@
 """Addresses at which there is no Ray cluster."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from tests.gcs_server import GcsServer
 from tpufeed.cli.app import app
 from tpufeed.engines import raycluster
 from tpufeed.engines.choice import make_engine
+from tpufeed.engines.engine import available_cores
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.ray import RayEngine
 from tpufeed.engines.serial import SerialEngine
@@ -92,7 +92,7 @@ def test_without_ray_the_extra_is_named(tmp_path):
 def test_names_of_engines():
     assert isinstance(make_engine("local", 3), ProcessEngine)
     assert isinstance(make_engine("local", 1), SerialEngine)
-    assert make_engine(None).workers == len(os.sched_getaffinity(0)) or isinstance(make_engine(None), SerialEngine)
+    assert make_engine(None).workers == available_cores() or isinstance(make_engine(None), SerialEngine)
     assert make_engine("ray").address == "auto"
     assert make_engine("ray", ray_address="").address == ""  # a variable that is not set is no "auto"
     engine = make_engine("ray", 7, "head:6379")

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.reader import Dataset
+from tpufeed.diagnosis.machine import memory_bytes
 from tpufeed.diagnosis.residency import resident_share
 from tpufeed.diagnosis.stages.rates import Storage
 from tpufeed.diagnosis.wording import number_of
@@ -93,7 +94,7 @@ def _measure_local(paths: Sequence[Path], seconds: float) -> Storage:
     cached = sum(size * share for size, share in zip(sizes, shares, strict=True) if share is not None)
     lacking = 1 - cached / sum(sizes)
     rate = found.bytes_per_second * sum(sizes) / sum(path.stat().st_size for path in cold)  # the others cost nothing
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = memory_bytes()  # a container's page cache counts as its memory
     every_epoch = sum(path.stat().st_size for path in paths) > room
     share = f"{100 * lacking:.2g} % of the bytes from the disk, the others from the page cache"
     detail = f"{'disk' if lacking > _WARM else share}, {_say_rate(rate)}"
