@@ -1,5 +1,7 @@
 """What a loader says of its epochs, held against what it gave: batches, and bytes that it sent to a device."""
 
+import weakref
+from contextlib import suppress
 from typing import Any
 
 
@@ -9,15 +11,18 @@ class Epochs:
     def __init__(self) -> None:
         self.begun = 0
         self.short: list[tuple[int, int, int]] = []
-        self._seen: set[int] = set()
+        self._seen: dict[int, weakref.ref[Any]] = {}  # by address, which another loader may have later
         self._sent_bytes = 0
         self._sent_steps = 0
 
     def begin(self, loader: Any) -> "Epoch":
         """The next one, of `loader`."""
         self.begun += 1
-        first = id(loader) not in self._seen
-        self._seen.add(id(loader))
+        seen = self._seen.get(id(loader))
+        first = seen is None or seen() is not loader
+        if first:
+            with suppress(TypeError):  # of a few kinds, such as lists, there are no weak references
+                self._seen[id(loader)] = weakref.ref(loader)
         return Epoch(self, loader, first)
 
     @property
