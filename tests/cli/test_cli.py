@@ -94,7 +94,7 @@ def test_a_destination_of_another_build(refused, photo_folder, dataset_url, tmp_
 
 def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
     (tmp_path / "file").write_text("mine")
-    refused(1, "file.*: Not a directory", "shard", photo_folder, tmp_path / "file")
+    refused(2, "file is a file; take another destination", "shard", photo_folder, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -145,6 +145,10 @@ def test_values_that_warmup_cannot_take(flags, message, refused, dataset_url, tm
         (["verify"], "Missing argument"),
         (["shard", "x", "y", "--workers", "many"], "Invalid value for '--workers'"),
         (["shard", "x", "y", "--seed", "1.5"], "Invalid value for '--seed'"),
+        (["shard", "x", "y", "--workers", "x"], "'--workers': that is no whole number; write it like --workers 4"),
+        (["shard", "x", "y", "--presize", "abc"], "that is no whole number; write it like --presize 224"),
+        (["cache", "warmup", "x", "y", "--size", "abc"], "that is no whole number; write it like --size 224"),
+        (["bench", "x", "--seconds", "abc"], "'--seconds': that is no number; write it like --seconds"),
         (["shard", "x", "y", "--nope"], "No such option"),
         (["polish"], "No such command 'polish'"),
     ],
