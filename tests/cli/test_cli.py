@@ -172,8 +172,8 @@ def test_an_unknown_scheme(refused, photo_folder, tmp_path):
 def test_no_dataset_there(refused, dataset_url, tmp_path):
     for arguments in (["info", tmp_path], ["verify", tmp_path]):
         refused(2, r"holds no dataset: there is no manifest\.json\. Make one with: tpufeed shard", *arguments)
-    refused(2, "no images found among 0 files", "cache", "warmup", tmp_path, tmp_path / "c")
-    assert not (tmp_path / "c").exists()
+    refused(2, "no images found among 0 files", "cache", "warmup", tmp_path, f"{tmp_path}-c")
+    assert not Path(f"{tmp_path}-c").exists()
 
 
 def test_images_where_a_dataset_is_expected(refused, photo_folder):

@@ -80,7 +80,7 @@ def test_without_ray_the_extra_is_named(tmp_path):
     program = (
         "import sys; sys.modules['ray'] = None\n"
         "from tpufeed.cli.app import app\n"
-        f"app(['shard', {str(tmp_path)!r}, {str(tmp_path / 'd')!r}, '--engine', 'ray'])\n"
+        f"app(['shard', {str(tmp_path)!r}, {f'{tmp_path}-d'!r}, '--engine', 'ray'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (2, "error: ray is not installed: pip install 'tpufeed[ray]'\n")
