@@ -12,7 +12,6 @@ is measured; what `tpufeed` takes is that of the whole command, start of Python,
 """
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -166,7 +165,9 @@ def shard(files: list[Path], out: Path, check: str) -> None:
 
 def decode(files: list[Path], program: str = DECODE, *arguments: object) -> float:
     """Images a second of all cores together, start and reading left out."""
-    cores = len(os.sched_getaffinity(0))
+    from tpufeed.engines.engine import available_cores
+
+    cores = available_cores()
     command = [sys.executable, "-c", program, *map(str, arguments)]
     workers = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(cores)

@@ -5,7 +5,6 @@ one, as ImageNet training does.
 """
 
 import multiprocessing
-import os
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from tpufeed.diagnosis.feeds.naive import random_window
+from tpufeed.engines.engine import available_cores
 
 SIZE = 224
 _BATCHES_AHEAD = 2  # for each process, as torch's DataLoader has by default
@@ -54,7 +54,7 @@ class PilFolderOnAllCores(PilFolder):
 
     def __init__(self, folder: Path, batch_size: int, seed: int = 0) -> None:
         super().__init__(folder, batch_size, seed)
-        self.processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.processes = available_cores()
         self._pool = ProcessPoolExecutor(self.processes, multiprocessing.get_context("spawn"))
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -21,6 +21,7 @@ from tpufeed.cli.app import app
 from tpufeed.errors import (
     DatasetDamagedError,
     OptionError,
+    SourceError,
     StoreError,
     TpufeedError,
     printable,
@@ -212,7 +213,7 @@ def test_a_pipe_or_device_in_a_dataset_is_neither_waited_for_nor_read_without_en
 
 def test_names_in_a_tar_are_names_and_its_links_lead_nowhere(tmp_path):
     members = [("../../x/1.jpg", None), ("/abs/2.jpg", None), (f"3{ESCAPES}.jpg", None)]
-    members += [("4.jpg", tarfile.SYMTYPE), ("5.jpg", tarfile.LNKTYPE), ("6.jpg", tarfile.CHRTYPE)]
+    members += [("4.jpg", tarfile.SYMTYPE), ("6.jpg", tarfile.CHRTYPE)]
     (tmp_path / "in").mkdir()
     with tarfile.open(tmp_path / "in/a.tar", "w") as tar:
         for name, kind in members:
@@ -221,8 +222,17 @@ def test_names_in_a_tar_are_names_and_its_links_lead_nowhere(tmp_path):
             info.size = 0 if kind else len(jpeg(1))
             tar.addfile(info, None if kind else io.BytesIO(jpeg(1)))
     result = tpufeed.shard(tmp_path / "in/a.tar", tmp_path / "in/out", workers=1, label="none")
-    assert (result.images, sum(result.ignored_files.values())) == (3, 3)
+    assert (result.images, sum(result.ignored_files.values())) == (3, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_hard_link_of_a_tar_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("5.jpg")
+        info.type, info.linkname = tarfile.LNKTYPE, "/etc/passwd"
+        tar.addfile(info)
+    with pytest.raises(SourceError, match=r"5\.jpg is stored as a link to /etc/passwd"):
+        tpufeed.shard(tmp_path / "a.tar", tmp_path / "out", workers=1, label="none")
 
 
 def test_a_table_may_name_any_file_but_only_images_are_taken(tmp_path):

@@ -237,6 +237,18 @@ def test_warnings_of_raw_images(photo_folder, tmp_path):
     assert warmup(tmp_path / "source", tmp_path / "c", size=32, workers=1).warnings[:1] == foretold
 
 
+def test_a_run_that_goes_on_warns_again(photo_folder, tmp_path):
+    shutil.copytree(photo_folder, tmp_path / "source/all")
+    for build, options in ((tpufeed.shard, {}), (warmup, {"size": 32})):
+        place = tmp_path / build.__name__
+        first = build(tmp_path / "source", place, workers=1, **options)
+        (place / "manifest.json").unlink()  # as if it was killed just before
+        again = build(tmp_path / "source", place, workers=1, **options)
+        assert again.earlier_images == again.images
+        assert again.warnings == first.warnings
+        assert any("all images lie in one folder" in warning for warning in again.warnings)
+
+
 def test_a_preview_of_what_stands_or_goes(source, undisturbed, tmp_path):
     shutil.copytree(undisturbed.url, tmp_path / "c")
     before = state_of(tmp_path)

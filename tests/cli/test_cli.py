@@ -94,7 +94,7 @@ def test_a_destination_of_another_build(refused, photo_folder, dataset_url, tmp_
 
 def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
     (tmp_path / "file").write_text("mine")
-    refused(1, "file.*: Not a directory", "shard", photo_folder, tmp_path / "file")
+    refused(2, "file is a file; take another destination", "shard", photo_folder, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -145,6 +145,10 @@ def test_values_that_warmup_cannot_take(flags, message, refused, dataset_url, tm
         (["verify"], "Missing argument"),
         (["shard", "x", "y", "--workers", "many"], "Invalid value for '--workers'"),
         (["shard", "x", "y", "--seed", "1.5"], "Invalid value for '--seed'"),
+        (["shard", "x", "y", "--workers", "x"], "'--workers': that is no whole number; write it like --workers 4"),
+        (["shard", "x", "y", "--presize", "abc"], "that is no whole number; write it like --presize 224"),
+        (["cache", "warmup", "x", "y", "--size", "abc"], "that is no whole number; write it like --size 224"),
+        (["bench", "x", "--seconds", "abc"], "'--seconds': that is no number; write it like --seconds"),
         (["shard", "x", "y", "--nope"], "No such option"),
         (["polish"], "No such command 'polish'"),
     ],
@@ -168,8 +172,8 @@ def test_an_unknown_scheme(refused, photo_folder, tmp_path):
 def test_no_dataset_there(refused, dataset_url, tmp_path):
     for arguments in (["info", tmp_path], ["verify", tmp_path]):
         refused(2, r"holds no dataset: there is no manifest\.json\. Make one with: tpufeed shard", *arguments)
-    refused(2, "no images found among 0 files", "cache", "warmup", tmp_path, tmp_path / "c")
-    assert not (tmp_path / "c").exists()
+    refused(2, "no images found among 0 files", "cache", "warmup", tmp_path, f"{tmp_path}-c")
+    assert not Path(f"{tmp_path}-c").exists()
 
 
 def test_images_where_a_dataset_is_expected(refused, photo_folder):

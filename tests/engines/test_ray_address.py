@@ -1,6 +1,5 @@
 """Addresses at which there is no Ray cluster."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typer.testing import CliRunner
 from tests.engines.contract import ROOT, job
 from tpufeed.cli.app import app
 from tpufeed.engines.choice import SerialEngine, make_engine
+from tpufeed.engines.engine import available_cores
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.ray import RayEngine
 from tpufeed.errors import OptionError
@@ -62,7 +62,7 @@ def test_without_ray_the_extra_is_named(tmp_path):
     program = (
         "import sys; sys.modules['ray'] = None\n"
         "from tpufeed.cli.app import app\n"
-        f"app(['shard', {str(tmp_path)!r}, {str(tmp_path / 'd')!r}, '--engine', 'ray'])\n"
+        f"app(['shard', {str(tmp_path)!r}, {f'{tmp_path}-d'!r}, '--engine', 'ray'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (2, "error: ray is not installed: pip install 'tpufeed[ray]'\n")
@@ -74,7 +74,7 @@ def test_without_ray_the_extra_is_named(tmp_path):
 def test_names_of_engines():
     assert isinstance(make_engine("local", 3), ProcessEngine)
     assert isinstance(make_engine("local", 1), SerialEngine)
-    assert make_engine(None).workers == len(os.sched_getaffinity(0)) or isinstance(make_engine(None), SerialEngine)
+    assert make_engine(None).workers == available_cores() or isinstance(make_engine(None), SerialEngine)
     assert make_engine("ray").address == "auto"
     assert make_engine("ray", ray_address="").address == ""  # a variable that is not set is no "auto"
     engine = make_engine("ray", 7, "head:6379")

@@ -1,6 +1,7 @@
 """What a batch of numpy_loader holds, and how."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -102,6 +103,7 @@ def table(photo_folder, tmp_path_factory):
     rows = [
         {"path": str(path), "class": path.parent.name, "height": n / 2, "width": n, "text": f"n {n}", "format": "x"}
         | {"channels": -n, "filename": f"{n}.tif", "ids": [n, n], "empty": None if n else 1.5, "note": "größe"}
+        | {"one": [n], "mixed": [n, n] if n else n, "gaps": [n] * (n % 3 + 1) if n else None}
         for n, path in enumerate(sorted(photo_folder.glob("*/*.jpg"))[::12])
     ]
     (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -130,10 +132,33 @@ def test_a_table_s_own_columns_go_before_short_names(table, ops):
     assert {"height", "image/height", "label", "ids"} < set(known)
 
 
-@pytest.mark.parametrize(("name", "stored"), [("ids", "int64"), ("empty", "float32")])
-def test_a_column_of_lists_or_with_missing_values_is_refused_at_once(name, stored, table, ops):
-    with pytest.raises(OptionError, match=rf"'{name}' cannot be batched: .* says {name} {stored}\[\].*filled in"):
+@pytest.mark.parametrize(
+    ("name", "stored", "found"),
+    [
+        ("ids", "int64", "each sample has 2 values in it"),
+        ("one", "int64", "each sample has a list of one value in it"),
+        ("empty", "float32", "some samples have no value in it"),
+        ("mixed", "int64", "samples have 1 to 2 values in it"),
+        ("gaps", "int64", "samples have 0 to 3 values in it"),
+    ],
+)
+def test_a_column_of_lists_or_with_missing_values_is_refused_at_once(name, stored, found, table, ops):
+    said = rf"'{name}' cannot be batched: {found}.* \(`tpufeed info` says {name} {stored}\[\]\)"
+    with pytest.raises(OptionError, match=said):
         tpufeed.numpy_loader(table[0], "train", columns=["image", name], ops=ops)
+
+
+def test_a_dataset_that_does_not_say_how_long_its_lists_are(table, tmp_path, ops):
+    shutil.copytree(table[0], tmp_path / "older")
+    manifest = tmp_path / "older/manifest.json"
+    document = json.loads(manifest.read_text())
+    for feature in document["features"]:
+        feature.pop("lengths", None)
+    manifest.write_text(json.dumps(document))
+    with pytest.raises(OptionError, match="'ids' cannot be batched: it holds lists, or some samples have no value"):
+        tpufeed.numpy_loader(tmp_path / "older", "train", columns=["image", "ids"], ops=ops)
+    digests = {tpufeed.open_dataset(url).manifest.content_digest for url in (table[0], tmp_path / "older")}
+    assert len(digests) == 1
 
 
 def test_adopted_records_with_missing_values_are_bad_records(photo_folder, tmp_path, ops):

@@ -1,7 +1,9 @@
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import pytest
 
 from tpufeed.profiling.clock import StepClock
@@ -232,6 +234,89 @@ def test_the_clock_keeps_no_batch_alive_while_it_waits(clock: StepClock) -> None
     for batch in clock(loader()):
         assert alive == 1
         del batch
+
+
+def test_the_time_of_a_loop_within_a_loop_counts_once(clock: StepClock, fake: FakeTime) -> None:
+    for _ in clock(Loader(fake, [5.0, 1.0, 1.0], end=1.0)):
+        fake.pass_(2)
+        train(clock, Loader(fake, [0.5, 0.5], end=0.5), compute=3)
+        fake.pass_(4)
+    times, report = clock.timeline(), clock.report(batch_size=1)
+    assert times.wait_seconds == pytest.approx((0.5, 0.5, 5.0, 0.5, 0.5, 1.0, 0.5, 0.5, 1.0))
+    assert times.compute_seconds == pytest.approx((3, 3, 6, 3, 3, 6, 3, 3, 6))
+    took = fake.seconds - 100
+    assert report.wall_seconds == pytest.approx(took - 3.5)  # less the first step that ended
+    assert report.idle_percent == pytest.approx(100 * (5 + 2 + 1 + 6 * 0.5 + 3 * 0.5 - 0.5) / (took - 3.5))
+
+
+def test_loops_side_by_side_count_once(clock: StepClock, fake: FakeTime) -> None:
+    for _ in zip(clock(Loader(fake, [5.0, 1.0, 1.0])), clock(Loader(fake, [2.0, 2.0, 2.0])), strict=False):
+        fake.pass_(3)
+    times = clock.timeline()
+    assert sum(times.wait_seconds) == pytest.approx(5 + 1 + 1 + 2 + 2 + 2)
+    assert sum(times.compute_seconds) == pytest.approx(3 * 3)
+    assert len(times.wait_seconds) == 6
+
+
+@pytest.mark.parametrize("between", [lambda timed: timed, lambda timed: (batch for batch in timed)])
+def test_a_loader_that_is_timed_twice_counts_once(
+    clock: StepClock, fake: FakeTime, between: Callable[[Any], Any]
+) -> None:
+    loader = Loader(fake, [5.0, 1.0, 1.0], end=1.0)
+    for _ in clock(between(clock(loader))):
+        fake.pass_(3)
+    report = clock.report(batch_size=10)
+    assert (report.steps, report.images) == (3, 30)
+    assert report.wall_seconds == pytest.approx(1 + 1 + 1 + 2 * 3)
+    assert loader.closed == 1
+
+
+def test_images_of_loops_within_one_another_are_told_apart(clock: StepClock) -> None:
+    rows = [np.zeros((8, 2)), np.zeros((8, 2))]
+    for _ in clock(rows):
+        list(clock([np.zeros((3, 2)), np.zeros((3, 2))]))
+    assert clock.report().images == 2 * 8 + 4 * 3
+
+
+def test_what_passes_after_a_kept_iterators_loop_is_of_no_step(clock: StepClock, fake: FakeTime) -> None:
+    loader = Loader(fake, [5.0] + [1.0] * 9, end=1.0)
+    batches = iter(clock(loader))
+    for _ in islice(batches, 4):
+        fake.pass_(2)
+    fake.pass_(1000)  # an evaluation
+    for _ in islice(batches, 4):
+        fake.pass_(2)
+    fake.pass_(1000)
+    del batches
+    report = clock.report(batch_size=1)
+    assert loader.closed == 1
+    assert report.steps == 6
+    assert report.wall_seconds == pytest.approx(5 * 3)
+    assert any("2 steps are left out" in note and "close()" in note for note in report.notes)
+
+
+def test_closing_a_kept_iterator_ends_the_last_step(clock: StepClock, fake: FakeTime) -> None:
+    batches: Any = iter(clock(Loader(fake, [5.0, 1.0, 1.0, 1.0])))
+    for batch in batches:
+        fake.pass_(2)
+        if batch == 2:
+            break
+    batches.close()
+    fake.pass_(1000)
+    assert list(batches) == []
+    report = clock.report(batch_size=1)
+    assert (report.steps, report.notes) == (3, ())
+    assert report.wall_seconds == pytest.approx(2 * 3)
+
+
+def test_a_kept_iterator_does_not_hold_up_the_next_loops(clock: StepClock, fake: FakeTime) -> None:
+    batches = iter(clock(Loader(fake, [5.0, 1.0])))
+    next(batches)
+    fake.pass_(1)
+    train(clock, Loader(fake, [1.0, 1.0]), compute=1)
+    report = clock.report(batch_size=1)
+    assert (report.steps, report.wall_seconds) == (2, pytest.approx(2))
+    batches.close()  # type: ignore[attr-defined]
 
 
 def test_a_report_in_the_middle_of_the_loop_covers_the_steps_that_ended(clock: StepClock, fake: FakeTime) -> None:

@@ -152,6 +152,27 @@ def test_a_loader_that_goes_on_in_mid_epoch_is_not_short_but_its_next_epoch_can_
     assert clock.report().short_epochs == ((2, 5, 9),)
 
 
+def test_a_new_loader_at_the_address_of_one_that_is_gone_is_a_new_one() -> None:
+    class Resuming:
+        def __iter__(self) -> Iterator[int]:
+            return iter([1, 2])
+
+        def __len__(self) -> int:
+            return 9
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError("never called here")
+
+    clock, addresses = StepClock(), set()
+    for _ in range(20):
+        loader = Resuming()  # goes on in mid-epoch
+        addresses.add(id(loader))
+        list(clock(loader))
+        del loader
+    assert len(addresses) < 20, "no address was used again, so that this shows nothing"
+    assert clock.report().short_epochs == ()
+
+
 def test_an_iterator_knows_better_what_is_left_of_an_epoch() -> None:
     class Sized:
         def __init__(self) -> None:

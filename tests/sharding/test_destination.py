@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tpufeed.errors import DuplicateWriterError
+from tpufeed.errors import DuplicateWriterError, OptionError
+from tpufeed.sharding.build import preview_shard
+from tpufeed.storage.memory import MemoryStore
 
 
 @pytest.mark.parametrize("number", [0, -1, None], ids=["first shard", "last shard", "index"])
@@ -65,3 +67,38 @@ def test_a_budget_for_rejects_belongs_to_no_plan(build_options, photo_folder, un
 def test_the_number_of_workers_belongs_to_no_plan(build_options, photo_folder, unfinished, undisturbed):
     next(unfinished.glob("_tpufeed/reports/*.json")).unlink()
     assert tpufeed.shard(photo_folder, unfinished, workers=3, **build_options).manifest == undisturbed.manifest
+
+
+@pytest.mark.parametrize("build", [tpufeed.shard, preview_shard], ids=["shard", "dry run"])
+@pytest.mark.parametrize("below", ["out", "cat/out", "link"])
+def test_a_place_within_the_source_is_refused(build, below, photo_folder, tmp_path):
+    """A later run would list what lies there."""
+    source = shutil.copytree(photo_folder, tmp_path / "photos")
+    (tmp_path / "link").symlink_to(source / "out")
+    destination = tmp_path / "link" if below == "link" else source / below
+    with pytest.raises(OptionError, match=r"is within the source .*photos, .*take a folder beside it"):
+        build(source, destination, workers=1)
+    assert not (source / "out").exists()
+
+
+def test_a_place_within_a_bucket_s_source_is_refused(small_jpegs, tmp_path):
+    store = MemoryStore(f"memory://{tmp_path.name}")
+    store.put("photos/a/0.jpg", small_jpegs[0])
+    with pytest.raises(OptionError, match="is within the source"):
+        tpufeed.shard(f"{store.url}/photos", f"{store.url}/photos/out", workers=1)
+    tpufeed.shard(f"{store.url}/photos", f"{store.url}/photos-out", workers=1)
+
+
+def test_a_place_beside_a_table_s_images(photo_folder, tmp_path):
+    source = shutil.copytree(photo_folder, tmp_path / "photos")
+    names = [str(path.relative_to(source)) for path in source.glob("*/*.jpg")]
+    (source / "table.csv").write_text("\n".join(["path", *names]))
+    assert tpufeed.shard(source / "table.csv", source / "out", workers=1).images == len(names)
+
+
+@pytest.mark.parametrize("below", ["", "x/y"])
+def test_a_file_is_no_place(below, photo_folder, tmp_path):
+    (tmp_path / "file").write_bytes(b"years of work")
+    for build in (tpufeed.shard, preview_shard):
+        with pytest.raises(OptionError, match=rf"{tmp_path}/file is a file; take another destination"):
+            build(photo_folder, tmp_path / "file" / below, workers=1)

@@ -14,6 +14,7 @@ from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Row
 from tpufeed.sharding.sources import Source
+from tpufeed.storage.memory import MemoryStore
 
 
 @pytest.fixture
@@ -71,6 +72,18 @@ def test_a_file_spelt_in_two_ways_is_in_one_split_and_listed_twice(small_jpegs, 
     assert not set(numbers["train"]) & set(numbers["val"])
     assert all(numbers.values())
     assert inventory.listed_twice() == len(small_jpegs) * (len(ways) - 1)
+
+
+def test_a_url_and_a_name_are_one_file(small_jpegs, take, tmp_path):
+    store = MemoryStore(f"memory://{tmp_path.name}/x")
+    for number, data in enumerate(small_jpegs):
+        store.put(f"{number}.jpg", data)
+    rows = [f"{place}{number}.jpg" for number in range(len(small_jpegs)) for place in (f"{store.url}/", "")]
+    store.put("t.csv", ("path\n" + "\n".join(rows)).encode())
+    inventory, _ = take(f"{store.url}/t.csv", split="train=0.5,val=0.5")
+    numbers = {split: [Path(item.path).stem for item, _ in inventory.iter_inputs(split)] for split in inventory.splits}
+    assert not set(numbers["train"]) & set(numbers["val"])
+    assert inventory.listed_twice() == len(small_jpegs)
 
 
 def test_listed_twice(make):

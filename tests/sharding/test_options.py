@@ -80,9 +80,11 @@ def test_a_split_given_twice():
     ("splits", "message"),
     [
         ({}, "at least one split"),
-        ({"train": 0.9}, "add up to 0.9, not 1"),
+        ({"train": 0.9}, r"add up to 0.9, not 1: .*; write them like train=0\.9,val=0\.1"),
         ({"train": 0.9, "val": 0.2}, "add up to 1.1, not 1"),
-        ({"train": 0.0, "val": 1.0}, r"split train: a share is in \(0, 1\], not 0"),
+        ({"train": 0.0, "val": 1.0}, r"split train: a share is in \(0, 1\], not 0.*; write them like train=0\.9"),
+        ({"80/20": 1.0}, r"a split is named by letters.*not '80/20'; write them like train=0\.9,val=0\.1"),
+        ({"train-clean": 1.0}, r"letters, digits, '_' and '\.'.*; not 'train-clean'\. train_clean would do"),
         ({"train": 1.5, "val": -0.5}, "split train: a share"),
         ({"train": float("nan")}, "split train: a share"),
         ({"train": float("inf")}, "split train: a share"),

@@ -148,6 +148,14 @@ def test_lists_missing_values_and_bytes(table, tmp_path):
         ("path,x,x\n0.jpg,1,2\n", "csv", "two columns have the same name: path, x, x"),
         ('path,label\n"0.jpg,a\n', "csv", "line 2: unexpected end of data"),
         ('path,label\n"0.jpg"x,a\n', "csv", "line 2: .*expected after"),
+        (
+            'path,label\n0.jpg,a\n\n1.jpg,"5 inch\n' + "2.jpg,b\n" * 50,
+            "csv",
+            r"line 4: a quote that opens a field of the row that begins here .*unexpected end of data, line 54",
+        ),
+        ('path,label\n1.jpg,"5 inch\n2.jpg,b\n3.jpg,"c"\n', "csv", "line 2: a quote that opens .*, line 4"),
+        ('path,label\n"1.jpg\n2.jpg"\n', "csv", "lines 2 to 3: 1 fields; the header has 2"),
+        ('path,"label\n1.jpg,a\n', "csv", "line 1: a quote that opens a field"),
         ("path,label\n0.jpg," + "y" * ((16 << 20) + 1) + "\n", "csv", "line 2: field larger than field limit"),
         ("path,label\n0.jpg,größe\n".encode("latin-1"), "csv", r"csv, line 2: not UTF-8: .*b'\\xf6'.*'CSV UTF-8'"),
         (b"path,label\n" + b"0.jpg,a\n" * 3000 + b"\xe9.jpg,a\n", "csv", "line 3002: not UTF-8"),
@@ -494,7 +502,7 @@ def test_another_separator_is_recognised(suffix, separator, remedy, table, take)
 
 
 def test_columns_without_labels_are_warned_of(table, tmp_path):
-    """Whatever an earlier run has left; and not where nobody wants labels."""
+    """Also in a run that goes on; and not where nobody wants labels."""
     path = table("path,species,height_cm\n0.jpg,rose,1.5\n1.jpg,tulip,tall\n2.jpg,rose,2\n3.jpg,rose,3\n")
     unlabelled = (
         "no labels: none of the columns species, height_cm is called label, class ...; give --label COLUMN, or "
@@ -506,7 +514,7 @@ def test_columns_without_labels_are_warned_of(table, tmp_path):
     assert result.warnings == (unlabelled, text)
     (tmp_path / "d/manifest.json").unlink()
     again = tpufeed.shard(path, tmp_path / "d", workers=1)
-    assert (again.warnings, again.manifest.content_digest) == ((unlabelled,), result.manifest.content_digest)
+    assert (again.warnings, again.manifest.content_digest) == ((unlabelled, text), result.manifest.content_digest)
     for options in ({"label": "none"}, {"label": "species"}):
         assert preview_shard(path, tmp_path / "e", **options).warnings == (text,)
 
@@ -628,6 +636,10 @@ def test_a_table_elsewhere(place, small_jpegs, take, tmp_path):
         ("gs://bucket/t", "/x/a.jpg", "/x/a.jpg"),
         ("gs://bucket/t", "file:///x/a.jpg", "/x/a.jpg"),
         ("gs://bucket", "a.jpg", "a.jpg"),
+        ("gs://bucket/t", "gs://bucket/t/x/a.jpg", "x/a.jpg"),
+        ("gs://bucket/t", "gs://bucket/table/a.jpg", "gs://bucket/table/a.jpg"),
+        ("gs://bucket/t", "gs://bucket/t//a.jpg", "gs://bucket/t//a.jpg"),
+        ("gs://bucket/t", "gs://bucket/t/../a.jpg", "gs://bucket/t/../a.jpg"),
         ("local:///t", "a.jpg", "a.jpg"),
         ("local:///t", "../a.jpg", "local:///a.jpg"),
     ],

@@ -300,6 +300,21 @@ def test_a_sparse_file_is_refused(tar_format, sample, small_jpegs, take, tmp_pat
         take(tmp_path / "s.tar")
 
 
+def test_a_hard_link_is_refused(sample, take, tmp_path):
+    (tmp_path / "files").mkdir()
+    for name, data in (*sample(0), *sample(1)):
+        (tmp_path / "files" / name).write_bytes(data)
+    first, second = (next(name for name, _ in sample(n) if name.endswith(".jpg")) for n in (0, 1))
+    (tmp_path / "files" / second).unlink()
+    (tmp_path / "files" / second).hardlink_to(tmp_path / "files" / first)
+    names = sorted(path.name for path in (tmp_path / "files").iterdir())
+    subprocess.run(["tar", "-cf", "../s.tar", *names], cwd=tmp_path / "files", check=True)
+    with pytest.raises(SourceError, match=rf"s\.tar, byte \d+: {second} is stored as a link to {first} .*dereference"):
+        take(tmp_path / "s.tar")
+    subprocess.run(["tar", "--hard-dereference", "-cf", "../s.tar", *names], cwd=tmp_path / "files", check=True)
+    assert len(take(tmp_path / "s.tar")[0]) == 2
+
+
 def test_tars_of_several_splits_are_warned_of(make_tar, sample, take, tmp_path):
     for number, name in enumerate(("flowers-train-0.tar", "flowers-train-1.tar", "flowers-val-0.tar")):
         make_tar(sample(number), name)

@@ -74,11 +74,8 @@ def warmup(  # noqa: PLR0913  # the public face
         return finished_result(request.finished)
     source, destination, checked, size = request.source, request.destination, request.options, request.size
 
-    warnings: list[str] = []
-
     def make_plan(path: Path, freed_bytes: int) -> None:
         with source.plan(checked, size) as planning:
-            warnings[:] = planning.warnings
             measured = _measure(planning, source, checked, size)
             check_space(destination, measured.bytes, freed_bytes)
             header = msgspec.structs.replace(planning.header, splits=measured.shards)
@@ -89,7 +86,7 @@ def warmup(  # noqa: PLR0913  # the public face
         job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked), REACH)
         info = checked.cache_info(plan.header.input_digest, request.identity, size)
         result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, info), listener)
-    return replace(result, warnings=(*warnings, *result.warnings))
+    return replace(result, warnings=(*plan.header.warnings, *result.warnings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +200,7 @@ def preview_warmup(  # noqa: PLR0913  # those of `warmup`
             seconds_a_sample=measured.probe.seconds_a_sample,
             probed=measured.probe.samples,
             fingerprint=fingerprint(planning.header.input_digest, identity),
-            warnings=planning.warnings,
+            warnings=planning.header.warnings,
         )
 
 

@@ -186,6 +186,6 @@ def cached_schema(
     own = record_schema(labelled=any(feature.name == LABEL for feature in features))
     known = {feature.name for feature in own}
     present = {feature.name for feature in features} | {HEIGHT, WIDTH, CHANNELS, FORMAT}
-    others = (FeatureSpec(f.name, f.dtype, f.shape) for f in features[1:] if f.name not in known)
+    others = (FeatureSpec(f.name, f.dtype, f.shape, lengths=f.lengths) for f in features[1:] if f.name not in known)
     image = FeatureSpec(TENSOR, "uint8", (*size, 3)) if options.encode == "raw" else own[0]
     return (image, *(f for f in own[1:] if f.name in present), *others)

@@ -39,14 +39,12 @@ class Planning:
         samples: of each split.
         first: tasks of a few samples, for a probe.
         iter_tasks: all tasks, for so many shards of each split.
-        warnings: what raw images may not have been meant to become, as sentences.
     """
 
     header: PlanHeader
     samples: dict[str, int]
     first: list[Task]
     iter_tasks: Callable[[Mapping[str, int]], Iterator[Task]]
-    warnings: tuple[str, ...] = ()
 
 
 class Warmable(Protocol):
@@ -165,6 +163,7 @@ class _Images:
     def plan(self, options: CacheOptions, size: Size) -> Iterator[Planning]:
         with take_inventory(self.url, self._options) as inventory:
             samples = {name: count for name, (count, _, _) in inventory.totals().items()}
+            unlabelled = iter_label_warnings(self.url, self._options.label, inventory.features)
             header = PlanHeader(
                 kind=KIND,
                 source=self.url,
@@ -178,11 +177,10 @@ class _Images:
                 base=inventory.base,
                 notes={"images": options.variants * len(inventory), "listed_twice": inventory.listed_twice()},
                 ignored_files=inventory.ignored_files,
+                warnings=(*unlabelled, *inventory.warnings),
             )
             first = list(_iter_inputs(inventory, {name: min(count, _PROBED) for name, count in samples.items()}))
-            unlabelled = iter_label_warnings(self.url, self._options.label, inventory.features)
-            warnings = (*unlabelled, *inventory.warnings)
-            yield Planning(header, samples, first, lambda shards: _iter_inputs(inventory, samples, shards), warnings)
+            yield Planning(header, samples, first, lambda shards: _iter_inputs(inventory, samples, shards))
 
 
 def _iter_inputs(

@@ -6,11 +6,13 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES = "Examples:"
 OTHER_OPTIONS = "Options"
 
+_KINDS = {"valid integer": "whole number", "valid number": "number", "valid float": "number"}
 _WIDEST, _NARROWEST = 80, 20
 _STACKED = 64  # on narrower terminals an explanation stands below its option
 _NAMES = 26
@@ -20,6 +22,18 @@ _WORD = re.compile(rf"--\S+ (?!-){_QUOTED}|{_QUOTED}")  # an option stays beside
 
 class Command(TyperCommand):
     """A command with this help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does, but numbers are refused in plain words, which newer releases of typer have no longer."""
+        try:
+            return super().parse_args(ctx, args)
+        except BadParameter as error:
+            kind = next((kind for word, kind in _KINDS.items() if word in error.message), None)
+            if kind is not None and error.param is not None:
+                default = error.param.default
+                example = default if isinstance(default, int | float) else 224 if error.param.metavar == "PIXELS" else 4
+                error.message = f"that is no {kind}; write it like {max(error.param.opts, key=len)} {example}"
+            raise
 
     def get_help(self, ctx: Any) -> str:
         return render(self, ctx)

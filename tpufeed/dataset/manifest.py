@@ -118,7 +118,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 (name, [[(s.crc32c, s.bytes, s.records) for s in v.shards] for v in split.variants], split.class_counts)
                 for name, split in self.splits.items()
             ],
-            self.features,
+            # `lengths` follow from the records, and older versions do not write them.
+            [msgspec.structs.replace(feature, lengths=msgspec.UNSET) for feature in self.features],
             self.class_names,
         ]
         return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()

@@ -27,7 +27,9 @@ def is_own(name: str) -> bool:
 def check_split_name(split: str) -> str:
     """`split` itself where it can begin file names. Raises OptionError."""
     if not _SPLIT.fullmatch(split):
-        raise OptionError(f"a split is named by letters, digits, '_' and '.', like train or val; not {split!r}")
+        other = split.replace("-", "_")  # a hyphen would look like the begin of a shard's or a variant's number
+        hint = f". {other} would do" if _SPLIT.fullmatch(other) else ""
+        raise OptionError(f"a split is named by letters, digits, '_' and '.', like train or val; not {split!r}{hint}")
     return split
 
 

@@ -96,6 +96,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     base: str = ""
     notes: dict[str, int] = {}
     ignored_files: dict[str, int] = {}
+    warnings: tuple[str, ...] = ()  # of the source: a run that goes on says them again
 
     def shard_names(self, task: _TaskHead) -> list[str]:
         """The shards that a task makes, one a variant."""

@@ -25,13 +25,15 @@ DType = Literal["uint8", "int64", "float32", "bytes", "string"]
 class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One feature: `shape` [] is a scalar, None is of any length; a uint8 shape is (height, width, channels).
 
-    `stored_as` is its key in the records of an adopted dataset, where that is another than its name.
+    `stored_as` is its key in the records of an adopted dataset, where that is another than its name. `lengths` are the
+    least and the most values that the inputs of a dataset have where the shape is None; older datasets do not say.
     """
 
     name: str
     dtype: DType
     shape: tuple[int, ...] | None = ()
     stored_as: str | msgspec.UnsetType = msgspec.UNSET
+    lengths: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def key(self) -> str:

@@ -4,25 +4,27 @@ import errno
 import os
 
 from tpufeed.dataset.naming import PLAN
-from tpufeed.errors import BuildError, StoreError
+from tpufeed.errors import BuildError, OptionError, StoreError
 from tpufeed.storage.store import Store
 
 
 def check_writable(destination: Store) -> None:
-    """Raises StoreError where a local folder cannot be made, or not be written to. Changes nothing.
+    """Check that a local folder can be made and written to. Changes nothing; other stores say so at the first write.
 
-    Other stores say so at the first write only.
+    Raises:
+        OptionError: it is a file, or in one.
+        StoreError: it cannot be written to.
     """
     path = destination.local_path(PLAN)
     if path is None:
         return
     folder = next(folder for folder in path.parents if os.path.lexists(folder))
-    wrong = None
     if not folder.is_dir():
-        wrong = errno.ENOTDIR
-    elif not os.access(folder, os.W_OK | os.X_OK):
+        raise OptionError(
+            f"{destination.url} cannot be a dataset's folder: {folder} is a file; take another destination"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
         wrong = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
-    if wrong is not None:
         raise StoreError(f"{destination.url}/{PLAN} cannot be written: {folder}: {os.strerror(wrong)}")
 
 

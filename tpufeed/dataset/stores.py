@@ -1,6 +1,6 @@
 """The stores of a build: its engine has to see them, and the destination is not the source."""
 
-from pathlib import Path
+from pathlib import PurePath, PurePosixPath
 
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.engines.choice import LOCAL, SerialEngine, make_engine
@@ -32,11 +32,19 @@ def choose_engine(engine: Engine | str | None, workers: int | None, *stores: Sto
 
 
 def refuse_source(destination: Store, *sources: Store) -> None:
-    """Raises OptionError where a build would stand among what it reads, which --overwrite would remove."""
-    if _place(destination) in map(_place, sources):
-        raise OptionError(f"{destination.url} is the source itself; take another destination")
+    """Raises OptionError where a build would stand among what it reads, and be read or removed by a later one."""
+    place = _place(destination)
+    for source in sources:
+        read = _place(source)
+        if place == read:
+            raise OptionError(f"{destination.url} is the source itself; take another destination")
+        if place.is_relative_to(read) and source.stat(MANIFEST) is None:  # of a dataset only what it names is read
+            raise OptionError(
+                f"{destination.url} is within the source {source.url}, of which it would be a part for later runs; "
+                "take a folder beside it"
+            )
 
 
-def _place(store: Store) -> str | Path:
+def _place(store: Store) -> PurePath:
     path = store.local_path(MANIFEST)
-    return store.url if path is None else path.resolve()
+    return PurePosixPath(store.url) if path is None else path.resolve().parent

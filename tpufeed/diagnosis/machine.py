@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tpufeed.cgroups import memory_limit
 from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
@@ -40,12 +41,19 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": available_cores(),
-        "ram_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "ram_gib": round(memory_bytes() / 2**30, 1),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "versions": _versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def memory_bytes() -> int:
+    """Memory of the host, or of this process' container where that has less."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return installed if limit is None else min(installed, limit)
 
 
 def describe(machine: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """What an engine is, and what all of them share."""
 
 import importlib
+import math
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from tpufeed.cgroups import cpu_quota
 from tpufeed.errors import TaskError, TpufeedError
 
 DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, three in a row do
@@ -169,8 +171,10 @@ def _load(entry: str) -> Any:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: of its affinity, and no more than its container's quota of time, rounded up."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()  # neither `os.process_cpu_count` of Python 3.13 nor psutil knows of it
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def task_name(task: Any) -> str:

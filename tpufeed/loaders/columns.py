@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -85,10 +86,24 @@ def find_column(manifest: Manifest, name: str) -> Column:
         raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
     feature = features[wanted]
     if feature.shape is None and manifest.options.get("command") != "adopt":  # of others' records one may be skipped
+        found, remedy = _lengths_of(feature)
         raise OptionError(
-            f"the column {name!r} cannot be batched: it holds lists, or some samples have no value in it (`tpufeed "
-            f"info` says {feature.name} {feature.dtype}[]). Leave it out of columns=; or build the dataset anew, with "
-            "missing values filled in, or a column for each place of lists of one length"
+            f"the column {name!r} cannot be batched: {found} (`tpufeed info` says {feature.name} {feature.dtype}[]). "
+            f"Leave it out of columns=; or build the dataset anew, with {remedy}"
         )
     ints = schema.fixed_ints(manifest.features)
     return Column(name, feature.key, feature.dtype, ints.index(wanted) if wanted in ints else None)
+
+
+def _lengths_of(feature: schema.FeatureSpec) -> tuple[str, str]:
+    """What keeps a feature of any length out of batches, and what to build instead."""
+    fill, places = "missing values filled in", "a column for each place of lists of one length"
+    if isinstance(feature.lengths, msgspec.UnsetType):  # of a dataset that does not say
+        return "it holds lists, or some samples have no value in it", f"{fill}, or {places}"
+    least, most = feature.lengths
+    if most <= 1 and least == 0:
+        return "some samples have no value in it", fill
+    if least == most:
+        values = "a list of one value" if most == 1 else f"{most} values"
+        return f"each sample has {values} in it, and one is wanted", "a column for each of their places"
+    return f"samples have {least} to {most} values in it, and one is wanted", "one value for each sample"

@@ -1,7 +1,9 @@
 """Count what a loader gave: images and bytes of its batches, and epochs that ended early, whatever the framework."""
 
 import math
+import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +61,16 @@ class Epochs:
         self.begun = 0
         self.short: list[tuple[int, int, int]] = []  # (number from 1, batches it gave, batches that len() says)
         self.sent_bytes = self.sent_steps = 0  # of whole epochs: in mid-epoch loaders have sent some ahead
-        self._seen: set[int] = set()
+        self._seen: dict[int, weakref.ref[Any]] = {}  # by address, which another loader may have later
 
     def begin(self, loader: Any) -> "Epoch":
         """Begin the next one, of `loader`."""
         self.begun += 1
-        first = id(loader) not in self._seen
-        self._seen.add(id(loader))
+        seen = self._seen.get(id(loader))
+        first = seen is None or seen() is not loader
+        if first:
+            with suppress(TypeError):  # of a few kinds, such as lists, there are no weak references
+                self._seen[id(loader)] = weakref.ref(loader)
         return Epoch(self, loader, first)
 
     @property

@@ -3,13 +3,13 @@
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from tpufeed.profiling.batches import Epochs, Loads, first_shape
+from tpufeed.profiling.batches import Epoch, Epochs, Loads, first_shape
 from tpufeed.profiling.compiling import CompileWatch, Splitter, Steady, split_waits
 from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
 
@@ -39,50 +39,25 @@ class StepClock:
         self._compiling = CompileWatch()
         self._loads = Loads()
         self._epochs = Epochs()
+        self._iterations = 0
+        self._running: list[_Step] = []  # in the order in which they got their batches
+        self._since = 0.0
+        self._asking = False  # inside `next()` or `iter()` of a loader
+        self._dropped = 0
 
     def __call__(self, loader: Iterable[Batch]) -> "TimedLoader[Batch]":
         """The loader with its steps timed; to be iterated as often as the loader itself, as Lightning's `fit` does.
 
-        Leaving a loop early ends the last step there and closes the loader's iterator. An exception in the loop or in
-        the loader passes through. `len`, states and all else that the loader has is there as well.
+        Leaving a loop early ends the last step there and closes the loader's iterator. Where the iterator was kept
+        (`batches = iter(clock(loader))`) nothing tells when its loop was left: then the last step is left out, unless
+        `batches.close()` ends it. An exception in the loop or in the loader passes through. `len`, states and all
+        else that the loader has is there as well.
+
+        Loops of one clock can be within one another: the time is of the innermost step, and counts once. A loader that
+        takes its batches from a loader that is timed by the same clock counts alone.
         """
         kind = StatefulTimedLoader if hasattr(loader, "state_dict") else TimedLoader
-        return kind(loader, self._time)
-
-    def _time(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of one epoch."""
-        now, waits, syncs, computes, loads = self._now, self._waits, self._syncs, self._computes, self._loads
-        epoch = self._epochs.begin(loader)
-        self._compiling.begin()
-        asked = now()
-        iterator = self._open(loader)
-        splitter = split_waits(loader, iterator, now() - asked, now)
-        self._splits |= splitter is not None
-        epoch.opened(iterator)
-        try:
-            for batch in iterator:
-                got = now()
-                elapsed = got - asked
-                wait = elapsed if splitter is None else splitter.wait_of(elapsed)
-                if first_shape(batch) != loads.shape:
-                    loads.note(batch, len(waits))
-                if self._first_sync is None and waits:
-                    self._settle(elapsed - wait, a_steps=True)
-                epoch.batches += 1
-                try:
-                    yield batch
-                finally:
-                    del batch  # a loader that reuses a batch's memory waits for the last reference
-                    free = now()
-                    waits.append(wait)
-                    syncs.append(elapsed - wait)
-                    computes.append(free - got)
-                    asked = free
-            elapsed = now() - asked
-            self._end(elapsed, elapsed if splitter is None else splitter.wait_of(elapsed))
-            epoch.ended()
-        finally:
-            self._leave(splitter, iterator)
+        return kind(loader, self)
 
     def report(self, batch_size: int | None = None) -> StepReport:
         """The steps that have ended so far.
@@ -101,7 +76,7 @@ class StepClock:
             first_compute_seconds=self._computes[0] + (self._first_sync or 0.0) if steps else None,
             compile_seconds=None if first is None else first.compile_seconds,
             short_epochs=tuple(self._epochs.short),
-            notes=(*_notes(steps, images), *self._epochs.notes()),
+            notes=(*_notes(steps, images, self._dropped), *self._epochs.notes()),
         )
         if steps < 2 or steady.wall <= 0:
             return report
@@ -129,12 +104,31 @@ class StepClock:
         save_steps(path, report, self.timeline())
         return report
 
-    def _open(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        try:
-            return iter(loader)
-        except BaseException:
-            self._compiling.end()
-            raise
+    def _begin(self) -> None:
+        """One more iteration is under way: another one may be, around it or beside it."""
+        if self._iterations == 0:
+            self._compiling.begin()
+        self._iterations += 1
+
+    def _stamp(self) -> float:
+        """The time. What went by since the last stamp was of the step that runs, the one that began last."""
+        now = self._now()
+        if self._running:
+            self._running[-1].compute += now - self._since
+        self._since = now
+        return now
+
+    def _finish(self, step: "_Step") -> None:
+        if step.shape is not self._loads.shape:  # other loops had batches meanwhile, of another shape
+            self._loads.note(step, len(self._waits))
+        self._running.remove(step)
+        self._waits.append(step.wait)
+        self._syncs.append(step.sync)
+        self._computes.append(step.compute)
+
+    def _drop(self, step: "_Step") -> None:
+        self._running.remove(step)
+        self._dropped += 1
 
     def _settle(self, sync: float, a_steps: bool) -> None:
         """The first step is over, and what came of it in the sync after it too."""
@@ -142,23 +136,20 @@ class StepClock:
         self._first_sync_is_a_steps = a_steps
         self._compiling.settle()
 
-    def _end(self, elapsed: float, wait: float) -> None:
-        """The loader has said that there is no more, after `elapsed` seconds, `wait` of which were no sync."""
+    def _end(self, wait: float, sync: float) -> None:
+        """A loader has said that there is no more."""
         self._end_wait += wait
         if self._first_sync is None and self._waits:
-            self._settle(elapsed - wait, a_steps=False)
+            self._settle(sync, a_steps=False)
         else:
-            self._end_sync += elapsed - wait
+            self._end_sync += sync
 
-    def _leave(self, splitter: Splitter | None, iterator: Any) -> None:
+    def _leave(self) -> None:
         if self._first_sync is None and self._waits:
             self._settle(0.0, a_steps=False)
-        self._compiling.end()
-        if splitter is not None:
-            splitter.close()
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()
+        self._iterations -= 1
+        if self._iterations == 0:
+            self._compiling.end()
 
     def _sent(self, steps: int) -> float | None:
         """Bytes that crossed for all steps but the first: what the loader counts, or else what batches are."""
@@ -172,12 +163,124 @@ class StepClock:
         return Steady(np.array(self._waits[1:]), syncs, np.array(self._computes[1:]), self._end_wait, self._end_sync)
 
 
+@dataclass(slots=True, eq=False)
+class _Step:
+    """The step of an iteration that has its batch and has not ended."""
+
+    wait: float = 0.0
+    sync: float = 0.0
+    compute: float = 0.0
+    shape: Any = None
+
+
+class _TimedEpoch(Iterator[Batch]):
+    """The batches of one epoch. The clock holds the step, not this, so that leaving a loop closes it."""
+
+    def __init__(self, loader: Iterable[Batch], clock: StepClock) -> None:
+        self._loader, self._clock = loader, clock
+        self._iterator: Iterator[Batch] | None = None
+        self._epoch: Epoch | None = None
+        self._splitter: Splitter | None = None
+        self._step = _Step()
+        self._under_way = self._is_kept = self._is_closed = False
+
+    def __iter__(self) -> "_TimedEpoch[Batch]":
+        """Itself: a loop begins over an iterator that its caller keeps.
+
+        A loop before it was left at a time that nothing told, so that its last step is left out.
+        """
+        self._is_kept = True
+        if self._under_way:
+            self._clock._drop(self._step)
+            self._under_way = False
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch, which ends the step before."""
+        clock, step = self._clock, self._step
+        if clock._asking:  # a loader that is timed takes its batches from here: they are waited for there
+            return self._next_untimed()
+        asked = clock._stamp()
+        if self._under_way:
+            clock._finish(step)
+            self._under_way = False
+        if self._is_closed:
+            raise StopIteration
+        clock._asking = True
+        try:
+            epoch = self._epoch or self._open(asked)
+            batch = next(self._iterator)  # type: ignore[arg-type]  # it is open
+        except BaseException as error:
+            elapsed = clock._now() - asked
+            if isinstance(error, StopIteration) and self._epoch is not None:
+                wait = elapsed if self._splitter is None else self._splitter.wait_of(elapsed)
+                clock._end(wait, elapsed - wait)
+                self._epoch.ended()
+            self.close()
+            raise
+        finally:
+            clock._asking = False
+            clock._since = clock._now()
+        elapsed = clock._since - asked
+        step.wait = elapsed if self._splitter is None else self._splitter.wait_of(elapsed)
+        step.sync, step.compute = elapsed - step.wait, 0.0
+        if first_shape(batch) != clock._loads.shape:
+            clock._loads.note(batch, len(clock._waits))
+        step.shape = clock._loads.shape
+        if clock._first_sync is None and clock._waits:
+            clock._settle(step.sync, a_steps=True)
+        epoch.batches += 1
+        clock._running.append(step)
+        self._under_way = True
+        return batch
+
+    def close(self) -> None:
+        """End the last step here, and close the loader's iterator."""
+        if self._under_way:
+            self._clock._stamp()
+            self._clock._finish(self._step)
+            self._under_way = False
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._epoch is not None:
+            self._clock._leave()
+        if self._splitter is not None:
+            self._splitter.close()
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()
+
+    def __del__(self) -> None:
+        if self._under_way and self._is_kept:  # the loop was left some time ago
+            self._clock._stamp()
+            self._clock._drop(self._step)
+            self._under_way = False
+        self.close()
+
+    def _open(self, asked: float) -> Epoch:
+        clock = self._clock
+        self._epoch = epoch = clock._epochs.begin(self._loader)
+        clock._begin()
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        self._splitter = split_waits(self._loader, self._iterator, clock._now() - asked, clock._now)
+        clock._splits |= self._splitter is not None
+        epoch.opened(self._iterator)
+        return epoch
+
+    def _next_untimed(self) -> Batch:
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        return next(self._iterator)
+
+
 class TimedLoader(Generic[Batch]):
     """A loader each of whose iterations a `StepClock` times; see `StepClock.__call__`."""
 
-    def __init__(self, loader: Iterable[Batch], time_epoch: Callable[[Iterable[Batch]], Iterator[Batch]]) -> None:
+    def __init__(self, loader: Iterable[Batch], clock: StepClock) -> None:
         self._loader: Any = loader
-        self._time_epoch = time_epoch
+        self._clock = clock
 
     def __bool__(self) -> bool:
         return True  # also where the loader has no length
@@ -188,7 +291,7 @@ class TimedLoader(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """The next epoch, timed."""
-        return self._time_epoch(self._loader)
+        return _TimedEpoch(self._loader, self._clock)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the loader has."""
@@ -209,10 +312,16 @@ class StatefulTimedLoader(TimedLoader[Batch]):
         self._loader.load_state_dict(state)
 
 
-def _notes(steps: int, images: int | None) -> tuple[str, ...]:
+def _notes(steps: int, images: int | None, dropped: int) -> tuple[str, ...]:
+    notes = []
     if steps < 2:
         seen = "no step" if steps == 0 else "one step"
-        return (f"{seen} was measured, and the first is left out: let the loop take at least 2, better 100",)
-    if images is None:
-        return ("the batches are no arrays, so that images were not counted: give report(batch_size=...)",)
-    return ()
+        notes.append(f"{seen} was measured, and the first is left out: let the loop take at least 2, better 100")
+    elif images is None:
+        notes.append("the batches are no arrays, so that images were not counted: give report(batch_size=...)")
+    if dropped:
+        notes.append(
+            f"{dropped} {'step is' if dropped == 1 else 'steps are'} left out, as a loop was left there whose iterator "
+            "was kept: close() the iterator where its loop ends, and the step counts"
+        )
+    return tuple(notes)

@@ -73,17 +73,16 @@ def shard(  # noqa: PLR0913  # the public face
     if request.finished is not None:
         return finished_result(request.finished)
     source, destination, checked = request.source.url, request.destination, request.options
-    warnings: list[str] = []
 
     def make_plan(path: Path, freed_bytes: int) -> None:
-        warnings[:] = write_shard_plan(path, source, destination, checked, freed_bytes)
+        write_shard_plan(path, source, destination, checked, freed_bytes)
 
     with request.engine.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source, checked.to_dict(), make_plan, overwrite)
         job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images), REACH)
         result = run_build(Build(destination, plan, job, request.engine, request.budget, joined), listener)
     unlabelled = iter_label_warnings(source, checked.label, plan.header.features)
-    return replace(result, warnings=(*unlabelled, *warnings, *result.warnings))
+    return replace(result, warnings=(*unlabelled, *plan.header.warnings, *result.warnings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +117,10 @@ def _check_request(  # noqa: PLR0913, PLR0917  # those of `shard`
     return _Request(checked, budget, source, destination, chosen, finished)
 
 
-def write_shard_plan(
-    path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int
-) -> tuple[str, ...]:
+def write_shard_plan(path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int) -> None:
     """Write the plan of a build to a new file, in memory that does not grow with the inputs.
 
-    `freed_bytes` of the destination will be removed before there are shards. Gives what the source is to be warned of.
+    `freed_bytes` of the destination will be removed before there are shards.
 
     Raises:
         OptionError, NoInputsError, SourceError: the source cannot be understood.
@@ -135,7 +132,6 @@ def write_shard_plan(
         size = sum(size for _, size in count_shards(inventory, options, estimate).values())
         check_space(destination, size, freed_bytes)
         write_plan(path, *plan_shards(inventory, options, estimate, source))
-        return inventory.warnings
 
 
 @dataclass(frozen=True, slots=True)

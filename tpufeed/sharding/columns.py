@@ -29,8 +29,10 @@ _WIDER: dict[tuple[DType, DType], DType] = {("int64", "float32"): "float32", ("f
 @dataclass(slots=True)
 class _Column:
     dtype: DType | None = None
-    single: bool = True
-    rows: int = 0
+    rows: int = 0  # with one value that is in no list
+    lists: int = 0
+    shortest: int = 0
+    longest: int = 0
     values: int = 0
     numbers: int = 0
     odd: tuple[int, str] | None = None  # row and value of the first that is no number
@@ -61,19 +63,29 @@ class ColumnTypes:
             if column is None:
                 column = self._columns[_check_column(name)] = _Column()
             if isinstance(value, list | tuple):
-                column.single = False
+                before = column.values
                 for item in value:
                     _widen(column, item, self._rows)
+                length = column.values - before
+                column.shortest = min(length, column.shortest) if column.lists else length
+                column.longest = max(length, column.longest)
+                column.lists += 1
             elif not _is_missing(value):
                 column.rows += 1
                 _widen(column, value, self._rows)
 
     def schema(self) -> tuple[FeatureSpec, ...]:
         """The features, in the order in which the columns were met."""
-        return tuple(
-            FeatureSpec(name, column.dtype or "string", () if column.single and column.rows == self._rows else None)
-            for name, column in self._columns.items()
-        )
+        return tuple(self._spec(name, column) for name, column in self._columns.items())
+
+    def _spec(self, name: str, column: _Column) -> FeatureSpec:
+        dtype = column.dtype or "string"
+        if column.rows == self._rows:
+            return FeatureSpec(name, dtype)
+        lengths = [1] if column.rows else []
+        lengths += [column.shortest, column.longest] if column.lists else []
+        lengths += [0] if column.rows + column.lists < self._rows else []
+        return FeatureSpec(name, dtype, None, lengths=(min(lengths), max(lengths)))
 
     def iter_warnings(self) -> Iterator[str]:
         """About text of which more than half are numbers (rows count from 1), and digits that are lost."""

@@ -86,7 +86,9 @@ def resolve(base: str, path: str) -> str:
     if url_scheme(path) == "file":
         path = path.partition("://")[2] if "://" in path else path
     else:
-        return path
+        name = path.removeprefix(base.rstrip("/") + "/")
+        is_clean = posixpath.normpath(name) == name and not name.startswith(("/", "../"))  # no URL is: it has "//"
+        return name if is_clean else path
     if path.startswith("/") and url_scheme(base) != "file":  # a file of this machine, as every other program has it
         return posixpath.normpath(path)
     if url_scheme(base) == "file":

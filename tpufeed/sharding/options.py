@@ -117,6 +117,7 @@ def make_options(keywords: ShardKeywords) -> ShardOptions:
     )
 
 
+_AS = "write them like train=0.9,val=0.1"
 _KEYWORD_OF_FIELD = {"presize_px": "presize", "min_side_px": "min_side"}
 _IMAGE_KEYWORDS = ("check", "encode", "quality", "presize", "presize_mode", "max_pixels", "min_side")
 _POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension"})
@@ -129,11 +130,11 @@ def parse_splits(text: str) -> dict[str, float]:
         name, equals, share = part.partition("=")
         name = name.strip()
         if not equals and name.replace(".", "", 1).isdigit():
-            raise OptionError(f"{part!r} is a share of no split; write them like train=0.9,val=0.1")
+            raise OptionError(f"{part!r} is a share of no split; {_AS}")
         try:
             value = float(share) if equals else 1.0
         except ValueError:
-            raise OptionError(f"{part!r} is no split; write them like train=0.9,val=0.1") from None
+            raise OptionError(f"{part!r} is no split; {_AS}") from None
         if name in splits:
             raise OptionError(f"split {name} is given twice")
         splits[name] = value
@@ -144,8 +145,11 @@ def _check_shares(splits: dict[str, float]) -> None:
     if not splits:
         raise OptionError("there is at least one split, like train=1.0")
     for name, share in splits.items():
-        check_split_name(name)
+        try:
+            check_split_name(name)
+        except OptionError as error:
+            raise OptionError(f"{error}; {_AS}") from None
         if not 0 < share <= 1:
-            raise OptionError(f"split {name}: a share is in (0, 1], not {share}")
+            raise OptionError(f"split {name}: a share is in (0, 1], not {share}; {_AS}")
     if abs(sum(splits.values()) - 1) > 1e-6:
-        raise OptionError(f"the shares of the splits add up to {sum(splits.values()):g}, not 1: {splits}")
+        raise OptionError(f"the shares of the splits add up to {sum(splits.values()):g}, not 1: {splits}; {_AS}")

@@ -73,6 +73,7 @@ def plan_shards(
         base=inventory.base,
         notes={"images": len(inventory), "listed_twice": inventory.listed_twice()},
         ignored_files=inventory.ignored_files,
+        warnings=inventory.warnings,
     )
     return header, _iter_tasks(inventory, estimate, shards, counts)
 

@@ -255,20 +255,31 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     rows = reader if delimiter == "," else _iter_lines(reader, where)
+    begin = 0  # the line before the row that is being read
     try:
         first = next((fields for fields in rows if fields), [])
+        begin = reader.line_num
         header = [name or f"column_{place}" for place, name in enumerate(first)]  # as pandas' index has none
         _check_names(header, where)
         for fields in rows:
-            if not fields:
-                continue
-            if len(fields) != len(header):
+            if len(fields) not in (0, len(header)):
+                lines = (
+                    f"line {begin + 1}" if reader.line_num == begin + 1 else f"lines {begin + 1} to {reader.line_num}"
+                )
                 raise SourceError(
-                    f"{where}, line {reader.line_num}: {len(fields)} fields; the header has {len(header)} "
+                    f"{where}, {lines}: {len(fields)} fields; the header has {len(header)} "
                     f"({', '.join(header)}){_say_separator(header, where)}"
                 )
+            begin = reader.line_num
+            if not fields:
+                continue
             yield dict(zip(header, (field or None for field in fields), strict=True))
     except csv.Error as error:
+        if reader.line_num > begin + 1:
+            raise SourceError(
+                f"{where}, line {begin + 1}: a quote that opens a field of the row that begins here is not closed "
+                f"where it should be ({error}, line {reader.line_num}); close it, and double quotes within the field"
+            ) from error
         raise SourceError(f"{where}, line {reader.line_num}: {error}") from error
 
 

@@ -41,8 +41,8 @@ def iter_tar(store: Store, info: ObjectInfo, image: str | None, label: str, foun
         found: counts files that belong to nothing that is understood.
 
     Raises:
-        SourceError: the tar is damaged, compressed or cut short, or has a sparse file; names the byte. A sample's parts
-            contradict one another, or a column would have a name that loaders give themselves.
+        SourceError: the tar is damaged, compressed or cut short, or has a sparse file or a hard link; names the byte.
+            A sample's parts contradict one another, or a column would have a name that loaders give themselves.
         OptionError: a sample has two images.
         DamagedReadError: what came is not what is stored, so that rows may be wrong that were given out before.
         UnavailableError, AccessError: the store does not answer, or refuses.
@@ -119,6 +119,11 @@ def _iter_members(file: BinaryIO, where: str) -> Iterator[tarfile.TarInfo]:
                     raise SourceError(
                         f"{where}, byte {member.offset}: {member.name} is stored with its holes left out (sparse), so "
                         "that it cannot be read in place; pack the tar again without tar's -S"
+                    )
+                if member.islnk():
+                    raise SourceError(
+                        f"{where}, byte {member.offset}: {member.name} is stored as a link to {member.linkname} (a "
+                        "hard link), without bytes of its own; pack the tar again with tar's --hard-dereference"
                     )
                 if member.size < 0:
                     raise tarfile.ReadError(f"{member.name} of {member.size} bytes")

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.reader import Dataset
+from tpufeed.diagnosis.machine import memory_bytes
 from tpufeed.diagnosis.stages.rates import Storage
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import StoreError
@@ -86,7 +87,7 @@ def _measure_local(paths: Sequence[Path], seconds: float) -> Storage:
     again = _read_pieces(pieces, seconds / 2, [])
     if found.bytes_per_second is not None and found.bytes_per_second >= _AS_FAST * again:
         return found
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room = memory_bytes()  # a container's page cache counts as its memory
     every_epoch = sum(path.stat().st_size for path in paths) > room
     detail = f"disk, {_say_rate(found.bytes_per_second or 0)}; from the page cache {_say_rate(again)}"
     return replace(found, kind="disk", every_epoch=every_epoch, room=room, detail=detail)

@@ -5,9 +5,9 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
+from tpufeed.cgroups import memory_left
 from tpufeed.errors import OptionError
 
 STAGE_DIR = "TPUFEED_STAGE_DIR"  # an environment variable: where to stage when nobody says
@@ -16,12 +16,6 @@ MEMORY = Path("/dev/shm")
 _FORMAT_VERSION = 1
 _LEAST_ROOM_BYTES = 2 << 30  # a default place with less is passed over for the next
 _IN_MEMORY = {"tmpfs", "ramfs"}
-_CGROUP = Path("/sys/fs/cgroup")
-# Limit, use, statistics, and there what the kernel would give back at once: cgroup v2, then v1.
-_CGROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-)
 
 
 def find_folder(parent: Path | None) -> Path:
@@ -97,18 +91,12 @@ def _room_bytes(place: Path, path: Path) -> int:
 
 
 def _free_memory_bytes() -> int:
-    return max(0, min(_iter_memory_limits(), default=1 << 62))
-
-
-def _iter_memory_limits() -> Iterator[int]:
+    left = memory_left()
+    free = [] if left is None else [left]
     for line in _read_lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
-            yield int(line.split()[1]) << 10
-    for limit_name, used_name, statistics_name, idle_name in _CGROUP_FILES:
-        limit, used = _read_lines(_CGROUP / limit_name), _read_lines(_CGROUP / used_name)
-        if limit and used and limit[0] != "max":
-            statistics = dict(line.split() for line in _read_lines(_CGROUP / statistics_name))
-            yield int(limit[0]) - int(used[0]) + int(statistics.get(idle_name, 0))
+            free.append(int(line.split()[1]) << 10)
+    return min(free, default=1 << 62)
 
 
 def _read_lines(path: Path) -> list[str]:
