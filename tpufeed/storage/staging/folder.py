@@ -11,6 +11,7 @@ same copy. A part has a name that no other part ever has, so the one that a proc
 import errno
 import fcntl
 import logging
+import mmap
 import os
 import secrets
 import time
@@ -19,6 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+
+from crc32c import crc32c
 
 from tpufeed.storage.staging.place import find_folder, free_bytes, is_in_memory, make_folder, refuse_folder
 
@@ -120,6 +123,30 @@ class StageFolder:
             stack.pop_all()
             return descriptor
 
+    def has(self, key: str) -> bool:
+        """Whether there is a copy."""
+        return (self.path / f"{key}{_SHARD}").exists()
+
+    def evict_damaged(self, key: str, size_bytes: int, expected_crc32c: int) -> Path | None:
+        """Remove a copy whose CRC-32C is another by now. Returns where it was, None where it is sound. Raises OSError.
+
+        Other processes that look at it keep what they have mapped.
+        """
+        descriptor = self.hold(key, size_bytes)
+        if descriptor is None:
+            return None
+        try:
+            if read_crc32c(descriptor, size_bytes) == expected_crc32c:
+                return None
+            path = self.path / f"{key}{_SHARD}"
+            with self._locked():  # another process may have removed it as well, and fetched it again
+                if not path.exists() or not os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    return None
+                path.unlink()
+            return path
+        finally:
+            release(descriptor)
+
     def touch(self, key: str) -> None:
         """Mark a copy as the last used."""
         with suppress(OSError):
@@ -128,7 +155,7 @@ class StageFolder:
     def claim(self, claim: Claim) -> Part | Refusal:
         """Begin to fetch a copy. Others see so, and its bytes count, until `publish` or `discard`. Raises OSError."""
         with self._locked(), ExitStack() as stack:
-            if (self.path / f"{claim.key}{_SHARD}").exists():
+            if self.has(claim.key):
                 return Refusal.STAGED
             if not self._remove_parts(claim.key):
                 return Refusal.ELSEWHERE
@@ -240,6 +267,14 @@ def release(descriptor: int) -> None:
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+def read_crc32c(descriptor: int, size_bytes: int) -> int:
+    """The CRC-32C of an open file's first `size_bytes`. Raises OSError."""
+    if not size_bytes:
+        return 0
+    with mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) as mapping:
+        return crc32c(mapping)
 
 
 @dataclass(frozen=True, slots=True)
