@@ -125,8 +125,11 @@ class Stage:
         if mapping is not None and mapping is view.obj:
             self._mapped.pop(shard, None)
         if path is not None:  # of all who find it damaged, whoever has removed it says so
-            text = "%s: this copy of %s was damaged. It is removed, and ranges are read until it is fetched again"
-            _logger.warning(text, path, mask_secrets(f"{self._store.url}/{shard.name}"))
+            _logger.warning(
+                "%s: this copy of %s was damaged. It is removed, and ranges are read until it is fetched again",
+                path,
+                mask_secrets(f"{self._store.url}/{shard.name}"),
+            )
             self._fetcher.evicted(shard, key)
         return True
 
