@@ -76,7 +76,7 @@ class GcsFolder:
                 self._bucket_exists = True
                 return found
             except ObjectNotFoundError:
-                self.check_bucket(where)
+                self.check_bucket()
                 raise
             except UnauthorizedError as error:
                 if tries.refreshed:
@@ -101,13 +101,13 @@ class GcsFolder:
         objects = f"{kind}/storage/v1/b/{quote(self.bucket, safe='')}/o"
         return f"{objects}/{quote(self.key(name), safe='')}" if name else objects
 
-    def check_bucket(self, where: str) -> None:
+    def check_bucket(self) -> None:
         """Raise StoreError where there is no bucket: a missing object's answer differs from that in its words only."""
         if not self._bucket_exists:
             # A caller who may not list is told 403 for a missing object, so that one who was told 404 may.
             params = {"prefix": self.root, "maxResults": "1", "fields": "nextPageToken"}
             with suppress(AccessError):
-                self.call(where, "storage.objects.list", Request("GET", self.path(), params))
+                self.call(self.url, "storage.objects.list", Request("GET", self.path(), params))
             self._bucket_exists = True
 
     def find(self, name: str, version: str = "") -> Resource:
@@ -119,7 +119,7 @@ class GcsFolder:
 
     def absence(self, name: str, version: str, error: ObjectNotFoundError) -> StoreError:
         """The error for an object that is not there, which one of another generation may be."""
-        self.check_bucket(self.where(name))
+        self.check_bucket()
         try:
             found = self.find(name).generation if version else ""
         except ObjectNotFoundError:
