@@ -15,6 +15,7 @@ import pytest
 from tpufeed.errors import OptionError, ShardError, StoreError
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.storage.staging import troubles
+from tpufeed.storage.staging.folder import StageFolder
 from tpufeed.storage.staging.shard import RemoteShard, copy_key
 from tpufeed.storage.staging.stage import Stage
 
@@ -127,6 +128,24 @@ def test_shards_are_fetched_in_the_order_in_which_they_are_due(store, make_stage
     stage.fetch(shards)
     assert stage.wait(shards[-1], PATIENCE) is not None
     assert store.reads == [(name, start) for name in "cabd" for start in (0, 300, 600, 900)]
+
+
+def test_what_is_opened_as_soon_as_it_appears_is_not_held(store, make_stage, monkeypatch):
+    """Before the thread that has fetched it comes to note so."""
+    a, b = put(store, "a"), put(store, "b")
+    stage, publish = make_stage(), StageFolder.publish
+
+    def publish_and_open(self, part):
+        descriptor = publish(self, part)
+        assert stage.open(a) is not None
+        return descriptor
+
+    monkeypatch.setattr(StageFolder, "publish", publish_and_open)
+    stage.fetch([a])
+    until(lambda: not stage._fetcher._downloads and stage.statistics().shards_fetched)
+    monkeypatch.undo()
+    use(make_stage(1), b)
+    assert staged(stage) == keys(store, b)
 
 
 def test_the_next_shard_begins_before_the_last_ranges_of_one_have_come(store, make_stage):

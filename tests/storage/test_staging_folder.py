@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tpufeed.errors import OptionError
 from tpufeed.storage.staging import place
+from tpufeed.storage.staging.folder import Claim, Part, StageFolder
 from tpufeed.storage.staging.stage import Stage
 
 from .test_staging import PATIENCE, SIZE, WatchedStore, put, staged, until, use, warnings_of
@@ -174,3 +176,85 @@ def test_a_disk_that_is_smaller_than_the_budget(store, small_disk, caplog, monke
             assert bytes(stage.wait(shard, PATIENCE)) == store.read(shard.name)
         assert stage.statistics().evictions >= 2
     assert "is full" in caplog.text
+
+
+def interleavings(first, second):
+    """Each order of the steps of two, each of which keeps its own."""
+    if not (first and second):
+        yield first + second
+        return
+    for rest in interleavings(first[1:], second):
+        yield first[:1] + rest
+    for rest in interleavings(first, second[1:]):
+        yield second[:1] + rest
+
+
+class Fetching:
+    """One copy on its way, a step at a time, as a process of its own would take them."""
+
+    def __init__(self, parent, data):
+        self.folder, self.data = StageFolder(parent, 1 << 20), data
+        self.part = self.descriptor = None
+
+    def claim(self):
+        claimed = self.folder.claim(Claim("key", len(self.data)))
+        self.part = claimed if isinstance(claimed, Part) else None
+
+    def write(self):
+        self.folder.reserve(self.part)
+        os.pwrite(self.part.descriptor, self.data, 0)
+
+    def publish(self):
+        self.descriptor = self.folder.publish(self.part)
+
+    def take(self, step):
+        try:
+            if step == "claim" or self.part:
+                getattr(self, step)()
+        except FileNotFoundError:  # removed: it is given up, to be fetched again
+            self.folder.discard(self.part)
+            self.part = None
+
+    def end(self):
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+
+@pytest.mark.parametrize("removed", range(6))
+def test_a_folder_that_is_removed_at_any_time_never_holds_an_unfinished_copy(tmp_path, removed):
+    data, published = bytes(range(256)), 0
+    steps = ["claim", "write", "publish"]
+    for order in interleavings([(0, step) for step in steps], [(1, step) for step in steps]):
+        both = Fetching(tmp_path, data), Fetching(tmp_path, data)
+        for number, (which, step) in enumerate(order):
+            if number == removed:
+                shutil.rmtree(both[0].folder.path)
+            both[which].take(step)
+            for path in both[0].folder.path.glob("*.shard"):
+                assert path.read_bytes() == data, (order, number)
+        for each in both:
+            published += each.descriptor is not None
+            each.end()
+        shutil.rmtree(both[0].folder.path, ignore_errors=True)
+    assert published
+
+
+def test_two_stages_that_fetch_while_their_folder_is_removed(store, tmp_path, caplog):
+    shard = put(store, "a")
+    other_store = WatchedStore()
+    other_store.url = store.url
+    other_store.put("a", store.read("a"))
+    for each in (store, other_store):
+        each.gate.clear()
+    with make(store, tmp_path) as stage, make(other_store, tmp_path) as other:
+        stage.fetch([shard])
+        assert store.begun.acquire(timeout=PATIENCE)
+        shutil.rmtree(stage.folder)
+        other.fetch([shard])
+        assert other_store.begun.acquire(timeout=PATIENCE)
+        store.gate.set()
+        until(lambda: staged(stage) or warnings_of(caplog))  # its part went with the folder
+        copies = [path.read_bytes() for path in stage.folder.glob("*.shard")]
+        other_store.gate.set()
+        assert bytes(other.wait(shard, PATIENCE)) == store.read("a")
+    assert all(copy == store.read("a") for copy in copies)

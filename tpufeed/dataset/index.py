@@ -113,7 +113,11 @@ class Index:
                 self._mapped = self._open()
             mapped = self._mapped
         if mapped is not None:
-            return self._look_up(mapped, shards)
+            try:
+                return self._look_up(mapped, shards)
+            except ShardError:
+                if not self.evict_damaged():
+                    raise
         for _ in range(_MORE_TRIES):
             with suppress(ShardError):  # it may be the way here that damaged them
                 return [self._checked(shard, part) for shard, part in zip(shards, self._read(shards), strict=True)]
@@ -123,6 +127,15 @@ class Index:
         """The file as a stage knows it."""
         index = self._variant.index
         return RemoteShard(index.name, index.bytes, index.crc32c)
+
+    def evict_damaged(self) -> bool:
+        """See `Stage.evict_damaged`; False where no staged copy is looked at."""
+        with self._lock:
+            mapped = self._mapped
+            if mapped is None or self._stage is None or not self._stage.evict_damaged(self.to_stage(), mapped):
+                return False
+            self._mapped = None
+            return True
 
     def release(self) -> None:
         """Let go of the file; it is opened again when it is asked for."""

@@ -100,20 +100,26 @@ class Reader:
     ) -> list[memoryview]:
         """Payloads of several records, each (shard, record); `use` as in `decode_records`. Raises as `read` does.
 
-        Damage of what came over a network may be the network's: it is asked for again, and `use` called again.
+        Damage of what came over a network may be the network's, and that of a staged copy the disk's: it is asked for
+        again, and `use` called again.
         """
-        shards = {shard for shard, _ in places}
-        for tries_left in reversed(range(_TRIES)):
+        shards, damaged, tries_left = {shard for shard, _ in places}, list[int](), _TRIES
+        while True:
             opened = self._opened if self._remote is None else self._open(shards)
             spans = [self._span(opened, shard, record) for shard, record in places]
             try:
-                return decode_records(self._cut(places, spans), partial(self._where, places, spans), use)
+                return decode_records(self._cut(places, spans), partial(self._where, places, spans, damaged), use)
             except RecordError as error:
-                if self._remote is None or not tries_left:
+                if self._remote is None:
                     raise
-                _logger.warning("%s; reading it again", error)
+                number = damaged.pop()
+                # Each of a batch's shards may have a damaged copy. One that is evicted is no try of the network's.
+                if not self._evict_damaged(places[number][0], spans[number][0]):
+                    tries_left -= 1
+                    if not tries_left:
+                        raise
+                    _logger.warning("%s; reading it again", error)
                 self._forget(shards)
-        raise AssertionError("the last try returns or raises")
 
     def iter_payloads(self, start: int, stop: int) -> Iterator[memoryview]:
         """Payloads of the samples `[start, stop)` of the split; remote ones are read ahead. Raises as `read` does."""
@@ -186,9 +192,23 @@ class Reader:
         return [next(fetched) if view is None else view[start:stop] for view, start, stop in spans]
 
     def _where(
-        self, places: Sequence[tuple[int, int]], spans: Sequence[tuple[memoryview | None, int, int]], number: int
+        self,
+        places: Sequence[tuple[int, int]],
+        spans: Sequence[tuple[memoryview | None, int, int]],
+        damaged: list[int],
+        number: int,
     ) -> str:
+        """Name a record that is damaged, and note its number."""
+        damaged.append(number)
         return f"{self.place(*places[number])}, byte {spans[number][1]}"
+
+    def _evict_damaged(self, shard: int, view: memoryview | None) -> bool:
+        """Return whether a record is damaged because the staged copy of its shard, or of the index, is; it is gone."""
+        if self._stage is not None and self._remote is not None and view is not None:
+            (staged,) = self._remote.to_stage([shard])
+            if self._stage.evict_damaged(staged, view):
+                return True
+        return self._index.evict_damaged()
 
     def _forget(self, shards: set[int]) -> None:
         """Open them anew the next time: it may be their offsets that were damaged on the way."""

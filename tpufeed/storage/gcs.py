@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.storage.gcs_answers import Resource
 from tpufeed.storage.gcs_bulk import read_many
 from tpufeed.storage.gcs_crc32c import to_crc32c
 from tpufeed.storage.gcs_download import Download
@@ -76,14 +77,14 @@ class GcsStore:
         start = f"{self._folder.key(prefix.rstrip('/'))}/" if prefix else self._folder.root
         params = {"prefix": start, "fields": f"items({FIELDS}),nextPageToken"}
         for page in self._folder.iter_pages(self._folder.where(prefix), params):
-            for found in page.get("items", ()):
-                if not found["name"].endswith("/"):  # consoles make such empty objects to show empty folders
+            for found in page.items:
+                if not found.name.endswith("/"):  # consoles make such empty objects to show empty folders
                     yield self._to_info(found)
 
     def iter_folders(self) -> Iterator[str]:
         params = {"prefix": self._folder.root, "delimiter": "/", "fields": "prefixes,nextPageToken"}
         for page in self._folder.iter_pages(self.url, params):
-            for found in page.get("prefixes", ()):
+            for found in page.prefixes:
                 yield found[len(self._folder.root) :].rstrip("/")
 
     def free_bytes(self) -> None:
@@ -135,7 +136,8 @@ class GcsStore:
         with self._counting:
             self.retries += 1
 
-    def _to_info(self, resource: Any) -> ObjectInfo:
-        crc32c = to_crc32c(resource["crc32c"]) if "crc32c" in resource else None
-        name = resource["name"][len(self._folder.root) :]
-        return ObjectInfo(name, int(resource["size"]), resource["generation"], crc32c)
+    def _to_info(self, resource: Resource) -> ObjectInfo:
+        if not resource.name.startswith(self._folder.root):
+            raise StoreError(f"{self.url}: the service answers about an object of another folder: {resource.name}")
+        crc32c = to_crc32c(resource.crc32c) if resource.crc32c else None
+        return ObjectInfo(resource.name[len(self._folder.root) :], resource.size, resource.generation, crc32c)

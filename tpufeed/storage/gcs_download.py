@@ -92,7 +92,7 @@ class Download:
         if self.generation and generation and generation != self.generation:
             raise TransientError(f"generation {generation} came where {self.generation} was asked for")
         self.generation = self.generation or generation
-        if response.status_code == 206:
+        if response.status_code == 206 or "Content-Range" in response.headers:  # some say 200 with it
             found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
             if not ranged or found is None or int(found[1]) != first:
                 raise TransientError(f"bytes from {first} were asked for: {response.headers.get('Content-Range')} came")
@@ -122,7 +122,7 @@ class Download:
             response.raw.release_conn()
 
     def _check_sum(self, response: Any, size: int) -> None:
-        expected = crc32c_of(response.headers)
+        expected = crc32c_of(response.headers, self._where)
         assert self.buffer is not None
         if expected is not None:
             found = crc32c(self.buffer[:size])

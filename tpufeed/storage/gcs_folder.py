@@ -3,11 +3,14 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, OptionError, StoreError
+import msgspec
+
+from tpufeed.errors import AccessError, ObjectChangedError, ObjectNotFoundError, OptionError, StoreError
+from tpufeed.storage.gcs_answers import Page, Resource
 from tpufeed.storage.gcs_errors import Target, denied
 from tpufeed.storage.gcs_retrying import Patience, TransientError, Tries, UnauthorizedError
 from tpufeed.storage.gcs_session import GcsSession, Request, open_session
@@ -40,6 +43,7 @@ class GcsFolder:
         self.root = f"{check_name(folder)}/" if folder else ""
         self.patience, self.count_retry = patience, count_retry
         self._session: tuple[int, GcsSession] | None = None
+        self._bucket_exists = False  # as far as is known
 
     @property
     def session(self) -> GcsSession:
@@ -68,7 +72,12 @@ class GcsFolder:
 
         while True:
             try:
-                return attempt(send, tries)
+                found = attempt(send, tries)
+                self._bucket_exists = True
+                return found
+            except ObjectNotFoundError:
+                self.check_bucket()
+                raise
             except UnauthorizedError as error:
                 if tries.refreshed:
                     raise denied(target, self.session.identity, f"HTTP 401: {error}") from error
@@ -92,32 +101,45 @@ class GcsFolder:
         objects = f"{kind}/storage/v1/b/{quote(self.bucket, safe='')}/o"
         return f"{objects}/{quote(self.key(name), safe='')}" if name else objects
 
-    def find(self, name: str, version: str = "") -> Any:
+    def check_bucket(self) -> None:
+        """Raise StoreError where there is no bucket: a missing object's answer differs from that in its words only."""
+        if not self._bucket_exists:
+            # A caller who may not list is told 403 for a missing object, so that one who was told 404 may.
+            params = {"prefix": self.root, "maxResults": "1", "fields": "nextPageToken"}
+            with suppress(AccessError):
+                self.call(self.url, "storage.objects.list", Request("GET", self.path(), params))
+            self._bucket_exists = True
+
+    def find(self, name: str, version: str = "") -> Resource:
         """What the service says of an object. Raises ObjectNotFoundError."""
         check_name(name)
         params = {"fields": FIELDS, **({"generation": generation_of(version)} if version else {})}
-        return self.call_json(self.where(name), "storage.objects.get", Request("GET", self.path(name), params))
+        request = Request("GET", self.path(name), params)
+        return self.call_json(self.where(name), "storage.objects.get", request, Resource)
 
     def absence(self, name: str, version: str, error: ObjectNotFoundError) -> StoreError:
         """The error for an object that is not there, which one of another generation may be."""
+        self.check_bucket()
         try:
-            found = self.find(name)["generation"] if version else ""
+            found = self.find(name).generation if version else ""
         except ObjectNotFoundError:
             return error
         if not found:
             return error
         return ObjectChangedError(f"{self.where(name)}: it is generation {found} by now, not {version}")
 
-    def iter_pages(self, where: str, params: dict[str, str]) -> Iterator[Any]:
+    def iter_pages(self, where: str, params: dict[str, str]) -> Iterator[Page]:
         """The pages of a listing. Raises StoreError where the bucket does not exist."""
         token = ""
         while True:
             request = Request("GET", self.path(), {**params, **({"pageToken": token} if token else {})})
-            page = self.call_json(where, "storage.objects.list", request)
+            page = self.call_json(where, "storage.objects.list", request, Page)
             yield page
-            token = page.get("nextPageToken", "")
-            if not token:
+            if not page.token:
                 return
+            if page.token == token:
+                raise StoreError(f"{where}: the listing has no end: page {token!r} is followed by itself")
+            token = page.token
 
     def call(self, where: str, permission: str, request: Request) -> bytes:
         """The body of the answer to a request. Raises as `persist` does."""
@@ -129,14 +151,30 @@ class GcsFolder:
 
         return self.persist(where, permission, attempt)
 
-    def call_json(self, where: str, permission: str, request: Request) -> Any:
+    def call_json(self, where: str, permission: str, request: Request, kind: type[T]) -> T:
         """The JSON that answers a request. Raises as `persist` does."""
 
-        def attempt(send: Send, _: Tries) -> Any:
+        def attempt(send: Send, _: Tries) -> T:
             with send(request) as response:
-                return response.json()  # here, as what is no JSON is a proxy's, and tried again
+                return self.decode(where, response.content, kind)
 
         return self.persist(where, permission, attempt)
+
+    def decode(self, where: str, content: bytes, kind: type[T]) -> T:
+        """The JSON of an answer.
+
+        Raises:
+            TransientError: it is none, but a proxy's page.
+            StoreError: it lacks a field, or has one of another type.
+        """
+        try:
+            return msgspec.json.decode(content, type=kind, strict=False)  # its integers are texts
+        except msgspec.ValidationError as error:
+            raise StoreError(
+                f"{where}: {self.session.endpoint} answers otherwise than Google Cloud Storage: {error}"
+            ) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TransientError(f"the answer is no JSON: {error}") from error
 
     def _refresh(self, target: Target, tries: Tries) -> None:
         while True:

@@ -21,6 +21,7 @@ class Patience:
         deadline_seconds: after so long without progress a call gives up.
         first_pause_seconds: the longest pause before the second try; it doubles with each further one.
         longest_pause_seconds: where the doubling ends. What the server asks for comes on top.
+        unreachable_seconds: as `deadline_seconds`, where a name does not resolve or no emulator runs.
         connect_seconds: for a connection, and for each piece of an upload to leave.
         read_seconds: for the next bytes.
     """
@@ -28,6 +29,7 @@ class Patience:
     deadline_seconds: float = 120
     first_pause_seconds: float = 1
     longest_pause_seconds: float = 32
+    unreachable_seconds: float = 10
     connect_seconds: float = 10
     read_seconds: float = 30
 
@@ -42,6 +44,10 @@ class TransientError(Exception):
     def __init__(self, message: str, retry_after_seconds: float = 0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class UnreachableError(TransientError):
+    """There is no such host, or nobody listens there: more often a wrong address than a matter of time."""
 
 
 class ChecksumError(TransientError):
@@ -63,6 +69,7 @@ class Tries:
     def __init__(self, where: str, patience: Patience) -> None:
         self._where, self._patience = where, patience
         self._started = self._moved = time.monotonic()
+        self._unreachable_since: float | None = None
         self.failed = self._in_a_row = 0
         self.refreshed = False
 
@@ -71,6 +78,7 @@ class Tries:
         self._moved = time.monotonic()
         self._in_a_row = 0
         self.refreshed = False
+        self._unreachable_since = None
 
     def pause_after(self, error: TransientError) -> float:
         """How many seconds to wait before the next try.
@@ -82,6 +90,11 @@ class Tries:
         self._in_a_row += 1
         now = time.monotonic()
         left = self._moved + self._patience.deadline_seconds - now
+        if isinstance(error, UnreachableError):
+            self._unreachable_since = now if self._unreachable_since is None else self._unreachable_since
+            left = min(left, self._unreachable_since + self._patience.unreachable_seconds - now)
+        else:
+            self._unreachable_since = None
         if left <= 0:
             raise UnavailableError(
                 f"{self._where}: gave up after {self.failed} tries in {now - self._started:.1f} s, the last "

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.errors import AccessError, MissingExtraError, StoreError
-from tpufeed.storage.gcs_errors import ANONYMOUS, LOGIN, USER_PROJECT_VARIABLE, Target, broken, error_of
+from tpufeed.storage.gcs_errors import (
+    ANONYMOUS,
+    EMULATOR_VARIABLE,
+    LOGIN,
+    USER_PROJECT_VARIABLE,
+    Target,
+    broken,
+    error_of,
+)
 from tpufeed.storage.gcs_retrying import Patience, TransientError
 
 _POOL_CONNECTIONS = 128  # requests keeps 10 by default and throws the eleventh thread's away after each request
@@ -54,7 +62,7 @@ def check_installed() -> None:
 
 def open_session() -> "GcsSession":
     """This process's session; a forked child makes its own, as two processes cannot share a connection."""
-    key = os.getpid(), os.environ.get("STORAGE_EMULATOR_HOST", ""), os.environ.get(USER_PROJECT_VARIABLE, "")
+    key = os.getpid(), os.environ.get(EMULATOR_VARIABLE, ""), os.environ.get(USER_PROJECT_VARIABLE, "")
     with _locks.setdefault(os.getpid(), threading.Lock()):
         if key not in _sessions:
             _sessions[key] = GcsSession()
@@ -149,7 +157,7 @@ def _faults(target: Target) -> Iterator[None]:
     except StoreError:  # these are OSErrors, too
         raise
     except exceptions.TransportError as error:
-        raise TransientError(f"{type(error).__name__}: {error}") from error
+        raise broken(error, target) from error
     except exceptions.GoogleAuthError as error:
         if getattr(error, "retryable", False):
             raise TransientError(f"{type(error).__name__}: {error}") from error
@@ -162,7 +170,7 @@ def _faults(target: Target) -> Iterator[None]:
 
 def _default_credentials() -> Any:
     """What google.auth finds, or None: public buckets can be read without."""
-    if os.environ.get("STORAGE_EMULATOR_HOST"):
+    if os.environ.get(EMULATOR_VARIABLE):
         return None
     import google.auth
     from google.auth.exceptions import DefaultCredentialsError

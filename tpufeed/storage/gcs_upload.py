@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from crc32c import crc32c
 
 from tpufeed.errors import StoreError
+from tpufeed.storage.gcs_answers import Resource
 from tpufeed.storage.gcs_crc32c import from_crc32c
 from tpufeed.storage.gcs_folder import FIELDS, GcsFolder, Send
 from tpufeed.storage.gcs_retrying import ChecksumError, TransientError, Tries
@@ -81,13 +81,13 @@ class Upload:
         self._stored = self._furthest = 0
         self.tries_failed = 0
 
-    def run(self) -> Any:
+    def run(self) -> Resource:
         """What the service says of the new object. Raises PreconditionError, ReadError, StoreError."""
         attempt = self._put_at_once if self._content.size_bytes <= SMALL_BYTES else self._put_on
         found = self._folder.persist(self._where, "storage.objects.create", attempt)
-        if int(found["size"]) != self._content.size_bytes or found["crc32c"] != from_crc32c(self._content.crc32c):
+        if found.size != self._content.size_bytes or found.crc32c != from_crc32c(self._content.crc32c):
             raise StoreError(
-                f"{self._where}: {found['size']} bytes with crc32c {found['crc32c']} are there although "
+                f"{self._where}: {found.size} bytes with crc32c {found.crc32c or '(none)'} are there although "
                 f"{self._content.size_bytes} with {from_crc32c(self._content.crc32c)} were put; delete the object"
             )
         return found
@@ -97,7 +97,7 @@ class Upload:
         """With the sum, so that the service refuses what was damaged on its way."""
         return json.dumps({"name": self._key, "crc32c": from_crc32c(self._content.crc32c)}).encode()
 
-    def _put_at_once(self, send: Send, tries: Tries) -> Any:
+    def _put_at_once(self, send: Send, tries: Tries) -> Resource:
         self.tries_failed = tries.failed
         boundary = secrets.token_hex(16)
         head = (
@@ -107,9 +107,9 @@ class Upload:
         body = _Body(self._content, 0, self._content.size_bytes, head, f"\r\n--{boundary}--\r\n".encode())
         headers = {"Content-Type": f"multipart/related; boundary={boundary}"}
         with send(Request("POST", self._path, {**self._params, "uploadType": "multipart"}, headers, body)) as response:
-            return response.json()
+            return self._folder.decode(self._where, response.content, Resource)
 
-    def _put_on(self, send: Send, tries: Tries) -> Any:
+    def _put_on(self, send: Send, tries: Tries) -> Resource:
         self.tries_failed = tries.failed
         if not self._url:
             self._begin(send)
@@ -141,7 +141,7 @@ class Upload:
             raise TransientError("the upload was begun, but where to send it was not said")
         self._stored = 0
 
-    def _send_range(self, send: Send, content_range: str, body: "bytes | _Body") -> Any:
+    def _send_range(self, send: Send, content_range: str, body: "bytes | _Body") -> Resource | None:
         """The new object where that was the end of it, or else None, and `_stored` is what has arrived so far."""
         request = Request("PUT", self._url, {}, {"Content-Range": content_range}, body, accept=(308, 404, 410))
         try:
@@ -150,11 +150,16 @@ class Upload:
                 if response.status_code == 308:
                     found = re.fullmatch(r"bytes=0-(\d+)", response.headers.get("Range", ""))
                     self._stored = int(found[1]) + 1 if found else 0
+                    if self._stored > self._content.size_bytes:
+                        raise StoreError(
+                            f"{self._where}: the service says that it has {self._stored} bytes of "
+                            f"{self._content.size_bytes}"
+                        )
                     return None
                 if response.status_code in (404, 410):
                     self._url = ""
                     raise TransientError(f"HTTP {response.status_code}: the upload is gone and begins again")
-                return response.json()
+                return self._folder.decode(self._where, response.content, Resource)
         except ChecksumError:
             self._url = ""
             raise

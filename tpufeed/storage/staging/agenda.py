@@ -1,6 +1,6 @@
 """What is due, and what was fetched ahead of it. Only decides; whoever uses it locks it."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from tpufeed.storage.staging.folder import release
 from tpufeed.storage.staging.shard import RemoteShard
@@ -90,6 +90,9 @@ class Agenda:
 
     def stage(self, shard: RemoteShard, key: str, descriptor: int) -> None:
         """Its copy is there, held by `descriptor`."""
+        if shard not in self._due and shard not in self._begun:  # it was opened before this was noted
+            release(descriptor)
+            return
         self._due.pop(shard, None)
         self._begun.discard(shard)
         copies = self._ahead if shard in self._listed else self._left_over
@@ -107,6 +110,17 @@ class Agenda:
         _let_go([self._ahead.pop(shard, None)])
         self._due = {shard: key} | self._due
         return True
+
+    def want_again(self, shard: RemoteShard, key: str) -> None:
+        """Its copy was opened, and has gone: it is due at once."""
+        self._listed.add(shard)
+        self.lose(shard, key)
+
+    def forget_gone(self, is_there: Callable[[str], bool]) -> None:
+        """What was fetched ahead and has gone since, as another process found it damaged, is not ahead."""
+        for copies in (self._ahead, self._left_over):
+            gone = [shard for shard, (key, _) in copies.items() if not is_there(key)]
+            _let_go([copies.pop(shard) for shard in gone])
 
     def is_needed_next(self) -> bool:
         """Whether nothing that is due sooner than the first waits to be opened or is on its way."""

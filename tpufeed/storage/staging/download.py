@@ -1,13 +1,10 @@
 """One shard on its way: its ranges are read by many threads, the last of which checks the whole."""
 
-import mmap
 import os
 import threading
 
-import crc32c
-
 from tpufeed.errors import ShardError
-from tpufeed.storage.staging.folder import Part
+from tpufeed.storage.staging.folder import Part, read_crc32c
 from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.store import Store
 
@@ -68,11 +65,7 @@ class Download:
 
     def verify(self) -> None:
         """Raises ShardError where the bytes are not the manifest's."""
-        size = self.shard.size_bytes
-        found = 0
-        if size:
-            with mmap.mmap(self.part.descriptor, size, access=mmap.ACCESS_READ) as mapping:
-                found = crc32c.crc32c(mapping)
+        found = read_crc32c(self.part.descriptor, self.shard.size_bytes)
         if found != self.shard.crc32c:
             raise ShardError(f"its CRC-32C is {found:#010x}; the manifest says {self.shard.crc32c:#010x}")
 

@@ -57,6 +57,7 @@ class Fetcher:
         keyed = [(shard, copy_key(self._store.url, shard)) for shard in shards]
         with self._changed:
             keyed = [(shard, key) for shard, key in keyed if shard not in self._troubles.damaged]
+            self._agenda.forget_gone(self._folder.has)
             self._agenda.replace(keyed, self._troubles.retry_at, in_use)
             if not self._threads and keyed and not self._stopped:
                 self._start()
@@ -76,6 +77,13 @@ class Fetcher:
             if shard in self._troubles.damaged:
                 raise ShardError(self._troubles.damaged[shard])
             if self._agenda.lose(shard, key):
+                self._tell()
+
+    def evicted(self, shard: RemoteShard, key: str) -> None:
+        """Its copy was damaged and has gone: it is fetched again at once, if it is this that fetches."""
+        with self._changed:
+            if self._threads and not self._stopped:
+                self._agenda.want_again(shard, key)
                 self._tell()
 
     def warn_once(self, kind: str, message: str) -> None:

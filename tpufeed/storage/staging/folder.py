@@ -1,20 +1,27 @@
 """The folder of staged copies, which all processes of a user on a host share. In use means flocked, which death ends.
 
-KEY.shard   a copy, whole and verified; whoever reads it holds a shared lock on it
-KEY.part    a copy that is being fetched by the holder of its exclusive lock; abandoned where there is none
-lock        locked while copies appear, vanish or change their names; those who only read never wait for it
+KEY.shard        a copy, whole and verified; whoever reads it holds a shared lock on it
+KEY.TOKEN.part   a copy that is being fetched by the holder of its exclusive lock; abandoned where there is none
+lock             locked while copies appear, vanish or change their names; those who only read never wait for it
+
+The folder may be removed at any time. Then two processes may each hold a lock, of which one was removed, and fetch the
+same copy. A part has a name that no other part ever has, so the one that a process renames is its own.
 """
 
 import errno
 import fcntl
 import logging
+import mmap
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+
+from crc32c import crc32c
 
 from tpufeed.storage.staging.place import find_folder, free_bytes, is_in_memory, make_folder, refuse_folder
 
@@ -35,10 +42,11 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A copy that we are fetching; `descriptor` has the exclusive lock."""
+    """A copy that we are fetching to `path`; `descriptor` has the exclusive lock."""
 
     key: str
     size_bytes: int
+    path: Path
     descriptor: int
 
 
@@ -115,6 +123,30 @@ class StageFolder:
             stack.pop_all()
             return descriptor
 
+    def has(self, key: str) -> bool:
+        """Whether there is a copy."""
+        return (self.path / f"{key}{_SHARD}").exists()
+
+    def evict_damaged(self, key: str, size_bytes: int, expected_crc32c: int) -> Path | None:
+        """Remove a copy whose CRC-32C is another by now. Returns where it was, None where it is sound. Raises OSError.
+
+        Other processes that look at it keep what they have mapped.
+        """
+        descriptor = self.hold(key, size_bytes)
+        if descriptor is None:
+            return None
+        try:
+            if read_crc32c(descriptor, size_bytes) == expected_crc32c:
+                return None
+            path = self.path / f"{key}{_SHARD}"
+            with self._locked():  # another process may have removed it as well, and fetched it again
+                if not path.exists() or not os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    return None
+                path.unlink()
+            return path
+        finally:
+            release(descriptor)
+
     def touch(self, key: str) -> None:
         """Mark a copy as the last used."""
         with suppress(OSError):
@@ -123,22 +155,20 @@ class StageFolder:
     def claim(self, claim: Claim) -> Part | Refusal:
         """Begin to fetch a copy. Others see so, and its bytes count, until `publish` or `discard`. Raises OSError."""
         with self._locked(), ExitStack() as stack:
-            if (self.path / f"{claim.key}{_SHARD}").exists():
+            if self.has(claim.key):
                 return Refusal.STAGED
-            path = self.path / f"{claim.key}{_PART}"
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
-            stack.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not self._remove_parts(claim.key):
                 return Refusal.ELSEWHERE
-            stack.callback(path.unlink)
-            os.ftruncate(descriptor, 0)  # what a dead process has left
+            path = self.path / f"{claim.key}.{secrets.token_hex(8)}{_PART}"
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+            stack.callback(os.close, descriptor)
+            stack.callback(path.unlink, missing_ok=True)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not self._make_room(claim):
                 return Refusal.FULL
             os.ftruncate(descriptor, claim.size_bytes)
             stack.pop_all()
-            return Part(claim.key, claim.size_bytes, descriptor)
+            return Part(claim.key, claim.size_bytes, path, descriptor)
 
     def reserve(self, part: Part) -> None:
         """Have its bytes allocated. Raises OSError, with one of `FULL` where they do not fit."""
@@ -152,7 +182,7 @@ class StageFolder:
         if not self._in_memory:  # a copy that a crash of the machine has emptied would be trusted after it
             os.fdatasync(part.descriptor)
         with self._locked():
-            (self.path / f"{part.key}{_PART}").rename(self.path / f"{part.key}{_SHARD}")
+            part.path.rename(self.path / f"{part.key}{_SHARD}")
             _touch(part.descriptor)
             fcntl.flock(part.descriptor, fcntl.LOCK_SH)
         return part.descriptor
@@ -161,7 +191,7 @@ class StageFolder:
         """Give up a copy. Raises OSError."""
         try:
             with self._locked():
-                (self.path / f"{part.key}{_PART}").unlink(missing_ok=True)
+                part.path.unlink(missing_ok=True)
         finally:
             release(part.descriptor)
 
@@ -173,8 +203,8 @@ class StageFolder:
         excess = self.used_bytes() + claim.size_bytes - self.budget_bytes
         if excess <= 0:
             return True
-        excess -= self._remove_abandoned(but=claim.key)
-        copies = [copy for copy in self._copies() if copy.suffix == _SHARD and copy.key not in claim.spared]
+        excess -= self._remove_abandoned()
+        copies = [copy for copy in self._copies() if copy.name.endswith(_SHARD) and copy.key not in claim.spared]
         copies.sort(key=lambda copy: (copy.key in claim.due, -claim.due.get(copy.key, 0), copy.used_ns))
         if excess > sum(copy.size_bytes for copy in copies) and not claim.exceed:
             return False  # evicting them would help nobody
@@ -186,12 +216,18 @@ class StageFolder:
                 self.evictions += 1
         return excess <= 0 or claim.exceed
 
-    def _remove_abandoned(self, but: str = "") -> int:
-        parts = [copy for copy in self._copies() if copy.suffix == _PART and copy.key != but]
+    def _remove_parts(self, key: str) -> bool:
+        """Remove what dead processes have left of a copy; False where somebody is fetching it."""
+        parts = [copy for copy in self._copies() if copy.name.endswith(_PART) and copy.key == key]
+        return all([self._remove_unlocked(part) for part in parts])
+
+    def _remove_abandoned(self) -> int:
+        parts = [copy for copy in self._copies() if copy.name.endswith(_PART)]
         return sum(part.size_bytes for part in parts if self._remove_unlocked(part))
 
     def _remove_unlocked(self, copy: "_Copy") -> bool:
-        path = self.path / f"{copy.key}{copy.suffix}"
+        """Remove it, unless it is in use."""
+        path = self.path / copy.name
         try:
             descriptor = os.open(path, os.O_RDONLY | _FLAGS)
         except FileNotFoundError:
@@ -209,11 +245,10 @@ class StageFolder:
         copies = []
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
-                key, suffix = os.path.splitext(entry.name)  # noqa: PTH122  # a Path for each costs more than the stat
-                if suffix in (_SHARD, _PART):
+                if entry.name.endswith((_SHARD, _PART)):
                     with suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
-                        copies.append(_Copy(key, suffix, status.st_size, status.st_mtime_ns))
+                        copies.append(_Copy(entry.name, status.st_size, status.st_mtime_ns))
         return copies
 
     @contextmanager
@@ -234,12 +269,23 @@ def release(descriptor: int) -> None:
     os.close(descriptor)
 
 
+def read_crc32c(descriptor: int, size_bytes: int) -> int:
+    """The CRC-32C of an open file's first `size_bytes`. Raises OSError."""
+    if not size_bytes:
+        return 0
+    with mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) as mapping:
+        return crc32c(mapping)
+
+
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    key: str
-    suffix: str
+    name: str
     size_bytes: int
     used_ns: int
+
+    @property
+    def key(self) -> str:
+        return self.name.partition(".")[0]
 
 
 def _touch(file: Path | int) -> None:

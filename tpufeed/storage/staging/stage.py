@@ -1,9 +1,11 @@
 """The stage: verified local copies of remote shards, fetched ahead of need and shared by all processes of a host.
 
 A copy has passed its CRC-32C when it appears, and another process that finds one trusts its name, which holds size and
-CRC, and its size. While it is looked at it is not evicted. It stays when the process ends, for the next one.
+CRC, and its size. While it is looked at it is not evicted. It stays when the process ends, for the next one. A reader
+that finds it damaged since, by a disk or by another program, evicts it.
 """
 
+import logging
 import mmap
 import os
 import time
@@ -14,7 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from tpufeed.errors import OptionError
+from crc32c import crc32c
+
+from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.storage.staging.counts import Counts, StageStatistics
 from tpufeed.storage.staging.fetcher import Fetcher
 from tpufeed.storage.staging.folder import StageFolder
@@ -22,6 +26,8 @@ from tpufeed.storage.staging.shard import RemoteShard, copy_key
 from tpufeed.storage.store import Store
 
 _POLL_SECONDS = 0.05  # other processes fetch, too
+
+_logger = logging.getLogger(__name__)
 
 
 class Stage:
@@ -100,6 +106,32 @@ class Stage:
             self._folder.touch(key)
         self._fetcher.opened(shard)
         return view
+
+    def evict_damaged(self, shard: RemoteShard, view: memoryview) -> bool:
+        """Compare what `open` gave with the shard's CRC-32C; where it differs, remove the copy, with a warning.
+
+        Returns whether it differs and is gone: then `open` finds nothing, or a copy that was fetched since. Costs a
+        pass over the shard: ask when a record is damaged.
+        """
+        if crc32c(view) == shard.crc32c:
+            return False
+        key = copy_key(self._store.url, shard)
+        try:
+            path = self._folder.evict_damaged(key, shard.size_bytes, shard.crc32c)
+        except OSError as error:
+            self._fetcher.warn_once("evict", f"{self.folder}: a damaged copy cannot be removed: {error.strerror}")
+            return False
+        mapping = self._mapped.get(shard)
+        if mapping is not None and mapping is view.obj:
+            self._mapped.pop(shard, None)
+        if path is not None:  # of all who find it damaged, whoever has removed it says so
+            _logger.warning(
+                "%s: this copy of %s was damaged. It is removed, and ranges are read until it is fetched again",
+                path,
+                mask_secrets(f"{self._store.url}/{shard.name}"),
+            )
+            self._fetcher.evicted(shard, key)
+        return True
 
     def wait(self, shard: RemoteShard, timeout_seconds: float) -> memoryview | None:
         """`open`, as soon as there is something to open; None after `timeout_seconds`. It must have been asked for."""
