@@ -86,6 +86,8 @@ def warmup(  # noqa: PLR0913  # the public face
 
     with request.engine.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source.url, request.identity, make_plan, overwrite)
+        if joined:
+            source.check_joined(destination, plan, checked, size)
         job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked), REACH)
         info = checked.cache_info(plan.header.input_digest, request.identity, size)
         result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, info), listener)
@@ -184,6 +186,8 @@ def preview_warmup(  # noqa: PLR0913  # those of `warmup`
     source, destination, checked = request.source, request.destination, request.options
     finished, identity = request.finished is not None, request.identity
     plan, old = (None, []) if finished else check_destination(destination, KIND, source.url, identity, overwrite)
+    if plan is not None:
+        source.check_joined(destination, plan, checked, request.size)
     with source.plan(checked, request.size) as planning:
         measured = _measure(planning, source, checked, request.size)
         if not finished and plan is None:

@@ -123,6 +123,23 @@ def iter_table(store: Store, name: str, image: str | None, label: str, split: st
             raise SourceError(f"{where} cannot be read: {error}") from error
 
 
+def iter_files(store: Store, name: str, image: str | None) -> Iterator[str]:
+    """The files that the rows of the table `name` name, as inputs have them. None is looked at.
+
+    Raises as `iter_table` does.
+    """
+    where = f"{store.url}/{name}"
+    with _open(store, name) as file:
+        records = _iter_records(file, name, where)
+        first = list(itertools.islice(records, _ROWS_AT_ONCE))
+        names = list(dict.fromkeys(itertools.chain.from_iterable(first)))
+        column = TableColumns(where, names, image, "none", None).image
+        for record in itertools.chain(first, records):
+            path = _to_path(record.get(column))  # type: ignore[arg-type]  # there is one
+            if isinstance(path, str) and path:
+                yield resolve(store.url, path)
+
+
 def _open(store: Store, name: str) -> BinaryIO:
     try:
         return open_object(store, name)
