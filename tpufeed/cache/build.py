@@ -147,6 +147,7 @@ class CachePreview:
         seconds_a_sample: of one core, for all variants of a sample.
         fingerprint: of the cache that it would be.
         warnings: what raw images may not have been meant to become, as sentences.
+        complete: the cache stands there already: nothing would be done.
     """
 
     source: str
@@ -161,6 +162,7 @@ class CachePreview:
     probed: int
     fingerprint: str
     warnings: tuple[str, ...]
+    complete: bool = False
 
 
 def preview_warmup(  # noqa: PLR0913  # those of `warmup`
@@ -208,6 +210,7 @@ def preview_warmup(  # noqa: PLR0913  # those of `warmup`
             probed=measured.probe.samples,
             fingerprint=fingerprint(planning.header.input_digest, identity),
             warnings=planning.warnings,
+            complete=finished,
         )
 
 

@@ -174,6 +174,7 @@ class Preview:
         probed: images taken for this.
         probed_rejects: those of them that cannot be taken.
         warnings: what would serve training better, as sentences.
+        complete: the dataset stands there already: nothing would be done.
     """
 
     source: str
@@ -189,6 +190,7 @@ class Preview:
     probed: int
     probed_rejects: int
     warnings: tuple[str, ...]
+    complete: bool = False
 
     @property
     def bytes(self) -> int:
@@ -251,6 +253,7 @@ def preview_shard(
             probed=probe.images,
             probed_rejects=probe.rejects,
             warnings=tuple(warnings),
+            complete=finished,
         )
 
 
