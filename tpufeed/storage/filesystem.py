@@ -5,10 +5,11 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 
-from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError, TpufeedError, mask_secrets
+from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, OptionError, StoreError, TpufeedError, mask_secrets
 from tpufeed.storage.naming import check_name
 from tpufeed.storage.reading import read_by_threads
 from tpufeed.storage.store import ObjectInfo, Span
@@ -126,6 +127,9 @@ class FsspecStore:
         return found
 
     def _path(self, name: str) -> str:
+        # An HTTP client takes '%2e%2e' for '..', and resolves it before it asks.
+        if self._base.startswith("http") and ".." in unquote(name).split("/"):
+            raise OptionError(f"{name!r} is no name within a store: it has a '..' part")
         return f"{self._root}/{check_name(name)}{self._query}"
 
     def _where(self, name: str) -> str:
