@@ -50,8 +50,9 @@ def test_both_commands_do_the_same(source, undisturbed, bytes_of, tmp_path):
         assert all(line.startswith("warning: split ") for line in done.stderr.splitlines())
         assert re.search(r"^ *train +[0-9]+ +3 ", done.stdout, re.MULTILINE)
         assert bytes_of(tmp_path / f"{number}") == bytes_of(undisturbed.url)
-    again = run(MODULE, source, tmp_path / "1", *FLAGS)
-    assert (again.returncode, again.stdout) == (0, f"{tmp_path}/1 is complete already: nothing to do\n")
+    for dry_run in ([], ["--dry-run"]):
+        again = run(MODULE, source, tmp_path / "1", *FLAGS, *dry_run)
+        assert (again.returncode, again.stdout) == (0, f"{tmp_path}/1 is complete already: nothing to do\n")
 
 
 def test_both_commands_take_the_same_options():

@@ -115,7 +115,9 @@ def test_a_run_again_says_that_there_is_nothing_to_do(run, photo_folder, dataset
     assert report["images_per_second"] is None
     (event,) = events_of(done.stderr)
     assert event == {"event": "done", **report}
-    assert "is complete already: nothing to do" in run("shard", photo_folder, dataset_url, *SMALL).stdout
+    for dry_run in ([], ["--dry-run"]):
+        said = run("shard", photo_folder, dataset_url, *SMALL, *dry_run).stdout
+        assert said == f"{dataset_url} is complete already: nothing to do\n"
 
 
 @pytest.mark.parametrize("flags", [[], ["--presize", 64]], ids=["keep", "presize"])

@@ -1,5 +1,6 @@
 """Beam: its own runner, in one process and in several, and a job server as other runners have it."""
 
+import hashlib
 import os
 import pickle
 import re
@@ -202,10 +203,11 @@ def test_a_description_says_what_workers_need():
 def test_a_pipeline_of_a_hundred_thousand_tasks_is_small():
     from tpufeed.engines.beampipeline import pack, unpack
 
-    tasks = [
-        (n, pickle.dumps(TaskRef(n, "train", 90_000 * n, 90_000 * (n + 1), f"train-{n:05d}-of-100000.tfrecord")))
-        for n in range(100_000)
-    ]
+    tasks = []
+    for n in range(100_000):
+        digest = hashlib.blake2b(b"%d" % n, digest_size=16).digest()
+        ref = TaskRef(n, "train", 90_000 * n, 90_000 * (n + 1), f"train-{n:05d}-of-100000.tfrecord", digest)
+        tasks.append((n, pickle.dumps(ref)))
     blocks = pack(tasks)
     assert sum(map(len, blocks)) < 4e6  # Dataflow takes 10 MB
     assert [each for block in blocks for each in unpack(block)] == tasks

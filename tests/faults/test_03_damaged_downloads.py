@@ -16,9 +16,13 @@ import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
 from tpufeed import cache
 from tpufeed.dataset.checks import shards as checked_shards
+from tpufeed.dataset.commit import read_report
+from tpufeed.dataset.plan import read_plan
+from tpufeed.dataset.reach import see_destination
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DamageError, RecordError, ShardError, TpufeedError, UnavailableError
+from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError, UnavailableError
 from tpufeed.storage import ranges
+from tpufeed.storage.memory import MemoryStore
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.staging.shard import RemoteShard
 from tpufeed.storage.staging.stage import Stage
@@ -148,6 +152,87 @@ def test_photographs_are_taken_as_they_were_sent(damage, server, kept):
     assert len(met(server)) == 3
     assert result.manifest.rejects == {}
     assert objects(server, "d") == objects(server, "kept/dataset")
+
+
+@pytest.fixture
+def begun(server, kept):
+    """A build of the photographs in the bucket that has its plan, and nothing else."""
+    server.put("bucket", "d/_tpufeed/plan.jsonl", server.get("bucket", "kept/dataset/_tpufeed/plan.jsonl"))
+    return "gs://bucket/d"
+
+
+@pytest.mark.parametrize("place", ["a label", "its JSON", "cut short"])
+def test_a_task_is_fetched_again(place, server, kept):
+    """One digit of a label is another label, and no error to any parser."""
+    header, line, *_ = server.get("bucket", "kept/dataset/_tpufeed/plan.jsonl").splitlines()
+    after = re.search(rb'"\d+",[01],', line).end() - 2 if place == "a label" else 0
+    action = "truncate" if place == "cut short" else "corrupt"
+    server.fault(action, operation="read", name="d/_tpufeed/plan.jsonl", after_bytes=after)
+    tpufeed.shard(f"{kept}/photos", "gs://bucket/d", shard_bytes="30KB", workers=1)
+    (hit,) = met(server)
+    assert hit.range.startswith(f"bytes={len(header) + 1}-")
+    assert len([record for record in reads(server, hit.name) if record.range == hit.range]) == 2
+    assert objects(server, "d") == objects(server, "kept/dataset")
+
+
+def test_a_task_that_is_damaged_each_time_is_named(server, kept, command):
+    server.fault("corrupt", operation="read", name="d/_tpufeed/plan.jsonl", calls=None)
+    done = command("shard", f"{kept}/photos", "gs://bucket/d", "--shard-size", "30KB", "--workers", "1")
+    assert done.exit_code == 1
+    assert re.search(r"gs://bucket/d/_tpufeed/plan.jsonl: no task of train-00000\S+ at bytes \d+ to \d+", done.stderr)
+    assert len(met(server)) == 3
+    assert not [name for name in names_of(server, "d") if name.endswith((".tfrecord", "manifest.json"))]
+
+
+@each_damage
+def test_a_plan_is_fetched_again(damage, server, kept, begun, monkeypatch):
+    """It is read by ranges, none of which is the whole object, and each task once more before any is run."""
+    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 2000)
+    server.fault(operation="read", name="d/_tpufeed/plan.jsonl", **{**damage, "calls": (1, 3)})
+    tpufeed.shard(f"{kept}/photos", begun, shard_bytes="30KB", workers=1)
+    assert len(met(server)) == 2
+    assert objects(server, "d") == objects(server, "kept/dataset")
+
+
+def test_a_plan_that_is_damaged_each_time_is_named(server, kept, begun, monkeypatch):
+    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 2000)
+    server.fault("corrupt", operation="read", name="d/_tpufeed/plan.jsonl", calls=None)
+    with pytest.raises(ManifestError, match=r"gs://bucket/d/_tpufeed/plan.jsonl: not a readable plan"):
+        tpufeed.shard(f"{kept}/photos", begun, shard_bytes="30KB", workers=1)
+    assert met(server)
+    assert names_of(server, "d") == {"_tpufeed/plan.jsonl"}
+
+
+def test_a_host_looks_again_at_a_plan_of_another_run(server, begun, monkeypatch):
+    """Before it says that it sees another destination than the others."""
+    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 2000)
+    store = open_store(begun)
+    run_id = read_plan(store).header.run_id
+    header = server.get("bucket", "d/_tpufeed/plan.jsonl")
+    server.fault("corrupt", operation="read", name="d/_tpufeed/plan.jsonl", after_bytes=header.index(run_id.encode()))
+    server.fault("corrupt", operation="read", name="d/_tpufeed/plan.jsonl", after_bytes=0, calls=(2,))
+    assert see_destination(store, run_id) == {f"{begun}/_tpufeed/plan.jsonl": run_id}
+    assert len(met(server)) == 2
+
+
+def test_a_report_without_a_checksum_of_the_service_is_fetched_again(server, kept):
+    """As through fsspec: its own checksum tells."""
+    source = open_store(f"{kept}/dataset")
+    (ref, *_) = read_plan(source).tasks
+    sound = read_report(source, ref)
+    data = source.read("_tpufeed/reports/000000.json")
+
+    class Damaging(MemoryStore):
+        reads = 0
+
+        def read(self, name, version=""):
+            self.reads += 1
+            return super().read(name, version).replace(b'"crc32c":', b'"crc32c":1' if self.reads == 1 else b'"crc32c":')
+
+    store = Damaging("memory://faults/reports")
+    store.put("_tpufeed/reports/000000.json", data)
+    assert read_report(store, ref) == sound
+    assert store.reads == 2
 
 
 @pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])

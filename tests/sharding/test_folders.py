@@ -102,6 +102,15 @@ def test_one_folder_around_the_classes(tree, take):
     assert take(folder / "flowers")[0].warnings == take(folder, label="none")[0].warnings == ()
 
 
+def test_splits_that_differ_by_capitals(tree, take):
+    """Two of them, as file systems have it, and a word about it."""
+    names = ("Train/a/1.jpg", "train/a/2.jpg", "train/b/3.jpg", "val/a/4.jpg")
+    inventory, _ = take(tree(*names))
+    assert inventory.splits == ("Train", "train", "val")
+    assert [warning.split(";")[0] for warning in inventory.warnings] == ["Train and train are 2 splits"]
+    assert take(tree("one/train/a/1.jpg", "one/val/b/2.jpg") / "one")[0].warnings == ()
+
+
 def test_one_folder_around_the_classes_of_splits(tree, take):
     (warning,) = take(tree("train/flowers/rose/1.jpg", "val/flowers/tulip/2.jpg"))[0].warnings
     assert "(rose, tulip) as classes or splits, move them one folder up; " in warning

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed.dataset.naming import PLAN
-from tpufeed.dataset.plan import Input, read_header, read_plan, read_task, write_plan
+from tpufeed.dataset.plan import Input, iter_tasks, read_plan, read_plan_file, read_task, write_plan
 from tpufeed.errors import OptionError
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.sharding.inventory import Inventory, input_digest, split_of
@@ -85,8 +85,9 @@ def test_a_stored_plan_gives_back_its_tasks(rows, splits, shard_bytes):
         write_plan(path, header, iter(tasks))
         store = LocalStore(folder)
         plan = read_plan(store)
-        assert plan.header == read_header(path) == header
-        assert [read_task(store, ref) for ref in plan.tasks] == tasks
+        assert plan == read_plan_file(path)
+        assert plan.header == header
+        assert [read_task(store, ref) for ref in plan.tasks] == list(iter_tasks(store, plan)) == tasks
         assert [ref.name for ref in plan.tasks] == [header.shard_names(task)[0] for task in tasks]
 
 

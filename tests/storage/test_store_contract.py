@@ -520,3 +520,10 @@ def test_exactly_one_of_concurrent_puts_in_the_place_of_a_version_wins(tmp_path)
             winners = [number for number in pool.map(race, range(8)) if number is not None]
         assert len(winners) == 1
         assert store.read("a") == b"%d" % winners[0]
+
+
+@pytest.mark.parametrize("name", ["%2e%2e/secret.jpg", "a/%2E./%2e%2e/b.jpg", "%2e%2e%2fsecret.jpg"])
+def test_quoted_names_cannot_leave_an_http_folder(name):
+    """Refused before anything is asked for."""
+    with pytest.raises(OptionError, match="is no name within a store"):
+        FsspecStore("http://127.0.0.1:1/photos").read(name)

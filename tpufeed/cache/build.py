@@ -83,6 +83,8 @@ def warmup(  # noqa: PLR0913  # the public face
 
     with request.engine.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source.url, request.identity, make_plan, overwrite)
+        if joined:
+            source.check_joined(destination, plan, checked, size)
         job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked), REACH)
         info = checked.cache_info(plan.header.input_digest, request.identity, size)
         result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, info), listener)
@@ -142,6 +144,7 @@ class CachePreview:
         seconds_a_sample: of one core, for all variants of a sample.
         fingerprint: of the cache that it would be.
         warnings: what raw images may not have been meant to become, as sentences.
+        complete: the cache stands there already: nothing would be done.
     """
 
     source: str
@@ -156,6 +159,7 @@ class CachePreview:
     probed: int
     fingerprint: str
     warnings: tuple[str, ...]
+    complete: bool = False
 
 
 def preview_warmup(  # noqa: PLR0913  # those of `warmup`
@@ -181,6 +185,8 @@ def preview_warmup(  # noqa: PLR0913  # those of `warmup`
     source, destination, checked = request.source, request.destination, request.options
     finished, identity = request.finished is not None, request.identity
     plan, old = (None, []) if finished else check_destination(destination, KIND, source.url, identity, overwrite)
+    if plan is not None:
+        source.check_joined(destination, plan, checked, request.size)
     with source.plan(checked, request.size) as planning:
         measured = _measure(planning, source, checked, request.size)
         if not finished and plan is None:
@@ -201,6 +207,7 @@ def preview_warmup(  # noqa: PLR0913  # those of `warmup`
             probed=measured.probe.samples,
             fingerprint=fingerprint(planning.header.input_digest, identity),
             warnings=planning.header.warnings,
+            complete=finished,
         )
 
 

@@ -1,5 +1,6 @@
 """What is to be warmed: a dataset, or raw images, and the plan that follows from either."""
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -7,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from tpufeed.cache.plan import KIND, CacheOptions, cached_schema, iter_ranges
 from tpufeed.cache.source import CacheSource, DatasetSource, RawSource
-from tpufeed.dataset.naming import PLAN
-from tpufeed.dataset.plan import PlanHeader, Task
+from tpufeed.dataset.naming import PLAN, check_split_name
+from tpufeed.dataset.plan import Plan, PlanHeader, Task, iter_tasks
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import DatasetNotFoundError, OptionError
@@ -18,6 +21,7 @@ from tpufeed.images.ops import OPS
 from tpufeed.sharding.advice import iter_label_warnings
 from tpufeed.sharding.build import take_inventory
 from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.joined import check_joined, forged
 from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -69,6 +73,9 @@ class Warmable(Protocol):
 
     def digest(self) -> str:
         """What it holds now."""
+
+    def check_joined(self, store: Store, plan: Plan, options: CacheOptions, size: Size) -> None:
+        """Check a plan at `store` that another run has put there, see `sharding.joined`. Raises ManifestError."""
 
 
 def open_warmable(src: str | Path, keywords: ShardKeywords, allow_augmented: bool) -> Warmable:
@@ -125,7 +132,7 @@ class _OfDataset:
     @contextmanager
     def plan(self, options: CacheOptions, size: Size) -> Iterator[Planning]:
         manifest = self._dataset.manifest
-        samples = {name: split.records for name, split in manifest.splits.items()}
+        samples = {check_split_name(name): split.records for name, split in manifest.splits.items()}
         header = PlanHeader(
             kind=KIND,
             source=self.url,
@@ -140,6 +147,17 @@ class _OfDataset:
         )
         first = [Task(0, name, 0, 1, (), 0, min(count, _PROBED)) for name, count in samples.items()]
         yield Planning(header, samples, first, lambda shards: iter_ranges(samples, shards))
+
+    def check_joined(self, store: Store, plan: Plan, options: CacheOptions, size: Size) -> None:
+        header = plan.header
+        with self.plan(options, size) as planning:
+            wanted = msgspec.structs.replace(planning.header, run_id=header.run_id, source=header.source)
+            wanted = msgspec.structs.replace(wanted, splits=header.splits, options=header.options)
+            if wanted != header or header.splits.keys() != planning.samples.keys():
+                raise forged(store, self.url, "its header says other than the dataset")
+            tasks = planning.iter_tasks(header.splits)
+            if any(task != found for task, found in itertools.zip_longest(tasks, iter_tasks(store, plan))):
+                raise forged(store, self.url, "its tasks are not the parts of the dataset")
 
 
 class _Images:
@@ -181,6 +199,13 @@ class _Images:
             )
             first = list(_iter_inputs(inventory, {name: min(count, _PROBED) for name, count in samples.items()}))
             yield Planning(header, samples, first, lambda shards: _iter_inputs(inventory, samples, shards))
+
+    def check_joined(self, store: Store, plan: Plan, options: CacheOptions, size: Size) -> None:
+        header = plan.header
+        image, *_ = cached_schema(header.features, options, size)
+        if header.variants != options.variants or header.features[:1] != (image,):
+            raise forged(store, self.url, "it makes other variants, or no cache")
+        check_joined(store, plan, self.url, self._options.image)
 
 
 def _iter_inputs(

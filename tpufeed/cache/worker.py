@@ -61,7 +61,7 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
 def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
     """What this host sees of the cache's destination and of the source, see `Job.reach`."""
     destination = open_store(context.destination)
-    seen = see_destination(destination)
+    seen = see_destination(destination, context.header.run_id)
     return seen | context.source.see(context.header, read_task(destination, ref)) if seen else seen
 
 

@@ -116,7 +116,7 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
         return
     manifest = result.manifest
     if result.images == result.earlier_images and not result.seconds:
-        say(f"{result.url} is complete already: nothing to do")
+        say_complete(result.url)
         return
     rows = []
     for name, split in manifest.splits.items():
@@ -141,6 +141,11 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
     again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
     say(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
     say(f"dataset: {result.url}")
+
+
+def say_complete(url: str) -> None:
+    """What stands there is what the command would make."""
+    say(f"{url} is complete already: nothing to do")
 
 
 def say_columns(columns: Mapping[str, str]) -> None:

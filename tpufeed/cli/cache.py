@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build, say_cost
+from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build, say_complete, say_cost
 from tpufeed.cli.completion import one_of, ops
 from tpufeed.cli.console import find_own_modules, print_json, reports_build_errors, say, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
@@ -173,6 +173,9 @@ def warmup_command(
 
 
 def _print_preview(preview: "CachePreview", engine: "Engine | None") -> None:
+    if preview.complete:
+        say_complete(preview.destination)
+        return
     rows = [
         (name, f"{samples:,}", str(preview.variants), str(preview.shards[name]))
         for name, samples in preview.samples.items()

@@ -10,6 +10,7 @@ from tpufeed.cli.builds import (
     parse_policies,
     print_build,
     say_columns,
+    say_complete,
     say_cost,
     say_left_out,
 )
@@ -143,6 +144,9 @@ def shard_command(
 
 
 def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
+    if preview.complete:
+        say_complete(preview.destination)
+        return
     rows = [
         (name, f"{split.inputs:,}", str(split.shards), f"{split.bytes / 1e6:,.1f}", _each(split.bytes, split.shards))
         for name, split in preview.splits.items()

@@ -164,7 +164,7 @@ def _run_tasks(
                 )
                 listener(progress)
             elif isinstance(event, Done):
-                report = _read_report(build.store, pending[event.number])
+                report = _read_report(build.store, build.plan.header, pending[event.number])
                 retries += report.retries
                 rejects.add(report)
                 rejects.check()
@@ -204,19 +204,34 @@ def _iter_trusted(store: Store, plan: Plan) -> Iterator[tuple[TaskRef, Report | 
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
     report = read_report(store, ref)
-    # Other names: a report of a build whose plan was removed, of as many shards or variants as that had.
-    names = [ref.name.replace("-v0-", f"-v{variant}-") for variant in header.variant_numbers]
-    if report is not None and ([shard.name for shard in report.shards] != names or not is_intact(store, report)):
+    if report is not None and not (_is_of_task(report, header, ref) and is_intact(store, report)):
         store.delete(report_name(ref.number))
         return None
     return report
 
 
-def _read_report(store: Store, ref: TaskRef) -> Report:
+def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
     report = read_report(store, ref)
-    if report is None:
-        raise TaskError(f"{ref.name}: its task ended without a report at {store.url}/{report_name(ref.number)}")
+    if report is None or not _is_of_task(report, header, ref):
+        found = "without a report" if report is None else "with a report of another task, or forged,"
+        raise TaskError(f"{ref.name}: its task ended {found} at {store.url}/{report_name(ref.number)}")
     return report
+
+
+def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
+    """Whether its shards are the task's: a build whose plan was removed may have had as many, of other names."""
+    names = [ref.name.replace("-v0-", f"-v{variant}-") for variant in header.variant_numbers]
+    records = {len(shard.lengths) for shard in report.shards}
+    return (
+        report.task == ref.number
+        and [shard.name for shard in report.shards] == names
+        and all(sum(shard.lengths) == shard.bytes for shard in report.shards)
+        and min((length for shard in report.shards for length in shard.lengths), default=0) >= 0
+        and len(records) == 1
+        and len(report.class_counts) == len(header.class_names)
+        and min(report.class_counts, default=0) >= 0
+        and sum(report.class_counts) <= max(records)
+    )
 
 
 def _iter_reports(store: Store, plan: Plan) -> Iterator[tuple[TaskRef, Report]]:
@@ -224,7 +239,7 @@ def _iter_reports(store: Store, plan: Plan) -> Iterator[tuple[TaskRef, Report]]:
     tasks = iter(plan.tasks)
     with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-reports") as executor:
         while block := list(itertools.islice(tasks, _REPORTS_A_BLOCK)):
-            yield from zip(block, executor.map(lambda ref: _read_report(store, ref), block), strict=True)
+            yield from zip(block, executor.map(lambda ref: _read_report(store, plan.header, ref), block), strict=True)
 
 
 def _images(report: Report) -> int:

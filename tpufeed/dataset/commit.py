@@ -12,7 +12,16 @@ from typing import Any
 import msgspec
 
 from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REPORTS, report_name
-from tpufeed.dataset.plan import Plan, PlanHeader, TaskRef, check_same_plan, read_header, read_plan, with_access
+from tpufeed.dataset.plan import (
+    READS,
+    Plan,
+    PlanHeader,
+    TaskRef,
+    check_same_plan,
+    read_plan,
+    read_plan_file,
+    with_access,
+)
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.space import check_writable
 from tpufeed.dataset.writer import WrittenShard
@@ -95,7 +104,9 @@ def join_or_begin(
     plan, old = check_destination(store, kind, source, options, overwrite)
     joined = plan is not None
     if plan is None:
-        joined = not _begin(store, make_plan, old)
+        plan = _begin(store, make_plan, old)
+        joined = plan is None
+    if plan is None:
         plan = read_plan(store)
         check_same_plan(store, plan.header, kind, source, options)
     return with_access(plan, source), joined
@@ -155,19 +166,20 @@ def find_build(store: Store) -> list[ObjectInfo]:
     return [present[name] for name in dict.fromkeys((*names, *reports, PLAN)) if name in present]
 
 
-def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[ObjectInfo]) -> bool:
-    """Put a new plan in the place of `old`. False where another run of the same command was quicker."""
+def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[ObjectInfo]) -> Plan | None:
+    """Put a new plan in the place of `old`. None where another run of the same command was quicker."""
     foreign = foreign_names(store, old)
     with store.temporary_folder() as folder:
         make_plan(folder / "plan", sum(info.size_bytes for info in old))
-        check_names(store, read_header(folder / "plan"), foreign, old)
+        plan = read_plan_file(folder / "plan")
+        check_names(store, plan.header, foreign, old)
         for info in old:
             store.delete(info.name)
         try:
             store.put_file(PLAN, folder / "plan")
         except ObjectExistsError:  # the same command was started twice
-            return False
-    return True
+            return None
+    return plan
 
 
 def foreign_names(store: Store, old: Sequence[ObjectInfo]) -> set[str]:
@@ -238,19 +250,20 @@ def is_reported(store: Store, task: int) -> bool:
 
 
 def read_report(store: Store, task: TaskRef) -> Report | None:
-    """The report of a task, or None where there is none that can be read."""
-    try:
-        report = msgspec.json.decode(store.read(report_name(task.number)), type=Report)
-        if report.checksum != _checksum(report):
-            raise msgspec.ValidationError("its checksum is another")
-    except ObjectNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        where = mask_secrets(store.url)
-        _logger.warning("%s/%s is damaged; its task runs again", where, report_name(task.number))
-        store.delete(report_name(task.number))
-        return None
-    return report
+    """The report of a task, or None where there is none that can be read, however often it is fetched."""
+    for _ in range(READS):
+        try:
+            report = msgspec.json.decode(store.read(report_name(task.number)), type=Report)
+        except ObjectNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if report.checksum == _checksum(report):
+            return report
+    where = mask_secrets(store.url)
+    _logger.warning("%s/%s is damaged; its task runs again", where, report_name(task.number))
+    store.delete(report_name(task.number))
+    return None
 
 
 def is_intact(store: Store, report: Report) -> bool:

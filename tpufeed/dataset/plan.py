@@ -1,26 +1,38 @@
 """The plan: what a build will do, stored before it starts, so that a later run goes on without listing anything again.
 
-JSON lines: the header, one line a task, and the CRC-32C of them all. A worker is told the byte range of its line, so a
-plan of any size is neither passed around nor read whole by workers.
+JSON lines: the header, one line a task, and the CRC-32C of them all. A worker is told the byte range of its line,
+and the digest of what stands there: a plan of any size is neither passed around nor read whole by workers.
 """
 
+import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 
-from tpufeed.dataset.naming import PLAN, index_name, shard_name
+from tpufeed.dataset.naming import PLAN, check_split_name, index_name, shard_name
 from tpufeed.dataset.schema import FeatureSpec
-from tpufeed.errors import DuplicateWriterError, ManifestError, ManifestVersionError, StoreError, mask_secrets
+from tpufeed.errors import (
+    DuplicateWriterError,
+    ManifestError,
+    ManifestVersionError,
+    OptionError,
+    StoreError,
+    mask_secrets,
+)
 from tpufeed.storage.ranges import open_object
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
 PLAN_VERSION = 1
+READS = 3  # of what arrived damaged, before it is damaged where it stands
+_DIGEST_BYTES = 16
+_MOST_VARIANTS = 1000
 _SAID = 200  # characters of an option's value in a message
 
 
@@ -119,13 +131,18 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskRef(NamedTuple):
-    """Where the plan holds a task: what an engine carries. `name` is its first shard, for messages."""
+    """Where the plan holds a task: what an engine carries.
+
+    `name` is its first shard, for messages. `digest` is that of the task's line, no mere CRC: who replaces the plan
+    while a build is at work could give another line the same CRC.
+    """
 
     number: int
     split: str
     start: int
     stop: int
     name: str
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,65 +170,128 @@ def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> None:
         raise StoreError(f"{path}: {error.strerror or error}") from error
 
 
-def read_header(path: Path) -> PlanHeader:
-    """The header of a plan that `write_plan` has just written."""
-    with path.open("rb") as file:
-        return msgspec.json.decode(file.readline(), type=PlanHeader)
-
-
 def read_plan(store: Store) -> Plan:
-    """The plan at a destination.
+    """The plan at a destination. One that looks damaged is read again: it may be the way here that damaged it.
 
     Raises:
         ObjectNotFoundError: there is none.
         ManifestError: it cannot be understood.
     """
+    for _ in range(READS - 1):
+        try:
+            return _read_stored(store)
+        except ManifestError:
+            pass
+    return _read_stored(store)
+
+
+def read_plan_file(path: Path) -> Plan:
+    """The plan that `write_plan` has just written to `path`: whatever stands at its destination a moment later."""
+    with path.open("rb") as file:
+        return _read_plan(file, str(path))
+
+
+def _read_stored(store: Store) -> Plan:
     where = f"{store.url}/{PLAN}"
     try:
-        with open_object(store, PLAN) as file:  # of any size, so that it is not read whole
-            first = file.readline()
-            version = msgspec.json.decode(first, type=dict[str, Any]).get("plan_version")
-            if version != PLAN_VERSION:
-                raise ManifestVersionError(
-                    f"{where}: plan version {version}; this tpufeed goes on with version {PLAN_VERSION} only. Finish "
-                    "the build with the tpufeed that began it, or take another destination"
-                )
-            header = msgspec.json.decode(first, type=PlanHeader)
-            if header.variants is not None and header.variants < 1:
-                raise ValueError(f"it makes {header.variants} variants")
-            refs: list[TaskRef] = []
-            start, crc, end = len(first), crc32c(first), None
-            for line in file:
-                if len(refs) == sum(header.splits.values()):
-                    end = msgspec.json.decode(line, type=_End)
-                    break
-                crc = crc32c(line, crc)
-                task = msgspec.json.decode(line, type=_TaskHead)
-                name = shard_name(task.split, None if header.variants is None else 0, task.shard, task.shards)
-                refs.append(TaskRef(task.number, task.split, start, start + len(line) - 1, name))
-                start += len(line)
-        if end is None:
-            raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
-        if end.crc32c != crc:
-            raise ValueError(f"its CRC-32C is {crc:#010x}; {end.crc32c:#010x} was written")
+        with open_object(store, PLAN) as file:
+            return _read_plan(file, where)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         if isinstance(error, ManifestError):
             raise
         raise ManifestError(
             f"{where}: not a readable plan: {error}. Build again with --overwrite, or remove {store.url}"
         ) from error
+
+
+def _read_plan(file: BinaryIO, where: str) -> Plan:
+    """Read a plan of any size line by line; raises ValueError, or as the parser does, where it is none."""
+    first = file.readline()
+    version = msgspec.json.decode(first, type=dict[str, Any]).get("plan_version")
+    if version != PLAN_VERSION:
+        raise ManifestVersionError(
+            f"{where}: plan version {version}; this tpufeed goes on with version {PLAN_VERSION} only. Finish "
+            "the build with the tpufeed that began it, or take another destination"
+        )
+    header = msgspec.json.decode(first, type=PlanHeader)
+    _check_header(header)
+    expected = ((split, shard, shards) for split, shards in header.splits.items() for shard in range(shards))
+    refs: list[TaskRef] = []
+    start, crc = len(first), crc32c(first)
+    for place in expected:
+        line = file.readline()
+        if not line:
+            raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
+        crc = crc32c(line, crc)
+        task = msgspec.json.decode(line, type=_TaskHead)
+        if (task.number, task.split, task.shard, task.shards) != (len(refs), *place):
+            raise ValueError(f"task {task.number} is shard {task.shard} of {task.split!r} in the place of {place}")
+        stop = start + len(line) - 1
+        name = shard_name(task.split, header.variant_numbers[0], task.shard, task.shards)
+        refs.append(TaskRef(task.number, task.split, start, stop, name, _digest(line[:-1])))
+        start += len(line)
+    last = file.readline()
+    if not last:
+        raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
+    end = msgspec.json.decode(last, type=_End)
+    if end.crc32c != crc:
+        raise ValueError(f"its CRC-32C is {crc:#010x}; {end.crc32c:#010x} was written")
     return Plan(header, tuple(refs))
 
 
+def _check_header(header: PlanHeader) -> None:
+    """Raise ValueError for what no build writes: names of files, and how many there are, follow from it."""
+    if header.variants is not None and not 1 <= header.variants <= _MOST_VARIANTS:
+        raise ValueError(f"it makes {header.variants} variants")
+    if "images" not in header.notes:
+        raise ValueError("it does not say how many images it is of")
+    for split, shards in header.splits.items():
+        try:
+            check_split_name(split)
+        except OptionError as error:
+            raise ValueError(str(error)) from error
+        if shards < 0:
+            raise ValueError(f"split {split!r} has {shards} shards")
+
+
 def read_task(store: Store, ref: TaskRef) -> Task:
-    """The task that `ref` refers to. Raises ManifestError where it does not stand there: the plan is another by now."""
+    """The task that `ref` refers to; what came otherwise is fetched again.
+
+    Raises:
+        ManifestError: it does not stand there: the plan is another by now, or damaged.
+    """
+    for _ in range(READS):
+        data = store.read_range(PLAN, ref.start, ref.stop)
+        if _digest(data) == ref.digest:
+            return _decode_task(store, ref, data)
+    raise ManifestError(
+        f"{store.url}/{PLAN}: no task of {ref.name} at bytes {ref.start} to {ref.stop}: {READS} reads gave other bytes "
+        "than stood there when the build began. Was it replaced? Run the same command again"
+    )
+
+
+def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
+    """All tasks in turn; of a remote plan many are read at once. Raises as `read_task` does."""
+    with closing(store.read_many(Span(PLAN, ref.start, ref.stop) for ref in plan.tasks)) as read:
+        for ref, data in zip(plan.tasks, read, strict=True):
+            if isinstance(data, StoreError) or _digest(data) != ref.digest:
+                yield read_task(store, ref)
+            else:
+                yield _decode_task(store, ref, data)
+
+
+def _decode_task(store: Store, ref: TaskRef, data: bytes) -> Task:
     try:
-        return msgspec.json.decode(store.read_range(PLAN, ref.start, ref.stop), type=Task)
+        return msgspec.json.decode(data, type=Task)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(
-            f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: {error}. Was it replaced? Run the same "
-            "command again"
+            f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: {error}. It was forged, or written by "
+            f"another program; remove {store.url}"
         ) from error
+
+
+def _digest(line: bytes) -> bytes:
+    return hashlib.blake2b(line, digest_size=_DIGEST_BYTES).digest()
 
 
 def with_access(plan: Plan, source: str) -> Plan:

@@ -7,28 +7,36 @@ from contextlib import suppress
 import msgspec
 
 from tpufeed.dataset.naming import PLAN, PROBE
-from tpufeed.dataset.plan import PlanHeader
+from tpufeed.dataset.plan import READS, PlanHeader
 from tpufeed.errors import ObjectNotFoundError, StoreError
 from tpufeed.storage.ranges import open_object
 from tpufeed.storage.store import Store
 
 
-def see_destination(store: Store) -> dict[str, str]:
+def see_destination(store: Store, run_id: str) -> dict[str, str]:
     """The plan at the destination, by its URL, with the id of its run; empty where this host sees none.
+
+    One of another run than `run_id`, or that cannot be read, is looked at again: it may have been damaged on its way.
 
     Raises:
         StoreError: the store does not answer, or refuses to be read or written to.
     """
-    try:
-        with open_object(store, PLAN) as file:
-            run_id = msgspec.json.decode(file.readline(), type=PlanHeader).run_id
-    except ObjectNotFoundError:
-        return {}
+    seen = ""
+    for _ in range(READS):
+        try:
+            with open_object(store, PLAN) as file:
+                seen = msgspec.json.decode(file.readline(), type=PlanHeader).run_id
+        except ObjectNotFoundError:
+            return {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            seen = "unreadable"
+        if seen == run_id:
+            break
     name = f"{PROBE}-{secrets.token_hex(8)}"
     store.put(name, b"")
     with suppress(StoreError):  # who may create objects may not be allowed to remove them
         store.delete(name)
-    return {f"{store.url}/{PLAN}": run_id}
+    return {f"{store.url}/{PLAN}": seen}
 
 
 def see_objects(places: Iterable[tuple[Store, str]]) -> dict[str, str]:

@@ -63,6 +63,16 @@ def iter_tar_split_warnings(names: Sequence[str]) -> Iterator[str]:
         )
 
 
+def iter_split_warnings(splits: Sequence[str]) -> Iterator[str]:
+    """About splits whose names differ by capitals only: other people's tools write one name in several ways."""
+    names: dict[str, list[str]] = {}
+    for name in splits:
+        names.setdefault(name.lower(), []).append(name)
+    for alike in names.values():
+        if len(alike) > 1:
+            yield f"{' and '.join(alike)} are {len(alike)} splits; where one is meant, give it one name in the source"
+
+
 def iter_folder_warnings(
     source: str, splits: bool, classes: Sequence[str], nested: Iterable[tuple[str, str]]
 ) -> Iterator[str]:

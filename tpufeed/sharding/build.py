@@ -12,10 +12,10 @@ from tpufeed.dataset.advice import iter_warnings
 from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import check_destination, check_names, foreign_names, join_or_begin
 from tpufeed.dataset.naming import PLAN
-from tpufeed.dataset.plan import check_same_plan, read_plan, write_plan
+from tpufeed.dataset.plan import Plan, check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget, too_many
-from tpufeed.dataset.schema import further_columns
+from tpufeed.dataset.schema import further_columns, record_schema
 from tpufeed.dataset.space import check_space
 from tpufeed.dataset.stores import choose_engine, refuse_source
 from tpufeed.engines.engine import Engine, Job, available_cores
@@ -23,6 +23,7 @@ from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError
 from tpufeed.sharding.advice import iter_label_warnings
 from tpufeed.sharding.changes import describe_changes
 from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.joined import check_joined, forged
 from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, plan_shards
 from tpufeed.sharding.probe import Probe, needs_probe, probe_images
@@ -79,6 +80,8 @@ def shard(  # noqa: PLR0913  # the public face
 
     with request.engine.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source, checked.to_dict(), make_plan, overwrite)
+        if joined:
+            _check_joined(destination, plan, source, checked)
         job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images), REACH)
         result = run_build(Build(destination, plan, job, request.engine, request.budget, joined), listener)
     unlabelled = iter_label_warnings(source, checked.label, plan.header.features)
@@ -167,6 +170,7 @@ class Preview:
         probed: images taken for this.
         probed_rejects: those of them that cannot be taken.
         warnings: what would serve training better, as sentences.
+        complete: the dataset stands there already: nothing would be done.
     """
 
     source: str
@@ -182,6 +186,7 @@ class Preview:
     probed: int
     probed_rejects: int
     warnings: tuple[str, ...]
+    complete: bool = False
 
     @property
     def bytes(self) -> int:
@@ -211,6 +216,8 @@ def preview_shard(
     source, destination, checked = request.source.url, request.destination, request.options
     finished = request.finished is not None
     plan, old = (None, []) if finished else check_destination(destination, KIND, source, checked.to_dict(), overwrite)
+    if plan is not None:
+        _check_joined(destination, plan, source, checked)
     with take_inventory(source, checked) as inventory:
         probe = probe_images(inventory, checked.images)
         shards, totals = count_shards(inventory, checked, probe.estimate), inventory.totals()
@@ -242,7 +249,16 @@ def preview_shard(
             probed=probe.images,
             probed_rejects=probe.rejects,
             warnings=tuple(warnings),
+            complete=finished,
         )
+
+
+def _check_joined(destination: Store, plan: Plan, source: str, options: ShardOptions) -> None:
+    """Raise ManifestError where the plan at the destination cannot be one of this source and these options."""
+    header = plan.header
+    if header.variants is not None or header.features[:1] != record_schema(labelled=False)[:1]:
+        raise forged(destination, source, "it makes a cache")
+    check_joined(destination, plan, source, options.image)
 
 
 def _check_rejects(inventory: Inventory, probe: Probe, budget: RejectBudget) -> None:

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterable, Iterator
 
-from tpufeed.dataset.plan import Input, Plan, read_task
+from tpufeed.dataset.plan import Input, Plan, iter_tasks
 from tpufeed.errors import mask_secrets
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.storage.store import Store
@@ -18,7 +18,7 @@ _CHANGES = {
 
 def describe_changes(store: Store, plan: Plan, inventory: Inventory) -> str:
     """How many inputs are others than in the plan at `store`, and the first of each kind; memory is bounded."""
-    before = (item for ref in plan.tasks for item in read_task(store, ref).inputs)
+    before = (item for task in iter_tasks(store, plan) for item in task.inputs)
     after = (item for split in inventory.splits for item, _ in inventory.iter_inputs(split))
     with temporary_folder() as folder:
         database = sqlite3.connect(folder / "changes.sqlite", isolation_level=None)

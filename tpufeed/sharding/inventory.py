@@ -24,6 +24,7 @@ from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.advice import (
     iter_folder_warnings,
     iter_mask_warnings,
+    iter_split_warnings,
     iter_tar_split_warnings,
     tar_label_warning,
 )
@@ -128,6 +129,7 @@ class Inventory:
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
 
     def _iter_warnings(self, source: Source, options: ShardOptions, found: Found) -> Iterator[str]:
+        yield from iter_split_warnings(self.splits)
         if source.kind == "tars":
             if options.label == "auto" and not self.labelled:
                 yield tar_label_warning([spec.name for spec in self.schema], found.ignored_files)

@@ -52,16 +52,16 @@ def find_source(url: str, options: ShardOptions) -> Source:
         OptionError: an option that this kind of source does not have.
     """
     image, label, split_by = options.image, options.label, options.split_by
-    parent, slash, last = url.rpartition("/")
+    last = url.rpartition("/")[2]
     if _COMPRESSED.search(last) and "::" not in url and not _is_folder(url):
         raise SourceError(
             f"{url} is compressed, so that its parts cannot be read in place; unpack it first "
             "(gunzip, unzip, tar -x), or give zip::URL for the folder in a zip"
         )
-    parent = parent + slash if parent.endswith(("/", ":")) or not parent else parent
-    if last.lower().endswith(tables.SUFFIXES + tars.SUFFIXES) and not _is_folder(url):
-        store = open_store(parent or ".")
-        files = _find_files(store, last)
+    named = named_files(url)
+    if named is not None:
+        store, last = named
+        files = find_files(store, last)
         if last.lower().endswith(tars.SUFFIXES):
             return _tar_source(store, files, image, label, split_by)
         return _table_source(store, files, image, label, split_by)
@@ -71,6 +71,15 @@ def find_source(url: str, options: ShardOptions) -> Source:
     if tar_files:
         return _tar_source(store, tar_files, image, label, split_by)
     return _folder_source(store, options)
+
+
+def named_files(url: str) -> tuple[Store, str] | None:
+    """The folder of the tables or tars that `url` names, and their name or pattern; None where it is a folder's URL."""
+    parent, slash, last = url.rpartition("/")
+    parent = parent + slash if parent.endswith(("/", ":")) or not parent else parent
+    if not last.lower().endswith(tables.SUFFIXES + tars.SUFFIXES) or _is_folder(url):
+        return None
+    return open_store(parent or "."), last
 
 
 def _table_source(store: Store, files: list[ObjectInfo], image: str | None, label: str, split_by: str | None) -> Source:
@@ -123,7 +132,7 @@ def _tar_source(store: Store, files: list[ObjectInfo], image: str | None, label:
     return Source(store.url, "tars", False, iter_rows)
 
 
-def _find_files(store: Store, pattern: str) -> list[ObjectInfo]:
+def find_files(store: Store, pattern: str) -> list[ObjectInfo]:
     """The files right below `store` that `pattern` names, in the order of their names."""
     with listing():
         if not re.search(r"[*?{]", pattern):
@@ -131,7 +140,7 @@ def _find_files(store: Store, pattern: str) -> list[ObjectInfo]:
             if info is None:
                 raise SourceError(f"the source {store.url}/{pattern} does not exist")
             return [info]
-        patterns = _expand(pattern)
+        patterns = expand(pattern)
         infos = {info.name: info for info in store.iter_objects() if "/" not in info.name}
     found = [info for name, info in sorted(infos.items()) if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
     missing = [one for one in patterns if "*" not in one and "?" not in one and one not in infos]
@@ -142,7 +151,8 @@ def _find_files(store: Store, pattern: str) -> list[ObjectInfo]:
     return found
 
 
-def _expand(pattern: str) -> list[str]:
+def expand(pattern: str) -> list[str]:
+    """The patterns that `x-{000..012}.tar` stands for. Raises OptionError where they are too many."""
     match = _BRACES.search(pattern)
     if match is None:
         return [pattern]
@@ -151,7 +161,7 @@ def _expand(pattern: str) -> list[str]:
     if len(numbers) > _MOST_FILES:
         raise OptionError(f"{pattern} stands for {len(numbers):,} files; at most {_MOST_FILES:,} are looked for")
     heads = [f"{pattern[: match.start()]}{number:0{len(first)}d}" for number in numbers]
-    return [head + tail for head in heads for tail in _expand(pattern[match.end() :])]
+    return [head + tail for head in heads for tail in expand(pattern[match.end() :])]
 
 
 def _only_tars(store: Store) -> list[ObjectInfo]:

@@ -130,6 +130,23 @@ def iter_table(store: Store, name: str, image: str | None, label: str, split: st
             yield from _to_rows(chunk, columns, files, where)
 
 
+def iter_files(store: Store, name: str, image: str | None) -> Iterator[str]:
+    """The files that the rows of the table `name` name, as inputs have them. None is looked at.
+
+    Raises as `iter_table` does.
+    """
+    where = f"{store.url}/{name}"
+    with _open(store, name) as file:
+        records = _iter_records(file, name, where)
+        first = list(itertools.islice(records, _ROWS_AT_ONCE))
+        names = list(dict.fromkeys(itertools.chain.from_iterable(first)))
+        column = TableColumns(where, names, image, "none", None).image
+        for record in itertools.chain(first, records):
+            path = _to_path(record.get(column))  # type: ignore[arg-type]  # there is one
+            if isinstance(path, str) and path:
+                yield resolve(store.url, path)
+
+
 @contextmanager
 def _open(store: Store, name: str) -> Iterator[BinaryIO]:
     try:

@@ -68,7 +68,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
 def reach(context: ShardContext, ref: TaskRef) -> dict[str, str]:
     """What this host sees of the build's destination and of the first files of a task, see `Job.reach`."""
     destination = open_store(context.destination)
-    seen = see_destination(destination)
+    seen = see_destination(destination, context.header.run_id)
     return seen | see_inputs(context.header, read_task(destination, ref)) if seen else seen
 
 

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 
@@ -12,6 +13,7 @@ from tpufeed.errors import (
     AccessError,
     ObjectExistsError,
     ObjectNotFoundError,
+    OptionError,
     StoreError,
     TpufeedError,
     UnavailableError,
@@ -139,6 +141,9 @@ class FsspecStore:
         return found
 
     def _path(self, name: str) -> str:
+        # An HTTP client takes '%2e%2e' for '..', and resolves it before it asks.
+        if self._base.startswith("http") and ".." in unquote(name).split("/"):
+            raise OptionError(f"{name!r} is no name within a store: it has a '..' part")
         return f"{self._root}/{check_name(name)}{self._query}"
 
     def _where(self, name: str) -> str:

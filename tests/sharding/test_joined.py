@@ -1,0 +1,287 @@
+"""A plan that another run has put at the destination: its inputs are the source's, or none of them is read."""
+
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tpufeed import cache
+from tpufeed.dataset.commit import put_report, read_report
+from tpufeed.dataset.plan import read_plan
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import ManifestError
+from tpufeed.sharding.build import preview_shard
+from tpufeed.storage.local import LocalStore
+from tpufeed.tfrecord.crc32c import crc32c
+
+OPTIONS = {"shard_bytes": "40KB", "workers": 1}
+PLAN = "_tpufeed/plan.jsonl"
+PATH, BYTES, VERSION, LABEL, FILE, OFFSET, COLUMNS, PROBLEM = range(8)
+
+
+def begun(folder):
+    """Leave the plan of a build alone."""
+    for path in [path for path in folder.rglob("*") if path.is_file() and path.name != "plan.jsonl"]:
+        path.unlink()
+    return folder
+
+
+def forge(folder, change):
+    """`change(header, tasks)` changes the parts of the plan's JSON; its CRC is right again."""
+    header, *tasks, _ = map(json.loads, (folder / PLAN).read_text().splitlines())
+    change(header, tasks)
+    data = b"".join(json.dumps(part).encode() + b"\n" for part in (header, *tasks))
+    (folder / PLAN).write_bytes(data + b'{"crc32c":%d}\n' % crc32c(data))
+
+
+def of_input(**values):
+    """Change places of the first input of the first task."""
+    places = {name.lower(): place for name, place in globals().items() if name.isupper() and isinstance(place, int)}
+
+    def change(header, tasks):
+        item = tasks[0]["inputs"][0]
+        item += ["", 0, [], None][len(item) - 4 :]
+        for name, value in values.items():
+            item[places[name]] = value
+
+    return change
+
+
+@pytest.fixture
+def secret(photo_folder, tmp_path):
+    """A photograph that nobody has named."""
+    (tmp_path / "private").mkdir()
+    return Path(shutil.copy(min(photo_folder.glob("*/*.jpg")), tmp_path / "private/secret.jpg"))
+
+
+@pytest.fixture
+def tables(photo_folder, tmp_path):
+    """A table of photographs elsewhere, with a column."""
+    rows = [
+        {"path": str(path), "label": path.parent.name, "note": path.name}
+        for path in sorted(photo_folder.glob("*/*.jpg"))
+    ]
+    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "table.jsonl"
+
+
+@pytest.fixture
+def tar(photo_folder, tmp_path):
+    (tmp_path / "tars").mkdir()
+    for name in ("a-0.tar", "b-0.tar"):
+        with tarfile.open(tmp_path / "tars" / name, "w") as file:
+            for number, path in enumerate(sorted(photo_folder.glob("*/*.jpg"))[:20]):
+                for extension, data in (("jpg", path.read_bytes()), ("cls", b"%d" % (number % 3))):
+                    member = tarfile.TarInfo(f"{number}.{extension}")
+                    member.size = len(data)
+                    file.addfile(member, io.BytesIO(data))
+    return tmp_path / "tars/a-{0..0}.tar"
+
+
+def named(secret, way):
+    size, version = secret.stat().st_size, str(secret.stat().st_mtime_ns)
+    identity = {"bytes": size, "version": version}
+    return {
+        "absolute": {"file": str(secret), **identity},
+        "a URL": {"file": f"file://{secret}", **identity},
+        "local": {"file": f"local://{secret}", **identity},
+        "http": {"file": "http://127.0.0.1:1/secret.jpg"},
+        "upwards": {"path": "../private/secret.jpg", **identity},
+        "upwards within": {"path": "a/../../private/secret.jpg", **identity},
+        "its path absolute": {"path": str(secret), **identity},
+        "a part of it": {"file": str(secret), "offset": 1, **identity},
+    }[way]
+
+
+each_way = pytest.mark.parametrize(
+    "way",
+    ["absolute", "a URL", "local", "http", "upwards", "upwards within", "its path absolute", "a part of it"],
+)
+
+
+def refused(source, folder, match="which is none of its", **options):
+    """By the build and by its preview; nothing but the plan stands there afterwards."""
+    with pytest.raises(ManifestError, match=match) as caught:
+        tpufeed.shard(source, folder, **OPTIONS, **options)
+    assert str(folder / PLAN) in str(caught.value)
+    with pytest.raises(ManifestError, match=match):
+        preview_shard(source, folder, **OPTIONS, **options)
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["plan.jsonl"]
+
+
+@each_way
+def test_a_plan_of_a_folder_names_nothing_else(way, photo_folder, secret, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "d", **OPTIONS)
+    forge(begun(tmp_path / "d"), of_input(**named(secret, way)))
+    refused(photo_folder, tmp_path / "d")
+
+
+@each_way
+def test_a_plan_of_a_table_names_nothing_else(way, tables, secret, tmp_path):
+    tpufeed.shard(tables, tmp_path / "d", **OPTIONS)
+    change = named(secret, way)
+    change = {"file": change["path"], **change} if "path" in change else change
+    forge(begun(tmp_path / "d"), of_input(**change))
+    refused(tables, tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    "file", ["b-0.tar", "../private/secret.jpg", "a-0.tar/../b-0.tar", "sub/a-0.tar", "", "a-1.tar"]
+)
+def test_a_plan_of_tars_names_no_other(file, tar, secret, tmp_path):
+    tpufeed.shard(tar, tmp_path / "d", **OPTIONS)
+    forge(begun(tmp_path / "d"), of_input(file=file))
+    refused(tar, tmp_path / "d")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden.jpg", "a//b.jpg", "./a.jpg"])
+def test_what_no_listing_gives_is_no_image_of_a_folder(name, photo_folder, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "d", **OPTIONS)
+    forge(begun(tmp_path / "d"), of_input(path=name))
+    refused(photo_folder, tmp_path / "d")
+
+
+@pytest.mark.parametrize("kind", ["folder", "table", "tars", "folder of tars", "folder with links"])
+def test_an_honest_plan_is_gone_on_with(kind, photo_folder, tables, tar, bytes_of, tmp_path):
+    source = {"folder": photo_folder, "table": tables, "tars": tar, "folder of tars": tar.parent}.get(kind)
+    if source is None:
+        source = tmp_path / "linked"
+        source.mkdir()
+        for folder in photo_folder.iterdir():
+            (source / folder.name).symlink_to(folder)
+    first = tpufeed.shard(source, tmp_path / "d", **OPTIONS)
+    expected = bytes_of(tmp_path / "d")
+    begun(tmp_path / "d")
+    again = tpufeed.shard(source, tmp_path / "d", **OPTIONS)
+    assert again.manifest.run_id == first.manifest.run_id
+    assert bytes_of(tmp_path / "d") == expected
+
+
+def test_a_table_may_have_got_more_rows(tables, photo_folder, bytes_of, tmp_path):
+    tpufeed.shard(tables, tmp_path / "d", **OPTIONS)
+    expected = bytes_of(tmp_path / "d")
+    begun(tmp_path / "d")
+    first, *rest = tables.read_text().splitlines()
+    tables.write_text("\n".join([json.dumps({**json.loads(first), "path": "another.jpg"}), *rest, first]))
+    tpufeed.shard(tables, tmp_path / "d", **OPTIONS)
+    assert bytes_of(tmp_path / "d") == expected
+    begun(tmp_path / "d")
+    tables.write_text("\n".join(rest))
+    refused(tables, tmp_path / "d")
+
+
+def set_header(**values):
+    return lambda header, _: header.update(values)
+
+
+def set_task(at=0, **values):
+    return lambda _, tasks: tasks[at].update(values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_header(base="/"),
+        set_header(base="memory://elsewhere"),
+        set_header(splits={"../train": 3}),
+        set_header(splits={"a/b": 3}),
+        set_header(variants=2),
+        set_header(variants=0),
+        set_header(notes={"images": 1}),
+        set_header(notes={}),
+        set_header(features=[{"name": "image/encoded", "dtype": "bytes"}]),
+        set_task(split="../train"),
+        set_task(split="val"),
+        set_task(number=7),
+        set_task(shard=1),
+        set_task(number=1, shard=0),
+        set_task(inputs=[]),
+        set_task(inputs="none"),
+        of_input(label=99),
+        of_input(label=-1),
+        of_input(bytes=-1),
+        of_input(bytes=1 << 62),
+        of_input(columns=[["x"]]),
+        lambda _, tasks: tasks.pop(),
+        lambda _, tasks: tasks.reverse(),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(change, photo_folder, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "d", **OPTIONS)
+    forge(begun(tmp_path / "d"), change)
+    refused(photo_folder, tmp_path / "d", match=r"no plan of|not a readable plan|no task at")
+
+
+@pytest.mark.parametrize("of", ["images", "dataset"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_header(variants=1),
+        set_header(input_digest="0" * 32, class_names=["x"]),
+        set_task(first=1),
+        set_task(stop=1 << 40),
+        set_task(inputs=[["/etc/passwd.jpg", 1, "1", 0]]),
+        set_header(splits={"../train": 2}),
+        set_header(base="/"),
+    ],
+)
+def test_a_plan_of_a_cache_is_of_its_source(change, of, photo_folder, tmp_path):
+    source = photo_folder
+    if of == "dataset":
+        source = tmp_path / "dataset"
+        tpufeed.shard(photo_folder, source, **OPTIONS)
+    options = {"size": 32, "variants": 2, "shard_bytes": "100KB", "workers": 1}
+    cache.warmup(source, tmp_path / "c", **options)
+    begun(tmp_path / "c")
+    honest = (tmp_path / "c" / PLAN).read_bytes()
+    forge(tmp_path / "c", change)
+    for work in (cache.warmup, cache.build.preview_warmup):
+        with pytest.raises(ManifestError, match=r"no plan of|not a readable plan|no task at"):
+            work(source, tmp_path / "c", **options)
+    (tmp_path / "c" / PLAN).write_bytes(honest)
+    assert cache.warmup(source, tmp_path / "c", **options).rejects == 0
+
+
+def test_a_cache_whose_plan_is_of_another_source(photo_folder, secret, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "one", **OPTIONS)
+    tpufeed.shard(secret.parent, tmp_path / "other", **OPTIONS)
+    options = {"size": 32, "workers": 1}
+    cache.warmup(tmp_path / "other", tmp_path / "c", **options)
+    begun(tmp_path / "c")
+    digest = open_dataset(tmp_path / "one").content_digest
+
+    def change(header, _):
+        header.update(source=str(tmp_path / "one"), options={**header["options"], "source_digest": digest})
+
+    forge(tmp_path / "c", change)
+    with pytest.raises(ManifestError, match="no plan of"):
+        cache.warmup(tmp_path / "one", tmp_path / "c", **options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "train-00001-of-00003.tfrecord"},
+        {"name": "../secret.tfrecord"},
+        {"lengths": ()},
+        {"bytes": 1},
+    ],
+    ids=str,
+)
+def test_a_report_of_other_shards_is_not_believed(change, unfinished, build_options, photo_folder, undisturbed):
+    """Its checksum is right. It is removed, and its task runs again."""
+    store = LocalStore(str(unfinished))
+    (ref, *_) = read_plan(store).tasks
+    report = read_report(store, ref)
+    shard = type(report.shards[0])(
+        **{**{name: getattr(report.shards[0], name) for name in report.shards[0].__struct_fields__}, **change}
+    )
+    store.delete("_tpufeed/reports/000000.json")
+    put_report(store, type(report)(report.task, (shard,), report.class_counts, report.images, report.rejects))
+    result = tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
+    assert 0 < result.earlier_images < 90
+    assert result.manifest.content_digest == undisturbed.manifest.content_digest
