@@ -16,7 +16,18 @@ from tpufeed.images.flattening import flatten, to_8_bits
 from tpufeed.images.header import ImageHeader, read_header, sniff
 from tpufeed.images.turning import Pixels, turn
 
-__all__ = ["MAX_PIXELS", "Buffer", "Pixels", "check_pixels", "decode", "decode_stored", "decode_upright", "image_size"]
+__all__ = [
+    "MAX_PIXELS",
+    "Buffer",
+    "Pixels",
+    "check_pixels",
+    "decode",
+    "decode_by_pillow",
+    "decode_stored",
+    "decode_upright",
+    "image_size",
+    "orientation_of",
+]
 
 MAX_PIXELS = 178_956_970  # where Pillow, too, takes an image for an attack
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
@@ -39,11 +50,11 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
     """
     header = _read_jpeg_header(data) if sniff(data) == "jpeg" else None
     if header is None:
-        return _decode_by_pillow(data, "RGB")
+        return decode_by_pillow(data, "RGB")
     height, width, colorspace = header
     if colorspace in ("CMYK", "YCCK"):
         _decode_jpeg(data, "CMYK", 1, 1, 8)  # Pillow fills what it cannot decode with grey; this raises
-        return _decode_by_pillow(data, "RGB")
+        return decode_by_pillow(data, "RGB")
     height, width = -(-height // reduce), -(-width // reduce)
     memory = None if buffer is None else buffer(height * width * 3)
     try:
@@ -76,7 +87,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
             return _decode_jpeg(data, colorspace, -(-header.height // reduce), -(-header.width // reduce), reduce)
         check_pixels(data, header)
     mode = "L" if header.channels == 1 else "RGB"
-    pixels = _decode_by_pillow(data, mode, backdrop)
+    pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
     if header.format == "tiff" and header.orientation != 1:  # Pillow turns a TIFF, and nothing else, as it loads it
         pixels = turn(pixels, {6: 8, 8: 6}.get(header.orientation, header.orientation))
@@ -114,6 +125,15 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     return _open_by_pillow(data, lambda image: image).size[::-1] if header is None else header[:2]
 
 
+def orientation_of(data: bytes | memoryview) -> int:
+    """The orientation, 1 to 8, that `decode` leaves to be applied; 1 where the header cannot be read."""
+    try:
+        header = read_header(bytes(data))
+    except ImageError:
+        return 1
+    return 1 if header.format == "tiff" else header.orientation  # Pillow turns a TIFF as it loads it
+
+
 def _read_jpeg_header(data: bytes | memoryview) -> tuple[int, int, str] | None:
     """`(height, width, colorspace)`; None for the rare subsamplings that simplejpeg does not know and Pillow does."""
     try:
@@ -140,7 +160,7 @@ def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min
     return pixels
 
 
-def _decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
+def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
     """Pixels in `mode`, "RGB" or "L". What fails in our own scaling is no fault of the image."""
     image = _open_by_pillow(data, lambda image: flatten(image, mode, backdrop))
     return np.asarray(image if image.mode == mode else to_8_bits(image, backdrop).convert(mode))
