@@ -171,6 +171,18 @@ def test_missing_parts_of_a_scan_and_whole_scans_are_no_end_marker_alone(jpegs):
             assert mended(data[:cut] + bytes(500) + b"\xff\xd9") is None
 
 
+def test_subsamplings_that_only_tolerant_decoders_know_are_not_mended(jpegs):
+    """4:4:1, by its sampling factors alone: Pillow would fill in what is missing, and say nothing."""
+    sound = jpegs["4:4:4"]
+    at = sound.index(b"\xff\xc0") + 11
+    rare = put(sound, at, b"\x14", 1)
+    with pytest.raises(KeyError):
+        simplejpeg.decode_jpeg_header(rare)
+    for cut in (len(rare) // 2, len(rare) - 2):
+        with pytest.raises(ImageError):
+            mend(rare[:cut], ImageError("truncated", "no end marker"))
+
+
 def test_segments_that_lost_their_marker_are_missed(jpegs):
     for name, data in jpegs.items():
         for code in (0xDB, 0xC4, 0xEE):

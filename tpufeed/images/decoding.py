@@ -25,6 +25,7 @@ __all__ = [
     "decode_by_pillow",
     "decode_stored",
     "decode_upright",
+    "decodes_strictly",
     "image_size",
     "orientation_of",
 ]
@@ -117,6 +118,16 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
         _decode_jpeg(data, "CMYK" if "cmyk" in header.odd else "GRAY", 1, 1, 8)
     else:
         _open_by_pillow(data, _load)
+
+
+def decodes_strictly(data: bytes) -> bool:
+    """Whether a JPEG decodes, by a decoder that passes over no damage: Pillow, for rare subsamplings, does."""
+    try:
+        strict = _read_jpeg_header(data) is not None
+        check_pixels(data, read_header(data))
+    except ImageError:
+        return False
+    return strict
 
 
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
