@@ -4,13 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tpufeed
 from tpufeed import cache
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.errors import TooManyRejectsError
+from tpufeed.images import CenterCrop, RandomResizedCrop
 from tpufeed.storage.registry import open_store
+from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.framing import encode_record
 
 
 @pytest.fixture
@@ -55,3 +59,73 @@ def test_a_budget_is_kept_to_the_image(build, corrupt, tmp_path):
     assert all(line["message"] for line in lines)
     assert result.manifest.rejects == dict.fromkeys(sorted(reasons.values()), 1)
     assert tpufeed.verify(tmp_path / "d").records == 35 * (2 if build is warm else 1)
+
+
+def stray(jpeg, at):
+    return jpeg[:at] + bytes(range(16)) + jpeg[at:]
+
+
+MENDABLE = {
+    "between segments": lambda jpeg: stray(jpeg, jpeg.index(b"\xff\xdb")),
+    "zeros before the end": lambda jpeg: jpeg[:-2] + bytes(30) + jpeg[-2:],
+    "no end marker": lambda jpeg: jpeg[:-2],
+}
+
+
+@pytest.fixture
+def mendable(photo_folder, tmp_path):
+    """A copy of the photographs of which three have all of their pixels, and damage elsewhere; and their paths."""
+    folder = Path(shutil.copytree(photo_folder, tmp_path / "mendable"))
+    files = sorted(folder.glob("*/*.jpg"))[::9][:3]
+    for file, damage in zip(files, MENDABLE.values(), strict=True):
+        file.write_bytes(damage(file.read_bytes()))
+    return folder, {str(file.relative_to(folder)) for file in files}
+
+
+@pytest.mark.parametrize("check", ["full", "header"])
+def test_damage_beside_the_pixels_is_mended_and_counted(mendable, photo_folder, tmp_path, check):
+    tpufeed.shard(photo_folder, tmp_path / "sound", workers=1, seed=1)
+    result = tpufeed.shard(mendable[0], tmp_path / "d", workers=1, seed=1, check=check, max_rejects=0)
+    unseen = check == "header"  # of the three, filling at the end of a scan is not looked for
+    assert result.manifest.odd == {"damaged": 3 - unseen}
+    assert result.manifest.images == {"jpeg": 37 + unseen, "jpeg, mended": 3 - unseen}
+    assert tpufeed.verify(result.url, decode="100%").records == 40
+    options = {"ops": [CenterCrop(100)], "shuffle": False, "batch_size": 40}
+    sound, found = (next(iter(tpufeed.numpy_loader(tmp_path / name, **options)))[0] for name in ("sound", "d"))
+    assert np.array_equal(sound, found)
+
+
+@pytest.mark.parametrize("build", [tpufeed.shard, warm], ids=["shard", "warmup"])
+def test_a_policy_rejects_damage_of_every_kind(build, mendable, tmp_path):
+    folder, names = mendable
+    result = build(folder, tmp_path / "mended", max_rejects=0, workers=1)
+    assert result.manifest.odd == {"damaged": 3}
+    result = build(folder, tmp_path / "d", max_rejects=3, workers=1, policy={"damaged": "reject"})
+    lines = [json.loads(line) for line in (tmp_path / "d/rejects.jsonl").read_text().splitlines()]
+    assert {line["path"] for line in lines} == names
+    assert result.manifest.odd == {}
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_records_of_others_with_such_damage_stop_no_run(mendable, photo_folder, tmp_path, processes):
+    """The bytes are another tool's, who copied the files; so they stay, and each reader mends what it reads."""
+    names = [file.relative_to(photo_folder) for file in sorted(photo_folder.glob("*/*.jpg"))]
+    folders = {"sound": photo_folder, "mendable": mendable[0]}
+    for kind, folder in folders.items():
+        path = tmp_path / kind / "records/train-00000-of-00001.tfrecord"
+        path.parent.mkdir(parents=True)
+        example = [encode_example({"image": Feature("bytes", [(folder / name).read_bytes()])}) for name in names]
+        path.write_bytes(b"".join(map(encode_record, example)))
+        tpufeed.adopt(path.parent)
+    ops, batches = [RandomResizedCrop(32)], {}
+    for kind in folders:
+        options = {"ops": ops, "batch_size": 20, "seed": 1, "processes": processes}
+        with tpufeed.numpy_loader(tmp_path / kind / "records", **options) as loader:
+            batches[kind] = np.concatenate([images.copy() for images in loader])
+            assert loader.stats().bad_records == 0
+    assert np.array_equal(batches["sound"], batches["mendable"])
+    url = tmp_path / "mendable/records"
+    assert tpufeed.verify(url, decode="100%").records == 40
+    assert tpufeed.TFRecordImages(url, ops=ops)[0].shape == (32, 32, 3)
+    result = cache.warmup(url, tmp_path / "cache", size=32, workers=1, max_rejects=0)
+    assert result.manifest.odd == {"damaged": 3}

@@ -114,7 +114,7 @@ def test_reasons(kinds, encoded):
     assert reason_of(b"This is a text.\nSomeone has named it photo.jpg\n" * 10) == "not_an_image"
     assert reason_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>") == "not_an_image"
     assert reason_of(b"%PDF-1.4 ...") == "not_an_image"
-    assert reason_of(kinds["jpeg"][:-2]) == "truncated"
+    assert reason_of(kinds["jpeg"][:-5]) == "truncated"
     bomb = bytearray(encoded(Image.new("RGB", (8, 8)), "BMP"))
     bomb[18:26] = (60_000).to_bytes(4, "little") * 2
     assert reason_of(bytes(bomb)) == "too_large"
@@ -264,6 +264,7 @@ def test_a_policy_is_plain_data_under_stable_names():
         "greyscale": "keep",
         "animated": "first",
         "extension": "sniff",
+        "damaged": "mend",
     }
 
 
@@ -273,7 +274,19 @@ NUMBERS = {
     "max_pixels": (0, 178_956_971, None),
     "min_side_px": (0, 65536, 1.0),
 }
-CHOICES = ["check", "encode", "presize_mode", "exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension"]
+CHOICES = [
+    "check",
+    "encode",
+    "presize_mode",
+    "exif",
+    "cmyk",
+    "alpha",
+    "deep",
+    "greyscale",
+    "animated",
+    "extension",
+    "damaged",
+]
 
 
 @pytest.mark.parametrize(

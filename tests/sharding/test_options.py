@@ -152,6 +152,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
         "greyscale": "rgb",
         "animated": "reject",
         "extension": "reject",
+        "damaged": "reject",
     }
     assert make_options({**given, "shard_bytes": "1KB", "policy": policy}).to_dict() == {
         "shard_bytes": 1000,
@@ -175,7 +176,7 @@ def test_no_option_is_left_out_of_the_plan():
         ({"shards": 12, "hosts": 8}, "shards are a multiple of the 8 hosts, not 12"),
         ({"hosts": 0}, "hosts are at least 1, not 0"),
         ({"split": "train", "split_by": "fold"}, "either the splits' shares or what the source is split by"),
-        ({"policy": {"gamma": "keep"}}, "no policy for gamma; there are alpha, animated, cmyk, deep, exif"),
+        ({"policy": {"gamma": "keep"}}, "no policy for gamma; there are alpha, animated, cmyk, damaged, deep, exif"),
         ({"policy": {"presize_px": 3}}, "no policy for presize_px"),
         ({"shard_bytes": "many"}, "'many' is no size"),
         ({"split": ""}, "a split is named by letters"),

@@ -45,7 +45,8 @@ def probe_samples(source: CacheSource, header: PlanHeader, tasks: Iterable[Task]
             and sample.
     """
     seed = source.draws_seed(options.seed)
-    augment, ops, final = Augmenter(options, seed), Pipeline(options.ops, seed), Pipeline(options.final, seed)
+    augment = Augmenter(options, seed, source.upright)
+    ops, final = Pipeline(options.ops, seed), Pipeline(options.final, seed)
     lengths, seconds = list[int](), list[float]()
     begun = time.monotonic()
     for sample in itertools.islice(first_samples(source, header, tasks), _PROBED_SAMPLES):

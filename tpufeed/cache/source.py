@@ -29,7 +29,7 @@ class Sample(NamedTuple):
     Attributes:
         number: its id within the split, which its random numbers follow from.
         name: for messages.
-        image: encoded, plain and upright; or uint8 RGB pixels.
+        image: encoded and plain; or uint8 RGB pixels. Upright, but where the source says `upright`.
         label: the class's id, or None.
         rest: the features besides image, label, sizes and format, as encoded entries.
         odd: odd cases that a policy dealt with.
@@ -54,6 +54,14 @@ class CacheSource(Protocol):
 
     def draws_seed(self, seed: int) -> int:
         """The seed that ops over these samples draw with, where the user's is `seed`."""
+
+    @property
+    def upright(self) -> bool:
+        """Whether encoded images are to be turned by their EXIF orientation."""
+
+    @property
+    def mends(self) -> bool:
+        """Whether JPEGs that fail are mended."""
 
     @property
     def retries(self) -> int:
@@ -97,6 +105,14 @@ class DatasetSource:
         return self.dataset.manifest.draws_seed(seed)
 
     @property
+    def upright(self) -> bool:
+        return self.dataset.manifest.upright
+
+    @property
+    def mends(self) -> bool:
+        return True
+
+    @property
     def retries(self) -> int:
         return self.dataset.shards.retries
 
@@ -126,6 +142,14 @@ class RawSource:
 
     def draws_seed(self, seed: int) -> int:
         return seed
+
+    @property
+    def upright(self) -> bool:
+        return False
+
+    @property
+    def mends(self) -> bool:
+        return self.policy.damaged == "mend"
 
     @property
     def retries(self) -> int:

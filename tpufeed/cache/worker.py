@@ -19,6 +19,7 @@ from tpufeed.engines import engine
 from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.encoding import encode
+from tpufeed.images.mending import mend
 from tpufeed.images.ops import Draws
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
 from tpufeed.storage.registry import open_store
@@ -83,9 +84,10 @@ def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engi
     counts, rejects, odd, done = [0] * len(header.class_names), list[Reject](), Counter[str](), 0
     with ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
-        augment = Augmenter(options, context.source.draws_seed(options.seed))
+        source = context.source
+        augment = Augmenter(options, source.draws_seed(options.seed), source.upright)
         samples = stack.enter_context(closing(context.source.iter_samples(header, task)))
-        for sample, variants in iter_augmented(samples, augment):
+        for sample, variants in iter_augmented(samples, augment, source.mends):
             if isinstance(sample, Reject):
                 rejects.append(sample)
                 meter.add(rejects=len(paths))
@@ -105,23 +107,33 @@ def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engi
 
 
 def iter_augmented(
-    samples: Iterator[Sample | Reject], augment: "Augmenter"
+    samples: Iterator[Sample | Reject], augment: "Augmenter", mends: bool
 ) -> Iterator[tuple[Sample | Reject, list[Pixels]]]:
-    """Each sample with its variants; one that does not decode becomes a reject."""
+    """Each sample with its variants; one that does not decode is mended, or becomes a reject."""
     for sample in samples:
         if isinstance(sample, Reject):
             yield sample, []
             continue
         try:
-            variants = augment(sample)
+            augmented = _augment(sample, augment, mends)
         except ImageError as error:
             yield Reject(sample.name, error.reason, str(error)), []
         else:
-            yield sample, variants
+            yield augmented
+
+
+def _augment(sample: Sample, augment: "Augmenter", mends: bool) -> tuple[Sample, list[Pixels]]:
+    try:
+        return sample, augment(sample)
+    except ImageError as error:
+        if not mends or isinstance(sample.image, np.ndarray):
+            raise
+        sample = sample._replace(image=mend(sample.image, error), odd=(*sample.odd, "damaged"))
+        return sample, augment(sample)
 
 
 class Augmenter:
-    """The variants of a sample, from one decoding; `seed` is the source's `draws_seed`. Not for several threads.
+    """The variants of a sample, from one decoding; `seed` and `upright` are the source's. Not for several threads.
 
     All come out equal in size, into memory that the next call overwrites: fresh memory costs more than the default ops.
 
@@ -130,8 +142,8 @@ class Augmenter:
         OpError: an op failed; names the sample.
     """
 
-    def __init__(self, options: CacheOptions, seed: int) -> None:
-        self._pipeline = Pipeline(options.ops, seed)
+    def __init__(self, options: CacheOptions, seed: int, upright: bool = False) -> None:
+        self._pipeline = Pipeline(options.ops, seed, upright=upright)
         self._variants = options.variants
         self._scratch = np.empty(0, np.uint8)
         self._outs: Sequence[Pixels | None] = [None] * options.variants

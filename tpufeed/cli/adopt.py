@@ -8,6 +8,7 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import say_left_out
+from tpufeed.cli.completion import one_of
 from tpufeed.cli.console import print_json, reports_errors, say
 from tpufeed.cli.progress import Progress
 from tpufeed.diagnosis.wording import number_of
@@ -60,6 +61,15 @@ def adopt_command(
             rich_help_panel=flags.SOURCE,
         ),
     ] = None,
+    exif: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            autocompletion=one_of("ignore", "apply"),
+            help="Images with an EXIF orientation: ignore leaves them as they are stored; apply: loaders turn them.",
+            rich_help_panel=_FEATURES,
+        ),
+    ] = "ignore",
     as_json: flags.AsJson = False,
 ) -> None:
     """Make a dataset of TFRecords that another tool wrote, without rewriting them.
@@ -83,6 +93,7 @@ def adopt_command(
             filename=filename,
             splits=splits,
             classes=classes,
+            exif=exif,  # type: ignore[arg-type]  # checked there
             listener=listener,
         )
     print_json(_facts(result)) if as_json else _print_result(result)
@@ -116,6 +127,7 @@ def _facts(result: "AdoptResult") -> dict[str, Any]:
         "classes": len(manifest.class_names),
         "keys": manifest.options["keys"],
         "stored": manifest.images,
+        "odd": manifest.odd,
         "left_out": result.left_out,
         "ignored_files": result.ignored_files,
         "seconds": result.seconds,
@@ -148,6 +160,9 @@ def _print_result(result: "AdoptResult") -> None:
     if result.left_out:
         say(f"features left out: {', '.join(result.left_out)}")
     say(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
+    if manifest.odd:
+        how = "loaders turn them" if manifest.upright else "loaders leave them as they are stored"
+        say(f"with an EXIF orientation: {number_of(manifest.odd['exif'], 'image')}; {how}")
     say_left_out(result.ignored_files, "as TFRecords are")
     rate = total / result.seconds / 1e6
     say(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s at {rate:,.0f} MB/s")

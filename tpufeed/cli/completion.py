@@ -23,6 +23,7 @@ POLICIES = {
     "greyscale": ("keep", "rgb", "reject"),
     "animated": ("first", "reject"),
     "extension": ("sniff", "reject"),
+    "damaged": ("mend", "reject"),
 }
 
 _LARGEST_MANIFEST_BYTES = 64 << 20  # beyond, reading it takes longer than typing a name

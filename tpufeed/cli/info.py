@@ -49,6 +49,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
         "features": manifest.features,
         "images": manifest.images,
         "odd": manifest.odd,
+        "upright": manifest.upright,
         "rejects": manifest.rejects,
         "cache": None if manifest.cache is None else _cache_facts(manifest, manifest.cache),
         "options": manifest.options,
@@ -122,6 +123,8 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     yield f"images: {_counts(facts['images'])}"
     if facts["odd"]:
         yield f"odd cases: {_counts(facts['odd'])}"
+    if facts["upright"]:
+        yield "orientation: loaders turn images by EXIF"
     yield f"rejects: {_counts(facts['rejects'])}"
     features = (f"{feature.name} {feature.dtype}{_shape(feature.shape)}" for feature in facts["features"])
     yield f"features: {', '.join(features)}"

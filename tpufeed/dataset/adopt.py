@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -82,6 +82,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     filename: str | None = None,
     splits: Sequence[str] | None = None,
     classes: str | Path | Sequence[str] | None = None,
+    exif: Literal["apply", "ignore"] = "ignore",
     listener: AdoptListener | None = None,
 ) -> AdoptResult:
     """Make a dataset of TFRecord files that another tool has written, without rewriting them.
@@ -99,6 +100,8 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
         splits: take only these, a list or "train,val"; folders or file names tell which there are.
         classes: names of the classes in the order of labels, or a file with a line for each. By default `text` tells
             them where it does so one to one, else they are called "0", "1" and so on.
+        exif: "apply": loaders turn images by their EXIF orientation, as `shard` does, and caches hold them turned.
+            "ignore": they come as they are stored. Such images are counted in `manifest.odd` either way.
         listener: called with an `AdoptProgress` after each file.
 
     Raises:
@@ -106,6 +109,8 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
         RecordError: a file is damaged, or a record has not what it should; names file, record and byte.
     """
     start = time.monotonic()
+    if exif not in ("apply", "ignore"):
+        raise OptionError(f"exif is 'apply' or 'ignore', not {exif!r}")
     options, names = KeyOptions(image, label, text, filename), None if classes is None else read_classes(classes)
     source = open_store(url)
     target = source if dst is None else open_store(dst)
@@ -114,6 +119,11 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     files = sort_files(source.url, source.iter_objects(), wanted_splits)
     finished = find_finished(source, target, files, options, names)
     if finished is not None:
+        if finished.upright != (exif == "apply"):
+            raise DatasetExistsError(
+                f"{target.url} was adopted with --exif {'apply' if finished.upright else 'ignore'}; nothing was "
+                f"changed. Give another destination (--to), or remove its {MANIFEST} first"
+            )
         return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(map(str, finished.options["left_out"])))
     check_writable(source, target)
     keys = _choose(source, files, options)
@@ -122,6 +132,14 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     wanted = Wanted(keys.image, keys.label, _MOST_CLASSES if names is None else len(names), keys.class_texts)
     scans = _scan(source, files, wanted, listener or (lambda _: None))
     manifest, left_out = _make_manifest(source, target, keys, scans, names, asked(options, names))
+    if exif == "apply":
+        manifest = msgspec.structs.replace(manifest, exif=exif)
+    elif manifest.odd:
+        _logger.warning(
+            "%d images have an EXIF orientation, and loaders leave them as they are stored; with --exif apply they "
+            "turn them, as tpufeed shard does",
+            manifest.odd["exif"],
+        )
     _put_manifest(target, manifest)
     return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, left_out)
 
@@ -194,6 +212,7 @@ def _make_manifest(
     flat = list(itertools.chain(*scans.values()))
     features, left_out = make_features(keys, _merge_tallies(flat), sum(scan.records for scan in flat))
     class_names = _name_classes(keys, flat) if names is None else names
+    turned = sum(scan.turned for scan in flat)
     manifest = Manifest(
         run_id=secrets.token_hex(8),
         tool_version=__version__,
@@ -211,7 +230,7 @@ def _make_manifest(
         input_digest=_digest(flat),
         rejects={},
         images=dict(sorted(sum((scan.formats for scan in flat), Counter[str]()).items())),
-        odd={},
+        odd={"exif": turned} if turned else {},
         data_url=None if target.url == source.url else source.url,
     )
     return manifest, tuple(left_out)

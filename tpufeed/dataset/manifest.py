@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -93,6 +93,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         odd: odd cases that a policy dealt with, counted.
         data_url: where the shards lie, where that is not beside the manifest.
         cache: what a cache is derived from; None for a dataset that is none.
+        exif: "apply" where loaders turn images by their EXIF orientation, as in a dataset that was adopted so. Not in
+            other manifests: images that `shard` stores are upright.
     """
 
     format: str = FORMAT
@@ -109,10 +111,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     odd: dict[str, int]
     data_url: str | None = None
     cache: CacheInfo | None = None
+    exif: Literal["apply"] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def content_digest(self) -> str:
-        """What the dataset holds, whoever built it, when and with which version: shards, counts, schema and classes."""
+        """What the dataset holds, whoever built it, when and with which version.
+
+        That is its shards, counts, schema and classes, and whether its images are turned.
+        """
         content = [
             [
                 (name, [[(s.crc32c, s.bytes, s.records) for s in v.shards] for v in split.variants], split.class_counts)
@@ -121,6 +127,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             # `lengths` follow from the records, and older versions do not write them.
             [msgspec.structs.replace(feature, lengths=msgspec.UNSET) for feature in self.features],
             self.class_names,
+            *(["upright"] if self.upright else []),
         ]
         return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
 
@@ -142,6 +149,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return (
             None if image.dtype != "uint8" or image.shape is None else (image.shape[0], image.shape[1], image.shape[2])
         )
+
+    @property
+    def upright(self) -> bool:
+        """Whether loaders turn images by their EXIF orientation."""
+        return self.exif == "apply"
 
     @property
     def labelled(self) -> bool:

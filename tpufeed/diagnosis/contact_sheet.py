@@ -17,7 +17,9 @@ from tpufeed.diagnosis.sampling import Place, draw_evenly, draw_of_class, find_c
 from tpufeed.diagnosis.sheet import Tile, draw_sheet, sheet_size
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
-from tpufeed.images.decoding import Pixels, decode
+from tpufeed.images.decoding import Pixels, decode, orientation_of
+from tpufeed.images.mending import mend
+from tpufeed.images.turning import turn
 from tpufeed.tfrecord.example import decode_example
 
 _SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
@@ -171,7 +173,12 @@ def _file_name(manifest: Manifest, payload: memoryview) -> str:
 def _read_pixels(manifest: Manifest, image: memoryview) -> Pixels:
     shape = manifest.tensor_shape
     if shape is None:
-        return decode(image)
+        try:
+            pixels = decode(image)
+        except ImageError as error:
+            image = memoryview(mend(image, error))  # as loaders do
+            pixels = decode(image)
+        return turn(pixels, orientation_of(image)) if manifest.upright else pixels
     pixels = np.frombuffer(image, np.uint8)
     if pixels.size != np.prod(shape):
         raise RecordError(f"the image has {pixels.size} bytes; a tensor of {shape} takes {np.prod(shape)}")

@@ -16,7 +16,19 @@ from tpufeed.images.flattening import flatten, to_8_bits
 from tpufeed.images.header import ImageHeader, read_header, sniff
 from tpufeed.images.turning import Pixels, turn
 
-__all__ = ["MAX_PIXELS", "Buffer", "Pixels", "check_pixels", "decode", "decode_stored", "decode_upright", "image_size"]
+__all__ = [
+    "MAX_PIXELS",
+    "Buffer",
+    "Pixels",
+    "check_pixels",
+    "decode",
+    "decode_by_pillow",
+    "decode_stored",
+    "decode_upright",
+    "decodes_strictly",
+    "image_size",
+    "orientation_of",
+]
 
 MAX_PIXELS = 178_956_970  # where Pillow, too, takes an image for an attack
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
@@ -39,11 +51,11 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
     """
     header = _read_jpeg_header(data) if sniff(data) == "jpeg" else None
     if header is None:
-        return _decode_by_pillow(data, "RGB")
+        return decode_by_pillow(data, "RGB")
     height, width, colorspace = header
     if colorspace in ("CMYK", "YCCK"):
         _decode_jpeg(data, "CMYK", 1, 1, 8)  # Pillow fills what it cannot decode with grey; this raises
-        return _decode_by_pillow(data, "RGB")
+        return decode_by_pillow(data, "RGB")
     height, width = -(-height // reduce), -(-width // reduce)
     memory = None if buffer is None else buffer(height * width * 3)
     try:
@@ -76,7 +88,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
             return _decode_jpeg(data, colorspace, -(-header.height // reduce), -(-header.width // reduce), reduce)
         check_pixels(data, header)
     mode = "L" if header.channels == 1 else "RGB"
-    pixels = _decode_by_pillow(data, mode, backdrop)
+    pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
     if header.format == "tiff" and header.orientation != 1:  # Pillow turns a TIFF, and nothing else, as it loads it
         pixels = turn(pixels, {6: 8, 8: 6}.get(header.orientation, header.orientation))
@@ -108,10 +120,29 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
         _open_by_pillow(data, _load)
 
 
+def decodes_strictly(data: bytes) -> bool:
+    """Whether a JPEG decodes, by a decoder that passes over no damage: Pillow, for rare subsamplings, does."""
+    try:
+        strict = _read_jpeg_header(data) is not None
+        check_pixels(data, read_header(data))
+    except ImageError:
+        return False
+    return strict
+
+
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
     """`(height, width)` of the stored pixels, from the header. Raises ImageError."""
     header = _read_jpeg_header(data) if sniff(data) == "jpeg" else None
     return _open_by_pillow(data, lambda image: image).size[::-1] if header is None else header[:2]
+
+
+def orientation_of(data: bytes | memoryview) -> int:
+    """The orientation, 1 to 8, that `decode` leaves to be applied; 1 where the header cannot be read."""
+    try:
+        header = read_header(bytes(data))
+    except ImageError:
+        return 1
+    return 1 if header.format == "tiff" else header.orientation  # Pillow turns a TIFF as it loads it
 
 
 def _read_jpeg_header(data: bytes | memoryview) -> tuple[int, int, str] | None:
@@ -140,7 +171,7 @@ def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min
     return pixels
 
 
-def _decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
+def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
     """Pixels in `mode`, "RGB" or "L". What fails in our own scaling is no fault of the image."""
     image = _open_by_pillow(data, lambda image: flatten(image, mode, backdrop))
     return np.asarray(image if image.mode == mode else to_8_bits(image, backdrop).convert(mode))

@@ -7,22 +7,31 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import ImageError, OptionError
-from tpufeed.images.decoding import Buffer, Pixels, decode, image_size
+from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, orientation_of
 from tpufeed.images.draws import uniforms
 from tpufeed.images.memory import keep
+from tpufeed.images.mending import mend
 from tpufeed.images.ops import is_op
 from tpufeed.images.padding import cut_padded
 from tpufeed.images.protocols import Draws, Fill, Op, PixelOp, Window, WindowOp
 from tpufeed.images.resizing import reduction, resize, resize_reduced
+from tpufeed.images.turning import turn
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
 _Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image
 
 
 class Pipeline:
-    """Runs ops over images; `fast` as in `decode`. Immutable and safe to share between threads."""
+    """Runs ops over images. Immutable and safe to share between threads.
 
-    def __init__(self, ops: Sequence[Op], seed: int, fast: bool = False) -> None:
+    Args:
+        ops: in their order.
+        seed: of their random numbers.
+        fast: as in `decode`.
+        upright: encoded images are turned by their EXIF orientation, and ops see them turned.
+    """
+
+    def __init__(self, ops: Sequence[Op], seed: int, fast: bool = False, upright: bool = False) -> None:
         for op in ops:
             if not is_op(op):
                 raise OptionError(
@@ -32,6 +41,7 @@ class Pipeline:
         self.ops = tuple(ops)
         self.seed = seed
         self._fast = fast
+        self._upright = upright
         # Asked once: isinstance of a Protocol takes 13 us on Python 3.11, all of them with the GIL held.
         self._steps: list[_Step] = [
             (op, None, op.fill) if isinstance(op, WindowOp) else (None, op if isinstance(op, PixelOp) else None, 0)
@@ -55,7 +65,7 @@ class Pipeline:
     def run_encoded(
         self, data: memoryview, draws: Sequence[Draws], out: Pixels | None = None, buffer: Buffer | None = None
     ) -> Pixels:
-        """Decodes `data` and applies the ops.
+        """Decodes `data` and applies the ops. A JPEG that fails is mended where that changes no pixel, see `mend`.
 
         Args:
             data: a JPEG or another encoded image.
@@ -67,7 +77,10 @@ class Pipeline:
             ImageError: `data` does not decode, or is not of `out`'s size where no op changes the size.
             OpError, OptionError: a `Custom` op failed.
         """
-        return self.run_variants(data, [draws], [out], buffer)[0]
+        try:
+            return self.run_variants(data, [draws], [out], buffer)[0]
+        except ImageError as error:
+            return self.run_variants(memoryview(mend(data, error)), [draws], [out], buffer)[0]
 
     def run_variants(
         self,
@@ -76,15 +89,20 @@ class Pipeline:
         outs: Sequence[Pixels | None],
         buffer: Buffer | None = None,
     ) -> list[Pixels]:
-        """As `run_encoded`, once for each of `draws`; all share one decoding, as small as they allow."""
+        """As `run_encoded`, once for each of `draws`, unmended; all share one decoding, as small as they allow."""
         first = self._first_window
+        orientation = orientation_of(data) if self._upright else 1
         if first is None:
-            pixels = decode(data, 1, buffer, self._fast)
+            pixels = turn(decode(data, 1, buffer, self._fast), orientation)
             return [self._run(pixels, None, drawn, out) for drawn, out in zip(draws, outs, strict=True)]
         size = image_size(data)
+        if orientation >= 5:
+            size = size[::-1]
         windows = [first.window(size[0], size[1], drawn[0]) for drawn in draws]
         reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
-        pixels = decode(data, reduce, buffer, self._fast)
+        while orientation > 1 and (size[0] % reduce or size[1] % reduce):
+            reduce //= 2  # a last pixel that stands for less than the others must not become the first
+        pixels = turn(decode(data, reduce, buffer, self._fast), orientation)
         reduced = 1 if pixels.shape[:2] == size else reduce
         return [
             self._run(pixels, window, drawn, out, reduced)

@@ -1,12 +1,13 @@
 """What becomes of an image file on its way into a shard: kept as it is, or changed and encoded anew."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_stored
 from tpufeed.images.encoding import StoredFormat, encode
 from tpufeed.images.header import ImageHeader, format_of_name, read_header
+from tpufeed.images.mending import mend
 from tpufeed.images.presizing import PresizeMode, decoding_reduction, middle_square, scaled_size, shrink
 from tpufeed.images.turning import turn
 
@@ -21,6 +22,7 @@ _CHOICES = {
     "greyscale": ("keep", "rgb", "reject"),
     "animated": ("first", "reject"),
     "extension": ("sniff", "reject"),
+    "damaged": ("mend", "reject"),
 }
 _RANGES = {
     "quality": (1, 100),
@@ -55,6 +57,9 @@ class ImagePolicy:
         animated: the first frame, or page, is taken.
         extension: the name says another format than the bytes do, which are believed. Names without a suffix of an
             image say nothing.
+        damaged: a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, loses the bytes that strict
+            decoders stumble over. With check="header" damage behind the first scan's header is not looked for, but for
+            a missing end marker.
     """
 
     check: Literal["full", "header"] = "full"
@@ -71,6 +76,7 @@ class ImagePolicy:
     greyscale: Literal["keep", "rgb", "reject"] = "keep"
     animated: Literal["first", "reject"] = "first"
     extension: Literal["sniff", "reject"] = "sniff"
+    damaged: Literal["mend", "reject"] = "mend"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -95,6 +101,7 @@ class StoredImage:
 
     Attributes:
         kept: `data` is the file's own bytes.
+        mended: or all of them but those that were damage.
         odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
     """
 
@@ -105,6 +112,7 @@ class StoredImage:
     channels: int
     kept: bool
     odd: tuple[str, ...] = ()
+    mended: bool = False
 
 
 def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage:
@@ -119,6 +127,14 @@ def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage
         ImageError: with its reason code; nothing else, whatever the bytes, but MemoryError on a machine that is too
             small: that is no property of the image.
     """
+    try:
+        return _store(data, policy, name)
+    except ImageError as error:
+        image = _store(_mend(data, policy, error), policy, name)
+        return replace(image, kept=False, mended=image.kept, odd=(*image.odd, "damaged"))
+
+
+def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
     stored_format = _stored_format(header, policy)
     if stored_format == header.format and _is_kept(header, policy):
@@ -144,6 +160,20 @@ def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes 
     Raises:
         ImageError: with its reason code; the bytes that are returned may still not decode.
     """
+    try:
+        return _load(data, policy, name)
+    except ImageError as error:
+        image, odd = _load(_mend(data, policy, error), policy, name)
+        return image, (*odd, "damaged")
+
+
+def _mend(data: bytes, policy: ImagePolicy, error: ImageError) -> bytes:
+    if policy.damaged == "reject":
+        raise error
+    return mend(data, error)
+
+
+def _load(data: bytes, policy: ImagePolicy, name: str) -> tuple[bytes | Pixels, tuple[str, ...]]:
     header, odd = _read(data, policy, name)
     if header.plain and (header.orientation == 1 or policy.exif == "ignore"):
         return data, odd

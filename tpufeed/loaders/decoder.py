@@ -42,7 +42,7 @@ class Decoder:
         cache = dataset.manifest.cache
         if ops is None:
             ops = [] if cache is None else _final_ops(dataset.url, cache.final)
-        self.pipeline = Pipeline(ops, dataset.manifest.draws_seed(seed), fast=True)
+        self.pipeline = Pipeline(ops, dataset.manifest.draws_seed(seed), fast=True, upright=dataset.manifest.upright)
         self._tensor_shape = dataset.manifest.tensor_shape
         stored_size = None if cache is None else cache.shape[:2]
         self.output_size = self.pipeline.output_size(stored_size)

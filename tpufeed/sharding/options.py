@@ -120,7 +120,7 @@ def make_options(keywords: ShardKeywords) -> ShardOptions:
 _AS = "write them like train=0.9,val=0.1"
 _KEYWORD_OF_FIELD = {"presize_px": "presize", "min_side_px": "min_side"}
 _IMAGE_KEYWORDS = ("check", "encode", "quality", "presize", "presize_mode", "max_pixels", "min_side")
-_POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension"})
+_POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged"})
 
 
 def parse_splits(text: str) -> dict[str, float]:

@@ -6,7 +6,8 @@ import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tpufeed.dataset.naming import check_split_name
@@ -37,7 +38,7 @@ _SEPARATORS = {
 }
 _BYTES_AT_ONCE = 1 << 20
 _LONGEST_FIELD = 16 << 20  # characters: the mask of an object as text takes up to some hundred thousand
-_TIME_CHARACTERS = len("2020-01-02 03:04:05.123456")
+_BEYOND_PYTHON = (ValueError, OverflowError, LookupError)  # a year beyond 9999, a time zone that is not known here
 _ROWS_AT_ONCE = 2048
 
 Record = Mapping[str, Any]
@@ -357,11 +358,7 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
         rows = parquet.ParquetFile(file)
         _check_names(rows.schema_arrow.names, where)
         for batch in rows.iter_batches(_ROWS_AT_ONCE):
-            columns = [
-                list(_iter_times(column)) if str(column.type).startswith("timestamp[ns") else column.to_pylist()
-                for column in batch.columns
-            ]
-            for values in zip(*columns, strict=True):
+            for values in zip(*map(_to_python, batch.columns), strict=True):
                 yield dict(zip(batch.schema.names, values, strict=True))
     except (SourceError, StoreError):
         raise
@@ -369,16 +366,72 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
         raise SourceError(f"{where}: not a readable Parquet file: {error}") from error
 
 
-def _iter_times(column: Any) -> Iterator[Any]:
-    """Timestamps of nanoseconds, as text where a datetime of Python cannot hold them; pyarrow wants pandas there."""
-    import pyarrow
+def _to_python(array: Any) -> list[Any]:
+    """The values of an Arrow array; as text where no type of Python holds them. Never by way of pandas.
 
-    ticks = column.cast(pyarrow.int64()).to_pylist()
+    pyarrow itself wants pandas for nanoseconds, in columns and within lists, structs and maps.
+    """
+    from pyarrow import types
+
+    kind = array.type
+    if "[ns" not in str(kind):
+        with suppress(*_BEYOND_PYTHON):
+            return list(array.to_pylist())
+    elif types.is_temporal(kind):
+        with suppress(*_BEYOND_PYTHON):
+            return list(_iter_times(array))
+    if types.is_struct(kind):
+        names = [kind.field(place).name for place in range(kind.num_fields)]
+        rows = zip(*map(_to_python, array.flatten()), strict=True)
+        valid = array.is_valid().to_pylist()
+        return [dict(zip(names, row, strict=True)) if there else None for there, row in zip(valid, rows, strict=True)]
+    if types.is_nested(kind):
+        lists = [_to_python(scalar.values) if scalar.is_valid else None for scalar in array]
+        if types.is_map(kind):
+            return [None if items is None else [tuple(item.values()) for item in items] for items in lists]
+        return lists
+    return [_to_text(scalar) for scalar in array]
+
+
+def _iter_times(array: Any) -> Iterator[Any]:
+    """Nanoseconds as Python's times, dates or durations of microseconds; as text where there is more to them."""
+    import pyarrow
+    from pyarrow import types
+
+    kind = array.type
+    micro = (
+        pyarrow.timestamp("us", kind.tz)
+        if types.is_timestamp(kind)
+        else pyarrow.duration("us")
+        if types.is_duration(kind)
+        else pyarrow.time64("us")
+    )
+    ticks = array.cast(pyarrow.int64()).to_pylist()
     micros = [None if tick is None else tick // 1000 for tick in ticks]
-    times = pyarrow.array(micros, pyarrow.int64()).cast(pyarrow.timestamp("us", column.type.tz)).to_pylist()
-    for tick, time in zip(ticks, times, strict=True):
+    for tick, time in zip(ticks, pyarrow.array(micros, pyarrow.int64()).cast(micro).to_pylist(), strict=True):
         if tick is None or tick % 1000 == 0:
             yield time
+            continue
+        if isinstance(time, timedelta):
+            seconds = whole = str(time - timedelta(microseconds=time.microseconds))
         else:
-            text = time.isoformat(" ", "microseconds")
-            yield f"{text[:_TIME_CHARACTERS]}{tick % 1000:03}{text[_TIME_CHARACTERS:]}"  # before the time zone
+            seconds, whole = str(time.replace(microsecond=0, tzinfo=None)), str(time.replace(microsecond=0))
+        yield f"{seconds}.{tick % 10**9:09}{whole[len(seconds) :]}"  # before the time zone
+
+
+def _to_text(scalar: Any) -> Any:
+    """A value, or its text where it is a time that Python's types cannot hold."""
+    import pyarrow
+    from pyarrow import types
+
+    try:
+        return scalar.as_py()
+    except _BEYOND_PYTHON:
+        kind = scalar.type
+        if not types.is_temporal(kind):
+            raise
+        utc = types.is_timestamp(kind) and kind.tz is not None
+        if utc:
+            scalar = pyarrow.scalar(scalar.value, pyarrow.timestamp(kind.unit))
+        unit = "Z" if utc else f" {kind.unit}" if types.is_duration(kind) else ""
+        return f"{scalar.cast(pyarrow.string()).as_py()}{unit}"

@@ -97,7 +97,8 @@ class _Made:
 
     def features(self, item: Input, image: StoredImage) -> tuple[tuple[int, ...], bytes]:
         """The integers of the fixed layout, and the other features encoded, of an image that is taken."""
-        self._images[image.format if image.kept else f"{image.format}, encoded anew"] += 1
+        how = "" if image.kept else ", mended" if image.mended else ", encoded anew"
+        self._images[image.format + how] += 1
         self._odd.update(image.odd)
         ints: tuple[int, ...] = (image.height, image.width, image.channels)
         if self._rest.labelled:

@@ -13,6 +13,7 @@ from tpufeed.dataset.schema import CHANNELS, HEIGHT, LABEL, WIDTH, FeatureSpec, 
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.header import read_header
+from tpufeed.images.mending import mend
 from tpufeed.tfrecord.example import Feature, Kind, decode_example, encode_varint
 from tpufeed.tfrecord.layout import ScalarEntry
 
@@ -110,9 +111,14 @@ class RecordCheck:
     def check_image(self, sample: Sample) -> None:
         """Decode the image. Raises RecordError where it does not, or has another size than its record says."""
         try:
-            height, width, channels = decode(sample.image, buffer=self._memory).shape
+            image: bytes | memoryview = sample.image
+            try:
+                height, width, channels = decode(image, buffer=self._memory).shape
+            except ImageError as error:
+                image = mend(image, error)  # as loaders do
+                height, width, channels = decode(image, buffer=self._memory).shape
             if CHANNELS in sample.sizes:
-                header = read_header(bytes(sample.image))
+                header = read_header(bytes(image))
                 channels = header.channels if header is not None else sample.sizes[CHANNELS]
         except ImageError as error:
             raise RecordError(f"the image does not decode ({error.reason}): {error}") from error

@@ -11,6 +11,7 @@ from tpufeed.dataset.schema import DType, FeatureSpec
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import image_size
 from tpufeed.images.header import sniff
+from tpufeed.images.mending import mend
 from tpufeed.tfrecord.example import Feature, Kind
 
 NONE = "none"
@@ -89,7 +90,10 @@ def glimpse(feature: Feature) -> Glimpse:
     try:
         image_size(value)
     except ImageError as error:
-        return Glimpse(feature.kind, 1, f"{start}, but {error}")
+        try:
+            mend(value, error)  # as loaders do
+        except ImageError:
+            return Glimpse(feature.kind, 1, f"{start}, but {error}")
     return Glimpse(feature.kind, 1, "")
 
 

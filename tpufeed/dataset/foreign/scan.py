@@ -9,6 +9,7 @@ import numpy as np
 
 from tpufeed.dataset.index import Offsets
 from tpufeed.errors import OptionError, RecordError, ShardError
+from tpufeed.images.decoding import orientation_of
 from tpufeed.images.header import sniff
 from tpufeed.storage.reading import settle
 from tpufeed.storage.store import ObjectInfo, Store
@@ -66,7 +67,11 @@ class Tally:
 
 @dataclass(slots=True)
 class ShardScan:
-    """What a shard holds. `texts` has for each text feature that of each label, None where they contradict."""
+    """What a shard holds.
+
+    `texts` has for each text feature that of each label, None where they contradict; `turned` counts images whose EXIF
+    orientation decoding leaves to be applied.
+    """
 
     info: ObjectInfo
     crc32c: int
@@ -76,6 +81,7 @@ class ShardScan:
     formats: Counter[str]
     texts: dict[str, dict[int, str | None]]
     first_unknown: str | None = None
+    turned: int = 0
 
     @property
     def records(self) -> int:
@@ -212,6 +218,7 @@ def scan_shard(store: Store, info: ObjectInfo, wanted: Wanted, stop: threading.E
         image, label = check_features(features, wanted, place)
         found = sniff(image) or UNKNOWN_FORMAT
         scan.formats[found] += 1
+        scan.turned += orientation_of(image) != 1
         if found == UNKNOWN_FORMAT and scan.first_unknown is None:
             scan.first_unknown = place
         for key, feature in features.items():

@@ -27,7 +27,7 @@ _FLAGS = {
     "max_pixels": "--max-pixels",
     "min_side": "--min-side",
 }
-_POLICIES = ("exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension")
+_POLICIES = ("exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged")
 _SAID_OTHERWISE = ("command", "source", "presize")
 _OF_ADOPTED = (
     f"{UNKNOWN_SOURCE} stands for the images that its TFRecords were made of: add --label, --split or --split-by as "

@@ -18,8 +18,9 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.diagnosis.sampling import Place, draw_evenly
 from tpufeed.engines.engine import Service, failure_message
 from tpufeed.engines.launch import launch_worker
-from tpufeed.errors import LoaderError, OptionError, TpufeedError
+from tpufeed.errors import ImageError, LoaderError, OptionError, TpufeedError
 from tpufeed.images.decoding import Pixels, decode
+from tpufeed.images.mending import mend
 from tpufeed.loaders.decoder import Decoder, decode_samples
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import Workers
@@ -106,7 +107,10 @@ class Prober:
     def _decode(self, start: int, memory: Pixels, buffer: "Scratch") -> int:
         images = buffer.images(start, lambda: self._payloads(self._places[start : start + _BLOCK]))
         for image in images:
-            decode(image, 1, buffer, fast=True)
+            try:
+                decode(image, 1, buffer, fast=True)
+            except ImageError as error:
+                decode(mend(image, error), 1, buffer, fast=True)  # as loaders do
         return len(images)
 
     def _all(self, start: int, memory: Pixels, buffer: "Scratch") -> int:

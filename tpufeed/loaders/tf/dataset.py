@@ -10,7 +10,7 @@ from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.tally import FeedStats
-from tpufeed.loaders.tf.options import TfKeywords, TfOptions, make_tf_options
+from tpufeed.loaders.tf.options import TfKeywords, TfOptions, check_direct, make_tf_options
 from tpufeed.loaders.tf.settings import set_gcs_defaults
 from tpufeed.loaders.world import find_tf_world
 
@@ -73,6 +73,8 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywor
     if for_tf.direct:
         given = replace(given, processes=given.processes or 0)  # never started: here the loader only knows the options
     loader = NumpyLoader(open_dataset(url), split, given, find_tf_world)
+    if for_tf.direct:
+        check_direct(loader.dataset)
     if for_tf.state is not None:
         loader.load_state_dict(for_tf.state)
     length, _ = len(loader), loader.lanes  # raises here what would else come out of TensorFlow

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from tpufeed.dataset.partition import World
+from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
 from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, LoaderOptions, check_bool, make_options
 
@@ -81,6 +82,15 @@ def make_tf_options(given: Mapping[str, Any]) -> tuple[LoaderOptions, TfOptions]
             "shuffle=False for an evaluation"
         )
     return options, for_tf
+
+
+def check_direct(dataset: Dataset) -> None:
+    """Raises OptionError for a dataset whose images only the loaders turn: a graph of TensorFlow reads no EXIF."""
+    if dataset.manifest.upright:
+        raise OptionError(
+            f"{dataset.url} was adopted with --exif apply, and with direct=True TensorFlow decodes, which turns no "
+            "image: leave direct=True out, or warm a cache of the dataset: its images are upright"
+        )
 
 
 def service_address(service: str) -> tuple[str, int, str]:

@@ -1,0 +1,112 @@
+"""JPEGs whose pixels are all there though bytes between their segments are not in order."""
+
+import re
+
+import numpy as np
+
+from tpufeed.errors import ImageError
+from tpufeed.images.decoding import decode_by_pillow, decodes_strictly
+from tpufeed.images.header import sniff
+
+__all__ = ["mend"]
+
+_MARKER = re.compile(rb"\xff+[^\x00\xff]")
+_END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
+_STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+_START_OF_FRAME = frozenset({0xC0, 0xC1, 0xC2})
+_START, _END, _SCAN = 0xD8, 0xD9, 0xDA
+_NO_PIXELS = frozenset({*range(0xE0, 0xEE), 0xEF, 0xFE})  # application data and comments; 0xEE tells the colour space
+_LEAST_FILLING = 4  # decoders read up to three bytes ahead and say nothing of them
+
+
+def mend(data: bytes | memoryview, error: ImageError) -> bytes:
+    """A copy of a JPEG that decodes strictly, to the pixels that tolerant decoders see in `data`.
+
+    Left out are bytes between the segments before the first scan, bytes of one value that fill the end of a scan, and
+    what follows the end marker. A missing end marker is added where no part of a scan is missing. Other bytes behind a
+    scan may be the rest of it: a damaged bit makes decoders lose step, and they end early. Such a file stays refused.
+
+    Args:
+        data: all of the file.
+        error: why strict decoding refused it.
+
+    Raises:
+        ImageError: `error`, where `data` is not such a JPEG.
+    """
+    if error.reason in ("unreadable", "truncated") and sniff(data) == "jpeg":
+        whole = bytes(data)
+        for trim in (False, True):
+            copy = _copy_segments(whole, trim)
+            if copy is not None and copy != whole and _is_sound(copy, whole):
+                return copy
+    raise error
+
+
+def _is_sound(copy: bytes, whole: bytes) -> bool:
+    if not decodes_strictly(copy):
+        return False
+    try:
+        # Pillow passes over stray bytes, but wants an end marker; a second one is not read.
+        return np.array_equal(decode_by_pillow(copy, "RGB"), decode_by_pillow(whole + b"\xff\xd9", "RGB"))
+    except ImageError:
+        return False
+
+
+def _copy_segments(data: bytes, trim: bool) -> bytes | None:
+    """Segments and scans as libjpeg finds them; None where what lies between may matter, or a scan is missing.
+
+    `trim` leaves out bytes of one value at the ends of scans.
+    """
+    copy, offset = bytearray(b"\xff\xd8"), 2
+    in_scan = scanned = False
+    missing: dict[int, set[int]] = {}
+    while found := (_END_OF_SCAN if in_scan else _MARKER).search(data, offset):
+        between = data[offset : found.start()]
+        if in_scan:
+            copy += _trimmed(between) if trim else between
+        elif between and (len(set(between)) > 1 if scanned else _is_segment(between)):
+            return None
+        marker, offset = data[found.end() - 1], found.end()
+        if marker == _END:
+            break
+        if marker == _START:
+            return None
+        in_scan = marker == _SCAN
+        scanned |= in_scan
+        if marker in _STANDALONE:
+            continue
+        body = data[offset : offset + max(2, int.from_bytes(data[offset : offset + 2], "big"))]
+        offset += len(body)
+        _note(marker, body, missing)
+        if len(body) > 2:
+            copy += bytes((0xFF, marker)) + body
+        elif marker not in _NO_PIXELS:  # of what tells pixels, none is empty
+            return None
+    if found is None and in_scan:
+        scan = data[offset:].rstrip(b"\xff")  # half of an end marker
+        copy += _trimmed(scan) if trim else scan
+    return bytes(copy + b"\xff\xd9") if missing and not any(missing.values()) else None
+
+
+def _note(marker: int, body: bytes, missing: dict[int, set[int]]) -> None:
+    """Keep in `missing` which coefficients of each component have not come with their last bit yet."""
+    if marker in _START_OF_FRAME:
+        missing.update({component: set(range(64)) for component in body[8::3]})
+    elif marker == _SCAN:
+        first, last, precision = body[-3:].ljust(3, b"\xff")
+        if precision & 15 == 0:
+            for component in body[3:-3:2]:
+                missing.get(component, set()).difference_update(range(first, last + 1))
+
+
+def _trimmed(scan: bytes) -> bytes:
+    """A scan without the bytes of one value that end it: all of them, so that none is taken for its own."""
+    kept = scan.rstrip(scan[-1:])
+    if kept.endswith(b"\xff"):
+        kept += scan[len(kept) : len(kept) + 1]  # the zero that makes a byte of 0xFF no marker
+    return kept if len(scan) - len(kept) >= _LEAST_FILLING else scan
+
+
+def _is_segment(stray: bytes) -> bool:
+    """Whether the bytes are a segment whose marker is damaged: a table or colour space that decoders would miss."""
+    return stray[2:4] == (len(stray) - 2).to_bytes(2, "big", signed=True) and stray[4:8] != b"Exif"
