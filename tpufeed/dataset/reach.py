@@ -25,9 +25,9 @@ def see_destination(store: Store) -> dict[str, str]:
     except ObjectNotFoundError:
         return {}
     name = f"{PROBE}-{secrets.token_hex(8)}"
-    store.put(name, b"")
+    probe = store.put(name, b"")
     with suppress(StoreError):  # who may create objects may not be allowed to remove them
-        store.delete(name)
+        store.delete(name, probe.version)
     return {f"{store.url}/{PLAN}": run_id}
 
 
