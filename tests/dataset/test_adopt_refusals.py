@@ -1,11 +1,13 @@
 """What cannot be adopted is refused in a sentence that says where, what and what to do; nothing is written."""
 
+import io
 import itertools
 import json
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tpufeed
@@ -262,3 +264,22 @@ def test_shards_that_are_missing_later_are_named(photo, tmp_path, write_tfrecord
     shutil.move(tmp_path / "from", tmp_path / "gone")
     with pytest.raises((tpufeed.errors.ShardError, ObjectNotFoundError), match=r"from/a\.tfrecord"):
         list(itertools.islice(tpufeed.open_dataset(tmp_path / "to").iter_examples("train"), 1))
+
+
+@pytest.mark.parametrize("there", [b"mine", b"", "numbers", "another"])
+def test_an_index_of_somebody_else_stays(refused, photo, there, tmp_path):
+    if isinstance(there, str):
+        buffer = io.BytesIO()
+        np.save(
+            buffer, np.array([0, 5] if there == "another" else [1.5, 2]).astype("u8" if there == "another" else "f8")
+        )
+        there = buffer.getvalue()
+    (tmp_path / "train.index.npy").write_bytes(there)
+    refused(DatasetExistsError, r"train\.index\.npy stands there already, and is no index of", [{"image": photo}])
+
+
+def test_an_index_that_an_adoption_left_before_its_manifest_is_taken(photo, tmp_path, write_tfrecords):
+    write_tfrecords(tmp_path / "train.tfrecord", [{"image": photo}, {"image": photo}])
+    tpufeed.adopt(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    assert tpufeed.adopt(tmp_path).manifest.splits["train"].records == 2

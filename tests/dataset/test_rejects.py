@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from tpufeed.dataset.commit import Reject, Report
+from tpufeed.dataset.commit import Owner, Reject, Report
+from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.rejects import RejectBudget, Rejects, parse_budget
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.storage.memory import MemoryStore
@@ -38,6 +39,11 @@ def test_what_is_no_budget(text):
         parse_budget(text)
 
 
+def own(store):
+    """The store belongs to a run from here on."""
+    return Owner("run", store.put(PLAN, b"", store.stat(PLAN)).version)
+
+
 def report(task, *reasons):
     rejects = tuple(Reject(f"{task}/{n}.jpg", reason, f"because {n}") for n, reason in enumerate(reasons))
     return Report(task, (), (), {}, rejects)
@@ -49,7 +55,7 @@ def store(tmp_path):
 
 
 def test_rejects_stand_in_the_order_of_the_tasks(store):
-    rejects = Rejects(store, RejectBudget(), 100)
+    rejects = Rejects(store, RejectBudget(), 100, own(store))
     for done in (report(2, "truncated"), report(0, "unreadable", "truncated"), report(1)):
         rejects.add(done)
     rejects.check()
@@ -62,12 +68,12 @@ def test_rejects_stand_in_the_order_of_the_tasks(store):
 
 
 def test_without_rejects_the_file_is_empty(store):
-    Rejects(store, RejectBudget(0), 5).put()
+    Rejects(store, RejectBudget(0), 5, own(store)).put()
     assert store.read("rejects.jsonl") == b""
 
 
 def test_one_reject_more_than_allowed_is_too_many(store):
-    rejects = Rejects(store, RejectBudget(2), 1000)
+    rejects = Rejects(store, RejectBudget(2), 1000, own(store))
     rejects.add(report(5, "truncated", "truncated"))
     rejects.check()
     assert store.stat("rejects.jsonl") is None
@@ -84,5 +90,5 @@ def test_one_reject_more_than_allowed_is_too_many(store):
 
 def test_an_earlier_list_is_replaced(store):
     store.put("rejects.jsonl", b"old\n")
-    Rejects(store, RejectBudget(0), 5).put()
+    Rejects(store, RejectBudget(0), 5, own(store)).put()
     assert store.read("rejects.jsonl") == b""

@@ -337,11 +337,12 @@ def test_reports(examples, dataset_url):
     store.put(
         "_tpufeed/plan.jsonl", Path(dataset_url, "_tpufeed/plan.jsonl").read_bytes(), store.stat("_tpufeed/plan.jsonl")
     )
-    (ref, *_) = read_plan(store).tasks
+    plan = read_plan(store)
+    (ref, *_) = plan.tasks
 
     def read(data):
         store.put(name, data if isinstance(data, bytes) else json.dumps(data).encode(), store.stat(name))
-        found = read_report(store, ref)
+        found = read_report(store, ref, plan.header.run_id)
         if found is not None:
             assert not is_intact(store, found) or not found.shards
 
@@ -365,7 +366,7 @@ def test_json_that_is_nested_too_deep(kind, dataset_url):
             decode_manifest(DEEP, "here")
     elif kind == "report":
         store.put("_tpufeed/reports/000000.json", DEEP, store.stat("_tpufeed/reports/000000.json"))
-        assert read_report(store, ref) is None
+        assert read_report(store, ref, read_plan(store).header.run_id) is None
     else:
         header = plan.splitlines(keepends=True)[0] if kind == "task" else b""
         store.put("_tpufeed/plan.jsonl", header + DEEP + b"\n", store.stat("_tpufeed/plan.jsonl"))

@@ -164,10 +164,10 @@ REMOVALS = [
     ("os.remove", r"/d/.*\.tfrecord$", KILL, 9),
 ]
 MORE_REMOVALS = [
-    ("os.link", "/plan.jsonl$", KILL),
+    ("os.rename", "/plan.jsonl$", KILL),
     ("os.remove", r"/d/.*\.tfrecord$", KILL, 1),
     ("os.remove", "/reports/", KILL, 5),
-    ("os.remove", "/plan.jsonl$", KILL),
+    ("os.remove", r"/removals-.*$", KILL),
     ("os.link", r"\.tfrecord$", KILL, 5),
     ("os.link", "/manifest.json$", KILL),
 ]
@@ -184,7 +184,7 @@ def test_overwrite_that_is_killed(order, command, older, is_whole, tmp_path):
     killed.order(*order)
     killed.order("os.link|os.remove", f"^{folder}/", f"check_manifest({str(folder)!r})", 0)
     killed.run_killed(folder, "--overwrite")
-    killed_first = order[:2] == ("os.remove", "/d/manifest.json$")
+    killed_first = order[:2] in {("os.remove", "/d/manifest.json$"), ("os.rename", "/plan.jsonl$")}
     assert (folder / "manifest.json").exists() == killed_first
     if killed_first:
         assert tpufeed.verify(folder).records == older.images
@@ -248,8 +248,9 @@ def test_a_flipped_bit_in_the_plan_is_found(unfinished):
 
 def test_a_flipped_bit_in_a_report_is_found(unfinished):
     store = open_store(unfinished)
-    ref = read_plan(store).tasks[2]
-    report = read_report(store, ref)
+    plan = read_plan(store)
+    ref, run_id = plan.tasks[2], plan.header.run_id
+    report = read_report(store, ref, run_id)
     for position in flip_each(unfinished / "_tpufeed/reports/000002.json", 1):
-        assert read_report(store, ref) in (None, report), position
-    assert read_report(store, ref) == report
+        assert read_report(store, ref, run_id) in (None, report), position
+    assert read_report(store, ref, run_id) == report

@@ -361,6 +361,36 @@ def test_a_put_replaces_the_version_it_names_and_no_other(store, put):
     assert store.read("a") == b"fourth"
 
 
+def test_a_delete_removes_the_version_it_names_and_no_other(store):
+    first = store.put("a", b"first")
+    second = replace_later(store, "a", b"second, longer")
+    for version in (first.version, "no version of this store"):
+        store.delete("a", version)
+        assert store.read("a") == b"second, longer"
+    store.delete("a", second.version)
+    store.delete("a", second.version)
+    assert store.stat("a") is None
+
+
+def test_of_two_that_replace_a_version_at_once_one_is_told(conditional_store):
+    """A plan that another run has replaced must not be replaced by who saw the one before it."""
+    barrier = threading.Barrier(4)
+
+    def race(number):
+        barrier.wait()
+        try:
+            put_as_file(conditional_store, "a", b"%d" % number * (1000 + number), seen)
+        except ObjectExistsError:
+            return None
+        return number
+
+    with ThreadPoolExecutor(4) as pool:
+        for turn in range(25):
+            seen = replace_later(conditional_store, "a", b"%d" % turn)
+            (winner,) = [number for number in pool.map(race, range(4)) if number is not None]
+            assert conditional_store.read("a") == b"%d" % winner * (1000 + winner)
+
+
 def test_a_put_does_not_replace_a_version_of_another_store(store):
     store.put("a", b"first")
     with pytest.raises(ObjectExistsError):

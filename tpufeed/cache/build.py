@@ -1,6 +1,6 @@
 """`warmup`: from a dataset, or raw images, to a cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +12,18 @@ from tpufeed.cache.plan import KIND, CacheKeywords, CacheOptions, count_shards, 
 from tpufeed.cache.planning import Planning, Size, Warmable, open_warmable
 from tpufeed.cache.probe import Probe, probe_samples
 from tpufeed.cache.worker import ENTRY, REACH, CacheContext
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, run_build
-from tpufeed.dataset.commit import check_destination, check_names, foreign_names, is_stored, join_or_begin
+from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, owner_of, run_build
+from tpufeed.dataset.commit import (
+    check_destination,
+    check_names,
+    find_finished,
+    find_lost,
+    foreign_names,
+    is_stored,
+    join_or_begin,
+)
 from tpufeed.dataset.plan import check_same_plan, differing_options, read_plan, write_plan
-from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget
 from tpufeed.dataset.space import check_space
 from tpufeed.dataset.stores import choose_engine, refuse_source
@@ -85,7 +93,7 @@ def warmup(  # noqa: PLR0913  # the public face
         plan, joined = join_or_begin(destination, KIND, source.url, request.identity, make_plan, overwrite)
         if joined:
             source.check_joined(destination, plan, checked, size)
-        job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked), REACH)
+        job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked, owner_of(plan)), REACH)
         info = checked.cache_info(plan.header.input_digest, request.identity, size)
         result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, info), listener)
     return replace(result, warnings=(*plan.header.warnings, *result.warnings))
@@ -255,7 +263,7 @@ def _output_size(source: Warmable, options: CacheOptions) -> Size:
 def _is_taken(destination: Store, source: Warmable, identity: dict[str, Any]) -> bool:
     """Whether another cache or dataset stands there, or the beginnings of one."""
     try:
-        present = find_dataset(destination)
+        present = find_finished(destination)
         if present is not None:
             return bool(_differences(present, source, identity))
         check_same_plan(destination, read_plan(destination).header, KIND, source.url, identity)
@@ -269,7 +277,7 @@ def _is_taken(destination: Store, source: Warmable, identity: dict[str, Any]) ->
 def _find_finished(destination: Store, source: Warmable, identity: dict[str, Any], overwrite: bool) -> Dataset | None:
     """The cache that is asked for, where it stands there already; another one is refused, or will be removed."""
     try:
-        present = find_dataset(destination)
+        present = find_finished(destination)
     except DamageError:
         if not overwrite:
             raise
@@ -313,12 +321,9 @@ def _refusal(present: Dataset, differing: Sequence[str]) -> str:
 def _is_sound(present: Dataset) -> bool:
     """Whether all files have their sizes and, where there is no more than 2 GB, their CRCs."""
     files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
-    whole = sum(file.bytes for file in files) <= _READ_WHOLE_BYTES
-    check: Callable[[Store, str, int, int], bool] = is_stored if whole else _has_size
+    if find_lost(present.store, present.manifest) is not None:
+        return False
+    if sum(file.bytes for file in files) > _READ_WHOLE_BYTES:
+        return True
     with ThreadPoolExecutor(available_cores(), "tpufeed-verify") as executor:
-        return all(executor.map(lambda file: check(present.store, file.name, file.bytes, file.crc32c), files))
-
-
-def _has_size(store: Store, name: str, size_bytes: int, _: int) -> bool:
-    found = store.stat(name)
-    return found is not None and found.size_bytes == size_bytes
+        return all(executor.map(lambda file: is_stored(present.store, file.name, file.bytes, file.crc32c), files))

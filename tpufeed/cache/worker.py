@@ -10,7 +10,7 @@ import numpy as np
 
 from tpufeed.cache.plan import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
-from tpufeed.dataset.commit import Reject, Report, is_reported, put_report, put_shard
+from tpufeed.dataset.commit import Owner, Reject, Report, put_report, put_shard, read_report
 from tpufeed.dataset.plan import PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.reach import see_destination
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
@@ -39,12 +39,13 @@ class CacheContext:
     destination: str
     header: PlanHeader
     options: CacheOptions
+    owner: Owner
 
 
 def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
     """Make the shards that `ref` refers to."""
     destination = open_store(context.destination)
-    if is_reported(destination, ref.number):
+    if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
         return
     task = read_task(destination, ref)
     names, before = context.header.shard_names(task), context.source.retries
@@ -53,10 +54,12 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
         paths = [folder / f"variant-{number}" for number in range(len(names))]
         made = _write(context, task, paths, meter)
         with meter.putting(sum(shard.bytes for shard in made.shards)):
-            shards = [put_shard(destination, *shard) for shard in zip(names, paths, made.shards, strict=True)]
+            shards = [
+                put_shard(destination, *shard, context.owner) for shard in zip(names, paths, made.shards, strict=True)
+            ]
     retries = destination.retries + context.source.retries - before
     report = Report(task.number, tuple(shards), made.counts, made.images, tuple(made.rejects), dict(made.odd), retries)
-    put_report(destination, report)
+    put_report(destination, report, context.owner)
 
 
 def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:

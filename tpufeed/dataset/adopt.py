@@ -18,8 +18,7 @@ import msgspec
 
 from tpufeed import __version__
 from tpufeed.dataset.classes import read_classes
-from tpufeed.dataset.commit import put_data
-from tpufeed.dataset.foreign.destination import asked, check_places, check_writable, find_finished
+from tpufeed.dataset.foreign.destination import asked, check_indexes, check_places, check_writable, find_finished
 from tpufeed.dataset.foreign.files import ForeignFiles, sort_files
 from tpufeed.dataset.foreign.mapping import FirstRecord, KeyOptions, Keys, choose_keys, glimpse, make_features
 from tpufeed.dataset.foreign.scan import ShardScan, ShardStream, Tally, Wanted, scan_shard
@@ -27,7 +26,15 @@ from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name
 from tpufeed.engines.engine import available_cores
-from tpufeed.errors import DatasetExistsError, NoInputsError, ObjectExistsError, OptionError, mask_secrets
+from tpufeed.errors import (
+    DatasetExistsError,
+    NoInputsError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    OptionError,
+    mask_secrets,
+)
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -126,6 +133,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
             )
         return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(map(str, finished.options["left_out"])))
     check_writable(source, target)
+    check_indexes(target, files)
     keys = _choose(source, files, options)
     if names is not None and keys.label is None:
         raise OptionError("--classes names the classes of labels, and there are none; say which key with --label")
@@ -259,7 +267,7 @@ def _name_classes(keys: Keys, scans: Sequence[ShardScan]) -> tuple[str, ...]:
 
 def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardScan], classes: int) -> Split:
     name, data = index_name(split, None), encode_index([scan.offsets for scan in scans])
-    put_data(target, name, data)
+    _put_or_find(target, name, data)
     shards = tuple(
         Shard(
             scan.info.name,
@@ -273,6 +281,19 @@ def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardSc
     counts = sum((scan.class_counts for scan in scans), Counter[int]())
     variant = Variant(shards, IndexFile(name, len(data), crc32c(data)))
     return Split(sum(shard.records for shard in shards), tuple(counts[label] for label in range(classes)), (variant,))
+
+
+def _put_or_find(target: Store, name: str, data: bytes) -> None:
+    """Put an index; one of the same files that was cut off before its manifest is the same, or replaced."""
+    found = target.stat(name)
+    try:
+        if found is None or target.read(name, found.version) != data:
+            target.put(name, data, found)
+    except (ObjectExistsError, ObjectChangedError, ObjectNotFoundError) as error:
+        raise DatasetExistsError(
+            f"{target.url}/{name} was put or changed by something else meanwhile; no dataset was made. Run the same "
+            "command again, or give another destination (--to)"
+        ) from error
 
 
 def _digest(scans: Sequence[ShardScan]) -> str:

@@ -13,7 +13,18 @@ import numpy as np
 
 from tpufeed import __version__
 from tpufeed.dataset.advice import manifest_warnings
-from tpufeed.dataset.commit import Report, is_intact, put_data, put_made, read_report
+from tpufeed.dataset.commit import (
+    Owner,
+    Report,
+    check_owner,
+    discard_report,
+    find_lost,
+    forget_old,
+    is_intact,
+    put_data,
+    put_made,
+    read_report,
+)
 from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, report_name
@@ -21,7 +32,7 @@ from tpufeed.dataset.plan import Plan, PlanHeader, TaskRef
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, Rejects
 from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, available_cores
-from tpufeed.errors import BuildError, StoreError, TaskError
+from tpufeed.errors import BuildError, DamageError, StoreError, TaskError
 from tpufeed.storage.store import Store
 
 _REPORTS_AT_A_TIME = 16
@@ -106,6 +117,16 @@ class Build:
     joined: bool = False
     cache: CacheInfo | None = None
 
+    @property
+    def owner(self) -> Owner:
+        """The run that the destination belongs to."""
+        return owner_of(self.plan)
+
+
+def owner_of(plan: Plan) -> Owner:
+    """The run that a destination with this plan belongs to."""
+    return Owner(plan.header.run_id, plan.version)
+
 
 def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     """Run the tasks of the plan that are not done, then put index, rejects and, last of all, the manifest.
@@ -113,12 +134,20 @@ def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     Raises:
         TaskError: a task failed for good. What is done stays; the same command goes on from there.
         TooManyRejectsError: more inputs than the budget allows cannot be taken; what is done stays.
-        BuildError: no input could be taken.
+        BuildError: no input could be taken, or the destination belongs to another run by now.
     """
+    try:
+        return _run_build(build, listener)
+    except (BuildError, StoreError, DamageError):
+        check_owner(build.store, build.owner)  # another run may have removed what this one has missed
+        raise
+
+
+def _run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     start = time.monotonic()
     plan, listener = build.plan, listener or (lambda _: None)
     inputs = plan.header.notes["images"] // len(plan.header.variant_numbers)
-    rejects = Rejects(build.store, build.budget, inputs)
+    rejects = Rejects(build.store, build.budget, inputs, build.owner)
     pending = []
     earlier = 0
     for ref, report in _iter_trusted(build.store, plan):
@@ -203,18 +232,23 @@ def _iter_trusted(store: Store, plan: Plan) -> Iterator[tuple[TaskRef, Report | 
 
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
-    report = read_report(store, ref)
+    report = read_report(store, ref, header.run_id)
     if report is not None and not (_is_of_task(report, header, ref) and is_intact(store, report)):
-        store.delete(report_name(ref.number))
+        discard_report(store, report)
         return None
     return report
 
 
 def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
-    report = read_report(store, ref)
-    if report is None or not _is_of_task(report, header, ref):
-        found = "without a report" if report is None else "with a report of another task, or forged,"
-        raise TaskError(f"{ref.name}: its task ended {found} at {store.url}/{report_name(ref.number)}")
+    report = read_report(store, ref, header.run_id)
+    where = f"{store.url}/{report_name(ref.number)}"
+    if report is None:
+        raise TaskError(
+            f"{where}, the report of {ref.name}, is gone although its task was done; nothing was published. Run the "
+            "same command again: it goes on from here"
+        )
+    if not _is_of_task(report, header, ref):
+        raise TaskError(f"{ref.name}: {where} is of another task, or forged")
     return report
 
 
@@ -264,12 +298,12 @@ class _Part:
             )
             self.indexes[variant].add(shard.lengths)
 
-    def finish(self, store: Store) -> Split:
+    def finish(self, store: Store, owner: Owner) -> Split:
         """Put the indexes."""
         variants = []
         for name, path, index, shards in zip(self.names, self.paths, self.indexes, self.shards, strict=True):
             size_bytes, crc = index.finish()
-            put_made(store, name, path, size_bytes, crc)
+            put_made(store, name, path, size_bytes, crc, owner)
             variants.append(Variant(tuple(shards), IndexFile(name, size_bytes, crc)))
         records = sum(shard.records for shard in variants[0].shards)
         return Split(records, tuple(self.class_counts.tolist()), tuple(variants))
@@ -298,7 +332,7 @@ def _finish_in(folder: Path, build: Build, rejects: Rejects) -> Manifest:
     manifest = Manifest(
         run_id=header.run_id,
         tool_version=__version__,
-        splits={split: part.finish(store) for split, part in parts.items()},
+        splits={split: part.finish(store, build.owner) for split, part in parts.items()},
         class_names=header.class_names,
         features=header.features,
         options={"command": header.kind, "source": header.source, **header.options},
@@ -308,5 +342,12 @@ def _finish_in(folder: Path, build: Build, rejects: Rejects) -> Manifest:
         odd=dict(sorted(odd.items())),
         cache=build.cache,
     )
-    put_data(store, MANIFEST, encode_manifest(manifest))
+    forget_old(store, header)
+    lost = find_lost(store, manifest)
+    if lost is not None:
+        raise BuildError(
+            f"{store.url}/{lost} is not there any more as it was put; nothing was published. Run the same command "
+            "again: it goes on from here"
+        )
+    put_data(store, MANIFEST, encode_manifest(manifest), build.owner)
     return manifest

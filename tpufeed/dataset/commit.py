@@ -1,17 +1,23 @@
 """Putting results in place so that a build killed anywhere ends, when run again, with the same bytes.
 
-The plan is put first and create-only, each task's shards before its report, the manifest last.
+The plan is put first, each task's shards before its report, the manifest last.
+
+A destination belongs to the run whose plan stands there. A run with --overwrite takes it over in one step: it puts its
+plan in the place of the version that it has seen. Only then it removes what it has noted before, see `removals_name`. A
+run that has lost the destination publishes nothing.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REPORTS, report_name
+from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REMOVALS, REPORTS, removals_name, report_name
 from tpufeed.dataset.plan import (
     READS,
     Plan,
@@ -22,18 +28,22 @@ from tpufeed.dataset.plan import (
     read_plan_file,
     with_access,
 )
-from tpufeed.dataset.reader import find_dataset
+from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.space import check_writable
 from tpufeed.dataset.writer import WrittenShard
 from tpufeed.errors import (
+    BuildError,
     DamageError,
     DatasetExistsError,
     DuplicateWriterError,
+    ManifestError,
+    ObjectChangedError,
     ObjectExistsError,
     ObjectNotFoundError,
     SourceError,
     mask_secrets,
 )
+from tpufeed.storage.ranges import open_object
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
@@ -67,7 +77,7 @@ class Report(msgspec.Struct, frozen=True):
     """What came of a task: a shard a variant, and what was not taken.
 
     `images` counts how images were stored, `odd` the odd cases that a policy dealt with, `retries` the requests to
-    stores that were made again. `checksum` is the CRC-32C of
+    stores that were made again, `run_id` is the plan's. `checksum` is the CRC-32C of
     the encoded report with none; only a stored report has one.
     """
 
@@ -78,7 +88,16 @@ class Report(msgspec.Struct, frozen=True):
     rejects: tuple[Reject, ...]
     odd: dict[str, int] = {}
     retries: int = 0
+    run_id: str = ""
     checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The run that a destination belongs to: the id in its plan, and the version of the plan's object."""
+
+    run_id: str
+    version: str
 
 
 def join_or_begin(
@@ -95,8 +114,8 @@ def join_or_begin(
     told how many bytes will be removed before there are shards.
 
     Args:
-        overwrite: once there is a new plan, remove what stands at `store`, see `find_build`. A source that cannot be
-            planned costs nothing.
+        overwrite: once there is a new plan in the place of the old one, remove what stands at `store`, see
+            `find_build`. A source that cannot be planned costs nothing.
 
     Raises:
         DuplicateWriterError, DatasetExistsError, SourceError, StoreError: as `check_destination` does.
@@ -107,8 +126,9 @@ def join_or_begin(
         plan = _begin(store, make_plan, old)
         joined = plan is None
     if plan is None:
-        plan = read_plan(store)
+        plan = _read_current_plan(store)
         check_same_plan(store, plan.header, kind, source, options)
+    remove_old(store, plan.header)
     return with_access(plan, source), joined
 
 
@@ -129,7 +149,7 @@ def check_destination(
     if source.encode("utf-8", "replace").decode() != source:
         raise SourceError(f"the path of the source, {source!r}, is not UTF-8; rename it")
     old = find_build(store) if overwrite else []
-    plan = None if overwrite or store.stat(PLAN) is None else read_plan(store)
+    plan = None if overwrite or store.stat(PLAN) is None else _read_current_plan(store)
     if plan is not None:
         check_same_plan(store, plan.header, kind, source, options)
     check_writable(store)
@@ -144,9 +164,8 @@ def find_build(store: Store) -> list[ObjectInfo]:
     Raises:
         DatasetExistsError: a manifest that cannot be read, and no plan to say what it is.
     """
-    names: list[str] = []
-    with suppress(ObjectNotFoundError, DamageError):
-        names += sorted(read_plan(store).header.output_names)
+    present = {info.name: info for info in store.iter_objects()}
+    names = [name for name, version in _noted_names(store, present).items() if version in ("", _version(present, name))]
     try:
         dataset = find_dataset(store)
     except DamageError as error:
@@ -161,25 +180,144 @@ def find_build(store: Store) -> list[ObjectInfo]:
         variants = [variant for split in dataset.manifest.splits.values() for variant in split.variants]
         names += [file.name for variant in variants for file in ([variant.index] if adopted else variant.files)]
     names = [MANIFEST, *names, REJECTS] if names else []
-    present = {info.name: info for info in store.iter_objects()}
-    reports = [name for name in present if name.startswith(f"{REPORTS}/")]
+    reports = [name for name in present if name.startswith((f"{REPORTS}/", f"{REMOVALS}-"))]
     return [present[name] for name in dict.fromkeys((*names, *reports, PLAN)) if name in present]
 
 
+def find_finished(store: Store) -> Dataset | None:
+    """The dataset that `store` holds; None where an --overwrite that was cut off has still to remove it.
+
+    Raises:
+        ManifestError: it cannot be understood.
+    """
+    with suppress(ObjectNotFoundError, DamageError):
+        if store.stat(removals_name(_read_run_id(store))) is not None:
+            return None
+    return find_dataset(store)
+
+
+def _noted_names(store: Store, present: Mapping[str, ObjectInfo]) -> dict[str, str]:
+    """What plan and notes of removals name at `store`, with the versions to remove; those without one: any."""
+    noted: dict[str, str] = {}
+    with suppress(ObjectNotFoundError, DamageError):
+        noted |= dict.fromkeys(sorted(read_plan(store).header.output_names), "")
+    for name in present:
+        if name.startswith(f"{REMOVALS}-"):
+            noted = {**(_read_removals(store, name) or {}), **noted}
+    return noted
+
+
+def _version(present: Mapping[str, ObjectInfo], name: str) -> str:
+    return present[name].version if name in present else ""
+
+
 def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[ObjectInfo]) -> Plan | None:
-    """Put a new plan in the place of `old`. None where another run of the same command was quicker."""
+    """Put a new plan in the place of the one among `old`. None where another run of the same command was quicker.
+
+    What is to be removed is noted before: the old plan, which names it, will be gone. Outputs of that plan that are not
+    there yet are noted as well, as the run that it belongs to may still be at work.
+    """
     foreign = foreign_names(store, old)
     with store.temporary_folder() as folder:
         make_plan(folder / "plan", sum(info.size_bytes for info in old))
         plan = read_plan_file(folder / "plan")
         check_names(store, plan.header, foreign, old)
-        for info in old:
-            store.delete(info.name)
+        seen = {info.name: info for info in old}
+        standing, removals = seen.pop(PLAN, None), removals_name(plan.header.run_id)
+        if old:
+            noted = _noted_names(store, seen) | {name: info.version for name, info in seen.items()}
+            store.put(removals, msgspec.json.encode(noted))
         try:
-            store.put_file(PLAN, folder / "plan")
+            put = store.put_file(PLAN, folder / "plan", standing)
         except ObjectExistsError:  # the same command was started twice
+            store.delete(removals)
             return None
-    return plan
+    return replace(plan, version=put.version)
+
+
+def _read_current_plan(store: Store) -> Plan:
+    """The plan with its version. Raises as `read_plan` does."""
+    while True:
+        found = store.stat(PLAN)
+        try:
+            plan = read_plan(store)
+        except DamageError:
+            if found == store.stat(PLAN):
+                raise
+            continue  # it was replaced while it was read
+        if found is not None and found == store.stat(PLAN):
+            return replace(plan, version=found.version)
+
+
+def _read_run_id(store: Store) -> str:
+    """The id of the run whose plan stands there. Raises ObjectNotFoundError, ManifestError."""
+    try:
+        with open_object(store, PLAN) as file:
+            return msgspec.json.decode(file.readline(), type=PlanHeader).run_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ManifestError(f"{store.url}/{PLAN}: not a readable plan: {error}") from error
+
+
+def check_owner(store: Store, owner: Owner) -> None:
+    """Raises BuildError where the destination belongs to another run by now."""
+    found = store.stat(PLAN)
+    if found is not None and found.version == owner.version:
+        return
+    try:  # other hosts may see other times of files
+        run_id = _read_run_id(store)
+    except (ObjectNotFoundError, DamageError):
+        raise BuildError(
+            f"{store.url}/{PLAN}, the plan of this build, is gone or damaged; nothing of it was published. Run the "
+            "same command again, with --overwrite where it says that files are in the way"
+        ) from None
+    if run_id != owner.run_id:
+        raise BuildError(
+            f"{store.url}: another run with --overwrite has replaced this build; nothing of it was published"
+        )
+
+
+def remove_old(store: Store, header: PlanHeader) -> None:
+    """Remove what the run of `header` has noted: manifest first, and of what it makes itself no later version.
+
+    Each run of the same command does so before its work, as another may have been cut off at it, and once more at its
+    end: a run that has lost the destination may have put something since.
+    """
+    noted = _read_removals(store, removals_name(header.run_id))
+    if noted is None:
+        return
+    tasks = range(sum(header.splits.values()))
+    ours = {*header.output_names, REJECTS, *map(report_name, tasks)}
+    present = {info.name: info for info in store.iter_objects()}
+    manifest = present.pop(MANIFEST, None)
+    if manifest is not None and not _is_manifest_of(store, manifest, header.run_id):
+        store.delete(MANIFEST, manifest.version)
+    for name, info in present.items():
+        old = name in noted or name.startswith(f"{REPORTS}/")
+        if old and (noted.get(name) == info.version or name not in ours):
+            store.delete(name, info.version)
+
+
+def forget_old(store: Store, header: PlanHeader) -> None:
+    """Remove the note of what was removed, where there is one: before there is a manifest of this run."""
+    remove_old(store, header)
+    store.delete(removals_name(header.run_id))
+
+
+def _read_removals(store: Store, name: str) -> dict[str, str] | None:
+    try:
+        return msgspec.json.decode(store.read(name), type=dict[str, str])
+    except ObjectNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def _is_manifest_of(store: Store, info: ObjectInfo, run_id: str) -> bool:
+    """Whether a manifest is one of this run, which its twin may have put."""
+    try:
+        return msgspec.json.decode(store.read(MANIFEST, info.version), type=_RunId).run_id == run_id
+    except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def foreign_names(store: Store, old: Sequence[ObjectInfo]) -> set[str]:
@@ -197,7 +335,7 @@ def check_names(store: Store, header: PlanHeader, foreign: set[str], old: Sequen
         )
 
 
-def put_shard(store: Store, name: str, path: Path, written: WrittenShard) -> ShardReport:
+def put_shard(store: Store, name: str, path: Path, written: WrittenShard, owner: Owner) -> ShardReport:
     """Put a task's shard from a local file. One that is there already with the same bytes is the same shard.
 
     Other bytes under the name are an orphan: a task of this plan that was cut off before its report, under another
@@ -209,66 +347,104 @@ def put_shard(store: Store, name: str, path: Path, written: WrittenShard) -> Sha
             _logger.warning("replacing %s/%s, which no report vouches for", mask_secrets(store.url), name)
         return store.put_file(name, path, replaces)
 
-    stored = _put(store, name, written.bytes, written.crc32c, put)
+    stored = _put(store, name, written.bytes, written.crc32c, owner, put)
     generation = stored.version if store.generations else None
     return ShardReport(name, written.bytes, written.crc32c, written.lengths, generation)
 
 
-def put_made(store: Store, name: str, path: Path, size_bytes: int, crc: int) -> None:
+def put_made(store: Store, name: str, path: Path, size_bytes: int, crc: int, owner: Owner) -> None:
     """Put a file that follows from the reports; what is there under its name is the same, or replaced."""
-    _put(store, name, size_bytes, crc, lambda replaces: store.put_file(name, path, replaces))
+    _put(store, name, size_bytes, crc, owner, lambda replaces: store.put_file(name, path, replaces))
 
 
-def put_data(store: Store, name: str, data: bytes) -> None:
+def put_data(store: Store, name: str, data: bytes, owner: Owner) -> None:
     """Put a small object; what is there under its name is the same, or replaced."""
-    _put(store, name, len(data), crc32c(data), lambda replaces: store.put(name, data, replaces))
+    _put(store, name, len(data), crc32c(data), owner, lambda replaces: store.put(name, data, replaces))
 
 
 def _put(
-    store: Store, name: str, size_bytes: int, crc: int, put: Callable[[ObjectInfo | None], ObjectInfo]
+    store: Store, name: str, size_bytes: int, crc: int, owner: Owner, put: Callable[[ObjectInfo | None], ObjectInfo]
 ) -> ObjectInfo:
+    """Put what belongs to the owner's build, and take it back where the destination is another's by then.
+
+    Raises:
+        BuildError: as `check_owner` does.
+    """
     replaces = None
     while True:
         try:
-            return put(replaces)
+            stored = put(replaces)
+            break
         except ObjectExistsError:
             found = store.stat(name)
             if found is not None and _holds(store, found, size_bytes, crc):
+                check_owner(store, owner)
                 return found
+            check_owner(store, owner)  # after that look: so what it has seen is not of a later owner
             replaces = found  # the same build's other run may be quicker, and then this is asked again
+    try:
+        check_owner(store, owner)
+    except BuildError:
+        store.delete(name, stored.version)
+        raise
+    return stored
 
 
-def put_report(store: Store, report: Report) -> None:
+def put_report(store: Store, report: Report, owner: Owner) -> None:
     """Put a task's report: from here on the task is done."""
+    report = msgspec.structs.replace(report, run_id=owner.run_id)
     sealed = msgspec.structs.replace(report, checksum=_checksum(report))
-    put_data(store, report_name(report.task), msgspec.json.encode(sealed))
+    put_data(store, report_name(report.task), msgspec.json.encode(sealed), owner)
 
 
-def is_reported(store: Store, task: int) -> bool:
-    """Whether another run of the same build, at work at the same time, has done the task meanwhile."""
-    return store.stat(report_name(task)) is not None
-
-
-def read_report(store: Store, task: TaskRef) -> Report | None:
-    """The report of a task, or None where there is none that can be read, however often it is fetched."""
+def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
+    """The report of a task of the plan `run_id`; None where there is none that can be read, however often."""
+    name, data = report_name(task.number), b""
     for _ in range(READS):
         try:
-            report = msgspec.json.decode(store.read(report_name(task.number)), type=Report)
+            data = store.read(name)
+            report = msgspec.json.decode(data, type=Report)
         except ObjectNotFoundError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if report.checksum == _checksum(report):
-            return report
-    where = mask_secrets(store.url)
-    _logger.warning("%s/%s is damaged; its task runs again", where, report_name(task.number))
-    store.delete(report_name(task.number))
+            return report if report.run_id == run_id else None  # else of a build that this one has replaced
+    _logger.warning("%s/%s is damaged; its task runs again", mask_secrets(store.url), name)
+    _discard(store, name, data)
     return None
+
+
+def discard_report(store: Store, report: Report) -> None:
+    """Remove a report that does not hold, so that its task runs again."""
+    _discard(store, report_name(report.task), msgspec.json.encode(report))
+
+
+def _discard(store: Store, name: str, data: bytes) -> None:
+    """Remove an object that holds `data`; what another run has put in its place since stays."""
+    found = store.stat(name)
+    with suppress(ObjectNotFoundError, ObjectChangedError):
+        if found is not None and store.read(name, found.version) == data:
+            store.delete(name, found.version)
 
 
 def is_intact(store: Store, report: Report) -> bool:
     """Whether all shards of a report are there with the size and CRC that it says; reads them whole."""
     return all(is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards)
+
+
+def find_lost(store: Store, manifest: Manifest) -> str | None:
+    """The first file of a manifest that is not there with its size and, where the store knows one, its CRC.
+
+    One listing tells; nothing is read.
+    """
+    present = {info.name: info for info in store.iter_objects()}
+    for split in manifest.splits.values():
+        for file in (file for variant in split.variants for file in variant.files):
+            found = present.get(file.name)
+            if found is None or found.size_bytes != file.bytes or found.crc32c not in (None, file.crc32c):
+                return file.name
+    return None
 
 
 def is_stored(store: Store, name: str, size_bytes: int, crc: int) -> bool:
@@ -294,6 +470,10 @@ def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
     for start in range(0, size_bytes, _BLOCK_BYTES):
         crc = crc32c(store.read_range(name, start, min(start + _BLOCK_BYTES, size_bytes)), crc)
     return crc
+
+
+class _RunId(msgspec.Struct):
+    run_id: str = ""
 
 
 def _checksum(report: Report) -> int:

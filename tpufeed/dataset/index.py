@@ -44,6 +44,19 @@ def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
     return buffer.getvalue()
 
 
+def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
+    """Whether an object is an index, of shards of these sizes in this order. Raises StoreError."""
+    try:
+        offsets = np.load(io.BytesIO(store.read(name)), allow_pickle=False)
+    except (ValueError, EOFError, SyntaxError):  # numpy's for what is no such file
+        return False
+    if offsets.dtype != _ITEM or offsets.ndim != 1:
+        return False
+    starts = np.flatnonzero(offsets == 0)
+    ends = offsets[np.append(starts[1:], len(offsets)) - 1] if len(starts) else offsets
+    return bool(ends.tolist() == list(sizes))
+
+
 class IndexWriter:
     """Writes what `encode_index` gives to a new file, shard by shard, in memory that does not grow with the shards.
 

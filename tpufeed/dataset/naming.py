@@ -12,6 +12,7 @@ REJECTS = "rejects.jsonl"
 PLAN = "_tpufeed/plan.jsonl"
 REPORTS = "_tpufeed/reports"
 PROBE = "_tpufeed/probe"
+REMOVALS = "_tpufeed/removals"
 
 _INDEX = ".index.npy"
 _ENDING = re.compile(r"\.[A-Za-z0-9_]{1,12}")
@@ -71,6 +72,11 @@ def index_name(split: str, variant: int | None) -> str:
 def report_name(task: int) -> str:
     """Where the report of a plan's task lies."""
     return f"{REPORTS}/{task:06d}.json"
+
+
+def removals_name(run_id: str) -> str:
+    """Where a build with --overwrite says what it removes; `run_id` is its plan's."""
+    return f"{REMOVALS}-{run_id}.json"
 
 
 def _part(split: str, variant: int | None) -> str:

@@ -147,10 +147,11 @@ class TaskRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A stored plan."""
+    """A stored plan; `version` is its object's."""
 
     header: PlanHeader
     tasks: tuple[TaskRef, ...]
+    version: str = ""
 
 
 def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> None:

@@ -33,9 +33,9 @@ def see_destination(store: Store, run_id: str) -> dict[str, str]:
         if seen == run_id:
             break
     name = f"{PROBE}-{secrets.token_hex(8)}"
-    store.put(name, b"")
+    probe = store.put(name, b"")
     with suppress(StoreError):  # who may create objects may not be allowed to remove them
-        store.delete(name)
+        store.delete(name, probe.version)
     return {f"{store.url}/{PLAN}": seen}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tpufeed.dataset.commit import Reject, Report, put_data
+from tpufeed.dataset.commit import Owner, Reject, Report, put_data
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.storage.store import Store
@@ -43,8 +43,8 @@ def parse_budget(text: str | int | None) -> RejectBudget:
 class Rejects:
     """What the reports of a build of `inputs` inputs say of those not taken."""
 
-    def __init__(self, store: Store, budget: RejectBudget, inputs: int) -> None:
-        self._store, self._inputs = store, inputs
+    def __init__(self, store: Store, budget: RejectBudget, inputs: int, owner: Owner) -> None:
+        self._store, self._inputs, self._owner = store, inputs, owner
         self._allowed = budget.allowed(inputs)
         self._by_task: dict[int, tuple[Reject, ...]] = {}
         self.count = 0
@@ -66,7 +66,9 @@ class Rejects:
 
     def put(self) -> None:
         """Put rejects.jsonl."""
-        put_data(self._store, REJECTS, b"".join(msgspec.json.encode(reject) + b"\n" for reject in self.all))
+        put_data(
+            self._store, REJECTS, b"".join(msgspec.json.encode(reject) + b"\n" for reject in self.all), self._owner
+        )
 
     def check(self) -> None:
         """Raises TooManyRejectsError, having put rejects.jsonl, where there are more than the budget allows."""

@@ -41,7 +41,7 @@ class ShardWriter:
         self._crc = 0
         self._offsets = [0]
         with _errors(path):
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
 
     def add(self, image: BytesLike, ints: Sequence[int], rest: bytes) -> None:
         """Append a record: the image's bytes, the layout's integers, then the other features as encoded entries."""

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Unpack
 
 from tpufeed.dataset.advice import iter_warnings
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, run_build
-from tpufeed.dataset.commit import check_destination, check_names, foreign_names, join_or_begin
+from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, owner_of, run_build
+from tpufeed.dataset.commit import (
+    check_destination,
+    check_names,
+    find_finished,
+    find_lost,
+    foreign_names,
+    join_or_begin,
+)
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import Plan, check_same_plan, read_plan, write_plan
-from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget, too_many
 from tpufeed.dataset.schema import further_columns, record_schema
 from tpufeed.dataset.space import check_space
@@ -82,7 +89,7 @@ def shard(  # noqa: PLR0913  # the public face
         plan, joined = join_or_begin(destination, KIND, source, checked.to_dict(), make_plan, overwrite)
         if joined:
             _check_joined(destination, plan, source, checked)
-        job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images), REACH)
+        job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images, owner_of(plan)), REACH)
         result = run_build(Build(destination, plan, job, request.engine, request.budget, joined), listener)
     unlabelled = iter_label_warnings(source, checked.label, plan.header.features)
     return replace(result, warnings=(*unlabelled, *plan.header.warnings, *result.warnings))
@@ -114,7 +121,7 @@ def _check_request(  # noqa: PLR0913, PLR0917  # those of `shard`
     source, destination = open_store(src), open_store(dst)
     chosen = choose_engine(engine, workers, source, destination)
     refuse_source(destination, source)
-    finished = None if overwrite else find_dataset(destination)
+    finished = None if overwrite else find_finished(destination)
     if finished is not None:
         _check_same_dataset(finished, source.url, checked)
     return _Request(checked, budget, source, destination, chosen, finished)
@@ -306,6 +313,12 @@ def _check_same_dataset(finished: Dataset, source: str, options: ShardOptions) -
             "whether it is this one, is gone; nothing was changed. Take another destination, or say --overwrite"
         ) from None
     check_same_plan(finished.store, plan.header, KIND, source, options.to_dict())
+    lost = find_lost(finished.store, finished.manifest)
+    if lost is not None:
+        raise DatasetExistsError(
+            f"{finished.url} already holds the dataset of this command, but {lost} is missing or damaged. Nothing was "
+            f"changed. Run: tpufeed verify {finished.url}; say --overwrite to build it anew"
+        )
     with take_inventory(source, options) as inventory:
         if inventory.digest() != plan.header.input_digest:
             changes = describe_changes(finished.store, plan, inventory)

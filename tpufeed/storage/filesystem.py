@@ -117,9 +117,10 @@ class FsspecStore:
             self._fs.put_file(str(path), self._path(name))
         return self._stored(name)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, version: str = "") -> None:
         with self._errors(name):
-            if self.stat(name) is not None:
+            found = self.stat(name)
+            if found is not None and version in ("", found.version):
                 self._fs.rm_file(self._path(name))
 
     def local_path(self, name: str) -> None:

@@ -99,12 +99,14 @@ class GcsStore:
         except ReadError as error:
             raise StoreError(f"{self._folder.where(name)}: {error}") from error
 
-    def delete(self, name: str) -> None:
-        found = self.stat(name)
-        if found is None:
-            return
+    def delete(self, name: str, version: str = "") -> None:
+        if not version:
+            found = self.stat(name)
+            if found is None:
+                return
+            version = found.version
         # A second try must not remove what another writer has put since the first.
-        params = {"ifGenerationMatch": found.version}
+        params = {"ifGenerationMatch": generation_of(version)}
         request = Request("DELETE", self._folder.path(name), params, accept=(404, 412))
         self._folder.call(self._folder.where(name), "storage.objects.delete", request)
 

@@ -1,6 +1,7 @@
 """Objects as files of a local folder. Create-only puts are hard links, which fail where the name is taken."""
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -103,29 +104,30 @@ class LocalStore:
             path = folder / "object"
             with path.open("wb") as file:  # buffered, as a raw write may stop short without an error
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
             return self.put_file(name, path, replaces)
 
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
         final = Path(self._path(name))
         with self._errors(name):
             final.parent.mkdir(parents=True, exist_ok=True)
-            status = path.stat()
-            if replaces is not None and self.stat(name) == replaces:
-                path.replace(final)  # two that replace the same object at once both succeed
-            else:
-                _move_to_new(path, final)
-            descriptor = os.open(final.parent, os.O_RDONLY)
-            try:
+            status = _sync(path)
+            with _locked(final.parent, replaces is not None) as descriptor:
+                if replaces is not None and self.stat(name) == replaces:
+                    path.replace(final)
+                else:
+                    _move_to_new(path, final)
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
         return ObjectInfo(name, status.st_size, str(status.st_mtime_ns))
 
-    def delete(self, name: str) -> None:
-        with self._errors(name), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            Path(self._path(name)).unlink()
+    def delete(self, name: str, version: str = "") -> None:
+        path = Path(self._path(name))
+        with (
+            self._errors(name),
+            suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+            _locked(path.parent, bool(version)),
+        ):
+            if version in ("", str(path.stat().st_mtime_ns)):
+                path.unlink()
 
     def local_path(self, name: str) -> Path:
         return Path(self._path(name))
@@ -185,6 +187,32 @@ def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]]) -> Iterator
         return
     for path in folders:
         yield from _walk(path, skip, above | {here})
+
+
+def _sync(path: Path) -> os.stat_result:
+    """Bring a file to the disk before it is put: no manifest may stand over empty shards after a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
+    """Open a folder; where `exclusive`, no other process replaces or removes a version in it meanwhile.
+
+    File systems compare no versions: who looks first and acts then has to keep others from acting in between.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if exclusive:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

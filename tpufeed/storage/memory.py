@@ -82,9 +82,11 @@ class MemoryStore:
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
         return self.put(name, path.read_bytes(), replaces)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, version: str = "") -> None:
         with _lock:
-            _objects.pop(self._key(name), None)
+            found = _objects.get(self._key(name))
+            if found is not None and version in ("", str(found[1])):
+                del _objects[self._key(name)]
 
     def local_path(self, name: str) -> None:
         return None

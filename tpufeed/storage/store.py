@@ -97,10 +97,17 @@ class Store(Protocol):
         """
 
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        """`put` of a closed file of `temporary_folder()`, which it may move."""
+        """`put` of a closed file of `temporary_folder()`, which it may move.
 
-    def delete(self, name: str) -> None:
-        """Remove the object; a missing one is no error."""
+        The object is on the disk, or stored by the service, when this returns.
+        """
+
+    def delete(self, name: str, version: str = "") -> None:
+        """Remove the object. Where a `version` is given, only if it is that one.
+
+        An object that is missing, or of another version by now, is no error. A store that is not `conditional` looks
+        just before it removes.
+        """
 
     def local_path(self, name: str) -> Path | None:
         """Where the object lies as a local file, or None where the store is not a local folder."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from tpufeed.dataset.foreign.files import ForeignFiles
 from tpufeed.dataset.foreign.mapping import NONE, KeyOptions
+from tpufeed.dataset.index import is_index_of
 from tpufeed.dataset.manifest import Manifest, Shard
-from tpufeed.dataset.naming import MANIFEST
+from tpufeed.dataset.naming import MANIFEST, index_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.errors import DatasetExistsError, ManifestError, NoInputsError, OptionError, mask_secrets
 from tpufeed.storage.store import Store
@@ -37,6 +38,20 @@ def check_writable(source: Store, target: Store) -> None:
         if not os.access(folder, os.W_OK):
             way = "; give a place for manifest and index with --to" if beside else ""
             raise OptionError(f"{folder} cannot be written to{way}")
+
+
+def check_indexes(target: Store, files: ForeignFiles) -> None:
+    """Before anything is read. Raises DatasetExistsError where an index would take the place of somebody else's file.
+
+    One of these very files is an earlier adoption's that was cut off.
+    """
+    for split, infos in files.splits.items():
+        name = index_name(split, None)
+        if target.stat(name) is not None and not is_index_of(target, name, [info.size_bytes for info in infos]):
+            raise DatasetExistsError(
+                f"{target.url}/{name} stands there already, and is no index of these TFRecord files; nothing was "
+                "changed. Give another destination (--to), or move it away first"
+            )
 
 
 def find_finished(

@@ -1,0 +1,208 @@
+"""Two builds in one place, one of them with --overwrite, stepped against each other at every call to the store."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import tpufeed
+from tests.gcs_server import GcsServer
+from tpufeed.errors import BuildError, DuplicateWriterError
+from tpufeed.storage.gcs import GcsStore
+from tpufeed.storage.local import LocalStore
+
+OPTIONS = {"workers": 1, "shard_bytes": "40KB"}
+CALLS = ("put", "put_file", "delete")
+
+
+class Killed(BaseException):
+    """What no `except Exception` meets."""
+
+
+class Steps:
+    """Counts the calls that change a store, in the thread that is watched; at one of them something happens."""
+
+    def __init__(self, monkeypatch, kind):
+        self.thread, self.count, self.at, self.do = None, 0, 0, lambda: None
+        for name in CALLS:
+            monkeypatch.setattr(kind, name, self._wrap(getattr(kind, name)))
+
+    def _wrap(self, call):
+        def step(store, *args, **kwargs):
+            if threading.current_thread() is self.thread:
+                self.count += 1
+                if self.count == self.at:
+                    self.thread = None
+                    self.do()
+                    self.thread = threading.current_thread()
+            return call(store, *args, **kwargs)
+
+        return step
+
+    def run(self, build, at=0, do=lambda: None):
+        """`build`, with `do` just before its change number `at`; the result or what it raised, and all changes."""
+        self.thread, self.count, self.at, self.do = threading.current_thread(), 0, at, do
+        try:
+            return build(), self.count
+        except (BuildError, DuplicateWriterError, Killed) as error:
+            return error, self.count
+        finally:
+            self.thread = None
+
+
+def kill():
+    raise Killed
+
+
+@pytest.fixture(scope="module")
+def few(photo_folder, tmp_path_factory):
+    """A source that makes two shards."""
+    folder = tmp_path_factory.mktemp("few") / "photos"
+    for path in sorted(photo_folder.glob("*/*.jpg"))[::15]:
+        (folder / path.parent.name).mkdir(parents=True, exist_ok=True)
+        os.link(path, folder / path.parent.name / path.name)
+    return folder
+
+
+@pytest.fixture(params=["local", "gs"])
+def place(request, tmp_path, monkeypatch):
+    """`(steps, fresh)`: `fresh()` is the URL of an empty place each time."""
+    kind, numbers = {"local": LocalStore, "gs": GcsStore}[request.param], iter(range(1000))
+    if request.param == "local":
+        yield Steps(monkeypatch, kind), lambda: str(tmp_path / f"d{next(numbers)}")
+        return
+    with GcsServer(md5=False) as server:
+        for key, value in server.environment().items():
+            monkeypatch.setenv(key, value)
+        yield Steps(monkeypatch, kind), lambda: f"gs://bucket/d{next(numbers)}"
+
+
+def is_clean(url, images):
+    """A whole dataset of the plan that stands, and nothing else but reports."""
+    store = tpufeed.open_dataset(url).store
+    manifest, names = json.loads(store.read("manifest.json")), {info.name for info in store.iter_objects()}
+    files = {file["name"] for s in manifest["splits"].values() for v in s["variants"] for file in v["shards"]}
+    assert json.loads(store.read("_tpufeed/plan.jsonl").splitlines()[0])["run_id"] == manifest["run_id"]
+    assert {name for name in names if name.endswith(".tfrecord")} == files
+    assert not [name for name in names if "removals" in name or "probe" in name]
+    assert tpufeed.verify(url).records == images
+    return True
+
+
+@pytest.mark.parametrize("other", ["the same", "other options"])
+def test_a_build_that_is_overwritten_at_any_step_publishes_nothing_and_breaks_nothing(other, few, place):
+    """The first is at work, and the second runs from its start to its end within one of the first one's steps."""
+    steps, fresh = place
+    seed = 0 if other == "the same" else 1
+
+    def first(url):
+        return lambda: tpufeed.shard(few, url, overwrite=True, **OPTIONS)
+
+    def second(url):
+        return lambda: tpufeed.shard(few, url, overwrite=True, seed=seed, **OPTIONS)
+
+    _, changes = steps.run(first(fresh()))
+    lost = 0
+    for at in range(1, changes + 1):
+        url = fresh()
+        result, _ = steps.run(first(url), at, second(url))
+        if isinstance(result, BuildError):
+            assert "another run with --overwrite has replaced this build; nothing of it was published" in str(result)
+            lost += 1
+        else:
+            assert isinstance(result, DuplicateWriterError) == (seed == 1), (at, result)
+        assert tpufeed.open_dataset(url).manifest.options["seed"] == seed
+        assert is_clean(url, 6), at
+    assert lost > changes // 2
+
+
+@pytest.mark.parametrize("again", ["with --overwrite", "without"])
+def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, few, place):
+    steps, fresh = place
+
+    def build(url, **more):
+        return lambda: tpufeed.shard(few, url, overwrite=True, **OPTIONS, **more)
+
+    url = fresh()
+    build(url, seed=1)()
+    _, changes = steps.run(build(url))
+    taken = 0
+    for at in range(1, changes + 1):
+        url = fresh()
+        build(url, seed=1)()
+        result, _ = steps.run(build(url), at, kill)
+        assert isinstance(result, Killed)
+        try:
+            done = tpufeed.shard(few, url, overwrite=again != "without", **OPTIONS)
+        except DuplicateWriterError:
+            assert again == "without"
+            assert tpufeed.open_dataset(url).manifest.options["seed"] == 1
+            assert tpufeed.verify(url).records == 6, "the old dataset is whole until the place is taken"
+            continue
+        taken += 1
+        assert done.manifest.options["seed"] == 0
+        assert is_clean(url, 6), at
+    assert taken > changes // 2
+
+
+def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(few, place):
+    """At no moment does a manifest stand over shards that are gone; the one that was killed can be repeated."""
+    steps, fresh = place
+
+    def build(url, seed):
+        return lambda: tpufeed.shard(few, url, overwrite=True, seed=seed, **OPTIONS)
+
+    url = fresh()
+    build(url, 1)()
+    _, changes = steps.run(build(url, 0))
+    kills = []
+    for at in range(1, changes + 1):
+        url = fresh()
+        build(url, 1)()
+
+        def rival(url=url, at=at):
+            steps.thread, steps.count, steps.at, steps.do = threading.current_thread(), 0, at, kill
+            try:
+                build(url, 0)()
+            except Killed:
+                kills.append(at)
+            finally:
+                steps.thread, steps.at = None, 0
+
+        result, _ = steps.run(build(url, 2), 5, rival)
+        if not isinstance(result, Exception):
+            assert tpufeed.verify(url).records == 6
+        build(url, 0)()
+        assert is_clean(url, 6), at
+    assert len(kills) > changes // 2
+
+
+def test_shards_follow_the_umask_and_are_on_the_disk_before_their_report(few, tmp_path, monkeypatch):
+    synced, puts, fsync, link = set(), [], os.fsync, os.link
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(os.fstat(fd).st_ino), fsync(fd))[1])
+
+    def note(src, dst, **more):
+        puts.append((Path(dst).name, os.stat(src).st_ino in synced))  # noqa: PTH116
+        link(src, dst, **more)
+
+    monkeypatch.setattr(os, "link", note)
+    before = os.umask(0o027)
+    try:
+        tpufeed.shard(few, tmp_path / "d", **OPTIONS)
+    finally:
+        os.umask(before)
+    assert {Path(name).suffix for name, _ in puts} >= {".tfrecord", ".npy", ".json"}
+    assert all(done for _, done in puts), puts
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "d").glob("*.*")} == {"0o640"}
+
+
+@pytest.mark.parametrize("name", ["train-00000-of-00002.tfrecord", "train.index.npy"])
+def test_a_manifest_over_empty_files_is_not_complete(name, few, tmp_path):
+    """What a power cut leaves of files that were never written to the disk."""
+    tpufeed.shard(few, tmp_path / "d", **OPTIONS)
+    (tmp_path / "d" / name).write_bytes(b"")
+    with pytest.raises(tpufeed.errors.DatasetExistsError, match=f"{name} is missing or damaged.*--overwrite"):
+        tpufeed.shard(few, tmp_path / "d", **OPTIONS)
+    assert tpufeed.shard(few, tmp_path / "d", overwrite=True, **OPTIONS).images == 6
