@@ -521,7 +521,10 @@ def run_ops(ops: tuple[Op, ...], image: Any, draws: Any) -> Any:
             image = change(op, image, drawn)
         else:
             chance: float = op.p  # type: ignore[attr-defined]  # all others happen with probability p
-            image = tf.cond(drawn[0] < chance, _rare(partial(change, op, image, drawn)), partial(tf.identity, image))
+            happens: Callable[[], Any] = partial(change, op, image, drawn)
+            if not isinstance(op, images.HorizontalFlip | images.VerticalFlip):  # of one node, as a call would be
+                happens = _rare(happens)
+            image = tf.cond(drawn[0] < chance, happens, partial(tf.identity, image))
     return image
 
 
