@@ -9,12 +9,18 @@ import pytest
 import tensorflow as tf
 
 import tpufeed
-from tpufeed.dataset.order import EpochOrder
-from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
-from tpufeed.images.ops import CenterCrop, Custom
-from tpufeed.loaders.tf.order import GraphOrder
+from tpufeed.images.ops import (
+    CenterCrop,
+    Custom,
+    GaussianBlur,
+    HorizontalFlip,
+    RandAugment,
+    RandomCrop,
+    Resize,
+    Rotate,
+)
 from tpufeed.storage.registry import open_store
 
 COLUMNS = ["image", "label", "sample"]
@@ -76,18 +82,37 @@ def test_epochs_of_a_raw_cache_hold_the_pixels_of_numpy_loader(cache_url):
     assert len(orders) == 3
 
 
-def test_epochs_of_jpegs_have_the_windows_of_numpy_loader(dataset_url, ops):
-    given = {"ops": ops, "batch_size": 9, "columns": COLUMNS, "seed": 3, "remainder": "pad"}
-    dataset = tpufeed.tf_dataset(dataset_url, direct=True, **given)
+@pytest.mark.parametrize("ops", [[CenterCrop(60)], [Resize(70), CenterCrop(60)], [Resize((20, 26))]], ids=str)
+def test_jpegs_have_the_pixels_of_numpy_loader_where_nothing_is_random(dataset_url, ops):
+    given = {"ops": ops, "batch_size": 9, "columns": COLUMNS, "remainder": "pad"}
+    found = by_sample(tpufeed.tf_dataset(dataset_url, direct=True, **given))
     with tpufeed.numpy_loader(dataset_url, **given) as loader:
-        epochs = [(by_sample(dataset), by_sample(loader)) for _ in range(2)]
-    for found, expected in epochs:
-        assert found.keys() == expected.keys()
-        for sample, (pixels, label) in found.items():
-            assert label == expected[sample][1]
-            assert difference(pixels, expected[sample][0]) < 6  # two decoders and two ways to resize
-    (one, _), (other, _) = epochs
-    assert np.mean([difference(one[sample][0], other[sample][0]) > 12 for sample in one]) > 0.9  # other windows
+        expected = by_sample(loader)
+    assert found.keys() == expected.keys()
+    for sample, (pixels, label) in found.items():
+        assert label == expected[sample][1]
+        assert difference(pixels, expected[sample][0]) < 6  # two decoders and two ways to resize
+
+
+@pytest.mark.parametrize("source", ["dataset_url", "cache_url"])
+def test_draws_depend_on_seed_epoch_and_sample_alone(source, ops, request):
+    """Neither on the number of threads, nor on ranks, order, batch size or the run."""
+    url = request.getfixturevalue(source)
+    ops = ops if source == "dataset_url" else [RandomCrop(56), HorizontalFlip()]
+
+    def epochs(count=1, **options):
+        given = {"direct": True, "ops": ops, "columns": COLUMNS, "remainder": "pad", "batch_size": 9, "seed": 3}
+        dataset = tpufeed.tf_dataset(url, **given | options)
+        return [by_sample(dataset) for _ in range(count)]
+
+    one, other = epochs(2)
+    assert len(one) == len(other) == 70
+    assert [epochs(), epochs(threads=1), epochs(shuffle=False, batch_size=20, lanes=4)] == [[one]] * 3
+    ranks = [epochs(world=(rank, 3), threads=5)[0] for rank in range(3)]
+    assert sum(map(len, ranks)) == 70
+    assert ranks[0] | ranks[1] | ranks[2] == one
+    for changed in (other, epochs(seed=4)[0]):
+        assert np.mean([changed[sample][0] == one[sample][0] for sample in one]) < 0.1
 
 
 def difference(one, other):
@@ -124,13 +149,13 @@ def test_other_columns(cache_url, stored):
         assert set(heights.numpy()) == {64}
 
 
-def test_an_adopted_dataset_whose_manifest_is_elsewhere(dataset_url, ops, tmp_path):
+def test_an_adopted_dataset_whose_manifest_is_elsewhere(dataset_url, tmp_path):
     foreign, manifest = tmp_path / "foreign", str(tmp_path / "manifest")
     foreign.mkdir()
     for shard in Path(dataset_url).glob("train-*.tfrecord"):
         shutil.copy(shard, foreign)
     tpufeed.adopt(foreign, manifest)
-    given = {"ops": ops, "batch_size": 7, "columns": COLUMNS}
+    given = {"ops": [CenterCrop(60)], "batch_size": 7, "columns": COLUMNS}
     found = by_sample(tpufeed.tf_dataset(manifest, direct=True, **given))
     with tpufeed.numpy_loader(manifest, **given) as loader:
         expected = by_sample(loader)
@@ -139,38 +164,36 @@ def test_an_adopted_dataset_whose_manifest_is_elsewhere(dataset_url, ops, tmp_pa
     assert all(difference(found[sample][0], expected[sample][0]) < 6 for sample in found)
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 2**40])
-@pytest.mark.parametrize("seed", [0, 7, -5, 2**63 + 1, 2**70])
-@pytest.mark.parametrize("length", [1, 4, 17, 300])
-def test_shards_are_permuted_as_by_the_other_loaders(length, seed, epoch):
-    order = EpochOrder([1] * length, seed, epoch, 1)
-    parts = GraphOrder([1] * length, seed, 1, True).rank_parts(tf.constant(epoch, tf.int64), World())
-    assert parts.shard.numpy().tolist() == order.places(0, length).shard.tolist()
-
-
+@pytest.mark.parametrize("remainder", ["drop", "pad", "repeat"])
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(
-    ("records", "lanes"), [([5], 6), ([1, 0, 2], 6), ([40, 40, 3], 12), ([10] * 20, 24), ([30, 0, 45, 7, 0], 6)]
-)
-def test_ranks_read_the_parts_of_their_lanes(records, lanes, shuffle):
-    graph = GraphOrder(records, 1, lanes, shuffle)
-    for epoch in range(3):
-        order = EpochOrder(records, 1, epoch, lanes, shuffle)
-        for size in (1, 2, 3):
-            for rank in range(size):
-                parts = graph.rank_parts(tf.constant(epoch, tf.int64), World(rank, size))
-                expected = [part for lane in range(rank, lanes, size) for part in order.lane_parts(lane)]
-                found = list(zip(*(column.numpy().tolist() for column in parts), strict=True))
-                assert sorted(found) == sorted(map(tuple, expected))
-                heads = {order.lane_parts(lane)[0] for lane in range(rank, lanes, size) if order.lane_parts(lane)}
-                assert set(found[: len(heads)]) == heads  # what lanes read first comes first
+@pytest.mark.parametrize(("world", "lanes"), [(1, 16), (3, 12), (80, 80)])
+def test_ranks_have_equal_numbers_of_batches_and_each_sample_once(cache_url, world, lanes, shuffle, remainder):
+    batch = 1 if world > 3 else 4
+    given = {"direct": True, "columns": ["sample"], "remainder": remainder, "batch_size": batch, "shuffle": shuffle}
+    if remainder == "drop" and batch * world > 70:
+        return
+    found, counts = [], set()
+    for rank in sorted({0, 1, 2, world // 2, world - 1} & set(range(world))) if world > 3 else range(world):
+        batches = list(tpufeed.tf_dataset(cache_url, world=(rank, world), lanes=lanes, **given).as_numpy_iterator())
+        counts.add(len(batches))
+        if remainder == "pad":
+            batches = [samples[mask] for samples, mask in batches]
+        found.append(np.concatenate(batches).tolist())
+    assert counts == {70 // (batch * world) if remainder == "drop" else -(-70 // (batch * world))}
+    if remainder == "repeat":
+        found = [list(set(samples)) for samples in found] if world < 70 else []
+    ids = list(chain.from_iterable(found))
+    assert len(ids) == len(set(ids))
+    assert set(ids) <= set(range(70))
+    if world <= 3 and remainder != "drop":
+        assert set(ids) == set(range(70))
 
 
 def test_records_in_the_middle_of_shards_are_found_by_a_coarse_index(cache_url, monkeypatch):
     """As of datasets that are too large for a mark a record, and for any."""
     for marks, indexed in ((8, 1 << 23), (1 << 16, 1)):
-        monkeypatch.setattr("tpufeed.loaders.tf.reading._MOST_MARKS", marks)
-        monkeypatch.setattr("tpufeed.loaders.tf.reading._MOST_INDEXED", indexed)
+        monkeypatch.setattr("tpufeed.loaders.tf.graph._MOST_MARKS", marks)
+        monkeypatch.setattr("tpufeed.loaders.tf.graph._MOST_INDEXED", indexed)
         given = {"batch_size": 7, "columns": COLUMNS, "lanes": 16}
         with tpufeed.numpy_loader(cache_url, **given) as loader:
             assert by_sample(tpufeed.tf_dataset(cache_url, direct=True, **given)) == by_sample(loader)
@@ -191,6 +214,14 @@ def test_a_shard_of_another_size_and_one_that_is_gone_are_named(copied):
     with pytest.raises(tf.errors.NotFoundError, match=f"{path}; No such file"):
         list(dataset)
     assert len(list(dataset)) == 14  # the second variant is sound
+
+
+@pytest.mark.parametrize("batch_size", [3, 8])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_damaged_record_among_images_is_named(dataset_url, damage, ops, shuffle, batch_size):
+    damaged = damage(dataset_url, 33)
+    with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
+        list(tpufeed.tf_dataset(damaged.url, direct=True, ops=ops, batch_size=batch_size, shuffle=shuffle))
 
 
 @pytest.mark.parametrize("lanes", [2, 16])
@@ -248,8 +279,12 @@ def test_options_that_do_not_fit(cache_url):
         tpufeed.tf_dataset(cache_url, direct=True, batch_size=71)
     with pytest.raises(OptionError, match="'Label'"):
         tpufeed.tf_dataset(cache_url, direct=True, columns=["Label"])
-    with pytest.raises(OptionError, match="Custom"):
-        tpufeed.tf_dataset(cache_url, direct=True, batch_size=5, ops=[Custom("math:sqrt")])
+    for op in (Custom("math:sqrt"), RandAugment(), Rotate(10), GaussianBlur()):
+        name = type(op).__name__
+        with pytest.raises(
+            OptionError, match=rf"{name}\(.*has no TensorFlow graph; direct=True has CenterCrop, .*leave"
+        ):
+            tpufeed.tf_dataset(cache_url, direct=True, batch_size=5, ops=[op])
     with pytest.raises(OptionError, match="deterministic=True is the order of numpy_loader"):
         tpufeed.tf_dataset(cache_url, direct=True, deterministic=True)
     with pytest.raises(OptionError, match=r"tf.train.Checkpoint"):

@@ -1,5 +1,8 @@
 """tf.data: the host stream handed to TensorFlow, or a graph in which TensorFlow does it all."""
 
+import logging
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -11,7 +14,6 @@ from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.tally import FeedStats
 from tpufeed.loaders.tf.options import TfKeywords, TfOptions, check_direct, make_tf_options
-from tpufeed.loaders.tf.settings import set_gcs_defaults
 from tpufeed.loaders.world import find_tf_world
 
 if TYPE_CHECKING:
@@ -20,8 +22,23 @@ if TYPE_CHECKING:
     from tpufeed.loaders.tf.kerasstate import KerasState
     from tpufeed.loaders.tf.stream import HandedEpoch
 
+_logger = logging.getLogger(__name__)
+
 _PREFETCH = 2
 _RAM_BUDGET_BYTES = 4 << 30
+
+# Read by TensorFlow when it is imported, and never again. Its retries stay its own: 10, after 1 to 32 s each.
+_GCS_SETTINGS = {
+    # A file is open for each lane, with a buffer of this size: the default of 64 MiB is 1 GiB for 16 lanes, and a part
+    # that ends within a shard reads up to that much too much. Each buffer is a new connection: fewer MiB cost more.
+    "GCS_READ_CACHE_BLOCK_SIZE_MB": "8",
+    # Without a byte for so long a request is given up and tried again; by default after 60 s.
+    "GCS_REQUEST_IDLE_TIMEOUT_SECS": "20",
+    "GCS_REQUEST_CONNECTION_TIMEOUT_SECS": "20",  # by default 120
+    # For a whole request; with 3600 one that trickles holds up its lane for an hour.
+    "GCS_READ_REQUEST_TIMEOUT_SECS": "300",
+    "GCS_METADATA_REQUEST_TIMEOUT_SECS": "60",
+}
 
 
 def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywords]) -> "tf.data.Dataset":
@@ -39,8 +56,9 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywor
     with `direct`, where nobody counts, it raises OptionError. For Keras' `fit` see `keras_state`.
 
     With `direct` TensorFlow reads the shards, gs:// by its own client, and decodes and augments them in a graph without
-    Python: fit for a tf.data service, and for hosts without room for a stage. Shares, windows, flips and variants are
-    the same, pixels of JPEGs those of TensorFlow's decoder, and of the order no run repeats another's. Of a shard that
+    Python: fit for a tf.data service, and for hosts without room for a stage. It has the ops that TensorFlow has; each
+    sample has draws of the same distributions, which repeat by seed, epoch and sample. Shares of ranks are of equal
+    size, and the order is another in each run. Of a shard that
     is missing, or has another size than the manifest says, TensorFlow's error gives the name; damage, and images that
     cannot be decoded, name shard and record. TensorFlow takes settings for gs:// when it is imported: let tpufeed do
     that, or heed the warning that it logs.
@@ -57,8 +75,9 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywor
         UnavailableError: there is no service at that address.
     """
     given, for_tf = make_tf_options(options)
-    if for_tf.direct:
-        set_gcs_defaults()
+    if for_tf.direct and "tensorflow" not in sys.modules:
+        for name, value in _GCS_SETTINGS.items():
+            os.environ.setdefault(name, value)
     try:
         import tensorflow as tf
     except ImportError as error:
@@ -73,8 +92,6 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywor
     if for_tf.direct:
         given = replace(given, processes=given.processes or 0)  # never started: here the loader only knows the options
     loader = NumpyLoader(open_dataset(url), split, given, find_tf_world)
-    if for_tf.direct:
-        check_direct(loader.dataset)
     if for_tf.state is not None:
         loader.load_state_dict(for_tf.state)
     length, _ = len(loader), loader.lanes  # raises here what would else come out of TensorFlow
@@ -139,9 +156,16 @@ def _no_stats() -> FeedStats:
 
 
 def _direct(loader: NumpyLoader, for_tf: TfOptions, settings: Any, handed: "HandedEpoch | None") -> Any:
-    from tpufeed.loaders.tf.direct import DirectGraph
-    from tpufeed.loaders.tf.service import distribute
+    from tpufeed.loaders.tf.graph import DirectGraph, distribute
 
+    check_direct(loader.dataset)
+    unset = [f"{name}={value}" for name, value in _GCS_SETTINGS.items() if name not in os.environ]
+    if unset and loader.dataset.shards.url.startswith(("gs://", "gcs://")):
+        _logger.warning(
+            "TensorFlow was imported before tf_dataset(direct=True) could tell its gs:// client otherwise: it holds 64 "
+            "MiB a lane, and a read that stalls may take an hour to fail. Set in the environment: %s",
+            " ".join(unset),
+        )
     dataset = DirectGraph(loader, for_tf.sharding, handed).build().with_options(settings)
     if for_tf.service is None or for_tf.sharding is None:
         return dataset

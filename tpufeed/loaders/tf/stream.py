@@ -35,7 +35,7 @@ _DROPPED = (
     "the dataset was dropped, or the interpreter is about to exit; keep the tf.data.Dataset in a variable as long as "
     "it is iterated, also where a function of another one captures it"
 )
-_ENDLESS = 1 << 62
+ENDLESS = 1 << 62
 _LAST = np.array([0], np.int64)  # the one key of a table
 _MANY_MOVES = 10
 _QUIET_SECONDS, _SETTLE_SECONDS = 0.05, 5.0
@@ -148,7 +148,7 @@ class StreamSource:
                 self._iterator = iter(self._loader)
             self._next = None
             state = self._loader.state_dict()
-            batches = _ENDLESS if self._loader.options.repeat else len(self._iterator)
+            batches = ENDLESS if self._loader.options.repeat else len(self._iterator)
             self._opened, self._moves = (state["epoch"], state["samples"]), 0
             self._place = *self._opened, 0
             return tf.constant([*self._opened, batches, self._identity], tf.int64)

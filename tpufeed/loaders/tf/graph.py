@@ -1,0 +1,693 @@
+"""The dataset behind `tf_dataset(direct=True)`: a TensorFlow graph without Python reads, decodes and augments.
+
+From top to bottom: the epochs of a rank, the parts of shards that it reads, their records, batches of them, one image,
+the ops, and a tf.data service that runs all of this elsewhere.
+"""
+
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from tpufeed.dataset.index import Index
+from tpufeed.dataset.naming import MANIFEST
+from tpufeed.dataset.partition import Share, World
+from tpufeed.engines.engine import available_cores
+from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
+from tpufeed.images import ops as images
+from tpufeed.images.parameters import as_range
+from tpufeed.images.protocols import Op, WindowOp
+from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE
+from tpufeed.loaders.stream import NumpyLoader
+from tpufeed.loaders.tf.options import Sharding, service_address
+from tpufeed.loaders.tf.stream import ENDLESS, OTHER_CHECKPOINT, HandedEpoch, place_identity
+from tpufeed.storage.registry import url_scheme
+
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise MissingExtraError("TensorFlow", "tf") from error
+
+_MIXED_BYTES, _MIXED_MOST = 64 << 20, 8192
+_BUFFER_BYTES = 256 << 10
+_MOST_MARKS, _MOST_INDEXED = 1 << 16, 1 << 23
+_NO_RECORD = 1 << 40  # bytes, more than any file has
+_FEWEST_IN_GROUP = 16
+_CONNECT_SECONDS = 10.0
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_NEXT = np.array([0], np.int64)  # the one key of a table: the next iteration's epoch
+_NOT_HERE = ("processes", "max_bad_records", "timeout_seconds", "stage_dir", "stage_bytes")
+_DTYPES = {"int64": tf.int64, "float32": tf.float32}
+_JPEG = {"channels": 3, "dct_method": "INTEGER_FAST", "fancy_upscaling": False}
+_LUMA = (0.299, 0.587, 0.114)
+
+_plain = tf.autograph.experimental.do_not_convert  # parsing the source here disturbs parsers in other threads
+
+
+class DirectGraph:
+    """Builds the graph. Its order and draws come from (seed, epoch, sample), its parts of shards from the index.
+
+    Args:
+        loader: of the same dataset and options: it knows columns, lanes, ops and world.
+        sharding: how a tf.data service shares the work, None without one. With "dynamic" and "file" the service deals
+            parts of shards: its workers read all of them, whatever the world, and epochs follow without a break.
+        handed: with `repeat`, the epoch of the last batch: an iteration goes on with the next one. Elements of the
+            dataset are then (batch, epoch).
+
+    Raises:
+        OptionError: TensorFlow cannot open the dataset's URL, or the graph does not have an op or option.
+    """
+
+    def __init__(
+        self, loader: NumpyLoader, sharding: Sharding | None = None, handed: HandedEpoch | None = None
+    ) -> None:
+        options, dataset = loader.options, loader.dataset
+        for field in fields(options):
+            if field.name in _NOT_HERE and getattr(options, field.name) not in (field.default, 0):
+                raise OptionError(
+                    f"direct=True reads and decodes in TensorFlow, which has no {field.name}: leave it out, or else "
+                    "direct"
+                )
+        check_ops(loader.pipeline.ops)
+        self._options, self._ops, self._package = options, loader.pipeline.ops, loader.form.package
+        self._dealt = sharding in ("dynamic", "file")
+        self._world = World() if self._dealt else loader.world
+        self._seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)
+        self._identity, self._handed, self._counter = place_identity(loader), handed, None
+        if sharding is None and not options.repeat:
+            # No variable: a strategy in whose scope this is called would make its own kind of it.
+            self._counter = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, tf.constant(0, tf.int64))
+        self._url, self._manifest = dataset.url, f"{tensorflow_url(dataset.store.url)}/{MANIFEST}"
+        self._manifest_bytes = tf.io.read_file(self._manifest).numpy()
+
+        folder, variants = tensorflow_url(dataset.shards.url), dataset.split(loader.split).variants
+        self._variants = len(variants)
+        self._urls = np.array([[f"{folder}/{shard.name}" for shard in variant.shards] for variant in variants])
+        self._bytes = np.array([[shard.bytes for shard in variant.shards] for variant in variants], np.int64)
+        counts = self._counts = np.array([shard.records for shard in variants[0].shards], np.int64)
+        self._records = records = int(counts.sum())
+        self._first_samples = np.cumsum(counts) - counts
+        self._share = Share(records, options.batch_size, self._world, options.remainder)
+        # Each rank has one range of the line of shards, and each of its lanes a piece of that.
+        ranks, lanes = self._world.size, max(1, loader.lanes // self._world.size)
+        rank_starts = np.array([rank * (records // ranks) + min(rank, records % ranks) for rank in range(ranks + 1)])
+        pieces = np.diff(rank_starts)[:, None] * np.arange(lanes) // lanes
+        self._lanes, self._lane_starts = lanes, (rank_starts[:-1, None] + pieces).ravel()
+        # A part begins at the last mark before it, and skips records up to its own first one. Of a large dataset only
+        # the starts of shards are marks: its shards are many times its lanes, of which each skips half a shard.
+        stride = -(-records // _MOST_MARKS) if records <= _MOST_INDEXED else int(counts.max())
+        self._stride, marks = stride, -(-counts // stride)
+        self._first_marks = np.cumsum(marks) - marks
+        self._marks = np.zeros((len(variants), int(marks.sum())), np.int64)
+        if stride < counts.max():
+            for number, variant in enumerate(variants):
+                offsets = Index(dataset.store, variant).offsets(range(len(counts)))
+                self._marks[number] = np.concatenate([of_shard[:-1:stride].astype(np.int64) for of_shard in offsets])
+
+        manifest, self._columns = dataset.manifest, loader.columns
+        # Not the loader's, which reads no images where they are no column.
+        stored_shape = manifest.tensor_shape if manifest.cache is None else manifest.cache.shape
+        size = loader.pipeline.output_size(None if stored_shape is None else (stored_shape[0], stored_shape[1]))
+        if size is None:
+            raise OptionError(
+                "images may differ in size and none of the ops fixes one; pass for training "
+                "ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), CenterCrop(224)]"
+            )
+        self._shape = (*size, 3)
+        self._tensor_shape, self._image_key = manifest.tensor_shape, manifest.features[0].key
+        self._only_jpeg = bool(manifest.images) and all(kind.startswith("jpeg") for kind in manifest.images)
+        dtypes = {column.key: _DTYPES.get(column.dtype, tf.string) for column in self._columns}
+        dtypes[self._image_key] = tf.string
+        self._features = {key: tf.io.FixedLenFeature((), dtype) for key, dtype in dtypes.items()}
+
+    # Epochs
+
+    def build(self) -> Any:
+        """Return a `tf.data.Dataset` of batches."""
+        if not self._dealt:
+            return self._epochs().flat_map(_plain(self._epoch))
+        records = self._mix(self._dealt_records(), tf.constant(0, tf.int64))
+        # Nothing plans what fills the last batch of each worker.
+        groups = records.batch(self._options.batch_size, drop_remainder=self._options.remainder == "drop")
+        if self._options.remainder != "drop":
+            groups = groups.map(_plain(self._fill))
+        return self._batches(groups.unbatch()).map(_plain(self._package))
+
+    def _epochs(self) -> Any:
+        """Numbers of epochs, and what a place in them depends on: the next one for each iteration, or all for one."""
+        data, handed, counter = tf.data.Dataset, self._handed, self._counter
+        if handed is not None:
+            epochs = data.range(1).flat_map(_plain(lambda _: data.range(handed.last() + 1, ENDLESS)))
+        elif counter is not None:
+            epochs = data.range(1).map(_plain(lambda _: counter.lookup(_NEXT)[0]))
+        else:
+            epochs = data.range(ENDLESS if self._options.repeat else 1)
+        return epochs.map(_plain(lambda epoch: (epoch, tf.constant(self._identity, tf.int64))))
+
+    def _epoch(self, epoch: Any, identity: Any) -> Any:
+        """Return the batches of an epoch. It runs again where an iterator is restored, with what it had been given."""
+        share, rank, data = self._share, self._world.rank, tf.data.Dataset
+        same = tf.debugging.Assert(tf.equal(identity, self._identity), [f"{self._url}: {OTHER_CHECKPOINT}"])
+        checks = [same, self._check_manifest(epoch)]
+        if self._counter is not None:  # the next iteration has the epoch behind this one, or behind a later one
+            later = tf.maximum(self._counter.lookup(_NEXT), epoch + 1)
+            checks.append(self._counter.insert(_NEXT, later))
+        with tf.control_dependencies(checks):
+            epoch = tf.identity(epoch)
+        records = self._interleave(
+            data.from_tensor_slices(self._rank_parts(epoch, rank)),
+            lambda shard, first, stop: self._read(epoch, shard, first, stop),
+        )
+        wanted, own = len(share) * share.batch_size, len(range(rank, share.records, self._world.size))
+        records = self._mix(records, epoch)
+        if own < wanted:  # with fewer samples than ranks, those of the first rank fill the batches
+            filling = data.from_tensor_slices(self._rank_parts(epoch, rank if own else 0)).flat_map(
+                _plain(partial(self._read, epoch, real=share.remainder != "pad"))
+            )
+            records = records.concatenate(filling.repeat())
+        batches = self._batches(records.take(wanted)).apply(tf.data.experimental.assert_cardinality(len(share)))
+        if self._handed is None:
+            return batches.map(_plain(self._package))
+        return batches.map(_plain(lambda columns: (self._package(columns), epoch)))
+
+    def _dealt_records(self) -> Any:
+        """Return the records of epoch after epoch, part by part, for a service to deal."""
+        parts = len(self._counts) + len(self._lane_starts)
+
+        def read(number: Any) -> Any:
+            epoch, part = number // parts, number % parts
+            check = tf.cond(part == 0, lambda: tf.group(self._check_manifest(epoch)), tf.no_op)
+            with tf.control_dependencies([check]):
+                columns, _ = self._parts(epoch)
+            return self._read(epoch, *(column[part] for column in columns))
+
+        return self._interleave(tf.data.Dataset.range(ENDLESS if self._options.repeat else parts), read)
+
+    def _interleave(self, parts: Any, read: Callable[..., Any]) -> Any:
+        return parts.interleave(
+            _plain(read),
+            cycle_length=self._lanes,
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=not self._options.shuffle,
+        )
+
+    def _mix(self, records: Any, epoch: Any) -> Any:
+        """Draw from a buffer of encoded records, as those of a part come in the order of their file."""
+        if not self._options.shuffle:
+            return records
+        fit = _MIXED_BYTES * self._records // int(self._bytes[0].sum())
+        buffer = max(2 * self._options.batch_size, min(_MIXED_MOST, fit))
+        if self._dealt:  # nothing keeps one epoch from the next
+            buffer = max(1, min(buffer, self._records // 8))
+        if not tf.executing_eagerly():
+            # A seed of the user's for all of TensorFlow would change our order; and 0 is compared with a tensor there.
+            tf.compat.v1.get_default_graph().seed = None
+        seed = tf.constant(self._seed % (1 << 62), tf.int64)
+        return records.shuffle(buffer, seed=seed + epoch, reshuffle_each_iteration=False)
+
+    def _fill(self, part: Any, record: Any, payload: Any) -> tuple[Any, Any, Any]:
+        """Repeat the last record of a batch until it is full."""
+        rows, count = tf.range(self._options.batch_size), tf.size(record)
+        part, record, payload = (tf.gather(column, tf.minimum(rows, count - 1)) for column in (part, record, payload))
+        real = tf.cast(rows < count if self._options.remainder == "pad" else rows >= 0, tf.int64)
+        return tf.concat([part[:, :2], real[:, None]], 1), record, payload
+
+    def _check_manifest(self, epoch: Any) -> Any:
+        """A build with --overwrite removes the manifest first, and its shards may have the same names and sizes."""
+        # A name that depends on nothing would be read once, when the graph is optimised.
+        same = tf.equal(tf.io.read_file(tf.where(epoch < 0, "", self._manifest)), self._manifest_bytes)
+        said = f"{self._url} was built anew while it was read. Open it again once no build is at work there"
+        return tf.debugging.Assert(same, [said])
+
+    # Parts of shards
+
+    def _parts(self, epoch: Any) -> tuple[tuple[Any, Any, Any], Any]:
+        """Return all parts of an epoch, shard and records [first, stop), int64 (parts,) each, and the lane of each.
+
+        Shards are permuted and laid end to end in a circle, which is cut into lanes from a random place on. The first
+        parts of all lanes come first, then the second ones, and so on; some parts hold no record.
+        """
+        total, counts, lane_starts = self._records, tf.constant(self._counts), tf.constant(self._lane_starts)
+        line, turn = tf.range(len(self._counts), dtype=tf.int64), tf.constant(0, tf.int64)
+        if self._options.shuffle:
+            words = tf.random.stateless_uniform([len(self._counts) + 1], [self._seed, epoch], None, None, tf.int64)
+            # A whole number of shards where all are of equal length, so that lanes have whole shards.
+            unit = int(np.gcd.reduce(self._counts))
+            line, turn = tf.cast(tf.argsort(words[:-1]), tf.int64), words[-1] % (total // unit) * unit
+        starts = tf.cumsum(tf.gather(counts, line), exclusive=True)
+        begins = tf.sort(tf.concat([starts, (turn + lane_starts) % total], 0))
+        lengths = tf.concat([begins[1:], [total]], 0) - begins
+        slots = tf.searchsorted(starts, begins, "right") - 1
+        shard, first = tf.gather(line, slots), begins - tf.gather(starts, slots)
+        from_turn = (begins - turn) % total
+        lane = tf.searchsorted(lane_starts, from_turn, "right") - 1
+        along = tf.argsort(from_turn, stable=True)
+        of_lane = tf.gather(lane, along)
+        number = tf.range(tf.size(lane)) - tf.searchsorted(of_lane, of_lane)
+        due = tf.gather(along, tf.argsort(number * len(self._lane_starts) + of_lane, stable=True))
+        shard, first, stop = (tf.gather(column, due) for column in (shard, first, first + lengths))
+        return (shard, first, stop), tf.gather(lane, due)
+
+    def _rank_parts(self, epoch: Any, rank: int) -> tuple[Any, ...]:
+        """Return the parts of a rank's lanes that hold records."""
+        parts, lane = self._parts(epoch)
+        mine = (lane // self._lanes == rank) & (parts[1] < parts[2])
+        return tuple(tf.boolean_mask(column, mine) for column in parts)
+
+    # Records
+
+    def _read(self, epoch: Any, shard: Any, first: Any, stop: Any, real: bool = True) -> Any:
+        """Return the records [first, stop) of a shard: int64 (epoch, shard, real), number within the shard, payload.
+
+        Records from a damaged one on have no payload. Nothing of ours runs once a record: that cost 70 us of a core.
+        """
+        data, variant, url = tf.data.Dataset, epoch % self._variants, self._shard_url(epoch, shard)
+        mark = first // self._stride
+        size = tf.gather_nd(tf.constant(self._bytes), [variant, shard])
+        byte = tf.gather_nd(tf.constant(self._marks), [variant, tf.gather(self._first_marks, shard) + mark])
+        payloads = _check_size(url, size).concatenate(_payloads(url, byte).skip(first - mark * self._stride))
+        payloads = payloads.concatenate(data.from_tensors("").repeat())
+        part = data.from_tensors(tf.stack([epoch, shard, tf.constant(int(real), tf.int64)])).repeat()
+        return data.zip((part, data.range(first, stop), payloads))
+
+    def _shard_url(self, epoch: Any, shard: Any) -> Any:
+        return tf.gather_nd(tf.constant(self._urls), tf.stack([epoch % self._variants, shard], -1))
+
+    def _assert_sound(self, sound: Any, epoch: Any, shard: Any, record: Any) -> Any:
+        """Fail where `sound` is False, and name this record, or the damaged one before it in its shard."""
+
+        def fail() -> Any:
+            url = self._shard_url(epoch, shard)
+            # Within a function, as the operator loses its offsets when a graph of its own is made of it (2.21).
+            readable = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).flat_map(
+                _plain(lambda byte: _payloads(url, byte))
+            )
+            readable = readable.reduce(tf.constant(0, tf.int64), _plain(lambda number, _: number + 1))
+            damaged = tf.minimum(readable, record)
+            why = tf.where(
+                readable <= record,
+                "it cannot be read: it is damaged or cut off, or the store failed",
+                "its image cannot be decoded or has another size, or a column is missing",
+            )
+            said = [url, ", record ", tf.strings.as_string(damaged), ": ", why]
+            said.append(f"; TensorFlow's log has its words. Run: tpufeed verify {self._url}")
+            return tf.group(tf.debugging.Assert(False, [tf.strings.join(said)]))
+
+        return tf.cond(sound, tf.no_op, fail)
+
+    # Batches
+
+    def _batches(self, records: Any) -> Any:
+        """Return batches of columns by name; the last records that fill no batch are dropped.
+
+        A graph cannot catch an error, and TensorFlow's of an image names neither shard nor record. So images that fail
+        are left out of their group, and each carries where the first of its group lies, and the one behind it.
+        """
+        rows, in_order = self._options.batch_size, not self._options.shuffle
+        if self._tensor_shape is not None and not self._ops:
+            batches = records.batch(rows, drop_remainder=True)
+            return batches.map(_plain(self._raw), num_parallel_calls=tf.data.AUTOTUNE, deterministic=in_order)
+        group, calls = rows * -(-_FEWEST_IN_GROUP // rows), 2 * (self._options.threads or available_cores())
+        each = records.batch(group).enumerate().map(_plain(self._carry)).unbatch()
+        each = each.map(_plain(self._row), num_parallel_calls=calls, deterministic=True)
+        groups = each.ignore_errors(log_warning=True).batch(group).enumerate().map(_plain(self._check_group))
+        if group > rows:
+            return groups.unbatch().batch(rows, drop_remainder=True)
+        return groups.map(_plain(partial(tf.nest.map_structure, lambda c: tf.ensure_shape(c, (rows, *c.shape[1:])))))
+
+    def _raw(self, part: Any, record: Any, payload: Any) -> dict[str, Any]:
+        """Return a batch of pixels that need no op: parsed all at once."""
+        read = tf.strings.length(payload) > 0
+        bad = tf.argmin(tf.cast(read, tf.int8))
+        check = self._assert_sound(tf.reduce_all(read), part[bad, 0], part[bad, 1], record[bad])
+        with tf.control_dependencies([check]):
+            payload = tf.identity(payload)
+        parsed = tf.io.parse_example(payload, self._features)
+        stored = parsed[self._image_key]
+        fits = tf.strings.length(stored) == math.prod(self._shape)
+        bad = tf.argmin(tf.cast(fits, tf.int8))
+        check = self._assert_sound(tf.reduce_all(fits), part[bad, 0], part[bad, 1], record[bad])
+        with tf.control_dependencies([check]):
+            pixels = tf.reshape(tf.io.decode_raw(stored, tf.uint8), (self._options.batch_size, *self._shape))
+        samples = tf.gather(self._first_samples, part[:, 1]) + record
+        found = {column.name: parsed[column.key] for column in self._columns}
+        return found | {SAMPLE: samples, MASK: part[:, 2] > 0, IMAGE: pixels}
+
+    def _carry(self, number: Any, columns: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+        """Return the payloads of a group, and what each carries along: int64 (n, 10).
+
+        That is its place in the group, records of the group, sample, real or not, epoch, shard and record of the
+        group's first one and of the one behind, and the number of the group.
+        """
+        part, record, payload = columns
+        count = tf.size(record, tf.int64)
+        lies = tf.stack([part[:, 1], record], 1)
+        samples = tf.gather(self._first_samples, part[:, 1]) + record
+        one = tf.stack([tf.range(count), tf.fill([count], count), samples, part[:, 2], part[:, 0]], 1)
+        behind = [tf.repeat(lies[:1], count, 0), tf.roll(lies, -1, 0), tf.fill([count, 1], number)]
+        return payload, tf.concat([one, *behind], 1)
+
+    def _row(self, payload: Any, carried: Any) -> tuple[Any, dict[str, Any]]:
+        """Return an image after the ops, and its other columns."""
+        parsed = tf.io.parse_single_example(payload, self._features)
+        stored = parsed[self._image_key]
+        if self._tensor_shape is None:
+            image = self.make_image(stored, carried[4], carried[2])
+        else:
+            pixels = tf.reshape(tf.io.decode_raw(stored, tf.uint8), self._tensor_shape)
+            image = run_ops(self._ops, pixels, self._draws(carried[4], carried[2]))
+        return carried, {column.name: parsed[column.key] for column in self._columns} | {
+            IMAGE: tf.ensure_shape(image, self._shape)
+        }
+
+    def _check_group(self, number: Any, group: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
+        """Return the columns of a group, if none of it is missing."""
+        carried, found = group
+        count = tf.size(carried[:, 0], tf.int64)
+        in_place = tf.equal(carried[:, 0], tf.range(count)) & tf.equal(carried[:, 9], number)
+        missing = tf.reduce_sum(tf.math.cumprod(tf.cast(in_place, tf.int32)))
+        lies = tf.cond(tf.equal(missing, 0), lambda: carried[0, 5:7], lambda: carried[missing - 1, 7:9])
+        whole = tf.reduce_all(in_place) & tf.equal(count, carried[0, 1])
+        with tf.control_dependencies([self._assert_sound(whole, carried[0, 4], lies[0], lies[1])]):
+            found = {name: tf.identity(column) for name, column in found.items()}
+        return found | {SAMPLE: carried[:, 2], MASK: carried[:, 3] > 0}
+
+    # Images
+
+    def _draws(self, epoch: Any, sample: Any) -> Any:
+        """Return the uniform numbers of a sample in [0, 1) for all ops in a row, float32 (d,)."""
+        # Both halves of the seed go through a hash: neighbouring epochs and samples have independent numbers.
+        seed = tf.stack([self._seed + epoch * _GOLDEN, sample])
+        return tf.random.stateless_uniform([sum(op.draws for op in self._ops)], seed)
+
+    def make_image(self, encoded: Any, epoch: Any, sample: Any) -> Any:
+        """Decode an image, a string scalar, and run the ops: uint8 (height, width, 3). Of a JPEG only the window."""
+        ops, draws = self._ops, self._draws(epoch, sample)
+
+        def other() -> Any:
+            return run_ops(ops, _decode_other(encoded), draws)
+
+        def jpeg() -> Any:
+            if not ops or not isinstance(ops[0], WindowOp):
+                return run_ops(ops, tf.raw_ops.DecodeJpeg(contents=encoded, **_JPEG), draws)
+            drawn, rest = draws[: ops[0].draws], draws[ops[0].draws :]
+            return run_ops(ops[1:], _decode_window(encoded, ops[0], drawn), rest)
+
+        if self._only_jpeg:
+            return jpeg()
+        is_jpeg = tf.strings.substr(encoded, 0, 3) == b"\xff\xd8\xff"
+        return tf.cond(is_jpeg, jpeg, _rare(other))
+
+
+def tensorflow_url(url: str) -> str:
+    """Return the URL by which TensorFlow opens this folder. Raises OptionError where it does not."""
+    scheme = url_scheme(url)
+    if scheme == "gcs":
+        scheme, url = "gs", f"gs{url[len('gcs') :]}"
+    known = [name for name in tf.io.gfile.get_registered_schemes() if name]
+    if scheme not in known:
+        raise OptionError(
+            f"{url}: TensorFlow itself opens {', '.join(f'{name}://' for name in sorted(known))} and local paths only; "
+            "leave direct=True out, and tpufeed reads it"
+        )
+    return url
+
+
+def _check_size(url: Any, size: Any) -> Any:
+    """Return a dataset of nothing, or TensorFlow's error where the file is gone or has another size. Reads no byte."""
+    op = tf.raw_ops.FixedLengthRecordDatasetV2(
+        filenames=tf.reshape(url, [1]),
+        header_bytes=np.int64(0),
+        record_bytes=np.int64(_NO_RECORD),
+        footer_bytes=size,
+        buffer_size=np.int64(1),
+        compression_type="",
+    )
+    return tf.data.experimental.from_variant(op, tf.TensorSpec((), tf.string))
+
+
+def _payloads(url: Any, byte: Any) -> Any:
+    """Return the payloads of the records from `byte` on, up to one that is damaged.
+
+    `tf.data.TFRecordDataset` only starts at 0, and would read to there.
+    """
+    op = tf.raw_ops.TFRecordDatasetV2(
+        filenames=tf.reshape(url, [1]),
+        compression_type="",
+        buffer_size=_BUFFER_BYTES,
+        byte_offsets=tf.reshape(byte, [1]),
+    )
+    # Only where the file is there: without it, errors are ignored for ever.
+    return tf.data.experimental.from_variant(op, tf.TensorSpec((), tf.string)).ignore_errors(log_warning=True)
+
+
+def _rare(branch: Callable[[], Any]) -> Callable[[], Any]:
+    """Make a branch of tf.cond a function that is called.
+
+    TensorFlow lays a branch's nodes into the graph around it and visits each even where the branch is not taken: with
+    the ways of decoding a photograph that was 0.04 ms an image. A call is one node; taken, it costs some 10 us.
+    """
+    function: Callable[[], Any] = tf.function(branch, autograph=False, experimental_attributes={"_noinline": True})
+    return function
+
+
+def _decode_window(encoded: Any, op: WindowOp, draws: Any) -> Any:
+    """Return a JPEG after its first op; no more is decoded than the window, and that as small as will do."""
+    size = tf.image.extract_jpeg_shape(encoded)[:2]
+    window, out = find_window(op, size, draws)
+    if isinstance(op, images.RandomCrop):  # may lie beyond the image
+        return _cut(tf.raw_ops.DecodeJpeg(contents=encoded, **_JPEG), op, window, out)
+
+    def reduced(ratio: int) -> Any:
+        low, high = (tf.cast(tf.round(place / ratio), tf.int32) for place in (window[:2], window[:2] + window[2:]))
+        cut = tf.concat([low, high - low], 0)
+        return _resize(tf.raw_ops.DecodeAndCropJpeg(contents=encoded, crop_window=cut, ratio=ratio, **_JPEG), out)
+
+    def smaller() -> Any:
+        more = tf.reduce_all(window[2:] >= tf.constant([4, 8])[:, None] * out, 1)
+        branches = [_rare(partial(reduced, ratio)) for ratio in (2, 4, 8)]
+        return tf.switch_case(tf.reduce_sum(tf.cast(more, tf.int32)), branches)
+
+    def whole() -> Any:
+        return _bilinear(tf.raw_ops.DecodeAndCropJpeg(contents=encoded, crop_window=window, **_JPEG), out)
+
+    return tf.cond(tf.reduce_all(window[2:] >= 2 * out), _rare(smaller), whole)
+
+
+def _decode_other(encoded: Any) -> Any:
+    """Decode PNG and WebP with alpha over white; GIF, of which the first frame, and BMP."""
+    branches = [
+        lambda: tf.raw_ops.DecodePng(contents=encoded, channels=0),
+        lambda: tf.raw_ops.DecodeWebP(contents=encoded, channels=0)[0],
+        lambda: tf.raw_ops.DecodeImage(contents=encoded, channels=3, expand_animations=False),
+    ]
+    png, webp = (tf.strings.substr(encoded, 0, 4) == magic for magic in (b"\x89PNG", b"RIFF"))
+    image = tf.ensure_shape(tf.switch_case(tf.where(png, 0, tf.where(webp, 1, 2)), branches), (None, None, None))
+    # Asked for four channels, TensorFlow fills up a 1-bit PNG's with alpha 1.
+    channels = tf.shape(image)[2]
+    colour = tf.cast(tf.gather(image, tf.where(channels <= 2, [0, 0, 0], [0, 1, 2]), axis=2), tf.int32)
+    alpha = tf.where(channels % 2 == 0, tf.cast(image[..., -1:], tf.int32), 255)
+    return tf.cast((colour * alpha + 255 * (255 - alpha) + 127) // 255, tf.uint8)
+
+
+# Ops: the same distributions as `tpufeed.images`, in TensorFlow's words
+
+
+def check_ops(ops: tuple[Op, ...]) -> None:
+    """Raise OptionError for an op that has no TensorFlow graph."""
+    for op in ops:
+        if type(op) not in _OPS:
+            names = ", ".join(sorted(known.__name__ for known in _OPS))
+            raise OptionError(
+                f"{op} has no TensorFlow graph; direct=True has {names}: leave out direct=True, or the op. tf_dataset "
+                "without direct runs every op, and so does tpufeed.cache.warmup"
+            )
+
+
+def run_ops(ops: tuple[Op, ...], image: Any, draws: Any) -> Any:
+    """Run ops on an image, uint8 (h, w, 3); `draws` are float32 in [0, 1), op.draws for each op in turn."""
+    for op in ops:
+        drawn, draws = draws[: op.draws], draws[op.draws :]
+        change = _OPS[type(op)]
+        if change is None:
+            assert isinstance(op, WindowOp)
+            image = _cut(image, op, *find_window(op, tf.shape(image)[:2], drawn))
+        elif isinstance(op, images.ColorJitter):
+            image = change(op, image, drawn)
+        else:
+            chance: float = op.p  # type: ignore[attr-defined]  # all others happen with probability p
+            happens: Callable[[], Any] = partial(change, op, image, drawn)
+            if not isinstance(op, images.HorizontalFlip | images.VerticalFlip):  # of one node, as a call would be
+                happens = _rare(happens)
+            image = tf.cond(drawn[0] < chance, happens, partial(tf.identity, image))
+    return image
+
+
+def find_window(op: WindowOp, size: Any, draws: Any) -> tuple[Any, Any]:
+    """Return the window of an op, int32 (top, left, height, width), and int32 (height, width) it is brought to."""
+    sides = tf.cast(size, tf.float32)
+    if isinstance(op, images.Resize):
+        whole = tf.concat([[0, 0], size], 0)
+        if not isinstance(op.size, int):
+            return whole, tf.constant(op.size, tf.int32)
+        return whole, tf.maximum(op.size, tf.cast(tf.round(sides * (op.size / tf.reduce_min(sides))), tf.int32))
+    out = tf.constant(op.output_size(None), tf.int32)
+    if isinstance(op, images.CenterCrop):
+        scale = tf.minimum(1.0, tf.reduce_min(sides / tf.cast(out, tf.float32)))
+        cut = tf.maximum(1, tf.cast(tf.round(tf.cast(out, tf.float32) * scale), tf.int32))
+        return tf.concat([(size - cut) // 2, cut], 0), out
+    if isinstance(op, images.RandomCrop):
+        one, other = tf.fill([2], -op.padding), size + op.padding - out
+        low, high = tf.minimum(one, other), tf.maximum(one, other)
+        corner = low + tf.cast(draws * tf.cast(high - low + 1, tf.float32), tf.int32)
+        return tf.concat([corner, out], 0), out
+    assert isinstance(op, images.RandomResizedCrop)
+    # All tries at once, and of those that fit the first; the last, in the middle, always does.
+    tries = tf.round(_rectangles(op.scale, op.ratio, sides, draws[:20]))
+    last = tf.stack([sides[1] / op.ratio[0], sides[0] * op.ratio[1]])
+    cuts = tf.concat([tries, tf.clip_by_value(tf.round(last), 1.0, sides)[None]], 0)
+    number = tf.argmax(tf.reduce_all((cuts > 0) & (cuts <= sides), 1))
+    cut = cuts[number]
+    corner = tf.where(number < 10, tf.floor(draws[20:22] * (sides - cut + 1)), tf.floor((sides - cut) / 2))
+    return tf.cast(tf.concat([corner, cut], 0), tf.int32), out
+
+
+def _rectangles(scale: tuple[float, float], ratio: tuple[float, float], sides: Any, draws: Any) -> Any:
+    """Return ten tries, float32 (10, 2), height and width: their area uniform, their width to height log-uniform."""
+    area = sides[0] * sides[1] * (scale[0] + draws[0::2] * (scale[1] - scale[0]))
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = tf.exp(low + draws[1::2] * (high - low))
+    return tf.sqrt(tf.stack([area / aspect, area * aspect], 1))
+
+
+def _cut(image: Any, op: WindowOp, window: Any, out: Any) -> Any:
+    """Return a window of an image at height and width `out`; `op.fill` where the image has no pixels."""
+    size = tf.shape(image)[:2]
+    low, high = (tf.clip_by_value(place, 0, size) for place in (window[:2], window[:2] + window[2:]))
+    image = tf.slice(image, tf.concat([low, [0]], 0), tf.concat([high - low, [3]], 0))
+    if isinstance(op, images.RandomCrop):
+        before = tf.clip_by_value(-window[:2], 0, window[2:])
+        missing = tf.stack([before, window[2:] - before - (high - low)], 1)
+        # tf.pad knows one value for all channels: zero, so what is to be zero meanwhile is `fill`.
+        swap = tf.constant(op.fill, tf.uint8)
+        image = tf.pad(tf.bitwise.bitwise_xor(image, swap), tf.concat([missing, [[0, 0]]], 0))
+        return tf.ensure_shape(tf.bitwise.bitwise_xor(image, swap), (*op.output_size(None), 3))
+    image = _resize(image, out)
+    sides = op.output_size(None)
+    return image if sides is None else tf.ensure_shape(image, (*sides, 3))
+
+
+def _resize(image: Any, out: Any) -> Any:
+    """Return an image at height and width `out`: averaged over areas where it shrinks by two or more, else bilinear."""
+
+    def averaged() -> Any:
+        return tf.cast(tf.raw_ops.ResizeArea(images=image[None], size=out)[0] + 0.5, tf.uint8)
+
+    return tf.cond(tf.reduce_all(tf.shape(image)[:2] >= 2 * out), _rare(averaged), lambda: _bilinear(image, out))
+
+
+def _bilinear(image: Any, out: Any) -> Any:
+    """Return an image at height and width `out`. One that has the size already passes as it is."""
+    resized = tf.raw_ops.ResizeBilinear(images=image[None], size=out, half_pixel_centers=True)
+    return tf.cast(tf.squeeze(resized, 0) + 0.5, tf.uint8)
+
+
+def _jitter(op: images.ColorJitter, image: Any, draws: Any) -> Any:
+    """Change brightness, contrast, saturation and hue in a random order."""
+    spreads = [as_range(spread) for spread in (op.brightness, op.contrast, op.saturation, op.hue)]
+    amounts = [low + draws[number] * (high - low) for number, (low, high) in enumerate(spreads)]
+
+    def blend(other: Any, levels: Any, factor: Any) -> Any:
+        return tf.clip_by_value(other + (levels - other) * factor, 0.0, 255.0)
+
+    def steps(levels: Any) -> list[Callable[[], Any]]:
+        return [
+            lambda: blend(0.0, levels, amounts[0]),
+            lambda: blend(tf.reduce_mean(_grey(levels)), levels, amounts[1]),
+            lambda: blend(_grey(levels), levels, amounts[2]),
+            lambda: tf.image.adjust_hue(levels / 255, amounts[3]) * 255,
+        ]
+
+    levels, order = tf.cast(image, tf.float32), tf.constant(list(permutations(range(4))))
+    for number in range(4):
+        chosen = order[tf.cast(draws[4] * len(order), tf.int32), number]
+        branches = [
+            partial(tf.identity, levels) if spread == ((0, 0) if place == 3 else (1, 1)) else _rare(step)
+            for place, (spread, step) in enumerate(zip(spreads, steps(levels), strict=True))
+        ]
+        levels = tf.ensure_shape(tf.switch_case(chosen, branches), image.shape)
+    return tf.cast(levels + 0.5, tf.uint8)
+
+
+def _grey(levels: Any) -> Any:
+    return tf.reduce_sum(levels * tf.constant(_LUMA), 2, keepdims=True)
+
+
+def _erase(op: images.RandomErasing, image: Any, draws: Any) -> Any:
+    """Erase the first of ten rectangles that fits, if one does."""
+    size = tf.shape(image)[:2]
+    sides = tf.cast(size, tf.float32)
+    # torchvision's ratio is height to width here, and width to height for crops.
+    tries = tf.round(_rectangles(op.scale, op.ratio, sides, draws[1:21])[:, ::-1])
+    cuts = tf.concat([tries, tf.zeros([1, 2])], 0)
+    cut = cuts[tf.argmax(tf.reduce_all(cuts < sides, 1))]
+    corner = tf.floor(draws[21:23] * (sides - cut + 1))
+    low, high = tf.cast(corner, tf.int32), tf.cast(corner + cut, tf.int32)
+    rows, columns = ((tf.range(size[axis]) >= low[axis]) & (tf.range(size[axis]) < high[axis]) for axis in (0, 1))
+    if op.value == "random":
+        noise = tf.random.stateless_uniform(tf.shape(image), tf.bitcast(draws[22:24], tf.int32), 0, 256, tf.int32)
+        value = tf.cast(noise, tf.uint8)
+    else:
+        value = tf.constant(op.value, tf.uint8)
+    return tf.where((rows[:, None] & columns)[:, :, None], value, image)
+
+
+# What to do to an image; None for ops that cut a window, whose windows `find_window` gives.
+_OPS: dict[type[Any], Callable[[Any, Any, Any], Any] | None] = {
+    images.CenterCrop: None,
+    images.RandomCrop: None,
+    images.RandomResizedCrop: None,
+    images.Resize: None,
+    images.ColorJitter: _jitter,
+    images.Grayscale: lambda _op, image, _draws: tf.tile(
+        tf.cast(_grey(tf.cast(image, tf.float32)) + 0.5, tf.uint8), [1, 1, 3]
+    ),
+    images.HorizontalFlip: lambda _op, image, _draws: tf.reverse(image, [1]),
+    images.RandomErasing: _erase,
+    images.VerticalFlip: lambda _op, image, _draws: tf.reverse(image, [0]),
+}
+
+
+def distribute(dataset: Any, service: str, sharding: Sharding, world: World) -> Any:
+    """Return `dataset` as the workers of a tf.data service make it.
+
+    Args:
+        dataset: a graph without Python.
+        service: see `TfOptions`.
+        sharding: see `TfOptions`.
+        world: of the processes that share one job's elements.
+
+    Raises:
+        UnavailableError: nobody answers there. TensorFlow itself would wait for ever.
+        OptionError: several processes, and no name for their job.
+    """
+    host, port, job = service_address(service)
+    if world.size > 1 and not job:
+        raise OptionError(
+            f"{world.size} processes share what the service reads, so their job needs a name that no other run has: "
+            f"give service='{service}/my-run-1' to all of them"
+        )
+    try:
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UnavailableError(
+            f"no tf.data service answers at {service}: {error}. Is its dispatcher running, and its port open to this "
+            "machine? docs/tfdata.md says how to start one"
+        ) from error
+    policy = getattr(tf.data.experimental.service.ShardingPolicy, sharding.upper())
+    return dataset.apply(tf.data.experimental.service.distribute(policy, f"grpc://{host}:{port}", job_name=job or None))
