@@ -303,7 +303,7 @@ def command():
 
 _HOOK_OF_STORES = """
 from tpufeed.storage.gcs import GcsStore
-from tpufeed.storage.gcs_retrying import Patience
+from tpufeed.storage.gcs_requests import Patience
 
 GcsStore.__init__.__defaults__ = ({patience!r},)
 """

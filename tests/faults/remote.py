@@ -10,9 +10,9 @@ from tests.gcs_server import GcsServer
 from tpufeed import cache
 from tpufeed.cli.app import app
 from tpufeed.errors import TpufeedError
-from tpufeed.storage import gcs_upload
+from tpufeed.storage import gcs_transfers
 from tpufeed.storage.gcs import GcsStore
-from tpufeed.storage.gcs_retrying import Patience
+from tpufeed.storage.gcs_requests import Patience
 
 BUCKET = "gs://bucket"
 QUICK = Patience(deadline_seconds=30, first_pause_seconds=0.01, longest_pause_seconds=0.05, read_seconds=10)
@@ -93,7 +93,7 @@ def warm_in_chunks(environment: dict[str, str], source: str, destination: str) -
     """A cache whose shards go up in chunks; a fault is waited out for minutes."""
     os.environ.update(environment)
     be(SLEEPY)
-    gcs_upload.SMALL_BYTES, gcs_upload.CHUNK_BYTES = 1 << 10, CHUNK_BYTES
+    gcs_transfers.SMALL_BYTES, gcs_transfers.CHUNK_BYTES = 1 << 10, CHUNK_BYTES
     cache.warmup(source, destination, **LARGE)
 
 

@@ -5,7 +5,7 @@ import pytest
 import tpufeed
 from tests.faults.remote import CHUNK_BYTES, LARGE, WARM, met, names_of, objects
 from tpufeed import cache
-from tpufeed.storage import gcs_upload
+from tpufeed.storage import gcs_transfers
 
 SHARD = {"shard_bytes": "30KB", "workers": 1}
 PUTS = ["_tpufeed/plan.jsonl", "train-00003-of-00008.tfrecord", "_tpufeed/reports/000003.json", "train.index.npy"]
@@ -47,8 +47,8 @@ def test_the_command_loses_the_response_to_every_put(server, kept, command):
 
 def test_the_end_of_a_shard_in_chunks_is_lost(server, kept, monkeypatch):
     cache.warmup(f"{kept}/dataset", "gs://bucket/calm", **LARGE)
-    monkeypatch.setattr(gcs_upload, "SMALL_BYTES", CHUNK_BYTES)
-    monkeypatch.setattr(gcs_upload, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(gcs_transfers, "SMALL_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(gcs_transfers, "CHUNK_BYTES", CHUNK_BYTES)
     chunks = -(-len(objects(server, "calm")["train-v0-00000-of-00002.tfrecord"]) // CHUNK_BYTES)
     server.fault("lose_response", operation="chunk", name="c/train-v0-00000-of-00002.tfrecord", calls=(chunks,))
     cache.warmup(f"{kept}/dataset", "gs://bucket/c", **LARGE)

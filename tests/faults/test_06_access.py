@@ -9,7 +9,7 @@ import tpufeed
 from tests.faults.remote import WARM, epochs_of, met, names_of, objects
 from tpufeed import cache
 from tpufeed.errors import AccessError, TpufeedError
-from tpufeed.storage import gcs_session
+from tpufeed.storage import gcs_requests
 
 SHARD = {"shard_bytes": "30KB", "workers": 1}
 
@@ -41,7 +41,7 @@ def with_token(server, monkeypatch):
         monkeypatch.delenv("STORAGE_EMULATOR_HOST")
         monkeypatch.setenv("API_ENDPOINT_OVERRIDE", server.url)
         monkeypatch.setattr(google.auth, "default", lambda **_: (token, "project"))
-        monkeypatch.setattr(gcs_session, "_sessions", {})
+        monkeypatch.setattr(gcs_requests, "_sessions", {})
         return token
 
     return use

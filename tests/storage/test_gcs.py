@@ -18,9 +18,9 @@ from google.auth.exceptions import DefaultCredentialsError, RefreshError
 
 from tests.gcs_server import GcsServer
 from tpufeed.errors import AccessError, MissingExtraError, OptionError, StoreError
-from tpufeed.storage import gcs_bulk, gcs_session, gcs_upload
+from tpufeed.storage import gcs_requests, gcs_transfers
 from tpufeed.storage.gcs import GcsStore
-from tpufeed.storage.gcs_retrying import Patience
+from tpufeed.storage.gcs_requests import Patience
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Span
 
@@ -68,7 +68,7 @@ def with_credentials(server, monkeypatch):
         monkeypatch.delenv("STORAGE_EMULATOR_HOST")
         monkeypatch.setenv("API_ENDPOINT_OVERRIDE", server.url)
         monkeypatch.setattr(google.auth, "default", default)
-        monkeypatch.setattr(gcs_session, "_sessions", {})
+        monkeypatch.setattr(gcs_requests, "_sessions", {})
         return GcsStore("gs://bucket", Patience(deadline_seconds=1, first_pause_seconds=0.01))
 
     return use
@@ -110,7 +110,7 @@ def test_a_url_with_parts_that_are_no_names_is_no_store(url):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
     with pytest.raises(MissingExtraError):
-        gcs_session.check_installed()
+        gcs_requests.check_installed()
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"google-cloud-storage is not installed: pip install 'tpufeed\[gcs\]'"):
         open_store("gs://bucket")
@@ -205,7 +205,7 @@ def test_what_is_stored_as_gzip_comes_as_it_is_stored(server):
 
 
 def test_a_file_that_is_put_is_left_as_it_was(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(gcs_upload, "SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(gcs_transfers, "SMALL_BYTES", 1 << 20)
     store = GcsStore("gs://bucket")
     path = tmp_path / "shard"
     for size in (0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3_000_000):
@@ -222,7 +222,7 @@ def test_a_file_that_changes_while_it_is_put_is_not_put(server, tmp_path, monkey
     store = GcsStore("gs://bucket")
     path = tmp_path / "shard"
     path.write_bytes(bytes(100_000))
-    content = gcs_upload.content_of_file(path)
+    content = gcs_transfers.content_of_file(path)
     path.write_bytes(bytes(50_000))
     monkeypatch.setattr("tpufeed.storage.gcs.content_of_file", lambda _: content)
     with pytest.raises(StoreError, match=r"gs://bucket/a: .*shard: it became shorter while it was put"):
@@ -251,7 +251,7 @@ def test_without_credentials_public_buckets_are_read_and_others_say_how_to_log_i
 
 def test_a_key_file_that_is_not_there_is_named(server, monkeypatch, tmp_path):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
-    monkeypatch.setattr(gcs_session, "_sessions", {})
+    monkeypatch.setattr(gcs_requests, "_sessions", {})
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     for call in (lambda store: store.read("a"), lambda store: list(store.read_many([Span("a")]))):
         with pytest.raises(AccessError, match=r"that GOOGLE_APPLICATION_CREDENTIALS names.*key\.json was not found"):
@@ -265,13 +265,13 @@ def test_the_service_s_own_address_is_reached_by_tls_through_a_proxy(server, mon
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", environment["CURL_CA_BUNDLE"])
     monkeypatch.setattr(google.auth, "default", lambda **_: (Token(), "project"))
-    monkeypatch.setattr(gcs_session, "_sessions", {})
+    monkeypatch.setattr(gcs_requests, "_sessions", {})
     store, data = GcsStore("gs://bucket"), os.urandom(3_000_000)
     store.put("a", data)
     assert store.read("a") == data
     assert [info.size_bytes for info in store.iter_objects()] == [3_000_000]
     assert list(store.read_many([Span("a", 5, 100), Span("a")])) == [data[5:100], data]
-    monkeypatch.setattr(gcs_session, "_sessions", {})
+    monkeypatch.setattr(gcs_requests, "_sessions", {})
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
     with pytest.raises(StoreError, match=r"gs://bucket/a: the server's certificate is not trusted"):
         GcsStore("gs://bucket").read("a")
@@ -311,8 +311,8 @@ def test_who_is_denied_is_named(server, with_credentials):
 
 
 def test_the_larger_the_objects_the_fewer_are_held(server, monkeypatch):
-    monkeypatch.setattr(gcs_bulk, "_HELD_BYTES", 8 << 20)
-    monkeypatch.setattr(gcs_bulk, "_PRIOR_BYTES", 16 << 20)
+    monkeypatch.setattr(gcs_transfers, "_HELD_BYTES", 8 << 20)
+    monkeypatch.setattr(gcs_transfers, "_PRIOR_BYTES", 16 << 20)
     store = GcsStore("gs://bucket")
     store.put("large", bytes(2 << 20))
     store.put("small", b"1")

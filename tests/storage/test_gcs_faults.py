@@ -9,9 +9,9 @@ from crc32c import crc32c
 
 from tests.gcs_server import GcsServer
 from tpufeed.errors import AccessError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
-from tpufeed.storage import gcs_upload
+from tpufeed.storage import gcs_transfers
 from tpufeed.storage.gcs import GcsStore
-from tpufeed.storage.gcs_retrying import Patience
+from tpufeed.storage.gcs_requests import Patience
 from tpufeed.storage.store import Span
 
 PATIENCE = Patience(
@@ -70,8 +70,8 @@ def store(server):
 
 @pytest.fixture
 def chunked(monkeypatch):
-    monkeypatch.setattr(gcs_upload, "SMALL_BYTES", 1 << 20)
-    monkeypatch.setattr(gcs_upload, "CHUNK_BYTES", 2 << 20)
+    monkeypatch.setattr(gcs_transfers, "SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(gcs_transfers, "CHUNK_BYTES", 2 << 20)
 
 
 def struck(server, count=1):
@@ -278,7 +278,7 @@ each_call = pytest.mark.parametrize(("label", "call"), CALLS.items(), ids=CALLS)
 def test_what_is_forbidden_is_asked_for_once(server, store, chunked, monkeypatch, label, call):
     server.create_bucket("private", refuses=403)
     private = GcsStore("gs://private/folder", PATIENCE)
-    monkeypatch.setattr("tpufeed.storage.gcs_session.GcsSession.identity", "me@example.com")
+    monkeypatch.setattr("tpufeed.storage.gcs_requests.GcsSession.identity", "me@example.com")
     with pytest.raises(AccessError) as caught:
         call(private, "a")
     message = str(caught.value)

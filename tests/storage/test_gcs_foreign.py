@@ -9,9 +9,9 @@ import pytest
 
 from tests.gcs_server import GcsServer
 from tpufeed.errors import AccessError, ObjectNotFoundError, StoreError, UnavailableError
-from tpufeed.storage import gcs_upload
+from tpufeed.storage import gcs_transfers
 from tpufeed.storage.gcs import GcsStore
-from tpufeed.storage.gcs_retrying import Patience
+from tpufeed.storage.gcs_requests import Patience
 from tpufeed.storage.store import Span
 
 PATIENCE = Patience(deadline_seconds=20, first_pause_seconds=0.01, longest_pause_seconds=0.05)
@@ -234,7 +234,7 @@ def test_the_whole_object_instead_of_a_range_is_cut_or_refused(foreign):
 
 
 def test_an_upload_that_has_more_than_was_sent_is_named(foreign, monkeypatch):
-    monkeypatch.setattr(gcs_upload, "SMALL_BYTES", 1)
+    monkeypatch.setattr(gcs_transfers, "SMALL_BYTES", 1)
     foreign.answers = {"POST": (200, {"Location": f"{foreign.url}/x"}, b""), "PUT": (308, {"Range": "bytes=0-99"}, b"")}
     with pytest.raises(StoreError, match="gs://b/f/a: the service says that it has 100 bytes of 4"):
         GcsStore("gs://b/f", PATIENCE).put("a", b"1234")

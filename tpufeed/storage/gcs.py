@@ -7,15 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
-from tpufeed.storage.gcs_answers import Resource
-from tpufeed.storage.gcs_bulk import read_many
-from tpufeed.storage.gcs_crc32c import to_crc32c
-from tpufeed.storage.gcs_download import Download
-from tpufeed.storage.gcs_errors import PreconditionError
-from tpufeed.storage.gcs_folder import FIELDS, GcsFolder, generation_of
-from tpufeed.storage.gcs_retrying import Patience
-from tpufeed.storage.gcs_session import Request, check_installed
-from tpufeed.storage.gcs_upload import Content, ReadError, Upload, content_of_bytes, content_of_file
+from tpufeed.storage.gcs_requests import (
+    FIELDS,
+    GcsFolder,
+    Patience,
+    PreconditionError,
+    Request,
+    Resource,
+    check_installed,
+    generation_of,
+    to_crc32c,
+)
+from tpufeed.storage.gcs_transfers import (
+    Content,
+    Download,
+    ReadError,
+    Upload,
+    content_of_bytes,
+    content_of_file,
+    read_many,
+)
 from tpufeed.storage.store import ObjectInfo, Span
 from tpufeed.storage.temporary import temporary_folder
 

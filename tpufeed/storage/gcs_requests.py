@@ -1,0 +1,681 @@
+"""Requests to Google Cloud Storage: retries, errors, what answers hold, sessions, and the folder they are about."""
+
+import http.client
+import importlib.util
+import json
+import logging
+import os
+import random
+import re
+import socket
+import ssl
+import threading
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from tpufeed.errors import (
+    AccessError,
+    MissingExtraError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    OptionError,
+    StoreError,
+    UnavailableError,
+    mask_secrets,
+)
+from tpufeed.storage.naming import check_name
+
+_logger = logging.getLogger(__name__)
+# The system's, as a seeded generator gives all workers the same pauses and would take draws from the user's.
+_random = random.SystemRandom()
+_TRIES_BEFORE_A_WARNING = 3
+EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
+USER_PROJECT_VARIABLE = "TPUFEED_GCS_USER_PROJECT"
+ANONYMOUS = "an anonymous caller"
+LOGIN = (
+    "log in with `gcloud auth application-default login`, or let GOOGLE_APPLICATION_CREDENTIALS name a service "
+    "account's key"
+)
+_CREATE, _LIST = "storage.objects.create", "storage.objects.list"
+_MISMATCH = re.compile(r"(crc32c|md5|hash|checksum).*match", re.IGNORECASE | re.DOTALL)
+_PROXIES = "https_proxy", "http_proxy", "all_proxy"
+_VARIABLES = EMULATOR_VARIABLE, "API_ENDPOINT_OVERRIDE", *_PROXIES, *map(str.upper, _PROXIES)
+_NO_SUCH_NAME = socket.EAI_NONAME, socket.EAI_NODATA  # EAI_AGAIN is a name server that does not answer now
+_MESSAGE_CHARACTERS = 500
+_LONGEST_RETRY_AFTER_SECONDS = 3600.0
+_POOL_CONNECTIONS = 128  # requests keeps 10 by default and throws the eleventh thread's away after each request
+_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_sessions: dict[tuple[int, str, str], "GcsSession"] = {}
+_locks: dict[int, threading.Lock] = {}  # one a process: a lock that is held during a fork is never freed in the child
+FIELDS = "name,size,generation,crc32c"
+NEVER_A_GENERATION = "1"  # generations are microseconds since 1970
+T = TypeVar("T")
+Send = Callable[["Request"], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """What is waited for, and for how long.
+
+    Attributes:
+        deadline_seconds: after so long without progress a call gives up.
+        first_pause_seconds: the longest pause before the second try; it doubles with each further one.
+        longest_pause_seconds: where the doubling ends. What the server asks for comes on top.
+        unreachable_seconds: as `deadline_seconds`, where a name does not resolve or no emulator runs.
+        connect_seconds: for a connection, and for each piece of an upload to leave.
+        read_seconds: for the next bytes.
+    """
+
+    deadline_seconds: float = 120
+    first_pause_seconds: float = 1
+    longest_pause_seconds: float = 32
+    unreachable_seconds: float = 10
+    connect_seconds: float = 10
+    read_seconds: float = 30
+
+
+class TransientError(Exception):
+    """One try failed in a way that the next may not.
+
+    Attributes:
+        retry_after_seconds: how long the server asks to wait.
+    """
+
+    def __init__(self, message: str, retry_after_seconds: float = 0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UnreachableError(TransientError):
+    """There is no such host, or nobody listens there: more often a wrong address than a matter of time."""
+
+
+class ChecksumError(TransientError):
+    """The bytes that arrived are not those that were sent, so that all are to be sent again."""
+
+
+class UnauthorizedError(Exception):
+    """HTTP 401: the token is not valid, or no longer."""
+
+
+class Tries:
+    """The tries of one call.
+
+    Attributes:
+        failed: how many of them failed so far.
+        refreshed: credentials were refreshed since there was progress.
+    """
+
+    def __init__(self, where: str, patience: Patience) -> None:
+        self._where, self._patience = where, patience
+        self._started = self._moved = time.monotonic()
+        self._unreachable_since: float | None = None
+        self.failed = self._in_a_row = 0
+        self.refreshed = False
+
+    def progress(self) -> None:
+        """Bytes went through that never did before: the deadline and the pauses start anew."""
+        self._moved = time.monotonic()
+        self._in_a_row = 0
+        self.refreshed = False
+        self._unreachable_since = None
+
+    def pause_after(self, error: TransientError) -> float:
+        """How many seconds to wait before the next try.
+
+        Raises:
+            UnavailableError: there is no time left for one.
+        """
+        self.failed += 1
+        self._in_a_row += 1
+        now = time.monotonic()
+        left = self._moved + self._patience.deadline_seconds - now
+        if isinstance(error, UnreachableError):
+            self._unreachable_since = now if self._unreachable_since is None else self._unreachable_since
+            left = min(left, self._unreachable_since + self._patience.unreachable_seconds - now)
+        else:
+            self._unreachable_since = None
+        if left <= 0:
+            raise UnavailableError(
+                f"{self._where}: gave up after {self.failed} tries in {now - self._started:.1f} s, the last "
+                f"{now - self._moved:.1f} s without progress; the last one failed by: {error}"
+            ) from error
+        longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**self._doublings)
+        pause = min(error.retry_after_seconds + _random.uniform(0, longest), left)
+        level = logging.INFO if self._in_a_row < _TRIES_BEFORE_A_WARNING else logging.WARNING
+        said = mask_secrets(str(error))
+        _logger.log(level, "%s: try %d failed, the next is in %.1f s: %s", self._where, self.failed, pause, said)
+        return pause
+
+    @property
+    def _doublings(self) -> int:
+        return min(self._in_a_row - 1, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a request is about, for messages.
+
+    Attributes:
+        where: URL of the object, or of the folder that is listed.
+        bucket: its name.
+        permission: what the caller needs, as storage.objects.get.
+    """
+
+    where: str
+    bucket: str
+    permission: str
+
+
+class PreconditionError(Exception):
+    """HTTP 412: the object is not of the generation that the request wants."""
+
+
+def error_of(status: int, headers: Mapping[str, str], text: str, target: Target, identity: str) -> Exception:
+    """The error that an answer stands for: one to try again after, or a StoreError to raise.
+
+    Args:
+        status: of HTTP.
+        headers: of the answer, without regard to case.
+        text: its body.
+        target: what the request was about.
+        identity: who made it.
+    """
+    found = _message_of(text)
+    if status in (408, 429) or status >= 500:
+        return TransientError(f"HTTP {status}: {found}", _retry_after_seconds(headers))
+    if status == 400 and target.permission == _CREATE and _MISMATCH.search(found):
+        return ChecksumError(f"HTTP {status}: {found}")
+    if status == 401:
+        return UnauthorizedError(found)
+    if status == 412:
+        return PreconditionError(found)
+    return _refusal(status, found, target, identity)
+
+
+def broken(error: Exception, target: Target) -> Exception:
+    """The error that a broken connection stands for, whatever library has noticed it."""
+    causes = list(_causes(error))
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+        return StoreError(f"{target.where}: the server's certificate is not trusted: {error}")
+    host, port, variable = _address(causes)
+    named = f"{host}, which {variable} names," if variable else host
+    for cause in causes:
+        if isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_NAME:
+            return UnreachableError(f"the host {named} cannot be resolved: {cause.strerror}")
+        if isinstance(cause, ConnectionRefusedError) and variable == EMULATOR_VARIABLE:
+            return UnreachableError(f"the host {named} takes no connections at port {port}. Is the emulator running?")
+    return TransientError(f"{type(error).__name__}: {error}")
+
+
+def denied(target: Target, identity: str, found: str) -> AccessError:
+    """HTTP 403, or a 401 that fresh credentials do not help."""
+    if identity == ANONYMOUS:
+        advice = f"there are no credentials: {LOGIN}"
+    else:
+        advice = (
+            f"{target.permission} is probably missing: grant {identity} roles/storage.objectUser on the bucket "
+            f"{target.bucket}, or {LOGIN}"
+        )
+    return AccessError(f"{target.where}: access denied to {identity}: {found}; {advice}")
+
+
+def _refusal(status: int, found: str, target: Target, identity: str) -> StoreError:
+    if status == 400 and found.startswith("Bucket is a requester pays bucket"):  # whatever its name
+        return AccessError(
+            f"{target.where}: the bucket {target.bucket} lets the requester pay: set {USER_PROJECT_VARIABLE} to the "
+            f"project to be billed ({found})"
+        )
+    if status == 403:
+        return denied(target, identity, found)
+    if status == 404 and target.permission in (_LIST, _CREATE):
+        return StoreError(f"{target.where}: the bucket {target.bucket} does not exist ({found})")
+    if status == 404:  # or no such bucket: see GcsFolder.check_bucket
+        return ObjectNotFoundError(f"{target.where}: no such object")
+    return StoreError(f"{target.where}: HTTP {status}: {found}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what has caused it; urllib3 and requests keep some causes among their arguments only."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        cause = waiting.pop(0)
+        if id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            further = cause.__cause__, cause.__context__, *cause.args
+            waiting += [each for each in further if isinstance(each, BaseException)]
+
+
+def _address(causes: Sequence[BaseException]) -> tuple[str, str, str]:
+    """The host and port that were not reached, as urllib3 or aiohttp has them, and the variable that names the host."""
+    for cause in causes:
+        for holder in (cause, getattr(cause, "conn", None)):
+            host = getattr(holder, "host", None)
+            if host:
+                variable = next((name for name in _VARIABLES if host in os.environ.get(name, "")), "")
+                return str(host), str(getattr(holder, "port", "")), variable
+    return "", "", ""
+
+
+def _message_of(text: str) -> str:
+    """The service's own words: JSON from most of its interfaces, plain text from downloads, HTML from proxies."""
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
+        error = json.loads(text)["error"]
+        text = error.get("message") or error["errors"][0]["message"]
+    text = " ".join(str(text).split()) or "no reason given"
+    return text if len(text) <= _MESSAGE_CHARACTERS else f"{text[:_MESSAGE_CHARACTERS]}..."
+
+
+def _retry_after_seconds(headers: Mapping[str, str]) -> float:
+    try:  # a date instead of seconds needs clocks that agree: the usual pause does for it
+        return min(max(0.0, float(headers.get("Retry-After", "0"))), _LONGEST_RETRY_AFTER_SECONDS)
+    except ValueError:
+        return 0.0
+
+
+def to_crc32c(text: str) -> int:
+    """From text. Raises ValueError."""
+    data = b64decode(text, validate=True)
+    if len(data) != 4:
+        raise ValueError(f"{text!r} is no CRC-32C in base64")
+    return int.from_bytes(data, "big")
+
+
+def from_crc32c(crc32c: int) -> str:
+    """To text."""
+    return b64encode(crc32c.to_bytes(4, "big")).decode()
+
+
+def crc32c_of(headers: Mapping[str, str], where: str) -> int | None:
+    """What a download's X-Goog-Hash says of the whole object as it is stored. Raises StoreError."""
+    for part in headers.get("X-Goog-Hash", "").split(","):
+        key, _, value = part.strip().partition("=")
+        if key == "crc32c":
+            try:
+                return to_crc32c(value)
+            except ValueError as error:
+                raise StoreError(f"{where}: the header X-Goog-Hash is {headers['X-Goog-Hash']!r:.200}") from error
+    return None
+
+
+class Resource(msgspec.Struct, frozen=True):
+    """One object, as the JSON API has it.
+
+    Attributes:
+        name: in its bucket.
+        generation: digits.
+        size: bytes. Servers that leave zeros out leave it out of empty objects.
+        crc32c: of its bytes as Google writes it, or "" where the server has none.
+    """
+
+    name: str
+    generation: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
+    size: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    crc32c: str = ""
+
+    def __post_init__(self) -> None:
+        if self.crc32c:
+            to_crc32c(self.crc32c)
+        if self.size < 0:
+            if self.crc32c != from_crc32c(0):
+                raise ValueError("Object missing required field `size`")
+            msgspec.structs.force_setattr(self, "size", 0)
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a listing; `token` asks for the next, where there is one."""
+
+    items: list[Resource] = []
+    prefixes: list[str] = []
+    token: str = msgspec.field(default="", name="nextPageToken")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request.
+
+    Attributes:
+        method: of HTTP.
+        url: all of it, or its path at the service.
+        params: of the query.
+        headers: besides those of authentication.
+        body: bytes, or pieces with a length.
+        accept: statuses from 300 on that are no errors.
+    """
+
+    method: str
+    url: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | Iterable[bytes | memoryview] = b""
+    accept: tuple[int, ...] = ()
+
+
+def check_installed() -> None:
+    """Raises MissingExtraError where the client library is missing; imports nothing of it."""
+    try:
+        found = importlib.util.find_spec("google.cloud.storage")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise MissingExtraError("google-cloud-storage", "gcs")
+
+
+def open_session() -> "GcsSession":
+    """This process's session; a forked child makes its own, as two processes cannot share a connection."""
+    key = os.getpid(), os.environ.get(EMULATOR_VARIABLE, ""), os.environ.get(USER_PROJECT_VARIABLE, "")
+    with _locks.setdefault(os.getpid(), threading.Lock()):
+        if key not in _sessions:
+            _sessions[key] = GcsSession()
+        return _sessions[key]
+
+
+class GcsSession:
+    """Sends single requests; thread-safe.
+
+    Attributes:
+        credentials: of google.auth; None is anonymous.
+        endpoint: the service's URL, without a slash at its end.
+        user_project: the project to be billed for requests, or "".
+    """
+
+    def __init__(self, credentials: Any = None) -> None:
+        self.credentials = _default_credentials() if credentials is None else credentials
+        self._session, self.endpoint = _connect(self.credentials)
+        self.user_project = os.environ.get(USER_PROJECT_VARIABLE, "")
+
+    @property
+    def identity(self) -> str:
+        """Whom the service sees, as far as it is known here."""
+        if self.credentials is None:
+            return ANONYMOUS
+        for attribute in ("service_account_email", "account"):
+            found = getattr(self.credentials, attribute, None)
+            if isinstance(found, str) and found:
+                return "the machine's service account" if found == "default" else found
+        return f"your {type(self.credentials).__module__} credentials"
+
+    @contextmanager
+    def answer(self, request: Request, target: Target, patience: Patience) -> Iterator[Any]:
+        """The answer to a request, a `requests.Response` whose body is still to be read, inside of the context.
+
+        Raises:
+            TransientError: what failed may succeed when tried again.
+            UnauthorizedError: `refresh` the credentials.
+            PreconditionError: the object is of another generation.
+            StoreError: any other refusal.
+        """
+        import requests
+
+        url = request.url if "://" in request.url else self.endpoint + request.url
+        billed = {"userProject": self.user_project} if self.user_project else {}
+        with _faults(target):
+            response = self._session.request(
+                request.method,
+                url,
+                params={**request.params, **billed} if url != request.url else request.params,
+                headers=dict(request.headers),
+                data=request.body,
+                timeout=(patience.connect_seconds, patience.read_seconds),
+                stream=True,
+                allow_redirects=False,  # 308 is an upload's way to say that it goes on
+            )
+            with response:
+                if response.status_code >= 300 and response.status_code not in request.accept:
+                    raise error_of(response.status_code, response.headers, response.text, target, self.identity)
+                assert isinstance(response, requests.Response)
+                yield response
+
+    def surroundings(self) -> tuple[ssl.SSLContext, str | None]:
+        """The certificates that this session goes by and the proxy that it goes through, for another client."""
+        import certifi
+        from requests.utils import select_proxy
+
+        found = self._session.merge_environment_settings(self.endpoint, {}, True, None, None)
+        where = Path(certifi.where() if found["verify"] is True else found["verify"])
+        files, folder = (None, where) if where.is_dir() else (where, None)
+        context = ssl.create_default_context(cafile=files, capath=folder)
+        return context, select_proxy(self.endpoint, found["proxies"])
+
+    def refresh(self, target: Target) -> None:
+        """Get a new token, where there are credentials. Raises TransientError, AccessError."""
+        if self.credentials is not None:
+            from google.auth.transport.requests import Request as AuthRequest
+
+            with _faults(target):
+                self.credentials.refresh(AuthRequest())
+
+
+@contextmanager
+def _faults(target: Target) -> Iterator[None]:
+    """The one place where errors of sockets, urllib3, requests and google.auth become ours."""
+    import requests
+    import urllib3
+    from google.auth import exceptions
+
+    try:
+        yield
+    except StoreError:  # these are OSErrors, too
+        raise
+    except exceptions.TransportError as error:
+        raise broken(error, target) from error
+    except exceptions.GoogleAuthError as error:
+        if getattr(error, "retryable", False):
+            raise TransientError(f"{type(error).__name__}: {error}") from error
+        raise AccessError(f"{target.where}: the credentials do not work: {error}; {LOGIN}") from error
+    except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as error:
+        if isinstance(error, ValueError) and not isinstance(error, requests.exceptions.JSONDecodeError):
+            raise StoreError(f"{target.where}: {type(error).__name__}: {error}") from error  # a malformed URL
+        raise broken(error, target) from error
+
+
+def _default_credentials() -> Any:
+    """What google.auth finds, or None: public buckets can be read without."""
+    if os.environ.get(EMULATOR_VARIABLE):
+        return None
+    import google.auth
+    from google.auth.exceptions import DefaultCredentialsError
+
+    try:
+        return google.auth.default(scopes=[_SCOPE])[0]
+    except DefaultCredentialsError as error:
+        if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+            raise AccessError(f"the file that GOOGLE_APPLICATION_CREDENTIALS names cannot be used: {error}") from error
+        return None
+
+
+def _connect(credentials: Any) -> tuple[Any, str]:
+    """A session of google.auth and the service's URL, of which the client library knows the rules."""
+    from google.auth.credentials import AnonymousCredentials
+    from google.auth.transport.requests import AuthorizedSession
+    from google.cloud.storage import Client
+    from requests.adapters import HTTPAdapter
+
+    if credentials is None:
+        credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]  # google.auth types but part of itself
+    # No statuses: it would refresh and send again by itself, and the body of an upload may be half read by then.
+    session = AuthorizedSession(credentials, refresh_status_codes=())  # type: ignore[no-untyped-call]  # likewise
+    session.auth = lambda request: request  # or else ~/.netrc is read for each request and wins over the token
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0))
+    try:
+        endpoint = Client(project="<none>", credentials=credentials, _http=session).api_endpoint.rstrip("/")
+    except ValueError as error:  # the credentials are another universe's, or for TLS on both sides
+        raise AccessError(f"the credentials do not fit Google Cloud Storage as it is set up here: {error}") from error
+    return session, endpoint if "://" in endpoint else f"http://{endpoint}"
+
+
+class GcsFolder:
+    """What lies below gs://bucket/folder. Thread-safe.
+
+    Attributes:
+        url: as the user typed it, without a slash at its end.
+        bucket: its name.
+        root: what the keys of its objects begin with: "folder/", or "".
+        patience: with faults.
+        count_retry: called before each try that is not a call's first.
+    """
+
+    def __init__(self, url: str, patience: Patience, count_retry: Callable[[], None]) -> None:
+        scheme, _, path = url.partition("://")
+        self.url = f"{scheme}://{path.rstrip('/')}"
+        self.bucket, _, folder = path.rstrip("/").partition("/")
+        if not self.bucket:
+            raise OptionError(f"{url}: this names no bucket; write {scheme}://BUCKET or {scheme}://BUCKET/FOLDER")
+        self.root = f"{check_name(folder)}/" if folder else ""
+        self.patience, self.count_retry = patience, count_retry
+        self._session: tuple[int, GcsSession] | None = None
+        self._bucket_exists = False  # as far as is known
+
+    @property
+    def session(self) -> GcsSession:
+        """The process's; it is made by the first request."""
+        found = self._session
+        if found is None or found[0] != os.getpid():
+            found = self._session = os.getpid(), open_session()
+        return found[1]
+
+    def persist(self, where: str, permission: str, attempt: Callable[[Send, Tries], T]) -> T:
+        """What `attempt` returns as soon as it raises no TransientError.
+
+        Args:
+            where: URL of the object or folder, for messages.
+            permission: what the caller needs for it, as storage.objects.get.
+            attempt: one try of all that is left to do.
+
+        Raises:
+            StoreError: it cannot succeed, or patience has ended.
+            PreconditionError: as the service said.
+        """
+        target, tries = Target(where, self.bucket, permission), Tries(where, self.patience)
+
+        def send(request: Request) -> AbstractContextManager[Any]:
+            return self.session.answer(request, target, self.patience)
+
+        while True:
+            try:
+                found = attempt(send, tries)
+                self._bucket_exists = True
+                return found
+            except ObjectNotFoundError:
+                self.check_bucket()
+                raise
+            except UnauthorizedError as error:
+                if tries.refreshed:
+                    raise denied(target, self.session.identity, f"HTTP 401: {error}") from error
+                tries.refreshed = True
+                self.count_retry()
+                self._refresh(target, tries)
+            except TransientError as error:
+                time.sleep(tries.pause_after(error))
+                self.count_retry()
+
+    def where(self, name: str) -> str:
+        """The URL of an object, for messages."""
+        return f"{self.url}/{name}"
+
+    def key(self, name: str) -> str:
+        """The object's name in its bucket. Raises OptionError where it could lead out of the folder."""
+        return self.root + check_name(name)
+
+    def path(self, name: str = "", kind: str = "") -> str:
+        """The path at the service of an object, or of all; `kind` is "/download" or "/upload"."""
+        objects = f"{kind}/storage/v1/b/{quote(self.bucket, safe='')}/o"
+        return f"{objects}/{quote(self.key(name), safe='')}" if name else objects
+
+    def check_bucket(self) -> None:
+        """Raise StoreError where there is no bucket: a missing object's answer differs from that in its words only."""
+        if not self._bucket_exists:
+            # A caller who may not list is told 403 for a missing object, so that one who was told 404 may.
+            params = {"prefix": self.root, "maxResults": "1", "fields": "nextPageToken"}
+            with suppress(AccessError):
+                self.call(self.url, "storage.objects.list", Request("GET", self.path(), params))
+            self._bucket_exists = True
+
+    def find(self, name: str, version: str = "") -> Resource:
+        """What the service says of an object. Raises ObjectNotFoundError."""
+        check_name(name)
+        params = {"fields": FIELDS, **({"generation": generation_of(version)} if version else {})}
+        request = Request("GET", self.path(name), params)
+        return self.call_json(self.where(name), "storage.objects.get", request, Resource)
+
+    def absence(self, name: str, version: str, error: ObjectNotFoundError) -> StoreError:
+        """The error for an object that is not there, which one of another generation may be."""
+        self.check_bucket()
+        try:
+            found = self.find(name).generation if version else ""
+        except ObjectNotFoundError:
+            return error
+        if not found:
+            return error
+        return ObjectChangedError(f"{self.where(name)}: it is generation {found} by now, not {version}")
+
+    def iter_pages(self, where: str, params: dict[str, str]) -> Iterator[Page]:
+        """The pages of a listing. Raises StoreError where the bucket does not exist."""
+        token = ""
+        while True:
+            request = Request("GET", self.path(), {**params, **({"pageToken": token} if token else {})})
+            page = self.call_json(where, "storage.objects.list", request, Page)
+            yield page
+            if not page.token:
+                return
+            if page.token == token:
+                raise StoreError(f"{where}: the listing has no end: page {token!r} is followed by itself")
+            token = page.token
+
+    def call(self, where: str, permission: str, request: Request) -> bytes:
+        """The body of the answer to a request. Raises as `persist` does."""
+
+        def attempt(send: Send, _: Tries) -> bytes:
+            with send(request) as response:
+                content: bytes = response.content
+                return content
+
+        return self.persist(where, permission, attempt)
+
+    def call_json(self, where: str, permission: str, request: Request, kind: type[T]) -> T:
+        """The JSON that answers a request. Raises as `persist` does."""
+
+        def attempt(send: Send, _: Tries) -> T:
+            with send(request) as response:
+                return self.decode(where, response.content, kind)
+
+        return self.persist(where, permission, attempt)
+
+    def decode(self, where: str, content: bytes, kind: type[T]) -> T:
+        """The JSON of an answer.
+
+        Raises:
+            TransientError: it is none, but a proxy's page.
+            StoreError: it lacks a field, or has one of another type.
+        """
+        try:
+            return msgspec.json.decode(content, type=kind, strict=False)  # its integers are texts
+        except msgspec.ValidationError as error:
+            raise StoreError(
+                f"{where}: {self.session.endpoint} answers otherwise than Google Cloud Storage: {error}"
+            ) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TransientError(f"the answer is no JSON: {error}") from error
+
+    def _refresh(self, target: Target, tries: Tries) -> None:
+        while True:
+            try:
+                return self.session.refresh(target)
+            except TransientError as error:
+                time.sleep(tries.pause_after(error))
+                self.count_retry()
+
+
+def generation_of(version: str) -> str:
+    """The generation that a version names; one of another store's matches none here."""
+    return version if version.isascii() and version.isdigit() else NEVER_A_GENERATION

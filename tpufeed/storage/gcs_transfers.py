@@ -1,0 +1,535 @@
+"""Bytes from and to Google Cloud Storage: downloads, uploads, and many small reads at once."""
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import threading
+from collections import deque
+from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from crc32c import crc32c
+
+from tpufeed.errors import MissingExtraError, ObjectNotFoundError, StoreError
+from tpufeed.storage.gcs_requests import (
+    FIELDS,
+    ChecksumError,
+    GcsFolder,
+    Request,
+    Resource,
+    Send,
+    Target,
+    TransientError,
+    Tries,
+    UnauthorizedError,
+    broken,
+    crc32c_of,
+    denied,
+    error_of,
+    from_crc32c,
+    generation_of,
+)
+from tpufeed.storage.naming import check_name
+from tpufeed.storage.store import Span
+
+# Lost of a body that breaks off. The time limit of a socket is for one send as a whole: pieces let a slow line be slow.
+_PIECE_BYTES = 256 << 10
+SMALL_BYTES = 8 << 20
+CHUNK_BYTES = 32 << 20  # a multiple of 256 KiB; each waits for an answer
+_AT_ONCE = 64  # requests
+_WINDOW = 2 * _AT_ONCE  # spans: a slow one at the head does not stop the others at once
+_HELD_BYTES = 256 << 20
+_PRIOR_BYTES, _PRIOR_COUNT = 256 << 20, 16  # objects are taken to be of 16 MB until some were seen
+T = TypeVar("T")
+
+
+class Download:
+    """One read: a broken one goes on where it stopped, in the same generation.
+
+    The client library's own downloads copy each byte several times in Python: 8 KB at a time from urllib3 to a file
+    object. This asks for the object with the library's session and lets the socket write into the caller's buffer.
+    The GIL is still taken once for what each receive brings, which by TLS is 16 KB at the most: beside a thread that
+    computes in Python, reading belongs in a process of its own.
+
+    Attributes:
+        buffer: what is to be filled; where None was given, the whole object, once there was an answer.
+        done: how many bytes of it are.
+        generation: which one is read, "" until it is known.
+    """
+
+    def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
+        self._folder, self._where, self._path = folder, folder.where(name), folder.path(check_name(name), "/download")
+        self._pinned = generation_of(version) if version else ""
+        self.generation = self._pinned
+        self.buffer: memoryview | None = None
+        self.done = self._start = self._furthest = 0
+        self._whole = False
+
+    def read(self) -> bytes:
+        """All bytes, checked against the service's CRC-32C. Raises ObjectNotFoundError, also where pinned."""
+        self._whole = True
+        self._persist()
+        assert self.buffer is not None
+        return bytes(self.buffer)
+
+    def read_into(self, start: int, buffer: memoryview) -> int:
+        """Fill `buffer` from byte `start` on; returns how many bytes there were. Raises as `read` does."""
+        self._start, self.buffer = start, buffer.cast("B")
+        self._persist()
+        return self.done
+
+    def _persist(self) -> None:
+        while True:
+            try:
+                self._folder.persist(self._where, "storage.objects.get", self._attempt)
+                return
+            except ObjectNotFoundError:
+                if self.generation == self._pinned:
+                    raise
+                self._begin_again()  # replaced while it was read by whoever asked for no version
+
+    def _begin_again(self) -> None:
+        self.generation, self.done = self._pinned, 0
+        self.buffer = None if self._whole else self.buffer
+
+    def _attempt(self, send: Send, tries: Tries) -> None:
+        first = self._start + self.done
+        params = {"alt": "media", **({"generation": self.generation} if self.generation else {})}
+        headers = {"Accept-Encoding": "gzip"}  # what is stored as gzip comes as it is stored, with its true length
+        if self.buffer is not None:
+            headers["Range"] = f"bytes={first}-{self._start + len(self.buffer) - 1}"
+        elif first:
+            headers["Range"] = f"bytes={first}-"
+        with send(Request("GET", self._path, params, headers, accept=(416,))) as response:
+            if response.status_code == 416:  # it ends before
+                _ = response.content  # what is not read to its end is closed with the response
+                if self.done:
+                    raise StoreError(f"{self._where}: it became shorter than {first + 1} bytes while it was read")
+                return
+            size = self._check_answer(response, first, "Range" in headers)
+            if self.buffer is None:
+                self.buffer = memoryview(bytearray(size))
+            wanted = min(len(self.buffer), max(0, size - self._start))
+            self._receive(response, wanted, tries)
+            if self._start == 0 and wanted == size:
+                self._check_sum(response, wanted)
+
+    def _check_answer(self, response: Any, first: int, ranged: bool) -> int:
+        """How long the object is. Raises where the answer is about other bytes than were asked for."""
+        generation = response.headers.get("X-Goog-Generation", "")
+        if self.generation and generation and generation != self.generation:
+            raise TransientError(f"generation {generation} came where {self.generation} was asked for")
+        self.generation = self.generation or generation
+        if response.status_code == 206 or "Content-Range" in response.headers:  # some say 200 with it
+            found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+            if not ranged or found is None or int(found[1]) != first:
+                raise TransientError(f"bytes from {first} were asked for: {response.headers.get('Content-Range')} came")
+            return int(found[2])
+        if first:
+            raise StoreError(f"{self._where}: the server sends the whole object when asked for a range of it")
+        try:
+            return int(response.headers["Content-Length"])
+        except (KeyError, ValueError):
+            raise TransientError("the answer does not say how long the object is") from None
+
+    def _receive(self, response: Any, wanted: int, tries: Tries) -> None:
+        assert self.buffer is not None
+        # urllib3's own readinto makes bytes and copies them; the response of http.client that it wraps does not.
+        source = getattr(response.raw, "_fp", response.raw)
+        while self.done < wanted:
+            count = source.readinto(self.buffer[self.done : min(wanted, self.done + _PIECE_BYTES)])
+            if not count:
+                raise TransientError(f"the body ended {wanted - self.done} of {wanted} bytes early")
+            self.done += count
+            if self.done > self._furthest:
+                self._furthest = self.done
+                tries.progress()
+        if wanted == 0:
+            _ = response.content
+        elif getattr(source, "fp", None) is None:  # read to its end, of which urllib3 has seen nothing
+            response.raw.release_conn()
+
+    def _check_sum(self, response: Any, size: int) -> None:
+        expected = crc32c_of(response.headers, self._where)
+        assert self.buffer is not None
+        if expected is not None:
+            found = crc32c(self.buffer[:size])
+            if found != expected:
+                self.done = 0
+                raise ChecksumError(f"crc32c is {found:08x} where the service says {expected:08x}")
+
+
+class ReadError(Exception):
+    """What is to be put cannot be read. No OSError, as urllib3 takes those for the network's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is to be put.
+
+    Attributes:
+        data: the bytes, or the file that holds them.
+        size_bytes: how many.
+        crc32c: of all of them.
+    """
+
+    data: bytes | Path
+    size_bytes: int
+    crc32c: int
+
+    def pieces(self, start: int, stop: int) -> Iterator[bytes | memoryview]:
+        """The bytes `[start, stop)`. Raises ReadError."""
+        if isinstance(self.data, Path):
+            yield from _pieces_of_file(self.data, start, stop)
+        else:
+            for at in range(start, stop, _PIECE_BYTES):
+                yield memoryview(self.data)[at : min(at + _PIECE_BYTES, stop)]
+
+
+def content_of_bytes(data: bytes) -> Content:
+    """`data` itself, summed up."""
+    return Content(data, len(data), crc32c(data))
+
+
+def content_of_file(path: Path) -> Content:
+    """The file, read once for its sum. Raises ReadError."""
+    total = 0
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ReadError(f"{path}: {error.strerror}") from error
+    for piece in _pieces_of_file(path, 0, size):
+        total = crc32c(piece, total)
+    return Content(path, size, total)
+
+
+class Upload:
+    """One put.
+
+    Attributes:
+        tries_failed: how many tries did; any of them may have been applied, its answer lost.
+    """
+
+    def __init__(self, folder: GcsFolder, name: str, content: Content, generation: str) -> None:
+        self._folder, self._key, self._where, self._content = folder, folder.key(name), folder.where(name), content
+        self._params = {"ifGenerationMatch": generation, "fields": FIELDS}
+        self._path = folder.path(kind="/upload")
+        self._url = ""  # of the resumable upload
+        self._stored = self._furthest = 0
+        self.tries_failed = 0
+
+    def run(self) -> Resource:
+        """What the service says of the new object. Raises PreconditionError, ReadError, StoreError."""
+        attempt = self._put_at_once if self._content.size_bytes <= SMALL_BYTES else self._put_on
+        found = self._folder.persist(self._where, "storage.objects.create", attempt)
+        if found.size != self._content.size_bytes or found.crc32c != from_crc32c(self._content.crc32c):
+            raise StoreError(
+                f"{self._where}: {found.size} bytes with crc32c {found.crc32c or '(none)'} are there although "
+                f"{self._content.size_bytes} with {from_crc32c(self._content.crc32c)} were put; delete the object"
+            )
+        return found
+
+    @property
+    def _metadata(self) -> bytes:
+        """With the sum, so that the service refuses what was damaged on its way."""
+        return json.dumps({"name": self._key, "crc32c": from_crc32c(self._content.crc32c)}).encode()
+
+    def _put_at_once(self, send: Send, tries: Tries) -> Resource:
+        self.tries_failed = tries.failed
+        boundary = secrets.token_hex(16)
+        head = (
+            b"--%(b)s\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%(m)s\r\n"
+            b"--%(b)s\r\nContent-Type: application/octet-stream\r\n\r\n"
+        ) % {b"b": boundary.encode(), b"m": self._metadata}
+        body = _Body(self._content, 0, self._content.size_bytes, head, f"\r\n--{boundary}--\r\n".encode())
+        headers = {"Content-Type": f"multipart/related; boundary={boundary}"}
+        with send(Request("POST", self._path, {**self._params, "uploadType": "multipart"}, headers, body)) as response:
+            return self._folder.decode(self._where, response.content, Resource)
+
+    def _put_on(self, send: Send, tries: Tries) -> Resource:
+        self.tries_failed = tries.failed
+        if not self._url:
+            self._begin(send)
+            found = None
+        else:  # the last try broke off
+            found = self._send_range(send, f"bytes */{self._content.size_bytes}", b"")
+        while found is None:
+            if self._stored > self._furthest:
+                self._furthest = self._stored
+                tries.progress()
+            start, stop = self._stored, min(self._stored + CHUNK_BYTES, self._content.size_bytes)
+            body = _Body(self._content, start, stop)
+            found = self._send_range(send, f"bytes {start}-{stop - 1}/{self._content.size_bytes}", body)
+            if found is None and self._stored <= start:
+                raise TransientError(f"the service has kept nothing of the bytes from {start} to {stop}")
+        return found
+
+    def _begin(self, send: Send) -> None:
+        headers = {
+            "Content-Type": "application/json; charset=UTF-8",
+            "X-Upload-Content-Type": "application/octet-stream",
+            "X-Upload-Content-Length": str(self._content.size_bytes),
+        }
+        params = {**self._params, "uploadType": "resumable"}
+        with send(Request("POST", self._path, params, headers, self._metadata)) as response:
+            self._url = response.headers.get("Location", "")
+            _ = response.content  # what is not read to its end, be it empty, is closed with the response
+        if not self._url:
+            raise TransientError("the upload was begun, but where to send it was not said")
+        self._stored = 0
+
+    def _send_range(self, send: Send, content_range: str, body: "bytes | _Body") -> Resource | None:
+        """The new object where that was the end of it, or else None, and `_stored` is what has arrived so far."""
+        request = Request("PUT", self._url, {}, {"Content-Range": content_range}, body, accept=(308, 404, 410))
+        try:
+            with send(request) as response:
+                _ = response.content
+                if response.status_code == 308:
+                    found = re.fullmatch(r"bytes=0-(\d+)", response.headers.get("Range", ""))
+                    self._stored = int(found[1]) + 1 if found else 0
+                    if self._stored > self._content.size_bytes:
+                        raise StoreError(
+                            f"{self._where}: the service says that it has {self._stored} bytes of "
+                            f"{self._content.size_bytes}"
+                        )
+                    return None
+                if response.status_code in (404, 410):
+                    self._url = ""
+                    raise TransientError(f"HTTP {response.status_code}: the upload is gone and begins again")
+                return self._folder.decode(self._where, response.content, Resource)
+        except ChecksumError:
+            self._url = ""
+            raise
+
+
+class _Body:
+    """Part of the content between other bytes: sized for its header, iterated for its pieces."""
+
+    def __init__(self, content: Content, start: int, stop: int, head: bytes = b"", tail: bytes = b"") -> None:
+        self._content, self._start, self._stop = content, start, stop
+        self._head, self._tail = head, tail
+
+    def __len__(self) -> int:
+        return len(self._head) + self._stop - self._start + len(self._tail)
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        yield self._head
+        yield from self._content.pieces(self._start, self._stop)
+        yield self._tail
+
+
+def _pieces_of_file(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            while start < stop:
+                piece = os.pread(file.fileno(), min(_PIECE_BYTES, stop - start), start)
+                if not piece:
+                    raise ReadError(f"{path}: it became shorter while it was put: {start} instead of {stop} bytes")
+                start += len(piece)
+                yield piece
+    except OSError as error:
+        raise ReadError(f"{path}: {error.strerror}") from error
+
+
+def read_many(folder: GcsFolder, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
+    """`Store.read_many`. Closing the iterator early cancels what is under way."""
+    waiting = deque[Future[bytes | StoreError]]()
+    reader = _Reader(folder)
+    try:
+        for span in spans:
+            waiting.append(reader.submit(span))
+            while len(waiting) >= reader.window:
+                yield reader.take(waiting.popleft())
+        while waiting:
+            yield reader.take(waiting.popleft())
+    finally:
+        reader.close()
+
+
+class _Reader:
+    """A thread with an event loop.
+
+    gcsfs's own `_cat_file` will not do: it drops the headers that hold the sum and the generation, takes what follows
+    a '#' in a name for a generation, and tries six times with no word on why.
+    """
+
+    def __init__(self, folder: GcsFolder) -> None:
+        # It would ask by gRPC for the kind of the bucket first: 60 s where nobody answers.
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        try:
+            import aiohttp
+            import gcsfs
+        except ImportError as error:
+            raise MissingExtraError("gcsfs", "gcs") from error
+        self._folder, self._service = folder, folder.session
+        # aiohttp goes by other certificates than requests, and would look for proxies in a thread for each request.
+        self._trust, self._proxy = self._service.surroundings()
+        self._process = os.getpid()
+        self._bytes = self._count = 0
+        self._gate, self._renewing = asyncio.Semaphore(_AT_ONCE), asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=folder.patience.connect_seconds, sock_read=folder.patience.read_seconds
+        )
+        self._files = gcsfs.GCSFileSystem(
+            token="anon",  # requests carry the token of the store's own session
+            asynchronous=True,
+            loop=self._loop,
+            skip_instance_cache=True,
+            use_listings_cache=False,
+            session_kwargs={"auto_decompress": False},
+        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tpufeed-bulk", daemon=True)
+        self._thread.start()
+        self._session = self._run(self._files._set_session())
+
+    @property
+    def window(self) -> int:
+        """How many spans may be under way or done and not taken: fewer, the larger they are."""
+        average = (self._bytes + _PRIOR_BYTES) // (self._count + _PRIOR_COUNT)
+        return max(2, min(_WINDOW, _HELD_BYTES // max(1, average)))
+
+    def submit(self, span: Span) -> Future[bytes | StoreError]:
+        """Begin to read."""
+        return asyncio.run_coroutine_threadsafe(self._read(span), self._loop)
+
+    def take(self, future: Future[bytes | StoreError]) -> bytes | StoreError:
+        """Wait for a result."""
+        found = future.result()
+        self._count += 1
+        self._bytes += len(found) if isinstance(found, bytes) else 0
+        return found
+
+    def close(self) -> None:
+        """Cancel what is under way and end the thread."""
+        if os.getpid() != self._process:  # a forked child has the iterator, but not the thread
+            return
+        self._run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._session.close()
+        await self._loop.shutdown_default_executor()
+
+    async def _read(self, span: Span) -> bytes | StoreError:
+        try:
+            async with self._gate:
+                return await self._read_or_raise(span)
+        except StoreError as error:
+            return error
+
+    async def _read_or_raise(self, span: Span) -> bytes:
+        try:
+            if span.stop is None or span.stop > span.start:
+                return await self._persist(span)
+            await asyncio.to_thread(self._folder.find, span.name, span.version)  # there is no range of no bytes
+        except ObjectNotFoundError as error:
+            raise await asyncio.to_thread(self._folder.absence, span.name, span.version, error) from error
+        return b""
+
+    async def _persist(self, span: Span) -> bytes:
+        where = self._folder.where(span.name)
+        target = Target(where, self._folder.bucket, "storage.objects.get")
+        tries = Tries(where, self._folder.patience)
+        while True:
+            try:
+                return await self._attempt(span, target)
+            except UnauthorizedError as error:
+                if tries.refreshed:
+                    raise denied(target, self._service.identity, f"HTTP 401: {error}") from error
+                tries.refreshed = True
+                pause = await self._renew(target, tries)
+            except TransientError as error:
+                pause = tries.pause_after(error)
+            self._folder.count_retry()
+            await asyncio.sleep(pause)
+
+    async def _renew(self, target: Target, tries: Tries) -> float:
+        """Get a new token; returns how long to wait."""
+        try:
+            async with self._renewing:
+                await asyncio.to_thread(self._service.refresh, target)
+        except TransientError as error:
+            tries.refreshed = False
+            return tries.pause_after(error)
+        return 0
+
+    async def _attempt(self, span: Span, target: Target) -> bytes:
+        import aiohttp
+
+        url, headers = self._url(span), await self._headers(span, target)
+        try:
+            async with self._session.get(
+                url, headers=headers, timeout=self._timeout, allow_redirects=False, ssl=self._trust, proxy=self._proxy
+            ) as response:
+                if response.status == 416:  # it ends before
+                    return b""
+                if response.status >= 300:
+                    text = await response.text()
+                    raise error_of(response.status, response.headers, text, target, self._service.identity)
+                return _check(span, target, response.status, response.headers, await response.read())
+        except StoreError:  # these are OSErrors, too
+            raise
+        except (aiohttp.ClientError, OSError) as error:
+            raise broken(error, target) from error
+
+    def _url(self, span: Span) -> Any:
+        from yarl import URL
+
+        query = {"alt": "media"}
+        if span.version:
+            query["generation"] = generation_of(span.version)
+        if self._service.user_project:
+            query["userProject"] = self._service.user_project
+        path = self._folder.path(check_name(span.name), "/download")
+        return URL(f"{self._service.endpoint}{path}?{urlencode(query)}", encoded=True)
+
+    async def _headers(self, span: Span, target: Target) -> dict[str, str]:
+        headers = {"Accept-Encoding": "gzip"}  # what is stored as gzip comes as it is stored, with its true length
+        if span.start or span.stop is not None:
+            headers["Range"] = f"bytes={span.start}-{'' if span.stop is None else span.stop - 1}"
+        credentials = self._service.credentials
+        if credentials is not None:
+            async with self._renewing:
+                if not credentials.valid:
+                    await asyncio.to_thread(self._service.refresh, target)
+            credentials.apply(headers)
+        return headers
+
+
+def _check(span: Span, target: Target, status: int, headers: Mapping[str, str], data: bytes) -> bytes:
+    """The bytes of the span out of an answer. Raises TransientError where they are not."""
+    generation = headers.get("X-Goog-Generation", "")
+    if span.version and generation and generation != generation_of(span.version):
+        raise TransientError(f"generation {generation} came where {span.version} was asked for")
+    size = len(data)
+    if status == 206 or "Content-Range" in headers:  # some say 200 with it
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
+        if found is None or int(found[1]) != span.start:
+            raise TransientError(f"bytes from {span.start} were asked for: {headers.get('Content-Range')} came")
+        size = int(found[2])
+    elif span.start:
+        raise StoreError(f"{target.where}: the server sends the whole object when asked for a range of it")
+    stop = size if span.stop is None else min(size, span.stop)
+    data = data[: stop - span.start]
+    if len(data) < stop - span.start:
+        raise TransientError(f"{len(data)} bytes came instead of {stop - span.start}")
+    expected = crc32c_of(headers, target.where) if len(data) == size else None
+    if expected is not None and expected != crc32c(data):
+        raise ChecksumError(f"crc32c is {crc32c(data):08x} where the service says {expected:08x}")
+    return data
