@@ -37,7 +37,7 @@ from tpufeed.loaders.epoch import Epochs
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
 WORLDS = (1, 2, 3, 8, 24, 64, 100, 512)

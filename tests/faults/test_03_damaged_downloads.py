@@ -24,7 +24,7 @@ from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, 
 from tpufeed.storage import ranges
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
 VICTIM = "train-v0-00001-of-00003.tfrecord"

@@ -13,7 +13,7 @@ from tests.gcs_server import GcsServer
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import RecordError
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.staging.shard import RemoteShard, copy_key
+from tpufeed.storage.staging.folder import RemoteShard, copy_key
 from tpufeed.storage.staging.stage import Stage
 
 OPS = [tpufeed.images.Resize(40), tpufeed.images.CenterCrop(32)]

@@ -14,9 +14,8 @@ import pytest
 
 from tpufeed.errors import OptionError, ShardError, StoreError
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.staging import troubles
-from tpufeed.storage.staging.folder import StageFolder
-from tpufeed.storage.staging.shard import RemoteShard, copy_key
+from tpufeed.storage.staging import fetcher
+from tpufeed.storage.staging.folder import RemoteShard, StageFolder, copy_key
 from tpufeed.storage.staging.stage import Stage
 
 SIZE = 1000
@@ -320,7 +319,7 @@ def test_a_stage_goes_on_when_its_folder_is_tidied_away(store, make_stage):
 
 
 def test_a_store_that_fails_is_asked_again_and_logged_once(store, make_stage, caplog, monkeypatch):
-    monkeypatch.setattr(troubles, "_FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(fetcher, "_FIRST_RETRY_SECONDS", 0.01)
     shard = put(store, "a", 200)
     failures = iter([StoreError("reset"), ValueError("odd"), StoreError("reset")])
 
@@ -342,7 +341,7 @@ def test_a_store_that_fails_is_asked_again_and_logged_once(store, make_stage, ca
 
 @pytest.mark.parametrize(("error", "is_bug"), [(StoreError("reset"), False), (ZeroDivisionError("a bug"), True)])
 def test_a_bug_of_ours_shows_its_trace(store, make_stage, caplog, monkeypatch, error, is_bug):
-    monkeypatch.setattr(troubles, "_FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(fetcher, "_FIRST_RETRY_SECONDS", 0.01)
     shard, failures = put(store, "a", 200), iter([error])
 
     def fault(name, buffer, found):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tpufeed.errors import OptionError
-from tpufeed.storage.staging import place
+from tpufeed.storage.staging import folder as stage_folder
 from tpufeed.storage.staging.folder import Claim, Part, StageFolder
 from tpufeed.storage.staging.stage import Stage
 
@@ -69,24 +69,24 @@ def test_a_folder_that_cannot_be_made_is_refused(store, tmp_path):
 
 
 def test_the_default_places_are_memory_the_cache_and_the_temporary_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(place.tempfile, "gettempdir", lambda: "/temporary")
+    monkeypatch.setattr(stage_folder.tempfile, "gettempdir", lambda: "/temporary")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    monkeypatch.delenv(place.STAGE_DIR)
-    assert place._default_places() == [Path("/dev/shm"), Path("/cache"), Path("/temporary")]
+    monkeypatch.delenv(stage_folder.STAGE_DIR)
+    assert stage_folder._default_places() == [Path("/dev/shm"), Path("/cache"), Path("/temporary")]
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert place._default_places()[1] == Path("~/.cache").expanduser()
-    monkeypatch.setenv(place.STAGE_DIR, "")
-    assert len(place._default_places()) == 3
-    monkeypatch.setenv(place.STAGE_DIR, str(tmp_path))
-    assert place._default_places() == [tmp_path]
+    assert stage_folder._default_places()[1] == Path("~/.cache").expanduser()
+    monkeypatch.setenv(stage_folder.STAGE_DIR, "")
+    assert len(stage_folder._default_places()) == 3
+    monkeypatch.setenv(stage_folder.STAGE_DIR, str(tmp_path))
+    assert stage_folder._default_places() == [tmp_path]
 
 
 def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
     places = [tmp_path / name for name in ("unusable", "small", "good", "last")]
     places[0].write_bytes(b"")
-    monkeypatch.setattr(place, "_default_places", lambda: places)
-    room = {places[1]: place._LEAST_ROOM_BYTES - 1, places[2]: place._LEAST_ROOM_BYTES}
-    monkeypatch.setattr(place, "free_bytes", lambda folder: room.get(folder, 0))
+    monkeypatch.setattr(stage_folder, "_default_places", lambda: places)
+    room = {places[1]: stage_folder._LEAST_ROOM_BYTES - 1, places[2]: stage_folder._LEAST_ROOM_BYTES}
+    monkeypatch.setattr(stage_folder, "free_bytes", lambda folder: room.get(folder, 0))
     with Stage(store) as stage:
         assert stage.folder == folder_of(places[2])
         (stage.folder / "0.shard").write_bytes(b"x")
@@ -102,7 +102,7 @@ def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
 def test_the_default_budget_is_half_of_what_would_be_free_without_the_copies(store, tmp_path):
     size = 8 << 20
     first = Stage(store, tmp_path)
-    free = place.free_bytes(tmp_path)
+    free = stage_folder.free_bytes(tmp_path)
     assert abs(first.budget_bytes - free // 2) < free // 10
     first.close()
     folder_of(tmp_path).joinpath("0.shard").write_bytes(bytes(size))
@@ -110,19 +110,19 @@ def test_the_default_budget_is_half_of_what_would_be_free_without_the_copies(sto
 
 
 def test_what_is_in_memory_has_no_more_room_than_memory():
-    if not place.is_in_memory(Path("/dev/shm")):
+    if not stage_folder.is_in_memory(Path("/dev/shm")):
         pytest.skip("/dev/shm is no tmpfs here")
-    available = place._free_memory_bytes()
+    available = stage_folder._free_memory_bytes()
     assert 0 < available < 1 << 50
-    assert place.free_bytes(Path("/dev/shm")) <= available * 1.1
-    assert not place.is_in_memory(Path("/proc"))
+    assert stage_folder.free_bytes(Path("/dev/shm")) <= available * 1.1
+    assert not stage_folder.is_in_memory(Path("/proc"))
 
 
 def test_the_limit_of_a_container_counts(monkeypatch):
-    monkeypatch.setattr(place, "memory_left", lambda: 2500)
-    assert place._free_memory_bytes() == 2500
-    monkeypatch.setattr(place, "memory_left", lambda: None)
-    assert place._free_memory_bytes() > 2500
+    monkeypatch.setattr(stage_folder, "memory_left", lambda: 2500)
+    assert stage_folder._free_memory_bytes() == 2500
+    monkeypatch.setattr(stage_folder, "memory_left", lambda: None)
+    assert stage_folder._free_memory_bytes() > 2500
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

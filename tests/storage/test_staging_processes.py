@@ -12,7 +12,7 @@ import crc32c
 import pytest
 
 from tpufeed.storage.filesystem import FsspecStore
-from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
 SIZE = 1000
@@ -23,7 +23,7 @@ CHILD = """
 import os, sys, time
 from pathlib import Path
 from tpufeed.storage.filesystem import FsspecStore
-from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
 url, folder, log, shards, budget = sys.argv[1:]

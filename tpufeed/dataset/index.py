@@ -22,7 +22,7 @@ from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
 from tpufeed.storage.plainfile import open_plain
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.crc32c import crc32c

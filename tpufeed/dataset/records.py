@@ -21,7 +21,7 @@ from tpufeed.errors import OptionError, RecordError, ShardError, StoreError
 from tpufeed.storage.mapping import map_file
 from tpufeed.storage.plainfile import open_plain
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 from tpufeed.tfrecord.framing import decode_records
 from tpufeed.tfrecord.layout import FixedLayout

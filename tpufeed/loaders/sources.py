@@ -7,7 +7,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.loaders.crew import Due
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
 _FEWEST_STAGED = 32

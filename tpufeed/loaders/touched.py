@@ -9,7 +9,7 @@ from contextlib import suppress
 from tpufeed.dataset.manifest import Variant
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import ShardError, mask_secrets
-from tpufeed.storage.staging.shard import RemoteShard
+from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
 _logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from tpufeed.diagnosis.stages.rates import Storage
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import StoreError
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.storage.staging.place import find_folder, free_bytes, is_in_memory
-from tpufeed.storage.staging.shard import RemoteShard, copy_key
+from tpufeed.storage.staging.folder import RemoteShard, copy_key, find_folder, free_bytes, is_in_memory
 
 CONNECTIONS = 16  # as loaders stage
 

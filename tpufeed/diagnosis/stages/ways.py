@@ -20,7 +20,7 @@ from tpufeed.images.policy import ImagePolicy
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import Workers, plan_workers
-from tpufeed.storage.staging.place import MEMORY, free_bytes
+from tpufeed.storage.staging.folder import MEMORY, free_bytes
 
 VARIANTS = 4
 _MARGIN = 8 / 7  # of 224 that is 256, what people presize to

@@ -1,27 +1,339 @@
-"""The threads that fetch what is due: one begins shards and makes room, the others read ranges."""
+"""Fetching shards into the stage: what is due next, the downloads, pauses after failures, and what was counted."""
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
-from tpufeed.errors import ShardError, StoreError
-from tpufeed.storage.staging.agenda import Agenda
-from tpufeed.storage.staging.counts import Counts
-from tpufeed.storage.staging.download import Download
-from tpufeed.storage.staging.folder import FULL, Claim, Part, Refusal, StageFolder, release
-from tpufeed.storage.staging.shard import RemoteShard, copy_key
-from tpufeed.storage.staging.troubles import Troubles
+from tpufeed.errors import ShardError, StoreError, mask_secrets
+from tpufeed.storage.staging.folder import (
+    FULL,
+    Claim,
+    Part,
+    Refusal,
+    RemoteShard,
+    StageFolder,
+    copy_key,
+    read_crc32c,
+    release,
+)
 from tpufeed.storage.store import Store
 
+_FIRST_RETRY_SECONDS = 1.0
+_LAST_RETRY_SECONDS = 60.0
+_DAMAGED_AFTER = 3  # downloads with the wrong bytes
+_logger = logging.getLogger(__name__)
+_HELD = 64  # copies ahead that hold a descriptor; what is further ahead only we ourselves do not evict
 _POLL_SECONDS = 0.25  # how soon the death of another process, or a copy that it no longer uses, is noticed
 _STOP_SECONDS = 5.0
 
-_logger = logging.getLogger(__name__)
+
+@dataclass(slots=True)
+class Counts:
+    """Counted from the making of a `Stage` on.
+
+    Attributes:
+        shards_fetched: copies that it has published.
+        bytes_fetched: what those hold.
+        retries: downloads that had to be made again.
+        hits: times that a copy was opened.
+        misses: times that one was not there.
+    """
+
+    shards_fetched: int = 0
+    bytes_fetched: int = 0
+    retries: int = 0
+    hits: int = 0
+    misses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatistics:
+    """As `Counts`, and what concerns the folder.
+
+    Attributes:
+        evictions: copies that this stage has evicted.
+        used_bytes: what the folder takes now, whoever fetched it.
+        budget_bytes: what it may take.
+    """
+
+    shards_fetched: int
+    bytes_fetched: int
+    retries: int
+    hits: int
+    misses: int
+    evictions: int
+    used_bytes: int
+    budget_bytes: int
+
+
+class Troubles:
+    """Of the shards of the store at `url`.
+
+    Attributes:
+        retry_at: when to try again, in the seconds of `time.monotonic`.
+        damaged: how those are damaged that came with the wrong bytes each time; they are not tried again.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.retry_at: dict[RemoteShard, float] = {}
+        self.damaged: dict[RemoteShard, str] = {}
+        self._url = url
+        self._failures: dict[RemoteShard, int] = {}
+        self._wrong: dict[RemoteShard, int] = {}
+        self._warned: set[str] = set()
+
+    def add(self, shard: RemoteShard, error: Exception, now: float, quiet: bool) -> None:
+        """A download has failed: a warning the first time, unless `quiet`."""
+        times = self._failures[shard] = self._failures.get(shard, 0) + 1
+        delay = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0 ** min(times - 1, 10))
+        place = f"{mask_secrets(self._url)}/{shard.name}"
+        if times == 1 and not quiet:
+            bug = None if isinstance(error, OSError | ShardError) else error  # of ours: it shows its trace
+            text = "%s is not staged: %s. It is read by ranges, and will be tried again"
+            _logger.warning(text, place, error, exc_info=bug)
+        if isinstance(error, ShardError):  # the way there may have damaged it: at once again
+            wrong = self._wrong[shard] = self._wrong.get(shard, 0) + 1
+            delay = 0.0
+            if wrong == _DAMAGED_AFTER:
+                self.damaged[shard] = f"{place}: {error}, in each of {wrong} downloads. Run: tpufeed verify {self._url}"
+        self.retry_at[shard] = now + delay
+
+    def clear(self, shard: RemoteShard) -> None:
+        """It is there after all."""
+        for record in (self._failures, self._wrong, self.retry_at):
+            record.pop(shard, None)
+
+    def has(self, shard: RemoteShard) -> bool:
+        """Whether its last download failed."""
+        return shard in self._failures
+
+    def warn_once(self, kind: str, message: str) -> None:
+        """A warning, for the first of each `kind`."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _logger.warning("%s", mask_secrets(message))
+
+
+class Agenda:
+    """The shards of one consumer in the order in which they are due.
+
+    A shard is due, then begun or put off, then ahead (its copy is there), then opened. What an earlier list asked for
+    and what was not opened since is left over: it stays, unless a shard that is needed next finds no room.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[RemoteShard, str] = {}
+        self._listed: set[RemoteShard] = set()
+        self._begun: set[RemoteShard] = set()
+        self._elsewhere: set[RemoteShard] = set()
+        self._put_off: dict[RemoteShard, tuple[float, str]] = {}
+        self._ahead: dict[RemoteShard, tuple[str, int | None]] = {}
+        self._left_over: dict[RemoteShard, tuple[str, int | None]] = {}
+
+    def replace(
+        self,
+        shards: Iterable[tuple[RemoteShard, str]],
+        failing: Mapping[RemoteShard, float],
+        in_use: Container[RemoteShard] = (),
+    ) -> None:
+        """`shards` with the keys of their copies are due now; `failing` ones not before the time given there.
+
+        Those `in_use` are due only if they have gone by the time that they are looked for.
+        """
+        self._left_over |= self._ahead
+        self._ahead.clear()
+        self._due.clear()
+        self._put_off.clear()
+        self._elsewhere.clear()
+        self._listed.clear()
+        for shard, key in shards:
+            self._listed.add(shard)
+            if shard in self._left_over:
+                self._ahead[shard] = self._left_over.pop(shard)
+            elif shard in in_use:
+                continue
+            elif shard in failing:
+                self._put_off[shard] = failing[shard], key
+            elif shard not in self._begun:
+                self._due[shard] = key
+
+    def first(self, now: float) -> tuple[RemoteShard, str] | None:
+        """What is to be begun next, and the key of its copy."""
+        ripe = {shard: key for shard, (at, key) in self._put_off.items() if at <= now}
+        if ripe:
+            self._due = ripe | self._due
+            for shard in ripe:
+                del self._put_off[shard]
+            self._elsewhere -= ripe.keys()
+        return next(iter(self._due.items()), None)
+
+    def next_time(self) -> float | None:
+        """When what was put off is due again."""
+        return min((at for at, _ in self._put_off.values()), default=None)
+
+    def begin(self, shard: RemoteShard) -> None:
+        """It is being fetched."""
+        self._due.pop(shard, None)
+        self._begun.add(shard)
+
+    def put_off(self, shard: RemoteShard, key: str, until: float, elsewhere: bool = False) -> None:
+        """It could not be fetched, or somebody else does it: it is due again later, if it is still asked for."""
+        self._due.pop(shard, None)
+        self._begun.discard(shard)
+        if shard in self._listed:
+            self._put_off[shard] = until, key
+            if elsewhere:
+                self._elsewhere.add(shard)
+
+    def drop(self, shard: RemoteShard) -> None:
+        """It is in use, was opened, or never will be."""
+        self._due.pop(shard, None)
+        self._begun.discard(shard)
+        self._put_off.pop(shard, None)
+        self._elsewhere.discard(shard)
+        self._listed.discard(shard)
+        _let_go([self._ahead.pop(shard, None), self._left_over.pop(shard, None)])
+
+    def stage(self, shard: RemoteShard, key: str, descriptor: int) -> None:
+        """Its copy is there, held by `descriptor`."""
+        if shard not in self._due and shard not in self._begun:  # it was opened before this was noted
+            release(descriptor)
+            return
+        self._due.pop(shard, None)
+        self._begun.discard(shard)
+        copies = self._ahead if shard in self._listed else self._left_over
+        _let_go([copies.pop(shard, None)])
+        if len(self._ahead) + len(self._left_over) < _HELD:
+            copies[shard] = key, descriptor
+        else:
+            copies[shard] = key, None
+            release(descriptor)
+
+    def lose(self, shard: RemoteShard, key: str) -> bool:
+        """It was looked for and is not there. If it should have been, it is due at once and this is True."""
+        if shard not in self._listed or shard in self._due or shard in self._begun or shard in self._put_off:
+            return False
+        _let_go([self._ahead.pop(shard, None)])
+        self._due = {shard: key} | self._due
+        return True
+
+    def want_again(self, shard: RemoteShard, key: str) -> None:
+        """Its copy was opened, and has gone: it is due at once."""
+        self._listed.add(shard)
+        self.lose(shard, key)
+
+    def forget_gone(self, is_there: Callable[[str], bool]) -> None:
+        """What was fetched ahead and has gone since, as another process found it damaged, is not ahead."""
+        for copies in (self._ahead, self._left_over):
+            gone = [shard for shard, (key, _) in copies.items() if not is_there(key)]
+            _let_go([copies.pop(shard) for shard in gone])
+
+    def is_needed_next(self) -> bool:
+        """Whether nothing that is due sooner than the first waits to be opened or is on its way."""
+        return not self._ahead and not self._elsewhere and self._begun.isdisjoint(self._listed)
+
+    def forget_left_over(self) -> None:
+        """What earlier lists asked for may go."""
+        _let_go(self._left_over.values())
+        self._left_over.clear()
+
+    def spared(self) -> frozenset[str]:
+        """Keys of the copies that are not to be evicted."""
+        return frozenset(key for key, _ in (*self._ahead.values(), *self._left_over.values()))
+
+    def descriptors(self) -> list[int]:
+        """Those that hold copies."""
+        copies = (*self._ahead.values(), *self._left_over.values())
+        return [descriptor for _, descriptor in copies if descriptor is not None]
+
+    def due(self) -> dict[str, int]:
+        """Keys of the copies that are due, in order."""
+        return {key: number for number, key in enumerate(self._due.values())}
+
+    def clear(self) -> None:
+        """Nothing is due any more, and nothing held."""
+        self.replace((), {})
+        self.forget_left_over()
+
+
+def _let_go(copies: Iterable[tuple[str, int | None] | None]) -> None:
+    for copy in copies:
+        if copy is not None and copy[1] is not None:
+            release(copy[1])
+
+
+class Download:
+    """A shard and the part that it goes into.
+
+    Attributes:
+        shard: what is fetched.
+        part: where it goes.
+        error: why it failed, or None; set at most once.
+    """
+
+    def __init__(self, store: Store, shard: RemoteShard, part: Part) -> None:
+        self.shard = shard
+        self.part = part
+        self.error: Exception | None = None
+        self._store = store
+        self._version = ""
+        self._left = 0
+        self._lock = threading.Lock()
+
+    def cut(self, range_bytes: int) -> list[tuple[int, int]]:
+        """The ranges to `read`, each once; all of the version that is there now.
+
+        Raises:
+            ShardError: it is missing, or another than the manifest's.
+        """
+        size = self.shard.size_bytes
+        if self._store.generations:
+            info = self._store.stat(self.shard.name)
+            if info is None or info.size_bytes != size or info.crc32c not in (None, self.shard.crc32c):
+                found = "missing" if info is None else f"of {info.size_bytes} bytes, CRC-32C {info.crc32c or 0:#010x}"
+                raise ShardError(f"it is {found}; the manifest says {size} bytes of {self.shard.crc32c:#010x}")
+            self._version = info.version
+        ranges = [(start, min(start + range_bytes, size)) for start in range(0, size, range_bytes)]
+        self._left = len(ranges)
+        return ranges
+
+    def read(self, start: int, stop: int, buffer: memoryview) -> bool:
+        """Fetch a range by way of `buffer`; True for the one that ends last, whatever became of it.
+
+        Writing to the file from a buffer is quicker than faulting in pages of a mapping of it, and a disk that is full
+        is an error there and a SIGBUS here.
+        """
+        if self.error is None:
+            try:
+                self._read(start, buffer[: stop - start])
+            except Exception as error:  # noqa: BLE001  # the thread goes on, and the last one raises it
+                self.error = error
+        with self._lock:
+            self._left -= 1
+            return not self._left
+
+    def cancel(self, error: Exception) -> None:
+        """Let the ranges that are not begun fail with `error`."""
+        self.error = self.error or error
+
+    def verify(self) -> None:
+        """Raises ShardError where the bytes are not the manifest's."""
+        found = read_crc32c(self.part.descriptor, self.shard.size_bytes)
+        if found != self.shard.crc32c:
+            raise ShardError(f"its CRC-32C is {found:#010x}; the manifest says {self.shard.crc32c:#010x}")
+
+    def _read(self, start: int, buffer: memoryview) -> None:
+        found = self._store.read_into(self.shard.name, start, buffer, self._version)
+        if found < len(buffer):
+            raise ShardError(f"it ends at byte {start + found}; the manifest says {self.shard.size_bytes} bytes")
+        written = 0
+        while written < found:
+            written += os.pwrite(self.part.descriptor, buffer[written:], start + written)
 
 
 class Fetcher:

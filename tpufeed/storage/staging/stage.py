@@ -19,10 +19,8 @@ from typing import Self
 from crc32c import crc32c
 
 from tpufeed.errors import OptionError, mask_secrets
-from tpufeed.storage.staging.counts import Counts, StageStatistics
-from tpufeed.storage.staging.fetcher import Fetcher
-from tpufeed.storage.staging.folder import StageFolder
-from tpufeed.storage.staging.shard import RemoteShard, copy_key
+from tpufeed.storage.staging.fetcher import Counts, Fetcher, StageStatistics
+from tpufeed.storage.staging.folder import RemoteShard, StageFolder, copy_key
 from tpufeed.storage.store import Store
 
 _POLL_SECONDS = 0.05  # other processes fetch, too
