@@ -179,22 +179,30 @@ def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(few, place):
     assert len(kills) > changes // 2
 
 
-def test_shards_follow_the_umask_and_are_on_the_disk_before_their_report(few, tmp_path, monkeypatch):
-    synced, puts, fsync, link = set(), [], os.fsync, os.link
+def test_with_fsync_all_files_are_on_the_disk_before_the_manifest(few, tmp_path, monkeypatch):
+    synced, fsync, link = set(), os.fsync, os.link
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(os.fstat(fd).st_ino), fsync(fd))[1])
+    lacking = []
 
     def note(src, dst, **more):
-        puts.append((Path(dst).name, os.stat(src).st_ino in synced))  # noqa: PTH116
+        if Path(dst).name == "manifest.json":
+            files = [*(tmp_path / "d").glob("*.*"), *(tmp_path / "d/_tpufeed").rglob("*.json*"), Path(src)]
+            lacking.extend(path.name for path in files if path.stat().st_ino not in synced)
+            assert {path.suffix for path in files} >= {".tfrecord", ".npy"}
+            lacking.append("manifest")
         link(src, dst, **more)
 
     monkeypatch.setattr(os, "link", note)
+    tpufeed.shard(few, tmp_path / "d", fsync=True, **OPTIONS)
+    assert lacking == ["manifest"]
+
+
+def test_files_follow_the_umask(few, tmp_path):
     before = os.umask(0o027)
     try:
         tpufeed.shard(few, tmp_path / "d", **OPTIONS)
     finally:
         os.umask(before)
-    assert {Path(name).suffix for name, _ in puts} >= {".tfrecord", ".npy", ".json"}
-    assert all(done for _, done in puts), puts
     assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "d").glob("*.*")} == {"0o640"}
 
 

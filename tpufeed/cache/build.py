@@ -43,6 +43,7 @@ def warmup(  # noqa: PLR0913  # the public face
     *,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
+    fsync: bool = False,
     new_dir: bool = False,
     allow_augmented: bool = False,
     workers: int | None = None,
@@ -60,6 +61,7 @@ def warmup(  # noqa: PLR0913  # the public face
         dst: where the cache goes.
         max_rejects: fail where more samples than this cannot be taken, as in `tpufeed.shard`.
         overwrite: remove another cache or dataset that stands at `dst`, or the beginnings of one.
+        fsync: bring the shards to the disk before the manifest, as in `tpufeed.shard`.
         new_dir: put this one beside it, into a folder that is named by its fingerprint.
         allow_augmented: take a `src` that is itself a cache which random ops have augmented; of its variants the first
             is read.
@@ -95,7 +97,7 @@ def warmup(  # noqa: PLR0913  # the public face
             source.check_joined(destination, plan, checked, size)
         job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked, owner_of(plan)), REACH)
         info = checked.cache_info(plan.header.input_digest, request.identity, size)
-        result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, info), listener)
+        result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, info, fsync), listener)
     return replace(result, warnings=(*plan.header.warnings, *result.warnings))
 
 

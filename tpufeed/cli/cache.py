@@ -102,6 +102,7 @@ def warmup_command(
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     overwrite: flags.Overwrite = False,
+    fsync: flags.Fsync = False,
     new_dir: Annotated[
         bool,
         typer.Option(
@@ -167,7 +168,7 @@ def warmup_command(
         print_json(preview) if as_json else _print_preview(preview, chosen_engine)
         return
     with BuildDisplay("warming", log_json) as display:
-        result = warmup(src, dst, listener=display.listen, **how, **options)
+        result = warmup(src, dst, listener=display.listen, fsync=fsync, **how, **options)
     display.finish(result)
     print_build(result, as_json)
 

@@ -30,6 +30,14 @@ Report = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page with plots, as out.html.", rich_help_panel=OUTPUT)
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove what stands at DST first.", rich_help_panel=RUN)]
+Fsync = Annotated[
+    bool,
+    typer.Option(
+        "--fsync",
+        help="Bring local shards to the disk before the manifest: a power cut after the build loses nothing.",
+        rich_help_panel=RUN,
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would be done, or why it cannot be.", rich_help_panel=RUN)
 ]

@@ -91,6 +91,7 @@ def shard_command(
     engine: EngineName = "local",
     ray_address: RayAddress = None,
     overwrite: flags.Overwrite = False,
+    fsync: flags.Fsync = False,
     dry_run: flags.DryRun = False,
     as_json: flags.AsJson = False,
     log_json: flags.LogJson = False,
@@ -138,7 +139,7 @@ def shard_command(
         print_json(preview) if as_json else _print_preview(preview, chosen_engine)
         return
     with BuildDisplay("sharding", log_json) as display:
-        result = shard(src, dst, listener=display.listen, **how, **options)
+        result = shard(src, dst, listener=display.listen, fsync=fsync, **how, **options)
     display.finish(result)
     print_build(result, as_json)
 

@@ -1,6 +1,7 @@
 """From a stored plan to a finished dataset: run what is not done yet, then index, rejects and manifest."""
 
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -107,6 +108,7 @@ class Build:
         budget: rejects beyond it fail the build.
         joined: another run had stored the plan, and may still be at work.
         cache: what the manifest of a cache says besides.
+        fsync: bring what stands in a local store to the disk before the manifest.
     """
 
     store: Store
@@ -116,6 +118,7 @@ class Build:
     budget: RejectBudget = field(default_factory=RejectBudget)
     joined: bool = False
     cache: CacheInfo | None = None
+    fsync: bool = False
 
     @property
     def owner(self) -> Owner:
@@ -349,5 +352,20 @@ def _finish_in(folder: Path, build: Build, rejects: Rejects) -> Manifest:
             f"{store.url}/{lost} is not there any more as it was put; nothing was published. Run the same command "
             "again: it goes on from here"
         )
+    if build.fsync:
+        _sync(store, manifest)
     put_data(store, MANIFEST, encode_manifest(manifest), build.owner)
     return manifest
+
+
+def _sync(store: Store, manifest: Manifest) -> None:
+    """Bring all files of a manifest to the disk, where they are local. Raises StoreError."""
+    for split in manifest.splits.values():
+        for path in (store.local_path(file.name) for variant in split.variants for file in variant.files):
+            if path is None:
+                return
+            try:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise StoreError(f"{path}: {error.strerror or error}") from error

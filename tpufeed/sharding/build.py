@@ -47,6 +47,7 @@ def shard(  # noqa: PLR0913  # the public face
     *,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
+    fsync: bool = False,
     workers: int | None = None,
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
@@ -64,6 +65,8 @@ def shard(  # noqa: PLR0913  # the public face
         max_rejects: fail, before there is a dataset, where more inputs than this cannot be taken: "1%" or a number.
             By default 1 %, and 10 of however few.
         overwrite: remove what stands at `dst`, a dataset or what a build has left of one, once the source is listed.
+        fsync: bring the shards of a local `dst` to the disk before the manifest, so that a power cut right after the
+            build loses nothing. Slower by what the disk takes.
         workers: processes; all cores by default.
         engine: what runs the tasks: "ray" or "beam" beyond this host, or an `Engine`, see docs/scaleout.md; `workers`
             processes of this host by default.
@@ -90,7 +93,7 @@ def shard(  # noqa: PLR0913  # the public face
         if joined:
             _check_joined(destination, plan, source, checked)
         job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images, owner_of(plan)), REACH)
-        result = run_build(Build(destination, plan, job, request.engine, request.budget, joined), listener)
+        result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, fsync=fsync), listener)
     unlabelled = iter_label_warnings(source, checked.label, plan.header.features)
     return replace(result, warnings=(*unlabelled, *plan.header.warnings, *result.warnings))
 

@@ -104,13 +104,15 @@ class LocalStore:
             path = folder / "object"
             with path.open("wb") as file:  # buffered, as a raw write may stop short without an error
                 file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             return self.put_file(name, path, replaces)
 
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
         final = Path(self._path(name))
         with self._errors(name):
             final.parent.mkdir(parents=True, exist_ok=True)
-            status = _sync(path)
+            status = path.stat()
             with _locked(final.parent, replaces is not None) as descriptor:
                 if replaces is not None and self.stat(name) == replaces:
                     path.replace(final)
@@ -187,16 +189,6 @@ def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]]) -> Iterator
         return
     for path in folders:
         yield from _walk(path, skip, above | {here})
-
-
-def _sync(path: Path) -> os.stat_result:
-    """Bring a file to the disk before it is put: no manifest may stand over empty shards after a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        return os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -97,10 +97,7 @@ class Store(Protocol):
         """
 
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        """`put` of a closed file of `temporary_folder()`, which it may move.
-
-        The object is on the disk, or stored by the service, when this returns.
-        """
+        """`put` of a closed file of `temporary_folder()`, which it may move."""
 
     def delete(self, name: str, version: str = "") -> None:
         """Remove the object. Where a `version` is given, only if it is that one.
