@@ -219,7 +219,8 @@ def test_a_report_without_a_checksum_of_the_service_is_fetched_again(server, kep
     """As through fsspec: its own checksum tells."""
     source = open_store(f"{kept}/dataset")
     (ref, *_) = read_plan(source).tasks
-    sound = read_report(source, ref)
+    run_id = read_plan(source).header.run_id
+    sound = read_report(source, ref, run_id)
     data = source.read("_tpufeed/reports/000000.json")
 
     class Damaging(MemoryStore):
@@ -231,7 +232,7 @@ def test_a_report_without_a_checksum_of_the_service_is_fetched_again(server, kep
 
     store = Damaging("memory://faults/reports")
     store.put("_tpufeed/reports/000000.json", data)
-    assert read_report(store, ref) == sound
+    assert read_report(store, ref, run_id) == sound
     assert store.reads == 2
 
 

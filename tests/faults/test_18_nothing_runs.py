@@ -17,7 +17,7 @@ SOURCES = sorted((Path(__file__).parents[2] / "tpufeed").rglob("*.py"))
 MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 # Jobs and tasks on their way from a launcher to its own workers, through Ray and Beam, which pickle them again.
-TO_WORKERS = {f"{name}.py" for name in ("beamprocess", "beampipeline", "hosts", "ray", "raynodes")}
+TO_WORKERS = {f"{name}.py" for name in ("beam", "beampipeline", "preflight", "ray")}
 
 
 def test_no_source_file_unpickles_or_evaluates():

@@ -10,6 +10,7 @@ import pytest
 
 import tpufeed
 from tpufeed import cache
+from tpufeed.dataset.build import owner_of
 from tpufeed.dataset.commit import put_report, read_report
 from tpufeed.dataset.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
@@ -275,13 +276,15 @@ def test_a_cache_whose_plan_is_of_another_source(photo_folder, secret, tmp_path)
 def test_a_report_of_other_shards_is_not_believed(change, unfinished, build_options, photo_folder, undisturbed):
     """Its checksum is right. It is removed, and its task runs again."""
     store = LocalStore(str(unfinished))
-    (ref, *_) = read_plan(store).tasks
-    report = read_report(store, ref)
+    plan = read_plan(store)
+    ref, run_id = plan.tasks[0], plan.header.run_id
+    report = read_report(store, ref, run_id)
     shard = type(report.shards[0])(
         **{**{name: getattr(report.shards[0], name) for name in report.shards[0].__struct_fields__}, **change}
     )
     store.delete("_tpufeed/reports/000000.json")
-    put_report(store, type(report)(report.task, (shard,), report.class_counts, report.images, report.rejects))
+    forged = type(report)(report.task, (shard,), report.class_counts, report.images, report.rejects)
+    put_report(store, forged, owner_of(plan))
     result = tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
     assert 0 < result.earlier_images < 90
     assert result.manifest.content_digest == undisturbed.manifest.content_digest

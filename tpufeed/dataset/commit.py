@@ -190,6 +190,8 @@ def find_finished(store: Store) -> Dataset | None:
     Raises:
         ManifestError: it cannot be understood.
     """
+    if store.stat(MANIFEST) is None:
+        return None
     with suppress(ObjectNotFoundError, DamageError):
         if store.stat(removals_name(_read_run_id(store))) is not None:
             return None

@@ -47,7 +47,7 @@ def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
 def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
     """Whether an object is an index, of shards of these sizes in this order. Raises StoreError."""
     try:
-        offsets = np.load(io.BytesIO(store.read(name)), allow_pickle=False)
+        offsets = np.lib.format.read_array(io.BytesIO(store.read(name)), allow_pickle=False)
     except (ValueError, EOFError, SyntaxError):  # numpy's for what is no such file
         return False
     if offsets.dtype != _ITEM or offsets.ndim != 1:

@@ -35,14 +35,8 @@ def refuse_source(destination: Store, *sources: Store) -> None:
     """Raises OptionError where a build would stand among what it reads, and be read or removed by a later one."""
     place = _place(destination)
     for source in sources:
-        read = _place(source)
-        if place == read:
+        if place == _place(source):
             raise OptionError(f"{destination.url} is the source itself; take another destination")
-        if place.is_relative_to(read) and source.stat(MANIFEST) is None:  # of a dataset only what it names is read
-            raise OptionError(
-                f"{destination.url} is within the source {source.url}, of which it would be a part for later runs; "
-                "take a folder beside it"
-            )
 
 
 def _place(store: Store) -> PurePath:
