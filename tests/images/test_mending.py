@@ -30,6 +30,7 @@ KINDS = {
     "progressive, restarts": {"progressive": True, "restart_marker_rows": 1},
 }
 JUNK = bytes(range(1, 17))
+BEHIND_ADOBE = ("in two places", "an EXIF block without its marker")  # of CMYK, in a segment that tells the colours
 REASONS = ("unreadable", "truncated")
 
 
@@ -57,11 +58,17 @@ def shorten_exif(data):
     return put(data, at, (int.from_bytes(data[at : at + 2], "big") - 10).to_bytes(2, "big"), 2)
 
 
+BEHIND_A_TABLE = {
+    "before the scan": lambda data: put(data, data.index(b"\xff\xda"), JUNK),
+    "inserted into a table of quantization": lambda data: put(data, data.index(b"\xff\xdb") + 5, b"\x10\x11\x12\x13"),
+    "inserted into a table of codes": lambda data: put(data, data.index(b"\xff\xc4") + 25, b"\1\2"),
+}
+
+
 DAMAGE = {
     "behind the EXIF block": lambda data: put(data, data.index(b"\xff\xdb"), JUNK),
     "one byte": lambda data: put(data, data.index(b"\xff\xdb"), b"\0"),
-    "before the scan": lambda data: put(data, data.index(b"\xff\xda"), JUNK),
-    "in two places": lambda data: put(put(data, data.index(b"\xff\xda"), JUNK), data.index(b"\xff\xdb"), b"\n\n"),
+    "in two places": lambda data: put(put(data, data.index(b"\xff\xdb"), JUNK), data.index(b"\xff\xe1"), b"\n\n"),
     "a short EXIF block": shorten_exif,
     "an EXIF block of no length": lambda data: put(data, data.index(b"\xff\xe1") + 2, b"\0\0", 2),
     "an EXIF block without its marker": lambda data: put(data, data.index(b"\xff\xe1"), b"\0", 1),
@@ -103,9 +110,18 @@ def strict_readers(data):
         yield cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
 
 
+@pytest.mark.parametrize("damage", BEHIND_A_TABLE)
+def test_bytes_behind_a_table_may_be_its_end_and_cost_the_image(jpegs, damage):
+    """Left out they would leave a table of other values, which decodes without a word."""
+    for sound in jpegs.values():
+        assert mended(BEHIND_A_TABLE[damage](sound)) is None
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_beside_the_pixels_is_mended_and_strict_readers_take_it(jpegs, damage, capfd):
     for name, sound in jpegs.items():
+        if name == "CMYK" and damage in BEHIND_ADOBE:
+            continue
         damaged = DAMAGE[damage](sound)
         with pytest.raises(ImageError):
             store_image(damaged, ImagePolicy(damaged="reject"))

@@ -7,8 +7,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import tpufeed
+from tests.sharding.other_versions import OtherVersions
 from tpufeed import cache
 from tpufeed.dataset.build import owner_of
 from tpufeed.dataset.commit import put_report, read_report
@@ -17,6 +19,7 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError
 from tpufeed.sharding.build import preview_shard
 from tpufeed.storage.local import LocalStore
+from tpufeed.storage.reading import read_span
 from tpufeed.tfrecord.crc32c import crc32c
 
 OPTIONS = {"shard_bytes": "40KB", "workers": 1}
@@ -288,3 +291,33 @@ def test_a_report_of_other_shards_is_not_believed(change, unfinished, build_opti
     result = tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
     assert 0 < result.earlier_images < 90
     assert result.manifest.content_digest == undisturbed.manifest.content_digest
+
+
+def test_a_name_that_no_store_has_is_a_reject_also_when_a_build_goes_on(small_jpegs):
+    """As a//7.jpg, a slip that buckets take."""
+    files = OtherVersions()
+    for number in range(6):
+        files.pipe_file(f"/joined/photos/a/{number}.jpg", small_jpegs[number % 3])
+    files.pipe_file("/joined/photos/a//7.jpg", small_jpegs[0])
+    urls = "otherversions://joined/photos", "otherversions://joined/d"
+    first = tpufeed.shard(*urls, workers=1)
+    assert (first.images, first.rejects) == (6, 1)
+    files.rm_file("/joined/d/manifest.json")
+    again = tpufeed.shard(*urls, workers=1)
+    assert (again.images, again.earlier_images, again.rejects) == (6, 6, 1)
+
+
+def test_what_a_policy_refuses_is_not_read_twice(photo_folder, tmp_path, monkeypatch):
+    source = tmp_path / "photos"
+    shutil.copytree(photo_folder, source)
+    for number, path in enumerate(sorted(source.rglob("*.jpg"))[:4]):
+        Image.new("L", (64, 64), number).save(path)
+    again = []
+    monkeypatch.setattr(
+        "tpufeed.sharding.inputs.read_span", lambda store, span: again.append(span) or read_span(store, span)
+    )
+    tpufeed.shard(source, tmp_path / "d", workers=1, policy={"greyscale": "reject"}, max_rejects=10)
+    assert not again
+    next(source.rglob("*.jpg")).write_bytes(b"no image")
+    tpufeed.shard(source, tmp_path / "e", workers=1, policy={"greyscale": "reject"}, max_rejects=10)
+    assert len(again) >= 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import pytest
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.sharding.other_versions import OtherVersions
 from tpufeed.errors import BuildError, DuplicateWriterError
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.local import LocalStore
+from tpufeed.storage.registry import open_store
+from tpufeed.tfrecord.crc32c import crc32c
 
 OPTIONS = {"workers": 1, "shard_bytes": "40KB"}
 CALLS = ("put", "put_file", "delete")
@@ -214,3 +218,37 @@ def test_a_manifest_over_empty_files_is_not_complete(name, few, tmp_path):
     with pytest.raises(tpufeed.errors.DatasetExistsError, match=f"{name} is missing or damaged.*--overwrite"):
         tpufeed.shard(few, tmp_path / "d", **OPTIONS)
     assert tpufeed.shard(few, tmp_path / "d", overwrite=True, **OPTIONS).images == 6
+
+
+@pytest.mark.parametrize("versions", ["quoted", "bare", "none"])
+def test_overwrite_where_versions_follow_from_the_content_or_are_none(versions, few, tmp_path, monkeypatch):
+    monkeypatch.setattr(OtherVersions, "versions", versions)
+    broken = tmp_path / "photos"
+    shutil.copytree(few, broken)
+    next(broken.rglob("*.jpg")).write_bytes(b"no image")
+    url = f"otherversions://{versions}/d"
+    for _ in range(2):
+        built = tpufeed.shard(broken, url, overwrite=True, **OPTIONS)
+        assert (built.images, built.earlier_images, built.rejects) == (5, 0, 1)
+        store = open_store(url)
+        assert {info.name for info in store.iter_objects()} >= {"manifest.json", "rejects.jsonl", "train.index.npy"}
+        assert tpufeed.verify(url).records == 5
+        assert tpufeed.shard(broken, url, **OPTIONS).earlier_images == 5
+
+
+def test_a_build_of_an_older_tpufeed_goes_on(few, tmp_path, caplog):
+    """Its plan does not name every option, its reports not their run."""
+    tpufeed.shard(few, tmp_path / "d", policy={"damaged": "reject"}, **OPTIONS)
+    (tmp_path / "d/manifest.json").unlink()
+    plan = tmp_path / "d/_tpufeed/plan.jsonl"
+    *lines, _ = plan.read_bytes().replace(b'"damaged":"reject",', b"").splitlines(keepends=True)
+    plan.write_bytes(b"".join(lines) + b'{"crc32c":%d}\n' % crc32c(b"".join(lines)))
+    for path in (tmp_path / "d/_tpufeed/reports").iterdir():
+        fields = json.loads(path.read_bytes())
+        del fields["run_id"]
+        fields["checksum"] = crc32c(json.dumps({**fields, "checksum": 0}, separators=(",", ":")).encode())
+        path.write_text(json.dumps(fields, separators=(",", ":")))
+    with pytest.raises(DuplicateWriterError, match='damaged is "reject" there and "mend" here'):
+        tpufeed.shard(few, tmp_path / "d", **OPTIONS)
+    assert tpufeed.shard(few, tmp_path / "d", policy={"damaged": "reject"}, **OPTIONS).earlier_images == 6
+    assert not caplog.messages

@@ -226,6 +226,8 @@ def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[O
         check_names(store, plan.header, foreign, old)
         seen = {info.name: info for info in old}
         standing, removals = seen.pop(PLAN, None), removals_name(plan.header.run_id)
+        if not store.conditional:  # a listing may spell a version otherwise
+            standing = store.stat(PLAN)
         if old:
             noted = _noted_names(store, seen) | {name: info.version for name, info in seen.items()}
             store.put(removals, msgspec.json.encode(noted))
@@ -282,7 +284,8 @@ def remove_old(store: Store, header: PlanHeader) -> None:
     """Remove what the run of `header` has noted: manifest first, and of what it makes itself no later version.
 
     Each run of the same command does so before its work, as another may have been cut off at it, and once more at its
-    end: a run that has lost the destination may have put something since.
+    end: a run that has lost the destination may have put something since. Not where the store is not conditional: its
+    versions may follow from the content, or be none, so what the build makes itself could not be told from the old.
     """
     noted = _read_removals(store, removals_name(header.run_id))
     if noted is None:
@@ -292,11 +295,16 @@ def remove_old(store: Store, header: PlanHeader) -> None:
     present = {info.name: info for info in store.iter_objects()}
     manifest = present.pop(MANIFEST, None)
     if manifest is not None and not _is_manifest_of(store, manifest, header.run_id):
-        store.delete(MANIFEST, manifest.version)
+        store.delete(MANIFEST, manifest.version if store.conditional else "")
     for name, info in present.items():
-        old = name in noted or name.startswith(f"{REPORTS}/")
-        if old and (noted.get(name) == info.version or name not in ours):
+        if name not in noted and not name.startswith(f"{REPORTS}/"):
+            continue
+        if not store.conditional:
+            store.delete(name)
+        elif noted.get(name) == info.version or name not in ours:
             store.delete(name, info.version)
+    if not store.conditional:
+        store.delete(removals_name(header.run_id))
 
 
 def forget_old(store: Store, header: PlanHeader) -> None:
@@ -411,7 +419,7 @@ def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if report.checksum == _checksum(report):
-            return report if report.run_id == run_id else None  # else of a build that this one has replaced
+            return report if report.run_id in (run_id, "") else None  # else of a build that this one has replaced
     _logger.warning("%s/%s is damaged; its task runs again", mask_secrets(store.url), name)
     _discard(store, name, data)
     return None
@@ -479,4 +487,9 @@ class _RunId(msgspec.Struct):
 
 
 def _checksum(report: Report) -> int:
-    return crc32c(msgspec.json.encode(msgspec.structs.replace(report, checksum=0)))
+    unsealed = msgspec.structs.replace(report, checksum=0)
+    if report.run_id:
+        return crc32c(msgspec.json.encode(unsealed))
+    fields = msgspec.structs.asdict(unsealed)  # of a tpufeed that did not know the field
+    del fields["run_id"]
+    return crc32c(msgspec.json.encode(fields))

@@ -34,6 +34,7 @@ READS = 3  # of what arrived damaged, before it is damaged where it stands
 _DIGEST_BYTES = 16
 _MOST_VARIANTS = 1000
 _SAID = 200  # characters of an option's value in a message
+_BEFORE = {"damaged": "reject"}  # what builds did that do not name an option yet
 
 
 ColumnValue: TypeAlias = int | float | str
@@ -317,6 +318,7 @@ def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, opt
 
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """What differs between the options of two builds, both as JSON gives them, in words."""
+    stored = {**{name: value for name, value in _BEFORE.items() if name in wanted}, **stored}
     return [
         f"{place} is {_say(there)} there and {_say(here)} here"
         for name in (*wanted, *sorted(stored.keys() - wanted.keys()))

@@ -22,9 +22,10 @@ _LEAST_FILLING = 4  # decoders read up to three bytes ahead and say nothing of t
 def mend(data: bytes | memoryview, error: ImageError) -> bytes:
     """A copy of a JPEG that decodes strictly, to the pixels that tolerant decoders see in `data`.
 
-    Left out are bytes between the segments before the first scan, bytes of one value that fill the end of a scan, and
-    what follows the end marker. A missing end marker is added where no part of a scan is missing. Other bytes behind a
-    scan may be the rest of it: a damaged bit makes decoders lose step, and they end early. Such a file stays refused.
+    Left out are bytes behind segments that tell no pixels (EXIF, comments), bytes of one value that fill the end of a
+    scan, and what follows the end marker. A missing end marker is added where no part of a scan is missing. Bytes
+    behind a table may be its end, and other bytes behind a scan the rest of it: a damaged bit makes decoders lose step,
+    and they end early. Such a file stays refused.
 
     Args:
         data: all of the file.
@@ -57,13 +58,15 @@ def _copy_segments(data: bytes, trim: bool) -> bytes | None:
 
     `trim` leaves out bytes of one value at the ends of scans.
     """
-    copy, offset = bytearray(b"\xff\xd8"), 2
+    copy, offset, marker = bytearray(b"\xff\xd8"), 2, _START
     in_scan = scanned = False
     missing: dict[int, set[int]] = {}
     while found := (_END_OF_SCAN if in_scan else _MARKER).search(data, offset):
         between = data[offset : found.start()]
         if in_scan:
             copy += _trimmed(between) if trim else between
+        elif between and marker not in _NO_PIXELS and marker != _START:
+            return None  # maybe the end of a table that is longer than it says
         elif between and (len(set(between)) > 1 if scanned else _is_segment(between)):
             return None
         marker, offset = data[found.end() - 1], found.end()

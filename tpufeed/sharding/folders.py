@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
 from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
-from tpufeed.errors import NoInputsError, SourceError
+from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.files import listing
 from tpufeed.sharding.rows import Found, Row
+from tpufeed.storage.naming import check_name
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -87,7 +88,7 @@ def iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> I
                 f"{store.url}: images lie beside the class folders ({', '.join(beside)} ...); move them into a class "
                 "folder, give one folder only, or say --label none to take all images without labels"
             )
-        problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
+        problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else _problem(info.name)
         yield Row(info.name, info.size_bytes, info.version, label, split, problem=problem)
     if not images:
         among = f"{found.ignored_files.total()} files{show_endings(found.ignored_files)}"
@@ -100,6 +101,15 @@ def iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> I
             else f"{store.url}: no images found among {among}; expected names that end in {', '.join(SUFFIXES)} in one "
             "folder a class (photos/cat/1.jpg), or in one folder without classes"
         )
+
+
+def _problem(name: str) -> tuple[str, str] | None:
+    """Why a listed name cannot be read, as a//b.jpg in a bucket."""
+    try:
+        check_name(name)
+    except OptionError as error:
+        return "unreadable", str(error)
+    return None
 
 
 def _iter_objects(store: Store) -> Iterator[ObjectInfo]:

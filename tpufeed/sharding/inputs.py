@@ -25,7 +25,7 @@ from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.example import Feature
 
 T = TypeVar("T")
-_BY_SIZE = ("too_small",)  # maybe every second image of a source; the others say that bytes are not as they should be
+_SOUND = ("too_small", "unsupported")  # maybe every second image of a source, by a header that is as it should be
 
 
 class InputFeatures:
@@ -69,7 +69,7 @@ def iter_taken(
     with closing(iter_read(files, inputs)) as read:
         for item, data in read:
             taken = try_to_take(item, data)
-            if isinstance(data, bytes) and isinstance(taken, ImageError) and taken.reason not in _BY_SIZE:
+            if isinstance(data, bytes) and isinstance(taken, ImageError) and taken.reason not in _SOUND:
                 settled = _read_again(files, item, data)
                 taken = taken if settled == data else try_to_take(item, settled)
             yield item, taken

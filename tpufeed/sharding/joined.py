@@ -7,8 +7,10 @@ is not listed for that, as names below it are its own. A table is read again, as
 
 import fnmatch
 import hashlib
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -23,6 +25,7 @@ from tpufeed.storage.naming import check_name
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
+_WILD = re.compile(r"[*?\[]")
 _MOST_BYTES = 1 << 53  # files end there
 _FindForeign: TypeAlias = Callable[[Sequence[Input]], Input | None]
 
@@ -93,9 +96,12 @@ def _files_of(source: str, image: str | None) -> tuple[str, _FindForeign]:
     store, pattern = named
     if pattern.lower().endswith(tars.SUFFIXES):
         patterns = expand(pattern)
+        names = {one for one in patterns if not _WILD.search(one)}
+        wild = [one for one in patterns if one not in names]
 
+        @lru_cache(maxsize=1024)  # thousands of inputs on end are of one tar
         def is_named(name: str) -> bool:
-            return any(fnmatch.fnmatchcase(name, one) for one in patterns)
+            return name in names or any(fnmatch.fnmatchcase(name, one) for one in wild)
 
         return store.url, _first_not(lambda item: bool(item.file) and _is_below(item, is_named))
     files = (file for info in find_files(store, pattern) for file in tables.iter_files(store, info.name, image))
