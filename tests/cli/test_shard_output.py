@@ -224,6 +224,7 @@ OF_OTHER_TESTS = {
     "--ray-address",
     "--max-rejects",
     "--overwrite",
+    "--fsync",
     "--dry-run",
     "--json",
     "--log-json",

@@ -7,10 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
 from tests.sharding.other_versions import OtherVersions
+from tpufeed.cli.app import app
 from tpufeed.errors import BuildError, DuplicateWriterError
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.local import LocalStore
@@ -183,7 +185,8 @@ def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(few, place):
     assert len(kills) > changes // 2
 
 
-def test_with_fsync_all_files_are_on_the_disk_before_the_manifest(few, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", [["shard"], ["cache", "warmup", "--size", "32"]], ids=["shard", "warmup"])
+def test_with_fsync_all_files_are_on_the_disk_before_the_manifest(words, few, tmp_path, monkeypatch):
     synced, fsync, link = set(), os.fsync, os.link
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(os.fstat(fd).st_ino), fsync(fd))[1])
     lacking = []
@@ -197,7 +200,8 @@ def test_with_fsync_all_files_are_on_the_disk_before_the_manifest(few, tmp_path,
         link(src, dst, **more)
 
     monkeypatch.setattr(os, "link", note)
-    tpufeed.shard(few, tmp_path / "d", fsync=True, **OPTIONS)
+    done = CliRunner().invoke(app, [*words, str(few), str(tmp_path / "d"), "--fsync", "--workers", "1"])
+    assert done.exit_code == 0, done.output
     assert lacking == ["manifest"]
 
 
