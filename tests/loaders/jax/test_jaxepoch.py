@@ -225,9 +225,9 @@ def test_closing_from_another_thread_ends_a_wait(cache_url, make_gate):
     loader = make(cache_url, batch_size=8, threads=1, ops=[Custom(gate.gate)])
     iterator = iter(loader)
     next(iterator)
+    assert gate.reached.wait(60)  # before it is closed, or nothing may be decoded any more
     closer = threading.Thread(target=loader.close)
     closer.start()
-    assert gate.reached.wait(60)
     threading.Timer(0.05, gate.opened.set).start()
     with pytest.raises(LoaderError, match="was closed"):
         list(iterator)
