@@ -224,6 +224,23 @@ def test_a_manifest_over_empty_files_is_not_complete(name, few, tmp_path):
     assert tpufeed.shard(few, tmp_path / "d", overwrite=True, **OPTIONS).images == 6
 
 
+def test_who_loses_to_another_overwrite_is_told_so(few, tmp_path, monkeypatch):
+    steps = Steps(monkeypatch, LocalStore)
+
+    def build(seed):
+        return tpufeed.shard(few, tmp_path / "d", overwrite=True, seed=seed, **OPTIONS)
+
+    build(1)
+    _, changes = steps.run(lambda: build(2))
+    for at in range(1, changes):
+        error, _ = steps.run(lambda: build(2), at, lambda: build(3))
+        assert isinstance(error, BuildError), at
+        assert "another run with --overwrite" in str(error)
+        assert "say --overwrite" not in str(error)
+        assert tpufeed.open_dataset(tmp_path / "d").manifest.options["seed"] == 3
+        assert tpufeed.verify(tmp_path / "d").records == 6
+
+
 @pytest.mark.parametrize("versions", ["quoted", "bare", "none"])
 def test_overwrite_where_versions_follow_from_the_content_or_are_none(versions, few, tmp_path, monkeypatch):
     monkeypatch.setattr(OtherVersions, "versions", versions)

@@ -90,7 +90,10 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
             _print_some(unreadable)
     unread = f"{number_of(len(unreadable), 'file')} cannot be read"
     if not damages:
-        complain(f"error: {url}: {unread}; what could be read is not damaged. Run it again when the store answers")
+        complain(
+            f"error: {url}: {unread}; what could be read is not damaged. Run it again when the store answers, or as a "
+            "user who may read them"
+        )
         return
     files = len({damage.shard for damage in damages})
     also = f"; {unread} besides" if unreadable else ""

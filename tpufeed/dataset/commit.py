@@ -50,6 +50,7 @@ from tpufeed.tfrecord.crc32c import crc32c
 _logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 8 << 20
+_REPLACED = "{}: another run with --overwrite has replaced this build; nothing of it was published"
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -119,6 +120,7 @@ def join_or_begin(
 
     Raises:
         DuplicateWriterError, DatasetExistsError, SourceError, StoreError: as `check_destination` does.
+        BuildError: another run with `overwrite` and other options was quicker.
     """
     plan, old = check_destination(store, kind, source, options, overwrite)
     joined = plan is not None
@@ -127,7 +129,12 @@ def join_or_begin(
         joined = plan is None
     if plan is None:
         plan = _read_current_plan(store)
-        check_same_plan(store, plan.header, kind, source, options)
+        try:
+            check_same_plan(store, plan.header, kind, source, options)
+        except DuplicateWriterError as error:
+            if not overwrite:
+                raise
+            raise BuildError(_REPLACED.format(store.url)) from error
     remove_old(store, plan.header)
     return with_access(plan, source), joined
 
@@ -275,9 +282,7 @@ def check_owner(store: Store, owner: Owner) -> None:
             "same command again, with --overwrite where it says that files are in the way"
         ) from None
     if run_id != owner.run_id:
-        raise BuildError(
-            f"{store.url}: another run with --overwrite has replaced this build; nothing of it was published"
-        )
+        raise BuildError(_REPLACED.format(store.url))
 
 
 def remove_old(store: Store, header: PlanHeader) -> None:

@@ -13,13 +13,18 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import (
     CenterCrop,
+    ColorJitter,
     Custom,
     GaussianBlur,
+    Grayscale,
     HorizontalFlip,
     RandAugment,
     RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
     Resize,
     Rotate,
+    VerticalFlip,
 )
 from tpufeed.storage.registry import open_store
 
@@ -117,6 +122,35 @@ def test_draws_depend_on_seed_epoch_and_sample_alone(source, ops, request):
 
 def difference(one, other):
     return np.abs(np.frombuffer(one, np.uint8).astype(int) - np.frombuffer(other, np.uint8)).mean()
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        VerticalFlip(),
+        RandomCrop(40, padding=4),
+        RandomResizedCrop(32),
+        ColorJitter(brightness=0.2),
+        ColorJitter(0.4, 0.4, 0.4, 0.1),
+        Grayscale(p=0.5),
+        RandomErasing(),
+        RandomErasing(value="random"),
+    ],
+    ids=str,
+)
+def test_every_op_runs_in_the_graph_of_a_dataset(dataset_url, op):
+    options = {
+        "ops": [Resize(70), CenterCrop(60), op],
+        "batch_size": 8,
+        "seed": 3,
+        "columns": COLUMNS,
+        "remainder": "pad",
+    }
+    first, again = (by_sample(tpufeed.tf_dataset(dataset_url, direct=True, **options)) for _ in range(2))
+    plain = by_sample(tpufeed.tf_dataset(dataset_url, direct=True, **{**options, "ops": options["ops"][:2]}))
+    assert first == again
+    assert first.keys() == plain.keys()
+    assert sum(first[sample] != plain[sample] for sample in first) > len(first) // 5
 
 
 def test_without_shuffle_the_order_is_that_of_numpy_loader(cache_url):

@@ -613,9 +613,10 @@ def _jitter(op: images.ColorJitter, image: Any, draws: Any) -> Any:
             lambda: tf.image.adjust_hue(levels / 255, amounts[3]) * 255,
         ]
 
-    levels, order = tf.cast(image, tf.float32), tf.constant(list(permutations(range(4))))
+    levels, orders = tf.cast(image, tf.float32), list(permutations(range(4)))
+    order = tf.gather(tf.constant(orders), tf.cast(draws[4] * len(orders), tf.int32))
     for number in range(4):
-        chosen = order[tf.cast(draws[4] * len(order), tf.int32), number]
+        chosen = order[number]
         branches = [
             partial(tf.identity, levels) if spread == ((0, 0) if place == 3 else (1, 1)) else _rare(step)
             for place, (spread, step) in enumerate(zip(spreads, steps(levels), strict=True))
