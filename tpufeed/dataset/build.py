@@ -256,7 +256,7 @@ def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
 
 
 def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
-    """Whether its shards are the task's: a build whose plan was removed may have had as many, of other names."""
+    """Return whether its shards are the task's: a build whose plan was removed may have had as many, of other names."""
     names = [ref.name.replace("-v0-", f"-v{variant}-") for variant in header.variant_numbers]
     records = {len(shard.lengths) for shard in report.shards}
     return (

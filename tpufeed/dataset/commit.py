@@ -19,13 +19,13 @@ import msgspec
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REMOVALS, REPORTS, removals_name, report_name
 from tpufeed.dataset.plan import (
-    READS,
     Plan,
     PlanHeader,
     TaskRef,
     check_same_plan,
     read_plan,
     read_plan_file,
+    read_run_id,
     with_access,
 )
 from tpufeed.dataset.reader import Dataset, find_dataset
@@ -36,14 +36,13 @@ from tpufeed.errors import (
     DamageError,
     DatasetExistsError,
     DuplicateWriterError,
-    ManifestError,
     ObjectChangedError,
     ObjectExistsError,
     ObjectNotFoundError,
     SourceError,
     mask_secrets,
 )
-from tpufeed.storage.ranges import open_object
+from tpufeed.storage.reading import READS
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
@@ -200,13 +199,13 @@ def find_finished(store: Store) -> Dataset | None:
     if store.stat(MANIFEST) is None:
         return None
     with suppress(ObjectNotFoundError, DamageError):
-        if store.stat(removals_name(_read_run_id(store))) is not None:
+        if store.stat(removals_name(read_run_id(store))) is not None:
             return None
     return find_dataset(store)
 
 
 def _noted_names(store: Store, present: Mapping[str, ObjectInfo]) -> dict[str, str]:
-    """What plan and notes of removals name at `store`, with the versions to remove; those without one: any."""
+    """Return what plan and notes of removals name at `store`, with the versions to remove; "" stands for any."""
     noted: dict[str, str] = {}
     with suppress(ObjectNotFoundError, DamageError):
         noted |= dict.fromkeys(sorted(read_plan(store).header.output_names), "")
@@ -260,22 +259,13 @@ def _read_current_plan(store: Store) -> Plan:
             return replace(plan, version=found.version)
 
 
-def _read_run_id(store: Store) -> str:
-    """The id of the run whose plan stands there. Raises ObjectNotFoundError, ManifestError."""
-    try:
-        with open_object(store, PLAN) as file:
-            return msgspec.json.decode(file.readline(), type=PlanHeader).run_id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ManifestError(f"{store.url}/{PLAN}: not a readable plan: {error}") from error
-
-
 def check_owner(store: Store, owner: Owner) -> None:
     """Raises BuildError where the destination belongs to another run by now."""
     found = store.stat(PLAN)
     if found is not None and found.version == owner.version:
         return
     try:  # other hosts may see other times of files
-        run_id = _read_run_id(store)
+        run_id = read_run_id(store)
     except (ObjectNotFoundError, DamageError):
         raise BuildError(
             f"{store.url}/{PLAN}, the plan of this build, is gone or damaged; nothing of it was published. Run the "
@@ -328,7 +318,7 @@ def _read_removals(store: Store, name: str) -> dict[str, str] | None:
 
 
 def _is_manifest_of(store: Store, info: ObjectInfo, run_id: str) -> bool:
-    """Whether a manifest is one of this run, which its twin may have put."""
+    """Return whether a manifest is one of this run, which its twin may have put."""
     try:
         return msgspec.json.decode(store.read(MANIFEST, info.version), type=_RunId).run_id == run_id
     except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -45,7 +45,7 @@ def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
 
 
 def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
-    """Whether an object is an index, of shards of these sizes in this order. Raises StoreError."""
+    """Return whether an object is an index, of shards of these sizes in this order. Raises StoreError."""
     try:
         offsets = np.lib.format.read_array(io.BytesIO(store.read(name)), allow_pickle=False)
     except (ValueError, EOFError, SyntaxError):  # numpy's for what is no such file

@@ -26,11 +26,11 @@ from tpufeed.errors import (
     mask_secrets,
 )
 from tpufeed.storage.ranges import open_object
+from tpufeed.storage.reading import READS
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
 PLAN_VERSION = 1
-READS = 3  # of what arrived damaged, before it is damaged where it stands
 _DIGEST_BYTES = 16
 _MOST_VARIANTS = 1000
 _SAID = 200  # characters of an option's value in a message
@@ -239,6 +239,20 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
     if end.crc32c != crc:
         raise ValueError(f"its CRC-32C is {crc:#010x}; {end.crc32c:#010x} was written")
     return Plan(header, tuple(refs))
+
+
+def read_run_id(store: Store) -> str:
+    """Return the id of the run whose plan stands at a destination, from its first line.
+
+    Raises:
+        ObjectNotFoundError: there is none.
+        ManifestError: the line cannot be understood.
+    """
+    try:
+        with open_object(store, PLAN) as file:
+            return msgspec.json.decode(file.readline(), type=PlanHeader).run_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ManifestError(f"{store.url}/{PLAN}: not a readable plan: {error}") from error
 
 
 def _check_header(header: PlanHeader) -> None:

@@ -4,12 +4,10 @@ import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 
-import msgspec
-
 from tpufeed.dataset.naming import PLAN, PROBE
-from tpufeed.dataset.plan import READS, PlanHeader
-from tpufeed.errors import ObjectNotFoundError, StoreError
-from tpufeed.storage.ranges import open_object
+from tpufeed.dataset.plan import read_run_id
+from tpufeed.errors import ManifestError, ObjectNotFoundError, StoreError
+from tpufeed.storage.reading import READS
 from tpufeed.storage.store import Store
 
 
@@ -24,11 +22,10 @@ def see_destination(store: Store, run_id: str) -> dict[str, str]:
     seen = ""
     for _ in range(READS):
         try:
-            with open_object(store, PLAN) as file:
-                seen = msgspec.json.decode(file.readline(), type=PlanHeader).run_id
+            seen = read_run_id(store)
         except ObjectNotFoundError:
             return {}
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except ManifestError:
             seen = "unreadable"
         if seen == run_id:
             break
