@@ -1,4 +1,4 @@
-"""What Linux's control groups, which containers are made of, leave this process of its host's processors and memory.
+"""Read what Linux's control groups, of which containers are made, leave this process of processors and memory.
 
 A limit of any group above the process' own binds it as well. What is missing, cannot be read or is not a number limits
 nothing. Both versions of cgroups are read, as hosts may have either, or both at once.

@@ -57,11 +57,11 @@ class CacheSource(Protocol):
 
     @property
     def upright(self) -> bool:
-        """Whether encoded images are to be turned by their EXIF orientation."""
+        """True where encoded images are to be turned by their EXIF orientation."""
 
     @property
     def mends(self) -> bool:
-        """Whether JPEGs that fail are mended."""
+        """True where JPEGs that fail are mended."""
 
     @property
     def retries(self) -> int:

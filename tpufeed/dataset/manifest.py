@@ -152,7 +152,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def upright(self) -> bool:
-        """Whether loaders turn images by their EXIF orientation."""
+        """True where loaders turn images by their EXIF orientation."""
         return self.exif == "apply"
 
     @property

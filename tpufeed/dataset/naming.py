@@ -75,7 +75,7 @@ def report_name(task: int) -> str:
 
 
 def removals_name(run_id: str) -> str:
-    """Where a build with --overwrite says what it removes; `run_id` is its plan's."""
+    """Return the name of the object in which a build with --overwrite says what it removes; `run_id` is its plan's."""
     return f"{REMOVALS}-{run_id}.json"
 
 
