@@ -22,11 +22,10 @@ from tpufeed.dataset.commit import (
     is_stored,
     join_or_begin,
 )
+from tpufeed.dataset.destination import check_space, choose_engine, refuse_source
 from tpufeed.dataset.plan import check_same_plan, differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget
-from tpufeed.dataset.space import check_space
-from tpufeed.dataset.stores import choose_engine, refuse_source
 from tpufeed.engines.engine import Engine, Job, available_cores
 from tpufeed.errors import DamageError, DatasetExistsError, DuplicateWriterError, ObjectNotFoundError, OptionError
 from tpufeed.images.ops import Custom, from_dict, to_dict

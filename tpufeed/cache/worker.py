@@ -11,8 +11,8 @@ import numpy as np
 from tpufeed.cache.plan import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
 from tpufeed.dataset.commit import Owner, Reject, Report, put_report, put_shard, read_report
+from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.plan import PlanHeader, Task, TaskRef, read_task
-from tpufeed.dataset.reach import see_destination
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
 from tpufeed.dataset.writer import ShardWriter, WrittenShard
 from tpufeed.engines import engine

@@ -13,7 +13,7 @@ from tpufeed.errors import OptionError
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.cache.build import CachePreview
     from tpufeed.dataset.build import BuildProgress, BuildResult
-    from tpufeed.sharding.build import Preview
+    from tpufeed.sharding.preview import Preview
 
 _LOG_SECONDS = 1.0
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from tpufeed.dataset.destination import check_writable
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REMOVALS, REPORTS, removals_name, report_name
 from tpufeed.dataset.plan import (
@@ -29,7 +30,6 @@ from tpufeed.dataset.plan import (
     with_access,
 )
 from tpufeed.dataset.reader import Dataset, find_dataset
-from tpufeed.dataset.space import check_writable
 from tpufeed.dataset.writer import WrittenShard
 from tpufeed.errors import (
     BuildError,

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
 from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding.files import listing
-from tpufeed.sharding.rows import Found, Row
+from tpufeed.sharding.rows import Found, Row, listing
 from tpufeed.storage.naming import check_name
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 

@@ -20,7 +20,7 @@ from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import Input
 from tpufeed.dataset.schema import FeatureSpec, record_schema
-from tpufeed.errors import OptionError, SourceError
+from tpufeed.errors import OptionError, SourceError, mask_secrets
 from tpufeed.sharding.advice import (
     iter_folder_warnings,
     iter_mask_warnings,
@@ -43,6 +43,12 @@ _MOST_SPLITS = 100
 _COLUMNS = "path, bytes, version, label, file, offset, columns, problem"
 _IMAGES_AND_MASKS, _NAMES_COMPARED = 2, 1000
 _FIRST_REJECTS = 3  # that an error shows
+_CHANGES = {
+    "changed": "SELECT path FROM (SELECT * FROM after EXCEPT SELECT * FROM before) "
+    "WHERE path IN (SELECT path FROM before)",
+    "added": "SELECT path FROM after EXCEPT SELECT path FROM before",
+    "gone": "SELECT path FROM before EXCEPT SELECT path FROM after",
+}
 _Line = tuple[Any, ...]
 
 
@@ -205,6 +211,22 @@ class Inventory:
         """Identity of all inputs together, whatever their order."""
         return self._identify().digest
 
+    def describe_changes(self, before: Iterable[Input]) -> str:
+        """Count the inputs that differ from those of a plan, and name the first of each kind; memory is bounded."""
+        after = (item for split in self.splits for item, _ in self.iter_inputs(split))
+        self._database.execute("BEGIN")
+        for table, inputs in (("before", before), ("after", after)):
+            self._database.execute(f"CREATE TABLE {table}(path TEXT, rest TEXT)")
+            self._database.executemany(f"INSERT INTO {table} VALUES(?, ?)", _iter_masked(inputs))
+            self._database.execute(f"CREATE INDEX {table}_path ON {table}(path)")
+        self._database.execute("COMMIT")
+        kinds = []
+        for kind, paths in _CHANGES.items():
+            count, first = self._query(f"SELECT COUNT(DISTINCT path), MIN(path) FROM ({paths})").fetchone()
+            if count:
+                kinds.append(f"{count:,} {kind} ({'the first: ' if count > 1 else ''}{first})")
+        return ", ".join(kinds)
+
     def _identify(self) -> _Identity:
         """Return what one pass over all inputs in the order of their paths tells."""
         if self._identity is None:
@@ -274,6 +296,13 @@ def input_digest(inputs: Iterable[Input]) -> str:
             line += f"\0{item.file}\0{item.offset}\0{item.columns}\0{item.problem}"
         digest.update(f"{line}\n".encode())
     return digest.hexdigest()
+
+
+def _iter_masked(inputs: Iterable[Input]) -> Iterator[tuple[str, str]]:
+    """Yield path and description of each input as a plan stores them: without secrets."""
+    for item in inputs:
+        rest = (item.bytes, item.version, item.label, item.file or item.path, item.offset, item.columns, item.problem)
+        yield mask_secrets(item.path), mask_secrets(repr(rest))
 
 
 def _iter_tables() -> Iterator[str]:

@@ -11,9 +11,8 @@ from typing import Literal
 from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding import folders, tables, tars
-from tpufeed.sharding.files import listing
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.rows import Found, Row
+from tpufeed.sharding.rows import Found, Row, listing
 from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import ObjectInfo, Store
 

@@ -20,8 +20,8 @@ from tpufeed.errors import (
     StoreError,
     UnavailableError,
 )
-from tpufeed.sharding.files import Files, resolve
-from tpufeed.sharding.rows import Label, Row
+from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.rows import Label, Row, resolve
 from tpufeed.storage.ranges import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 

@@ -5,15 +5,14 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from tpufeed.dataset.commit import Owner, Reject, Report, ShardReport, put_report, put_shard, read_report
+from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.plan import Input, PlanHeader, Task, TaskRef, read_task
-from tpufeed.dataset.reach import see_destination
 from tpufeed.dataset.schema import FORMAT, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
 from tpufeed.errors import AccessError, ImageError, UnavailableError
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image
-from tpufeed.sharding.files import Files
-from tpufeed.sharding.inputs import InputFeatures, iter_taken
+from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
