@@ -1,4 +1,4 @@
-"""What a cache is made of: the samples of a dataset, or raw images."""
+"""Sources of a cache: the samples of a dataset, or raw images."""
 
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class CacheSource(Protocol):
         """The samples of a task, in order. Header and task are those of the cache's plan."""
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
-        """What this host sees of what a task needs, see `Job.reach`."""
+        """Return what this host sees of the files that a task needs, see `Job.reach`."""
 
     def draws_seed(self, seed: int) -> int:
         """The seed that ops over these samples draw with, where the user's is `seed`."""

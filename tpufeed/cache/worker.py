@@ -33,7 +33,7 @@ _BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class CacheContext:
-    """What the tasks of a cache share."""
+    """Data that all tasks of a cache share."""
 
     source: CacheSource
     destination: str
@@ -63,7 +63,7 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
 
 
 def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
-    """What this host sees of the cache's destination and of the source, see `Job.reach`."""
+    """Return what this host sees of the cache's destination and of the source, see `Job.reach`."""
     destination = open_store(context.destination)
     seen = see_destination(destination, context.header.run_id)
     return seen | context.source.see(context.header, read_task(destination, ref)) if seen else seen
@@ -71,7 +71,7 @@ def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What came of the samples: a shard a variant, and the counts of a report."""
+    """Results of a task: a shard for each variant, and the counts of its report."""
 
     shards: list[WrittenShard]
     counts: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a shell may complete: the values that options take, without importing what obeys them."""
+"""Shell completion: the values that options take, without importing what obeys them."""
 
 import contextlib
 import io
@@ -110,7 +110,7 @@ def classes(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _manifest(ctx: typer.Context) -> dict[str, Any]:
-    """Of the first dataset named; empty where there is none. A shell that completes wants silence, not errors."""
+    """Return the manifest of the first dataset named, or nothing. A shell that completes wants silence, not errors."""
     url = ctx.params.get("url")
     # Arguments are not told apart where the line ends in an option that wants a value, which it does here.
     urls: Sequence[str] = [url] if isinstance(url, str) else url or ctx.args

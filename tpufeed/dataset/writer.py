@@ -55,7 +55,7 @@ class ShardWriter:
         self._offsets.append(self._offsets[-1] + size)
 
     def finish(self) -> WrittenShard:
-        """What has been written."""
+        """Close the shard and return what has been written."""
         return WrittenShard(self._offsets[-1], self._crc, np.array(self._offsets, np.uint64))
 
     def __enter__(self) -> Self:

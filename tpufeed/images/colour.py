@@ -65,7 +65,7 @@ class ColorJitter:
         return image if changed else keep(image, out)
 
     def _changes(self, draws: Draws) -> Iterator[tuple[int, float]]:
-        """Which of the four in which order, and how much; without those that change nothing."""
+        """Return the changes of the four in their order, and how much; without those that change nothing."""
         spreads = (self.brightness, self.contrast, self.saturation, self.hue)
         for number in _ORDERS[int(draws[4] * len(_ORDERS))]:
             amount = between(as_range(spreads[number]), draws[number])

@@ -1,4 +1,4 @@
-"""From encoded bytes to uint8 RGB: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow.
+"""Decode images to uint8 RGB: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow.
 
 Both release the GIL while they decode. Decoding is strict: a file that ends early or has a bad scan is an error, never
 an image with a grey lower half.
@@ -121,7 +121,7 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
 
 
 def decodes_strictly(data: bytes) -> bool:
-    """Whether a JPEG decodes, by a decoder that passes over no damage: Pillow, for rare subsamplings, does."""
+    """Return true where a JPEG decodes by a decoder that passes over no damage, as Pillow does in rare subsamplings."""
     try:
         strict = _read_jpeg_header(data) is not None
         check_pixels(data, read_header(data))

@@ -1,4 +1,4 @@
-"""What an image file says of itself, read without decoding: the size, and what is odd about it."""
+"""Read an image file's header without decoding: its size, and what is odd about it."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""How ops keep to the contract of `out`."""
+"""Memory of ops: how they keep to the contract of `out`."""
 
 import numpy as np
 

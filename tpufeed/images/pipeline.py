@@ -89,7 +89,7 @@ class Pipeline:
         outs: Sequence[Pixels | None],
         buffer: Buffer | None = None,
     ) -> list[Pixels]:
-        """As `run_encoded`, once for each of `draws`, unmended; all share one decoding, as small as they allow."""
+        """Run as `run_encoded`, once for each of `draws`, unmended; all share one decoding, as small as they allow."""
         first = self._first_window
         orientation = orientation_of(data) if self._upright else 1
         if first is None:

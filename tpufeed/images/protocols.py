@@ -1,4 +1,4 @@
-"""What an op is, and the two kinds of them.
+"""Protocols of ops, of which there are two kinds.
 
 An op says how many uniform numbers it needs for a sample (`draws`); it gets them as a sequence, never draws itself.
 A `WindowOp` cuts a window out of the image and brings it to a size, so a decoder may come to meet it by decoding
@@ -29,7 +29,7 @@ class Window(NamedTuple):
 
 
 class Op(Protocol):
-    """What all ops share: they are frozen, and the same draws give the same pixels in any thread and process."""
+    """Protocol of all ops: they are frozen, and the same draws give the same pixels in any thread and process."""
 
     @property
     def version(self) -> int | str:

@@ -53,7 +53,7 @@ class RandAugment:
 
     @property
     def draws(self) -> int:
-        """Of each transform: which, and its sign."""
+        """Number of draws of an image: for each transform which it is, and its sign."""
         return 2 * self.num_ops
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:

@@ -108,7 +108,7 @@ def equalize(image: Pixels, out: Pixels | None) -> Pixels:
 
 @cache
 def _hue_shares() -> list[Pixels]:
-    """Of red, green and blue, for each hue and twice around: how much of the spread is missing, in 1/255."""
+    """Return the shares of red, green and blue for each hue and twice around: the missing spread, in 1/255."""
     places = [(offset + np.arange(512) * (6 / 256)) % 6 for offset in (5, 3, 1)]
     return [np.rint(255 * np.minimum(place, 4 - place).clip(0, 1)).astype(np.uint8) for place in places]
 

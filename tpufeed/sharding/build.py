@@ -149,7 +149,7 @@ def check_plan_of(destination: Store, plan: Plan, source: str, options: ShardOpt
 
 @contextmanager
 def take_inventory(source: str, options: ShardOptions) -> Iterator[Inventory]:
-    """All inputs of a source, in a file that is gone afterwards.
+    """List all inputs of a source into a file that is removed afterwards.
 
     Raises:
         OptionError, NoInputsError, SourceError: the source cannot be understood.

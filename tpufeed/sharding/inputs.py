@@ -59,7 +59,7 @@ class Files:
         return sum(store.retries for store in (self.base, *self._elsewhere.values()))
 
     def stats(self, files: list[str]) -> list[ObjectInfo | TpufeedError | None]:
-        """What each file is now, or why nobody can say; remote ones are asked for many at once.
+        """Return what each file is now, or why that is unknown; many remote files are asked for at once.
 
         Raises:
             MissingExtraError: what opens their URLs is not installed.
@@ -153,7 +153,7 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, b
 
 
 def _read_again(files: Files, item: Input, data: bytes) -> bytes | ImageError:
-    """What an input's bytes are, of which `data` is the first reading."""
+    """Return an input's bytes, of which `data` is the first reading, read until they are sure."""
     store, span = _find(files, item)
     reads = itertools.chain([data], (_checked(item, read_span(store, span)) for _ in itertools.count()))
     return settle(

@@ -1,4 +1,4 @@
-"""All inputs of a build, kept in a database file: memory does not grow with their number.
+"""An inventory keeps all inputs of a build in a database file: memory does not grow with their number.
 
 SQLite sorts them outside memory, into the same global order as a list of their hashes would have. They are dealt to
 tables by their hashes, so that what has to be sorted at once stays small: one sort of all takes more time an input, the
@@ -54,7 +54,7 @@ _Line = tuple[Any, ...]
 
 @dataclass(slots=True)
 class _Identity:
-    """Of all inputs: their digest, how many are listed twice, and those that are rejected without being read."""
+    """Digest of all inputs, the count of those listed twice, and those that are rejected without being read."""
 
     digest: str = ""
     listed_twice: int = 0
@@ -164,11 +164,11 @@ class Inventory:
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """Of the records."""
+        """Features of the records."""
         return (*record_schema(self.labelled), *self.schema)
 
     def totals(self) -> dict[str, tuple[int, int, int]]:
-        """By split: inputs, bytes of their files, and bytes of their paths and columns."""
+        """Return for each split: inputs, bytes of their files, and bytes of their paths and columns."""
         found = {name: (0, 0, 0) for name in self.splits}
         for table in _iter_tables():
             sums = f"SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM {table} GROUP BY split"
@@ -288,7 +288,7 @@ def split_of(path: str, splits: dict[str, float]) -> str:
 
 
 def input_digest(inputs: Iterable[Input]) -> str:
-    """Of inputs in the order of their paths: what they are, and what becomes of them."""
+    """Hash inputs in the order of their paths: what they are, and what becomes of them."""
     digest = hashlib.blake2b(digest_size=16)
     for item in inputs:
         line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
@@ -306,7 +306,7 @@ def _iter_masked(inputs: Iterable[Input]) -> Iterator[tuple[str, str]]:
 
 
 def _iter_tables() -> Iterator[str]:
-    """In the order of the keys."""
+    """Yield the names of the tables in the order of their keys."""
     return (f"inputs_{number}" for number in range(_TABLES))
 
 

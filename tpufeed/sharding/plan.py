@@ -22,7 +22,7 @@ _PROBED_IMAGES = 64
 
 @dataclass(frozen=True, slots=True)
 class SizeEstimate:
-    """How many bytes a record takes: `slope` times its file, and `fixed` more."""
+    """Estimate of a record's bytes: `slope` times its file, and `fixed` more."""
 
     slope: float = 1.0
     fixed: float = FEATURES_BYTES
@@ -30,7 +30,7 @@ class SizeEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What came of a few images.
+    """Result of taking a few images as the build would.
 
     Attributes:
         estimate: sizes of records.
@@ -48,7 +48,7 @@ class Probe:
 
 
 def needs_probe(policy: ImagePolicy) -> bool:
-    """Whether records may be of other sizes than their files."""
+    """Return true where records may have other sizes than their files."""
     return policy.presize_px is not None or policy.encode != "keep" or policy.greyscale == "rgb"
 
 
@@ -86,7 +86,7 @@ def _fit(sizes: list[tuple[int, int]]) -> SizeEstimate:
 
 
 def count_shards(inventory: Inventory, options: ShardOptions, estimate: SizeEstimate) -> dict[str, tuple[int, float]]:
-    """By split: how many shards it gets, and about how many bytes they hold together.
+    """Return for each split: how many shards it gets, and about how many bytes they hold together.
 
     Raises:
         OptionError: a shard would be smaller than its largest record.

@@ -36,7 +36,7 @@ class SplitPreview:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a build would do, from listing its source and taking a few images.
+    """Forecast of a build, from listing its source and taking a few images.
 
     Attributes:
         source: as a URL.
@@ -72,7 +72,7 @@ class Preview:
 
     @property
     def bytes(self) -> int:
-        """Of all shards together, about."""
+        """Bytes of all shards together, about."""
         return sum(split.bytes for split in self.splits.values())
 
 
@@ -86,7 +86,7 @@ def preview_shard(
     engine: Engine | str | None = None,
     **options: Unpack[ShardKeywords],
 ) -> Preview:
-    """What `shard` with the same arguments would do. Changes nothing.
+    """Tell what `shard` with the same arguments would do. Changes nothing.
 
     Raises:
         OptionError, NoInputsError, SourceError, DatasetExistsError, DuplicateWriterError: as `shard` does.

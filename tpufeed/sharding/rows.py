@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """What a source notes while its rows are read.
+    """Notes that a source takes while its rows are read.
 
     Attributes:
         ignored_files: that are no images by their names: how many, by their endings.

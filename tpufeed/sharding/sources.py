@@ -1,4 +1,4 @@
-"""What kind of source a URL is, and its rows."""
+"""Find out what kind of source a URL is, and read its rows."""
 
 import fnmatch
 import itertools
@@ -24,7 +24,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where samples come from.
+    """Place that samples come from.
 
     Attributes:
         base: the URL that files of rows are relative to.

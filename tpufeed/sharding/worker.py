@@ -24,7 +24,7 @@ _SEEN_INPUTS = 4
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """What the tasks of a sharding share."""
+    """Data that all tasks of a sharding share."""
 
     destination: str
     header: PlanHeader
@@ -66,14 +66,14 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
 
 
 def reach(context: ShardContext, ref: TaskRef) -> dict[str, str]:
-    """What this host sees of the build's destination and of the first files of a task, see `Job.reach`."""
+    """Return what this host sees of the build's destination and of the first files of a task, see `Job.reach`."""
     destination = open_store(context.destination)
     seen = see_destination(destination, context.header.run_id)
     return seen | see_inputs(context.header, read_task(destination, ref)) if seen else seen
 
 
 def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
-    """What this host sees of the first files of a task. Raises where their store does not answer, or refuses."""
+    """Return the versions of the first files of a task. Raises where their store does not answer, or refuses."""
     names = [item.file or item.path for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
     found = Files(header.base).stats(names)
     for info in found:
@@ -87,7 +87,7 @@ def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
 
 
 class _Made:
-    """What has come of a task so far."""
+    """Counts and rejects of a task so far."""
 
     def __init__(self, header: PlanHeader) -> None:
         self.rejects: list[Reject] = []

@@ -1,4 +1,4 @@
-"""What a header says."""
+"""Contents of a header."""
 
 from dataclasses import dataclass
 from typing import Literal
