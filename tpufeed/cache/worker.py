@@ -23,7 +23,7 @@ from tpufeed.images.mending import mend
 from tpufeed.images.ops import Draws
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
 from tpufeed.storage.registry import open_store
-from tpufeed.tfrecord.buffer import BytesLike
+from tpufeed.tfrecord.crc32c import BytesLike
 from tpufeed.tfrecord.example import Feature, encode_entry
 
 ENTRY = "tpufeed.cache.worker:run"

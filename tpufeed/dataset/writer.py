@@ -12,8 +12,7 @@ import numpy as np
 
 from tpufeed.dataset.index import Offsets
 from tpufeed.errors import StoreError
-from tpufeed.tfrecord.buffer import BytesLike
-from tpufeed.tfrecord.crc32c import crc32c, mask_crc32c
+from tpufeed.tfrecord.crc32c import BytesLike, crc32c, mask_crc32c
 from tpufeed.tfrecord.framing import encode_footer, encode_header
 from tpufeed.tfrecord.layout import FixedLayout
 

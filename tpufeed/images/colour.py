@@ -8,9 +8,8 @@ from typing import ClassVar
 import cv2
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.memory import keep
 from tpufeed.images.parameters import as_range, between, check_positive_range, check_probability, check_spread
-from tpufeed.images.protocols import Draws
+from tpufeed.images.protocols import Draws, keep
 from tpufeed.images.tones import brighten, contrast, desaturate, saturate, shift_hue
 
 _ORDERS = tuple(permutations(range(4)))

@@ -8,8 +8,8 @@ from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_sto
 from tpufeed.images.encoding import StoredFormat, encode
 from tpufeed.images.header import ImageHeader, format_of_name, read_header
 from tpufeed.images.mending import mend
+from tpufeed.images.orientation import turn
 from tpufeed.images.presizing import PresizeMode, decoding_reduction, middle_square, scaled_size, shrink
-from tpufeed.images.turning import turn
 
 _CHOICES = {
     "check": ("full", "header"),

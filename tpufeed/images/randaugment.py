@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.memory import keep
 from tpufeed.images.parameters import check_fill, check_int
-from tpufeed.images.protocols import Draws, Fill
+from tpufeed.images.protocols import Draws, Fill, keep
 from tpufeed.images.tones import (
     autocontrast,
     brighten,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.memory import apart, copied
+from tpufeed.images.protocols import apart, copied
 
 _LEVELS = np.arange(256, dtype=np.float64)
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and torchvision have it

@@ -8,9 +8,8 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.memory import apart
 from tpufeed.images.padding import cut_padded, scalar
-from tpufeed.images.protocols import Fill
+from tpufeed.images.protocols import Fill, apart
 
 Row = tuple[float, float, float]
 _LONGEST_SIDE_PX = 24_000
