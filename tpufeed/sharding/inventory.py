@@ -1,8 +1,6 @@
 """An inventory keeps all inputs of a build in a database file: memory does not grow with their number.
 
-SQLite sorts them outside memory, into the same global order as a list of their hashes would have. They are dealt to
-tables by their hashes, so that what has to be sorted at once stays small: one sort of all takes more time an input, the
-more there are.
+SQLite sorts them outside memory, into the same global order as a list of their hashes would have.
 """
 
 import hashlib
@@ -37,7 +35,6 @@ from tpufeed.storage.reading import READS, DamagedReadError
 
 _logger = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 4096
-_TABLES = 32  # one for each run of keys; it divides 256. Each takes a page of 4 KB, however few inputs there are
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
 _COLUMNS = "path, bytes, version, label, file, offset, columns, problem"
@@ -108,7 +105,9 @@ class Inventory:
         found, types, labels, splits = Found(), ColumnTypes(), Counter[Label](), set[str]()
         shares = None if source.splits else options.split_shares
         rows = source.iter_rows(found)
-        self._database.executescript(_make_tables())
+        self._database.executescript(
+            f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs(key BLOB, split TEXT, extra INT, {_COLUMNS});"
+        )
         self._database.execute("BEGIN")
         while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
             labels.update([row.label for row in chunk])
@@ -170,12 +169,8 @@ class Inventory:
     def totals(self) -> dict[str, tuple[int, int, int]]:
         """Return for each split: inputs, bytes of their files, and bytes of their paths and columns."""
         found = {name: (0, 0, 0) for name in self.splits}
-        for table in _iter_tables():
-            sums = f"SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM {table} GROUP BY split"
-            for name, *more in self._query(sums):
-                count, size, extra = found[name]
-                found[name] = count + more[0], size + more[1], extra + more[2]
-        return found
+        sums = self._query("SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM inputs GROUP BY split")
+        return found | {name: (count, size, extra) for name, count, size, extra in sums}
 
     def largest(self, slope: float, intercept: float) -> tuple[str, int]:
         """Path and size of the largest record, where it takes `slope` times the file, `intercept` and the rest."""
@@ -202,10 +197,9 @@ class Inventory:
 
     def iter_inputs(self, split: str) -> Iterator[tuple[Input, int]]:
         """The inputs of a split in the global order, each with the bytes that its path and columns take."""
-        for table in _iter_tables():
-            statement = f"SELECT extra, {_COLUMNS} FROM {table} WHERE split = ? ORDER BY key, {_COLUMNS}"
-            for extra, *line in self._query(statement, split):
-                yield self._to_input(line), extra
+        statement = f"SELECT extra, {_COLUMNS} FROM inputs WHERE split = ? ORDER BY key, {_COLUMNS}"
+        for extra, *line in self._query(statement, split):
+            yield self._to_input(line), extra
 
     def digest(self) -> str:
         """Identity of all inputs together, whatever their order."""
@@ -262,13 +256,8 @@ class Inventory:
         return Input(path, size, version, number, file, offset, values, wrong)
 
     def _insert(self, lines: Sequence[_Line]) -> None:
-        by_table: dict[str, list[_Line]] = {table: [] for table in _iter_tables()}
-        tables = list(by_table.values())
-        for line in lines:
-            tables[line[0][0] * _TABLES >> 8].append(line)
         try:
-            for table, its_lines in by_table.items():
-                self._database.executemany(f"INSERT INTO {table} VALUES({','.join('?' * 11)})", its_lines)
+            self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 11)})", lines)
         except UnicodeEncodeError as error:
             raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
 
@@ -303,21 +292,6 @@ def _iter_masked(inputs: Iterable[Input]) -> Iterator[tuple[str, str]]:
     for item in inputs:
         rest = (item.bytes, item.version, item.label, item.file or item.path, item.offset, item.columns, item.problem)
         yield mask_secrets(item.path), mask_secrets(repr(rest))
-
-
-def _iter_tables() -> Iterator[str]:
-    """Yield the names of the tables in the order of their keys."""
-    return (f"inputs_{number}" for number in range(_TABLES))
-
-
-def _make_tables() -> str:
-    """Empty tables, and a view of them as one; without the offset SQLite would sort each, and merge all two by two."""
-    tables = "".join(
-        f"DROP TABLE IF EXISTS {table}; CREATE TABLE {table}(key BLOB, split TEXT, extra INT, {_COLUMNS});"
-        for table in _iter_tables()
-    )
-    together = " UNION ALL ".join(f"SELECT * FROM {table}" for table in _iter_tables())
-    return f"DROP VIEW IF EXISTS inputs; {tables}CREATE VIEW inputs AS {together} LIMIT -1 OFFSET 0;"
 
 
 def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool) -> _Line:
