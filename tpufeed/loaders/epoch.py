@@ -75,7 +75,7 @@ class Epochs:
 
 @dataclass(frozen=True, slots=True)
 class BatchForm:
-    """Form of a batch that is handed over: a dict or a tuple of its columns, or an array alone where there is but one."""
+    """Form of a batch as it is handed over: a dict or tuple of columns, or an array alone where there is but one."""
 
     names: tuple[str, ...]
     as_dict: bool
