@@ -16,9 +16,8 @@ from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, resolve_columns
 from tpufeed.loaders.crew import Crew
 from tpufeed.loaders.epoch import BatchForm, Endless, EpochIterator, Epochs, Flow, Position
-from tpufeed.loaders.feeder import Feed
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions, make_options
-from tpufeed.loaders.processes import ProcessCrew
+from tpufeed.loaders.processes import Feed, ProcessCrew
 from tpufeed.loaders.rows import make_rows
 from tpufeed.loaders.sources import VariantSource
 from tpufeed.loaders.state import check_identity, check_lanes, check_state_lanes, identity_of, state_number
