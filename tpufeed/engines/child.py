@@ -10,12 +10,11 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from tpufeed import errors
 from tpufeed.engines.engine import failure_message
@@ -90,7 +89,11 @@ class Child:
         # For -P: the same modules as here, never those that happen to lie in the working folder.
         environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
         self._apart = apart
-        self._output = tempfile.TemporaryFile() if apart else None  # noqa: SIM115  # closed by `close`
+        self._output: IO[bytes] | None = None
+        if apart:
+            import tempfile  # takes 10 ms, and the command line imports this module at each start
+
+            self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         ours, theirs = socket.socketpair()
         if patience_seconds is not None:
             whole, rest = divmod(min(patience_seconds, _LONGEST_PATIENCE_SECONDS), 1)
@@ -214,12 +217,18 @@ def stop_all(children: Sequence[Child], patience_seconds: float, terminate: bool
         child.close()
         if terminate:
             child.process.terminate()
-    for seconds in (patience_seconds, _KILLED_SECONDS):
-        deadline = time.monotonic() + seconds
-        for child in children:
-            child.wait(deadline - time.monotonic())
+    try:
+        _wait_for_all(children, patience_seconds)
+    finally:  # also where Ctrl-C comes again
         for child in children:
             child.kill()
+    _wait_for_all(children, _KILLED_SECONDS)
+
+
+def _wait_for_all(children: Sequence[Child], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for child in children:
+        child.wait(deadline - time.monotonic())
 
 
 def fill_streams() -> None:
