@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.profiling.batches import length_of
+from tpufeed.profiling.clock import length_of
 from tpufeed.profiling.fingerprints import Expected, Findings, Ledger, first_member
 from tpufeed.profiling.flops import AcceleratorProfile
 from tpufeed.profiling.xplane import idle_band

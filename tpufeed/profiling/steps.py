@@ -23,8 +23,8 @@ class StepTimes:
 
     Attributes:
         wait_seconds: for the step's batch.
-        sync_seconds: before that, of tracing, compiling and launching the step before; empty where the loader is none
-            of torch_xla's, which do this in `next()`.
+        sync_seconds: of tracing, compiling and launching the step, which torch_xla's loaders do in the `next()` after
+            it; that before an epoch's first step counts for it as well. Empty with any other loader.
         compute_seconds: of the step.
     """
 
@@ -44,20 +44,20 @@ class StepReport:
         steps: all of them.
         images: likewise; None where batches have no shape and no batch size was given.
         images_per_second: a second of `wall_seconds`.
-        bytes_per_second: that crossed to the device; of a loader on the host, that would have to.
+        bytes_per_second: of the batches' arrays: what crosses to the device, or would have to.
         step_ms: the median of wait + sync + compute.
         wait_ms_p50: the median of the waits for a batch.
         wait_ms_p95: likewise the 95th percentile.
         wait_ms_p99: likewise the 99th.
         idle_percent: waits / wall.
-        sync_ms_p50: of the syncs that torch_xla's loaders do before they hand a batch out: tracing and compiling the
-            step before, launching it, and waiting for the device to take it. None with any other loader.
+        sync_ms_p50: of the syncs that torch_xla's loaders do before they hand the next batch out: tracing and compiling
+            the step, launching it, and waiting for the device to take it. None with any other loader.
         sync_percent: syncs / wall.
         tracing_percent: the part of the time in which the host traced and compiled: syncs without their waits for the
             device, or what was compiled, whichever is more. None where no framework tells.
         wall_seconds: the time inside the loop, so that evaluation between two epochs is no part of it.
         first_wait_seconds: from asking for the first batch until it was there; it includes `iter(loader)`.
-        first_compute_seconds: of the first step, with the sync after it.
+        first_compute_seconds: of the first step, with the syncs around it.
         compile_seconds: of `first_compute_seconds`, as far as the framework tells (torch_xla, JAX).
         recompilations: after the first step.
         recompile_seconds: of those.
