@@ -48,7 +48,7 @@ def make_dataset(work: Path, url: Path, photos: int) -> None:
 
 def rounds(url: Path, size: int, repeats: int) -> dict[str, list[float]]:
     """Gigabytes of shards a second of each way, one figure a round; the ways take turns."""
-    from harness import take_turns
+    from harness import interleave
 
     import tpufeed
 
@@ -62,7 +62,7 @@ def rounds(url: Path, size: int, repeats: int) -> dict[str, list[float]]:
         "decoding alone": lambda: decode_all(url),
         "tpufeed.verify, decode all": lambda: tpufeed.verify(url, decode="all"),
     }
-    return take_turns({name: partial(gigabytes_per_second, size, way) for name, way in ways.items()}, repeats)
+    return interleave({name: partial(gigabytes_per_second, size, way) for name, way in ways.items()}, repeats)
 
 
 def gigabytes_per_second(size: int, way: Callable[[], object]) -> float:

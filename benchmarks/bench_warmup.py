@@ -58,7 +58,7 @@ def main() -> None:
 def rates(work: Path, photos: int, repeats: int) -> dict[str, list[float]]:
     """Images a second of the source, one figure a round; the ways take turns."""
     from bench_shard import decode
-    from harness import take_turns
+    from harness import interleave
     from make_photos import make_photos
 
     make_photos(work / "photos", photos)
@@ -72,7 +72,7 @@ def rates(work: Path, photos: int, repeats: int) -> dict[str, list[float]]:
         "warmup, K = 4": lambda: photos / warm(shards, out, "--variants", 4),
         "warmup from the raw photos, K = 1": lambda: photos / warm(raw, out, "--variants", 1),
     }
-    return take_turns(ways, repeats)
+    return interleave(ways, repeats)
 
 
 def slow(work: Path, repeats: int) -> dict[str, dict[str, list[tuple[float, float]]]]:

@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from tpufeed.diagnosis.bench import take_turns
+from tpufeed.diagnosis.bench import interleave
 from tpufeed.diagnosis.machine import describe, machine
 from tpufeed.diagnosis.results import Spread, spread
 
@@ -23,7 +23,7 @@ __all__ = [
     "print_table",
     "rows_of",
     "spread",
-    "take_turns",
+    "interleave",
     "write_result",
 ]
 

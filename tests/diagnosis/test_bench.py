@@ -13,10 +13,10 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.diagnosis.bench import bench, middle_run, take_turns
+from tpufeed.diagnosis.bench import bench, middle_run, interleave
 from tpufeed.diagnosis.feeds import devices, options
+from tpufeed.diagnosis.feeds.loaders import NaiveLoader
 from tpufeed.diagnosis.feeds.measure import Measurement, measure, measure_apart
-from tpufeed.diagnosis.feeds.naive import NaiveLoader
 from tpufeed.diagnosis.feeds.options import BenchOptions
 from tpufeed.diagnosis.results import Run
 from tpufeed.errors import DatasetNotFoundError, LoaderError, MissingExtraError, OptionError
@@ -213,9 +213,9 @@ def test_take_turns() -> None:
     def measured(name: str) -> Callable[[], int]:
         return lambda: calls.append(name) or len(calls)
 
-    assert take_turns({"a": measured("a"), "b": measured("b")}, repeats=2) == {"a": [3, 5], "b": [4, 6]}
+    assert interleave({"a": measured("a"), "b": measured("b")}, repeats=2) == {"a": [3, 5], "b": [4, 6]}
     assert calls == ["a", "b"] * 3
-    assert take_turns({"a": measured("a")}, repeats=1, warm_up=0) == {"a": [7]}
+    assert interleave({"a": measured("a")}, repeats=1, warm_up=0) == {"a": [7]}
 
 
 def test_the_middle_run_has_the_spread_of_all_and_what_is_wrong_with_any() -> None:
@@ -298,11 +298,10 @@ def test_without_a_dataset_there_is_nothing_to_measure(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_says_what_to_do_instead(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_tpu(platform: str) -> int:
+    def no_tpu(platform: str) -> list[Any]:
         raise RuntimeError("Unable to initialize backend 'tpu'")
 
-    jaxstep = pytest.importorskip("tpufeed.diagnosis.feeds.jaxstep")
-    monkeypatch.setattr(jaxstep, "find_devices", no_tpu)
+    monkeypatch.setattr(pytest.importorskip("jax"), "devices", no_tpu)
     with pytest.raises(OptionError, match=r"no TPU here .*'tpu'\).*--device emulated:tpu-v3-8 .* or jax-cpu"):
         one(cached, device="jax-tpu", step_ms=None)
 

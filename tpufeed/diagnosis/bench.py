@@ -78,7 +78,7 @@ def bench(
     for measurement in [dataclasses.replace(one, options=short) for one in measurements] * options.warm_up:
         made(measurement, " (warm-up)")
     places = tuple(place_of(dataset) for dataset in datasets)
-    turns = take_turns({one: partial(made, one) for one in measurements}, options.repeats, warm_up=0)
+    turns = interleave({one: partial(made, one) for one in measurements}, options.repeats, warm_up=0)
     return BenchResult(machine=about, places=places, options=options, runs=tuple(map(middle_run, turns.values())))
 
 
@@ -98,7 +98,7 @@ def middle_run(runs: Sequence[Run]) -> Run:
     )
 
 
-def take_turns(
+def interleave(
     measurements: Mapping[Name, Callable[[], Outcome]], repeats: int, warm_up: int = 1
 ) -> dict[Name, list[Outcome]]:
     """Make each measurement in `repeats` rounds, after `warm_up` rounds whose outcomes are thrown away.

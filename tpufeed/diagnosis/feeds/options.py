@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
+from tpufeed.diagnosis.feeds.loaders import JAX, LOADERS, XLA
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.parsing import parse_op
 from tpufeed.profiling.accelerator import Limits
@@ -15,20 +16,6 @@ DEFAULT_DEVICE = "emulated:tpu-v3-8"
 REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")
 DRAIN = "none"
 _BATCH_SIZE, _SECONDS, _MOST_SECONDS = 128, 8.0, 86_400.0
-
-# Loader: the packages that it cannot do without, as (module, its name for people, extra).
-_TORCH, _TF = ("torch", "torch", "torch"), ("tensorflow", "TensorFlow", "tf")
-_XLA, _JAX = ("torch_xla", "torch_xla (with torch 2.9)", "xla"), ("jax", "JAX", "jax")
-LOADERS = {
-    "numpy": (),
-    "torch": (_TORCH,),
-    "tf": (_TF,),
-    "tf-direct": (_TF,),
-    "xla": (_XLA,),
-    "jax": (_JAX,),
-    "naive": (),
-}
-_PACKAGES_OF_DEVICE = {"xla": (_XLA,), "jax": (_JAX,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +152,6 @@ def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
             raise OptionError(f"the loader jax cannot feed {choice.name}: give --device jax-cpu or jax-tpu")
         if loader == "naive" and options.ops is not None:
             raise OptionError("the loader naive has a random-resized crop and a flip of its own: leave out the ops")
-        for module, name, extra in (*LOADERS[loader], *_PACKAGES_OF_DEVICE.get(choice.kind, ())):
+        for module, name, extra in (*LOADERS[loader].packages, *{"xla": [XLA], "jax": [JAX]}.get(choice.kind, [])):
             if find_spec(module) is None:
                 raise MissingExtraError(name, extra)
