@@ -18,12 +18,12 @@ __all__ = [
     "Spread",
     "describe",
     "figure",
+    "interleave",
     "machine",
     "medians_of",
     "print_table",
     "rows_of",
     "spread",
-    "interleave",
     "write_result",
 ]
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.diagnosis.bench import bench, middle_run, interleave
+from tpufeed.diagnosis.bench import bench, interleave, middle_run
 from tpufeed.diagnosis.feeds import devices, options
 from tpufeed.diagnosis.feeds.loaders import NaiveLoader
 from tpufeed.diagnosis.feeds.measure import Measurement, measure, measure_apart

@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tpufeed.diagnosis.files import write_file
+from tpufeed.diagnosis.files import check_output, write_file
 from tpufeed.diagnosis.results import Action, Diagnosis, Run
 from tpufeed.diagnosis.wording import between, clean, say
 from tpufeed.errors import MissingExtraError, OptionError
@@ -90,13 +90,7 @@ def check_report_path(path: Path | str) -> None:
         OptionError: another ending than .html, no such folder, or a folder.
         MissingExtraError: matplotlib is not installed.
     """
-    path = Path(path)
-    if path.suffix != ".html":
-        raise OptionError(f"{path}: a report's name ends in .html")
-    if not path.parent.is_dir():
-        raise OptionError(f"{path}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise OptionError(f"{path} is a folder; give the name of a file")
+    check_output(Path(path), "a report's name", (".html",))
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "report")
 
