@@ -102,7 +102,9 @@ class BenchOptions:
         return replace(found, profile=found.profile.training(self.model))
 
     def _choose(self) -> DeviceChoice:
-        name = self.device or self._default_device
+        name = self.device or (DEFAULT_DEVICE if self.step_ms is None else EMULATED)
+        if self.tpu is not None:
+            name = f"{EMULATED}:tpu-{find_tpu(self.tpu).name}"
         if name == EMULATED:
             if self.step_ms is None:
                 raise OptionError(f"a device {EMULATED!r} without a profile needs step_ms: --step-ms 40 --batch 256")
@@ -116,12 +118,6 @@ class BenchOptions:
         nearest(name, (*REAL_DEVICES, DRAIN, EMULATED, DEFAULT_DEVICE), "device")
         kind, _, platform = name.partition("-")
         return DeviceChoice(name, "xla" if kind == "xla" else "jax", platform=platform)
-
-    @property
-    def _default_device(self) -> str:
-        if self.tpu is not None:
-            return f"{EMULATED}:tpu-{find_tpu(self.tpu).name}"
-        return DEFAULT_DEVICE if self.step_ms is None else EMULATED
 
     @property
     def images_a_step(self) -> int:
