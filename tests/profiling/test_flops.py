@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from tpufeed.errors import OptionError
-from tpufeed.profiling.flops import MODELS, TPUS, compiled_flops, find_model, mfu_percent, training_flops
+from tpufeed.profiling.flops import MODELS, TPUS, find_model, mfu_percent, training_flops
 
 
 def test_resnet50_costs_what_the_rates_of_tpus_are_reckoned_with() -> None:
@@ -73,42 +73,3 @@ def test_families_grow_as_they_should() -> None:
     ):
         costs = [training_flops(name) for name in family]
         assert costs == sorted(costs)
-
-
-def test_jax_counts_a_matmul_and_a_convolution_as_by_hand() -> None:
-    import jax
-    import jax.numpy as jnp
-
-    def compiled(function: Any, *shapes: tuple[int, ...]) -> Any:
-        return jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile()
-
-    def convolve(x: Any, w: Any) -> Any:
-        return jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-    assert compiled_flops(compiled(jnp.matmul, (8, 16), (16, 4))) == 2 * 8 * 16 * 4
-    assert compiled_flops(compiled(convolve, (2, 8, 8, 3), (3, 3, 3, 5))) == 2 * (2 * 6 * 6 * 5) * (3 * 3 * 3)
-
-
-class Compiled:
-    def __init__(self, costs: Any) -> None:
-        self.costs = costs
-
-    def cost_analysis(self) -> Any:
-        if isinstance(self.costs, Exception):
-            raise self.costs
-        return self.costs
-
-
-def test_older_releases_of_jax_gave_a_list() -> None:
-    assert compiled_flops(Compiled([{"flops": 12.0}])) == 12
-
-
-@pytest.mark.parametrize(
-    "costs", [None, [], {}, {"flops": -1.0}, {"flops": 0.0}, {"flops": float("nan")}, NotImplementedError("no")]
-)
-def test_no_analysis_is_none_and_never_zero(costs: Any) -> None:
-    assert compiled_flops(Compiled(costs)) is None
-
-
-def test_what_cannot_be_asked_is_none() -> None:
-    assert compiled_flops(object()) is None

@@ -6,7 +6,6 @@ MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that went into
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tpufeed.errors import OptionError
 
@@ -205,29 +204,3 @@ def mfu_percent(
     if at_work < 1 or flops_per_sample <= 0:
         raise OptionError(f"chips and FLOPs of a sample are positive, not {at_work} and {flops_per_sample}")
     return 100 * images_per_second * flops_per_sample / (tpu.peak_tflops * 1e12 * at_work)
-
-
-def compiled_flops(compiled: Any) -> float | None:
-    """Return the FLOPs of one call, by XLA's own cost analysis of what it compiled.
-
-    JAX gives it: `jax.jit(step).lower(*arguments).compile()` is what is wanted here. For one device's part of a
-    program that is sharded; the body of a loop (`scan`, `while_loop`) counts once. torch_xla has no way to ask, nor has
-    TensorFlow: use `training_flops` there.
-
-    Args:
-        compiled: a `jax.stages.Compiled`, or anything with such a `cost_analysis()`.
-
-    Returns:
-        None where there is no such analysis.
-    """
-    analyse = getattr(compiled, "cost_analysis", None)
-    if analyse is None:
-        return None
-    try:
-        costs = analyse()
-    except Exception:  # noqa: BLE001  # backends that cannot raise what they like
-        return None
-    if isinstance(costs, list | tuple):  # before JAX 0.5
-        costs = costs[0] if costs else None
-    flops = costs.get("flops") if isinstance(costs, dict) else None
-    return float(flops) if flops is not None and flops > 0 else None

@@ -1,18 +1,16 @@
 """What a step clock saw, as data: figures, a verdict, lines for people, and a file that other programs read."""
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from tpufeed.errors import OptionError
 
 # Of the time, in percent; the bands of xprof, TensorBoard's profiler, for input-bound programs.
 MODERATE_PERCENT = 5.0
 HIGH_PERCENT = 20.0
-
-_FORMAT = "tpufeed-steps"
-_VERSION = 1
 
 Blame = Literal["data", "tracing", "accelerator"]
 
@@ -133,50 +131,32 @@ class StepReport:
         return "\n".join([*lines, self.verdict, *self.notes])
 
 
+class _Saved(msgspec.Struct):
+    format: Literal["tpufeed-steps"]
+    version: Literal[1]
+    report: StepReport
+    times: StepTimes
+
+
 def save_steps(path: str | Path, report: StepReport, times: StepTimes) -> None:
-    """Write both as JSON, for `load_steps`, `load_times` and `tpufeed doctor --clock`."""
-    document = {"format": _FORMAT, "version": _VERSION, "report": asdict(report), "times": asdict(times)}
-    Path(path).write_text(json.dumps(document) + "\n")
+    """Write both as JSON, for `load_steps` and `tpufeed doctor --clock`."""
+    Path(path).write_bytes(msgspec.json.encode(_Saved("tpufeed-steps", 1, report, times)) + b"\n")
 
 
 def load_steps(path: str | Path) -> StepReport:
-    """What `StepClock.save` wrote. Raises OptionError for anything else."""
-    report = _read(path, "report", StepReport)
-    report["short_epochs"] = tuple(tuple(epoch) for epoch in report.get("short_epochs", ()))
-    report["notes"] = tuple(report.get("notes", ()))
-    made: StepReport = _made(path, StepReport, report)
-    return made
+    """Read what `StepClock.save` wrote; fields that a later release has added are left out.
 
-
-def load_times(path: str | Path) -> StepTimes:
-    """Likewise, the seconds of each step."""
-    times = _read(path, "times", StepTimes)
-    made: StepTimes = _made(path, StepTimes, {name: tuple(values) for name, values in times.items()})
-    return made
-
-
-def _made(path: str | Path, kind: Any, values: dict[str, Any]) -> Any:
+    Raises:
+        OptionError: anything else.
+    """
     try:
-        return kind(**values)
-    except TypeError as error:
-        raise OptionError(f"{path} lacks a part of what StepClock.save writes ({error}); save it again") from error
-
-
-def _read(path: str | Path, part: str, kind: Any) -> dict[str, Any]:
-    try:
-        document = json.loads(Path(path).read_text())
+        return msgspec.json.decode(Path(path).read_bytes(), type=_Saved).report
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}; clock.save(path) writes such a file") from error
-    except ValueError as error:
-        raise OptionError(f"{path} is no JSON ({error}); clock.save(path) writes what is wanted here") from error
-    if not isinstance(document, dict) or document.get("format") != _FORMAT or not isinstance(document.get(part), dict):
-        raise OptionError(f"{path} is no file of steps; clock.save(path) writes what is wanted here")
-    if document.get("version") != _VERSION:
+    except msgspec.DecodeError as error:
         raise OptionError(
-            f"{path} is of format version {document.get('version')}, this tpufeed reads {_VERSION}; save it anew"
-        )
-    known = {field.name for field in fields(kind)}
-    return {name: value for name, value in document[part].items() if name in known}
+            f"{path} is no file of steps for this tpufeed ({error}); clock.save(path) writes what is wanted here"
+        ) from error
 
 
 def _figure(value: float | None, unit: str, digits: int = 1) -> str:
