@@ -11,6 +11,7 @@ from tpufeed.diagnosis.files import check_output, write_file
 from tpufeed.diagnosis.results import Action, Diagnosis, Run
 from tpufeed.diagnosis.wording import between, clean, say
 from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.profiling.steps import HIGH_PERCENT, MODERATE_PERCENT
 
 # "default-src 'none'": nothing may be loaded, whatever the texts are.
 _PAGE = Template("""<!doctype html>
@@ -134,8 +135,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, A
     else:
         subject, verdict = ", ".join(dict.fromkeys(run.url for run in runs)), headline(runs)
         idle = min((run.idle_percent or 0.0 for run in runs if has_verdict(run)), default=None)
-    # xprof's bands of idle time
-    level = "" if idle is None else "good" if idle < 5 else "fair" if idle < 20 else "bad"
+    level = "" if idle is None else "good" if idle < MODERATE_PERCENT else "fair" if idle < HIGH_PERCENT else "bad"
     body = [f'<section class="card verdict {level}">{_text(verdict)}</section>']
     if diagnosis is not None:
         body.append('<p class="mark">Predicted from what was measured of each stage on this host.</p>')

@@ -106,8 +106,7 @@ class StepReport:
             return f"fed: {idle} of the time is waiting for data; what is left is the step itself"
         if self.blame == "tracing":
             return f"your step waits on tracing and compiling ({tracing} of the time), not on data ({idle})"
-        strength = "highly" if self.idle_percent >= HIGH_PERCENT else "moderately"
-        return f"{strength} input-bound: {idle} of the time the step waits for its batch"
+        return f"{idle_band(self.idle_percent)}: {idle} of the time the step waits for its batch"
 
     def summary(self) -> str:
         """Lines for people; what is not known is n/a."""
@@ -129,6 +128,13 @@ class StepReport:
                 f"{_figure(self.recompilations, '', 0)}"
             )
         return "\n".join([*lines, self.verdict, *self.notes])
+
+
+def idle_band(idle_percent: float) -> str:
+    """Return xprof's words for so much idle time."""
+    if idle_percent >= HIGH_PERCENT:
+        return "highly input-bound"
+    return "moderately input-bound" if idle_percent >= MODERATE_PERCENT else "not input-bound"
 
 
 class _Saved(msgspec.Struct):
