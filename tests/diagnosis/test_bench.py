@@ -1,7 +1,6 @@
 """The bench harness: what is measured, in which turns, and what is said of it."""
 
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -351,12 +350,6 @@ def test_a_real_step_is_fed_in_a_process_of_its_own(
     assert run.compile_seconds > 0
     assert run.idle_percent is not None
     assert run.au_percent is None
-
-
-def test_no_thread_is_left(cached: str) -> None:
-    before = set(threading.enumerate())
-    one(cached, steps=3)
-    assert set(threading.enumerate()) <= before
 
 
 def test_pixels_that_the_ops_cannot_explain_are_problems(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
