@@ -180,7 +180,7 @@ def _print(result: "BenchResult") -> None:
 
 
 def _iter_verdicts(runs: "Sequence[Run]") -> "Iterator[str]":
-    """What each row comes to; reasons that all of them share are said once."""
+    """Yield the verdict of each row, or why there is none; reasons that all rows share come once."""
     shared = [problem for problem in runs[0].problems if len(runs) > 1 and all(problem in run.problems for run in runs)]
     for problem in shared:
         yield f"no verdict for any row: {problem}"

@@ -23,7 +23,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """What a benchmark came to.
+    """The result of a benchmark.
 
     Attributes:
         machine: see `diagnosis.machine.machine`.

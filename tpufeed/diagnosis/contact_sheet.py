@@ -52,7 +52,7 @@ _WIDE_FONTS = (
 
 @dataclass(frozen=True, slots=True)
 class SheetOptions:
-    """What a sheet shows.
+    """Options of a contact sheet.
 
     Attributes:
         count: at most so many images; of a cache all K variants of count // K samples.
@@ -181,7 +181,7 @@ def make_contact_sheet(dataset: Dataset, split: str | None = None, options: Shee
 
 
 def check_sheet_path(path: Path) -> None:
-    """Raises OptionError where no sheet can be written to `path`."""
+    """Raise OptionError where no sheet can be written to `path`."""
     check_output(path, "the sheet's name", tuple(_FORMATS))
 
 

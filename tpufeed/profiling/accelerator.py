@@ -30,7 +30,7 @@ _QUEUE_BATCHES = 2
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorReport:
-    """What an emulated accelerator did. None is what cannot be known, most of it from fewer than two steps.
+    """Figures of an emulated accelerator. None stands for unknown, as most are after fewer than two steps.
 
     `steps` and `images` count everything; the other figures leave out the first step, in which the loader warms up.
     All but `oversleep_percent` are nominal: `wall_seconds` is waits + steps, `idle_percent` waits / wall, `au_percent`

@@ -1,4 +1,4 @@
-"""How long a training loop waits for its input, step by step."""
+"""Time how long a training loop waits for its input, step by step."""
 
 import math
 import time
@@ -49,7 +49,7 @@ class StepClock:
         self._dropped = 0
 
     def __call__(self, loader: Iterable[Batch]) -> "TimedLoader[Batch]":
-        """The loader with its steps timed; to be iterated as often as the loader itself, as Lightning's `fit` does.
+        """Return the loader with its steps timed. It can be iterated as often as the loader, as Lightning's `fit` does.
 
         Leaving a loop early ends the last step there and closes the loader's iterator. Where the iterator was kept
         (`batches = iter(clock(loader))`) nothing tells when its loop was left: then the last step is left out, unless
@@ -63,7 +63,7 @@ class StepClock:
         return kind(loader, self)
 
     def report(self, batch_size: int | None = None) -> StepReport:
-        """The steps that have ended so far.
+        """Report on the steps that have ended so far.
 
         Args:
             batch_size: images of each step; by default they are counted, as the first axis of a batch's first array.
@@ -114,12 +114,12 @@ class StepClock:
         )
 
     def timeline(self) -> StepTimes:
-        """Of each step so far, from the first."""
+        """Return the seconds of each step so far, from the first."""
         syncs = tuple(self._syncs) if self._splits else ()
         return StepTimes(wait_seconds=tuple(self._waits), sync_seconds=syncs, compute_seconds=tuple(self._computes))
 
     def save(self, path: str | Path, batch_size: int | None = None) -> StepReport:
-        """Write report and timeline to a JSON file, for `load_steps` and `tpufeed doctor --clock`; the report."""
+        """Write report and timeline as JSON, for `load_steps` and `tpufeed doctor --clock`; return the report."""
         report = self.report(batch_size)
         save_steps(path, report, self.timeline())
         return report
@@ -155,7 +155,7 @@ class StepClock:
     # What follows is for the iterations below.
 
     def _stamp(self) -> float:
-        """The time. What went by since the last stamp was of the step that runs, the one that began last."""
+        """Return the time. What went by since the last stamp was of the step that runs, the one that began last."""
         now = self._now()
         if self._running:
             self._running[-1].compute += now - self._since
@@ -172,7 +172,7 @@ class StepClock:
             self._load = self._loads.setdefault(_NO_SHAPE, Load(None, None))
 
     def _finish(self, step: "_Step") -> int:
-        """End a step; its number, from 0."""
+        """End a step. Return its number, from 0."""
         self._running.remove(step)
         if not self._waits:
             self._first_load = step.load
@@ -187,7 +187,7 @@ class StepClock:
         self._dropped += 1
 
     def _settle(self) -> None:
-        """The first step is over, with the sync after it."""
+        """Note that the first step is over, with the sync after it."""
         self._is_first_over = True
         self._compiling.settle()
 
@@ -224,7 +224,7 @@ class _TimedEpoch(Iterator[Batch]):
         self._is_open = self._under_way = self._is_kept = self._is_closed = False
 
     def __iter__(self) -> "_TimedEpoch[Batch]":
-        """Itself: a loop begins over an iterator that its caller keeps.
+        """Return itself: a loop begins over an iterator that its caller keeps.
 
         A loop before it was left at a time that nothing told, so that its last step is left out.
         """
@@ -235,7 +235,7 @@ class _TimedEpoch(Iterator[Batch]):
         return self
 
     def __next__(self) -> Batch:
-        """The next batch, which ends the step before."""
+        """Return the next batch, which ends the step before."""
         clock, step = self._clock, self._step
         if clock._asking:  # a loader that is timed takes its batches from here: they are waited for there
             if self._iterator is None:
@@ -345,15 +345,15 @@ class TimedLoader(Generic[Batch]):
         return True  # also where the loader has no length
 
     def __len__(self) -> int:
-        """Batches of an epoch. Raises TypeError where the loader has no length."""
+        """Return the batches of an epoch. Raises TypeError where the loader has no length."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The next epoch, timed."""
+        """Begin the next epoch, timed."""
         return _TimedEpoch(self._loader, self._clock)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the loader has."""
+        """Return whatever else the loader has."""
         if name == "_loader":  # a copy that is being made has none yet
             raise AttributeError(name)
         return getattr(self._loader, name)
@@ -363,7 +363,7 @@ class StatefulTimedLoader(TimedLoader[Batch]):
     """A `TimedLoader` of a loader that has a state: frameworks look for the methods in the class."""
 
     def state_dict(self) -> Any:
-        """The loader's."""
+        """Return the loader's state."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Any) -> None:

@@ -163,7 +163,7 @@ class CompileWatch:
 
 
 class _JaxListener:
-    """What JAX has compiled since somebody began to listen."""
+    """Counts of what JAX has compiled since the listener was registered."""
 
     def __init__(self) -> None:
         self.counts = CompileCounts()

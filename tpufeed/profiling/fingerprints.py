@@ -29,7 +29,7 @@ _WEIGHTS = np.random.default_rng(8).integers(0, 1 << 63, _MOST_WORDS, dtype=np.u
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an honest loader gives.
+    """The images that an honest loader gives.
 
     Attributes:
         samples: of the split.
@@ -52,7 +52,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the fingerprints of a run say; None is what cannot be known.
+    """Conclusions from the fingerprints of a run. None stands for unknown.
 
     Attributes:
         images: that were looked at.

@@ -1,4 +1,4 @@
-"""What accelerators take and models cost: TPUs, FLOPs, rates in images a second, and MFU.
+"""Tables of TPUs and models: FLOPs, rates in images a second, and MFU.
 
 MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that went into the model.
 """
@@ -86,7 +86,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorProfile:
-    """How many images a second an accelerator trains on when it never waits.
+    """The images a second that an accelerator trains on when it never waits.
 
     Attributes:
         name: for people.
@@ -103,7 +103,7 @@ class AcceleratorProfile:
     tpu: Tpu | None = field(default=None, compare=False)
 
     def training(self, model: str) -> "AcceleratorProfile":
-        """The same TPU with another model, of which it computes as many FLOPs a second.
+        """Return the same TPU with another model, of which it computes as many FLOPs a second.
 
         Raises:
             OptionError: there is no such model, or this is no TPU.

@@ -1,4 +1,4 @@
-"""What a step clock saw, as data: figures, a verdict, lines for people, and a file that other programs read."""
+"""Results of a step clock as data: figures, a verdict, lines for people, and a file that other programs read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What a `StepClock` saw. None is what cannot be known: with fewer than two steps there is no steady state.
+    """Figures of a `StepClock`. None stands for unknown: with fewer than two steps there is no steady state.
 
     The steady state is every step but the first, which waits for the pipeline to fill and computes while it compiles.
     All figures are of the steady state, but `steps`, `images`, those that begin with `first_`, and `compile_seconds`.
@@ -88,7 +88,7 @@ class StepReport:
 
     @property
     def blame(self) -> Blame | None:
-        """What the loop waits for most; the accelerator, where neither data nor tracing takes 5 % of the time."""
+        """The cause of most waiting; the accelerator, where neither data nor tracing takes 5 % of the time."""
         if self.idle_percent is None:
             return None
         tracing = self.tracing_percent or 0.0
@@ -109,7 +109,7 @@ class StepReport:
         return f"{idle_band(self.idle_percent)}: {idle} of the time the step waits for its batch"
 
     def summary(self) -> str:
-        """Lines for people; what is not known is n/a."""
+        """Return lines for people; n/a stands for unknown."""
         megabytes = None if self.bytes_per_second is None else self.bytes_per_second / 1e6
         lines = [
             f"{self.steps} steps: idle {_figure(self.idle_percent, ' %')} of {_figure(self.wall_seconds, ' s', 2)}, "

@@ -27,7 +27,7 @@ _REASON_CHARACTERS = 150
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured, for people."""
+    """The subject of a measurement, in words for people."""
 
     label: str
     url: str
@@ -178,7 +178,7 @@ def _make_xla_step() -> Step:
 
 
 def _make_jax_step(platform: str) -> Step:
-    """The same network for JAX. Raises RuntimeError where JAX has no device of that platform."""
+    """Make a step of the same network for JAX. Raises RuntimeError where JAX has no device of that platform."""
     import jax
     import jax.numpy as jnp
 

@@ -29,7 +29,7 @@ JAX: Package = ("jax", "JAX", "jax")
 
 @dataclass(frozen=True, slots=True)
 class LoaderKind:
-    """How a loader is opened.
+    """A loader, with everything needed to open it.
 
     Attributes:
         function: its name in `tpufeed`; the naive loader is no part of it.
@@ -116,7 +116,7 @@ def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
 
 
 class NaiveLoader:
-    """How people feed an accelerator before they think about it: one thread, one sample after the other, with Pillow.
+    """The loader that people write first: one thread, one sample after the other, with Pillow.
 
     Records in their order, a random-resized crop to 224 pixels and a flip; the tensors of a raw cache as they are.
     Batches are (uint8 (n, height, width, 3), int64 (n,)); an epoch leaves out what is less than a batch.

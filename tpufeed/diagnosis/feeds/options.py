@@ -1,4 +1,4 @@
-"""What a benchmark can be told, checked once: loaders, devices and how long."""
+"""Options of a benchmark, checked once: loaders, devices and how long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ _BATCH_SIZE, _SECONDS, _MOST_SECONDS = 128, 8.0, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """What is fed.
+    """The device that is fed.
 
     Attributes:
         name: as given.
@@ -36,13 +36,13 @@ class DeviceChoice:
 
     @property
     def label(self) -> str:
-        """For tables: what is emulated says so."""
+        """The name in tables, with EMULATED where it is so."""
         return self.name if self.profile is None else f"EMULATED {self.profile.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """How loaders are measured.
+    """Options of a benchmark.
 
     Attributes:
         device: emulated:PROFILE, emulated with `step_ms`, xla-cpu, xla-tpu, jax-cpu, jax-tpu, or none, which only
@@ -93,7 +93,7 @@ class BenchOptions:
 
     @property
     def choice(self) -> DeviceChoice:
-        """The device, understood."""
+        """The device, with its profile where it is an emulated one."""
         found = self._choose()
         if self.model is None:
             return found
@@ -127,13 +127,13 @@ class BenchOptions:
 
     @property
     def limits(self) -> Limits:
-        """When a measurement ends."""
+        """The end of a measurement."""
         seconds = _SECONDS if self.steps is None and self.seconds is None else self.seconds
         return Limits(self.steps, seconds, self.patience_seconds)
 
 
 def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
-    """Raises OptionError for a loader that there is not or that cannot feed the device, and MissingExtraError."""
+    """Raise OptionError for a loader that is unknown or cannot feed the device, or MissingExtraError."""
     if not loaders:
         raise OptionError(f"no loader is given; there are {', '.join(LOADERS)}")
     choice = options.choice
