@@ -27,7 +27,7 @@ class Timeline:
 
     Attributes:
         wait_seconds: for the step's batch.
-        sync_seconds: of tracing and compiling the step before, where torch_xla does; else empty.
+        sync_seconds: of tracing and compiling the step, where torch_xla does; else empty.
         compute_seconds: of the step; nominal on an emulated accelerator.
         ready: batches that were ready when the step asked for one; empty where nobody knows.
     """
