@@ -14,7 +14,7 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.diagnosis import contact_sheet
 from tpufeed.diagnosis.contact_sheet import Grid, SheetOptions, letter, make_contact_sheet, write_sheet
 from tpufeed.diagnosis.sampling import draw_evenly, draw_of_class, find_class
-from tpufeed.errors import OptionError, ShardError
+from tpufeed.errors import ImageError, OptionError, ShardError
 from tpufeed.images.decoding import decode
 from tpufeed.tfrecord.example import decode_example
 
@@ -153,6 +153,17 @@ def test_damage_is_marked_and_told(copy):
     assert len({colour for number, colour in enumerate(colours) if number != 2}) == 5
     of_class = make_contact_sheet(open_dataset(copy), "train", SheetOptions(class_name="red"))
     assert of_class.problems in ((problem,), ())
+
+
+def test_an_image_that_does_not_decode_is_marked_under_its_own_name(dataset_url, monkeypatch):
+    def fail(_):
+        raise ImageError("unreadable", "rotten")
+
+    monkeypatch.setattr(contact_sheet, "decode", fail)
+    made = make_contact_sheet(open_dataset(dataset_url), "train", SheetOptions(count=2, size_px=SIZE))
+    assert middles(made.image, 2) == [contact_sheet._FAULT_INK] * 2  # where the lines of the cross meet
+    assert len(made.problems) == 2
+    assert all(re.search(r"tfrecord, record \d+.*: rotten$", problem) for problem in made.problems)
 
 
 def test_a_missing_shard(copy):
