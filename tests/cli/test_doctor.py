@@ -46,7 +46,7 @@ def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, com
         assert found["model"] == "8 GFLOPs a sample"
         assert found["fed"] > 0
         return
-    for line in ("needed: ", "fed: ", "predicted idle: ", "binds: ", "settings for this host: "):
+    for line in ("needed: ", "fed: ", "predicted idle: ", "binds: "):
         assert re.search(f"^{line}", done.stdout, re.MULTILINE), done.stdout
     for stage in ("storage", "reading", "decoding", "ops", "assembly", "transfer"):
         assert re.search(rf"^ *{stage} +(n/a|[\d,]+) ", done.stdout, re.MULTILINE), done.stdout

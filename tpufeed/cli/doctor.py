@@ -154,8 +154,8 @@ def _quiet_loaders() -> Iterator[None]:
 
 
 def _write_report(path: Path, diagnosis: "Diagnosis", options: "DoctorOptions", tell: "Listener") -> None:
+    from tpufeed.diagnosis.doctor import check_diagnosis
     from tpufeed.diagnosis.report import write_report
-    from tpufeed.diagnosis.stages.checking import check_diagnosis
     from tpufeed.errors import TpufeedError
 
     tell("a short EMULATED run")
@@ -187,9 +187,6 @@ def _print(diagnosis: "Diagnosis") -> None:
             _print_action(number, action)
     elif diagnosis.idle_percent is not None:
         say("next: nothing here that would help")
-    if diagnosis.settings:
-        say()
-        say("settings for this host: " + ", ".join(_setting(*item) for item in diagnosis.settings.items()))
     for note in diagnosis.notes:
         say(f"note: {note}")
 
@@ -221,10 +218,6 @@ def _print_action(number: int, action: "Action") -> None:
         say(f"   predicted: {', '.join(effect)}")
     if action.cost:
         say(f"   {action.cost}")
-
-
-def _setting(name: str, value: object) -> str:
-    return f"{name}={value:,}".replace(",", "_") if isinstance(value, int) else f"{name}={value}"
 
 
 def _figure(value: float | None) -> str:
