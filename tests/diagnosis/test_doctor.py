@@ -100,6 +100,22 @@ def test_a_remote_dataset_is_measured_as_it_is_staged(memory_url: str) -> None:
     assert found.fed <= min(stages["storage"].images_per_second, stages["assembly"].images_per_second) * 1.001
 
 
+def test_a_stage_that_is_too_small_is_advised_to_grow(memory_url: str, tmp_path: Path) -> None:
+    options = replace(SHORT, stage_bytes=1, stage_dir=tmp_path / "stage", tpu="v6e-8")
+    found = examine(memory_url, options)
+    (said,) = [action.do for action in found.actions if action.do.startswith("stage all of it: stage_bytes=")]
+    assert f" fits {tmp_path}/stage" in said
+
+
+def test_what_is_staged_is_read_from_there(memory_url: str, tmp_path: Path) -> None:
+    with tpufeed.numpy_loader(memory_url, ops=OPS, batch_size=8, stage_dir=tmp_path / "stage", repeat=True) as loader:
+        for _ in zip(range(2 * len(loader)), loader, strict=False):
+            pass
+    found = examine(memory_url, replace(SHORT, stage_dir=tmp_path / "stage"))
+    assert " staged in " in stages_of(found)["storage"].detail
+    assert "connections" not in stages_of(found)["storage"].detail
+
+
 def test_what_is_not_staged_is_read_in_turn(memory_url: str) -> None:
     found = examine(memory_url, DoctorOptions(seconds=1.0, ops=OPS, batch_size=8, stage_bytes=0, threads=2))
     stages = stages_of(found)
@@ -135,6 +151,17 @@ def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
     found = examine(str(copy), SHORT)
     assert any("records looked at is damaged" in note and "tpufeed verify" in note for note in found.notes)
     assert found.fed, stages_of(found)["assembly"].why_not
+
+
+def test_where_nothing_can_be_read_there_is_no_prediction(copy: Path, tmp_path: Path) -> None:
+    for shard in copy.glob("train-*.tfrecord"):
+        shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
+    assert examine(str(copy), SHORT).verdict == "no prediction: none of the records that were looked at can be read"
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    found = examine(str(tmp_path / "raw"), SHORT)
+    assert found.verdict == "no prediction: none of the files can be read"
+    assert any("gone.jpg" in note for note in found.notes)
 
 
 def test_an_op_that_fails_leaves_no_prediction(dataset_url: str) -> None:
@@ -417,7 +444,7 @@ def test_an_encoded_cache_is_tried_raw_with_its_live_ops(dataset_url: str, tmp_p
     found = examine(url, DoctorOptions(seconds=1.0, batch_size=8))
     assert found.fed
     assert not [note for note in found.notes if "could not be tried" in note]
-    scenario = replace(scenario_of(url, tmp_path / "samples"), source="cache", cached=(40, 40, 3))
+    scenario = replace(scenario_of(url, tmp_path / "samples"), source="other", cached=(40, 40, 3))
     (raw,) = try_storages(scenario)
     assert not isinstance(raw, str), raw
     assert "--encode raw" in raw.do

@@ -341,7 +341,7 @@ def _examine_dataset(dataset: Dataset, split: str, exam: _Examination) -> Measur
         return measured
     scenario = Scenario(
         url=dataset.url,
-        source="encoded" if manifest.cache is None else "cache",
+        source="encoded" if manifest.cache is None and manifest.tensor_shape is None else "other",
         provenance=find_provenance(manifest.options),
         records=entry.records,
         sample=sample,
@@ -393,11 +393,11 @@ def _measure_stages(dataset: Dataset, measured: Measurements, scenario: Scenario
     if loader.batch_size < min(options.batch_size, near.split(near_split).records):
         notes.append(f"measured with batches of {loader.batch_size}: larger ones take too long here")
     staged = ", from staged copies" if dataset.is_remote and not in_turn else ""
-    detail = f"the loader from end to end, {describe_workers(workers)}{staged}; first batch after "
     stages[ASSEMBLY] = Stage(
         name=ASSEMBLY,
         images_per_second=loader.images_per_second,
-        detail=f"{detail}{loader.first_batch_seconds:.1f} s",
+        detail=f"the loader from end to end, {describe_workers(workers)}{staged}; first batch after "
+        f"{loader.first_batch_seconds:.1f} s",
     )
     measured = replace(measured, storage=storage, stages=stages)
 

@@ -180,7 +180,7 @@ class Scenario:
 
     Attributes:
         url: of the dataset or the raw images, as the user wrote it.
-        source: raw image files, a dataset of encoded images, or a cache.
+        source: raw image files, a dataset of encoded images, or anything else.
         provenance: what `url` was made of, or is.
         records: of the split.
         sample: of the split.
@@ -194,7 +194,7 @@ class Scenario:
     """
 
     url: str
-    source: Literal["files", "encoded", "cache"]
+    source: Literal["files", "encoded", "other"]
     provenance: Provenance
     records: int
     sample: Sample
@@ -208,11 +208,10 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Storage:
-    """Another way of storing samples: how to make it, and the command that makes it of all of them."""
+class _Plan:
+    """Another way of storing samples: how to make it of them, and the command that makes it of the whole dataset."""
 
     kind: Literal["presize", "raw", "shard"]
-    what: str
     do: str
     make: Callable[[], Sample]
     shape: tuple[int, int, int] | None = None
@@ -223,56 +222,54 @@ class _Storage:
 
 def try_storages(scenario: Scenario) -> Iterator[Alternative | str]:
     """Yield each other way of storing the samples, or why it could not be tried."""
-    for storage in _iter_storages(scenario):
+    for plan in _iter_plans(scenario):
         try:
             start = time.perf_counter()
-            made = storage.make()
+            made = plan.make()
             seconds = time.perf_counter() - start
             if not made.images:
                 continue  # no build would take any of them
-            if storage.kind == "presize" and made.image_bytes > _SMALLER * scenario.sample.image_bytes:
+            if plan.kind == "presize" and made.image_bytes > _SMALLER * scenario.sample.image_bytes:
                 continue
-            dataset = open_dataset(write_sample(scenario.folder / storage.kind, made, storage.shape))
-            options = replace(scenario.options, ops=storage.ops or None, stage_bytes=None)
+            dataset = open_dataset(write_sample(scenario.folder / plan.kind, made, plan.shape))
+            options = replace(scenario.options, ops=plan.ops or None, stage_bytes=None)
             rate = measure_throughput(dataset, SPLIT, options, scenario.seconds, scenario.expected).images_per_second
         except (TpufeedError, OSError, MemoryError) as error:
-            yield f"{storage.what} could not be tried: {error or type(error).__name__}"
+            yield f"{plan.do.partition(':')[0]}: could not be tried: {error or type(error).__name__}"
             continue
-        record_bytes, records = made.image_bytes + _FEATURES_BYTES, scenario.records * storage.variants
+        record_bytes, records = made.image_bytes + _FEATURES_BYTES, scenario.records * plan.variants
         total, minutes = records * record_bytes, records * seconds / len(made.images) / 60
         size = f"{total / 1e9:,.1f} GB" if total >= 1e8 else f"{total / 1e6:,.1f} MB"
-        size += f" for {storage.variants} variants" if storage.variants > 1 else ""
+        size += f" for {plan.variants} variants" if plan.variants > 1 else ""
         lasts = f"{minutes:,.0f} minutes" if minutes >= 2 else number_of(max(1, round(minutes * 60)), "second")
         cost = f"{size}, about {lasts} on this host"
         with suppress(OSError):
             cost += f"; it {'fits' if total < free_bytes(MEMORY) else 'does not fit'} {MEMORY}"
         yield Alternative(
-            kind=storage.kind,
-            do=storage.do,
+            kind=plan.kind,
+            do=plan.do,
             images_per_second=rate,
             record_bytes=record_bytes,
             total_bytes=total,
-            cost="; ".join((cost, *storage.remarks)),
+            cost="; ".join((cost, *plan.remarks)),
         )
 
 
-def _iter_storages(scenario: Scenario) -> Iterator[_Storage]:
-    """Yield what would be other than it is now: shards of files, smaller images, pixels."""
+def _iter_plans(scenario: Scenario) -> Iterator[_Plan]:
+    """Yield the ways that differ from what there is: shards of files, smaller images, pixels."""
     sample, ops, (height, width), seconds = scenario.sample, scenario.ops, scenario.size, scenario.seconds
     url, origin = quote(scenario.url), scenario.provenance
     if scenario.source == "files":
-        yield _Storage(
+        yield _Plan(
             kind="shard",
-            what="sharding",
             do=f"make shards of the files: tpufeed shard {url} DATASET",
             make=lambda: restore(sample, ImagePolicy(), seconds),
             ops=ops,
         )
     if scenario.source in ("files", "encoded"):
         side = round(max(height, width) * _MARGIN)
-        yield _Storage(
+        yield _Plan(
             kind="presize",
-            what="presizing",
             do=f"presize to {side}: tpufeed shard {quote(origin.source)} DATASET-{side}{origin.flags} --presize {side}",
             make=lambda: restore(sample, replace(origin.images, presize_px=side), seconds),
             ops=ops,
@@ -281,9 +278,8 @@ def _iter_storages(scenario: Scenario) -> Iterator[_Storage]:
         flags = "".join(f" --op {quote(repr(op))}" for op in ops)
         if ops == (RandomResizedCrop(height), HorizontalFlip()):  # what it does by itself
             flags = f" --size {height}"
-        yield _Storage(
+        yield _Plan(
             kind="raw",
-            what="a raw cache",
             do=f"warm a raw cache: tpufeed cache warmup {url} CACHE{flags} --variants {_VARIANTS}",
             make=lambda: warm(sample, ops, seconds),
             shape=(height, width, 3),
@@ -291,9 +287,8 @@ def _iter_storages(scenario: Scenario) -> Iterator[_Storage]:
             variants=_VARIANTS,
         )
     if scenario.cached is not None:  # only what the cache holds becomes raw: its live ops stay live
-        yield _Storage(
+        yield _Plan(
             kind="raw",
-            what="a raw cache",
             do="store raw pixels: give the cache's `tpufeed cache warmup` --encode raw",
             make=lambda: warm(sample, (), seconds),
             shape=scenario.cached,
