@@ -83,7 +83,7 @@ def read_files(url: str, seconds: float) -> RawFiles:
         count=count,
         bytes=float(np.mean([row.bytes for row in rows])) if rows else 0.0,
         read_per_second=rate,
-        sample=Sample(images, [0] * len(images)),
+        sample=Sample(images),
         notes=tuple(notes),
     )
 

@@ -20,7 +20,7 @@ from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.dataset.schema import ENCODED, LABEL, TENSOR, FeatureSpec, fixed_ints, record_layout
+from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.diagnosis.advice import LEAST_OF_WORKERS, Provenance
 from tpufeed.diagnosis.prediction import Alternative
@@ -61,12 +61,10 @@ class Sample:
 
     Attributes:
         images: as their records hold them.
-        labels: one for each image, 0 where there are none.
         damaged: messages about records that could not be read.
     """
 
     images: list[bytes]
-    labels: list[int]
     damaged: tuple[str, ...] = ()
 
     @property
@@ -86,8 +84,7 @@ def take_sample(dataset: Dataset, split: str, seconds: float, count: int = _SAMP
     stride = max(1, len(places) // _BLOCK)
     # Each block is spread over the split, so that time that runs out leaves no part of it unseen.
     spread = [places[at] for start in range(stride) for at in range(start, len(places), stride)]
-    ints = fixed_ints(dataset.manifest.features)
-    images, labels, damaged = list[bytes](), list[int](), list[str]()
+    images, damaged = list[bytes](), list[str]()
     for start in range(0, len(spread), _BLOCK):
         if images and time.monotonic() > stop:
             break
@@ -95,14 +92,11 @@ def take_sample(dataset: Dataset, split: str, seconds: float, count: int = _SAMP
             try:
                 if isinstance(payload, RecordError):
                     raise payload
-                image, values = reader.layout.decode(payload)
+                images.append(bytes(reader.layout.decode(payload)[0]))
             except RecordError as error:
                 damaged.append(str(error))
-                continue
-            images.append(bytes(image))
-            labels.append(dict(zip(ints, values, strict=True)).get(LABEL, 0))
     reader.release()
-    return Sample(images, labels, tuple(damaged))
+    return Sample(images, tuple(damaged))
 
 
 @contextmanager
@@ -136,19 +130,17 @@ def write_sample(folder: Path, sample: Sample, shape: tuple[int, int, int] | Non
     """
     from tpufeed import __version__
 
-    image = FeatureSpec(ENCODED, "bytes") if shape is None else FeatureSpec(TENSOR, "uint8", shape)
-    features = (image, FeatureSpec(LABEL, "int64"))
-    records = list(zip(sample.images, sample.labels, strict=True))
+    features = (FeatureSpec(ENCODED, "bytes") if shape is None else FeatureSpec(TENSOR, "uint8", shape),)
     shards, offsets = list[Shard](), []
     try:
         folder.mkdir(parents=True)
         rounds = min(_PLENTY_BYTES, free_bytes(folder) // 2) // max(1, sum(map(len, sample.images)))
         rounds = max(1, min(rounds, _MOST_ROUNDS))
-        for number in range(min(_SHARDS, len(records))):
-            name, part = f"sample-{number}.tfrecord", records[number::_SHARDS] * rounds
+        for number in range(min(_SHARDS, len(sample.images))):
+            name, part = f"sample-{number}.tfrecord", sample.images[number::_SHARDS] * rounds
             with ShardWriter(folder / name, record_layout(features)) as writer:
-                for encoded, label in part:
-                    writer.add(encoded, (label,), b"")
+                for image in part:
+                    writer.add(image, (), b"")
             written = writer.finish()
             shards.append(Shard(name, written.bytes, written.crc32c, len(part)))
             offsets.append(written.offsets)
@@ -357,6 +349,4 @@ def _change(sample: Sample, change: Callable[[bytes, int], bytes], seconds: floa
             return None
 
     with ThreadPoolExecutor(available_cores(), "tpufeed-doctor") as executor:
-        made = list(executor.map(run, range(len(sample.images))))
-    kept = [(image, label) for image, label in zip(made, sample.labels, strict=True) if image is not None]
-    return Sample([image for image, _ in kept], [label for _, label in kept])
+        return Sample([image for image in executor.map(run, range(len(sample.images))) if image is not None])
