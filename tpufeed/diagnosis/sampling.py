@@ -20,7 +20,7 @@ Place = tuple[int, int]  # (shard, record)
 
 
 def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Place]:
-    """Draw `count` samples, or all where there are fewer: one at random from each of as many equal parts of the split."""
+    """Draw `count` samples, or all where there are fewer: one at random from each of `count` equal parts."""
     shards = dataset.split(split).variants[0].shards
     starts = [0, *itertools.accumulate(shard.records for shard in shards)]
     count, draw = min(count, starts[-1]), random.Random(seed)
