@@ -41,7 +41,6 @@ from tpufeed.diagnosis.results import Diagnosis, Run, Stage
 from tpufeed.diagnosis.samples import (
     SPLIT,
     Scenario,
-    describe_workers,
     sample_folder,
     take_sample,
     try_storages,
@@ -392,12 +391,14 @@ def _measure_stages(dataset: Dataset, measured: Measurements, scenario: Scenario
         return replace(measured, storage=storage, stages=stages)
     if loader.batch_size < min(options.batch_size, near.split(near_split).records):
         notes.append(f"measured with batches of {loader.batch_size}: larger ones take too long here")
+    who = number_of(workers.threads, "thread")
+    if workers.processes:
+        who = f"{number_of(workers.processes, 'process', 'processes')} x {who}"
     staged = ", from staged copies" if dataset.is_remote and not in_turn else ""
     stages[ASSEMBLY] = Stage(
         name=ASSEMBLY,
         images_per_second=loader.images_per_second,
-        detail=f"the loader from end to end, {describe_workers(workers)}{staged}; first batch after "
-        f"{loader.first_batch_seconds:.1f} s",
+        detail=f"the loader from end to end, {who}{staged}; first batch after {loader.first_batch_seconds:.1f} s",
     )
     measured = replace(measured, storage=storage, stages=stages)
 

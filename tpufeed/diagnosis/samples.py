@@ -297,27 +297,25 @@ def try_workers(scenario: Scenario, dataset: Dataset, split: str, now: Workers, 
     Raises:
         TpufeedError: the loader's errors.
     """
-    other, how = plan_workers(dataset, replace(scenario.options, processes=None, threads=None)), ""
+    other = plan_workers(dataset, replace(scenario.options, processes=None, threads=None))
+    how = "leave out --processes and --threads"
     if other == now:
         if not now.processes or now.decoding < 2 or assembly < 1 - 1 / LEAST_OF_WORKERS:
             return None
         other, how = Workers(0, now.decoding), f"--processes 0 --threads {now.decoding}"
+    who = number_of(other.threads, "thread")
+    if other.processes:
+        who = f"{number_of(other.processes, 'worker process', 'worker processes')} with {who} each"
+    else:
+        who += " of the training process itself"
     options = replace(scenario.options, processes=other.processes, threads=other.threads, stage_bytes=None)
     rate = measure_throughput(dataset, split, options, scenario.seconds, scenario.expected).images_per_second
     return Alternative(
         kind="workers",
-        do=f"use {describe_workers(other)}: {how or 'leave out --processes and --threads'}",
+        do=f"use {who}: {how}",
         images_per_second=rate,
         record_bytes=scenario.sample.image_bytes + _FEATURES_BYTES,
     )
-
-
-def describe_workers(workers: Workers) -> str:
-    """Return processes and threads in words."""
-    threads = number_of(workers.threads, "thread")
-    if not workers.processes:
-        return f"{threads} of the training process itself"
-    return f"{number_of(workers.processes, 'worker process', 'worker processes')} with {threads} each"
 
 
 def restore(sample: Sample, policy: ImagePolicy, seconds: float) -> Sample:
