@@ -5,6 +5,7 @@ written as a small dataset in memory. The loader then feeds from that for a shor
 """
 
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,14 +82,12 @@ def take_sample(dataset: Dataset, split: str, seconds: float, count: int = _SAMP
     """
     reader, stop = dataset.reader(split), time.monotonic() + seconds
     places = draw_evenly(dataset, split, count, seed=0)
-    stride = max(1, len(places) // _BLOCK)
-    # Each block is spread over the split, so that time that runs out leaves no part of it unseen.
-    spread = [places[at] for start in range(stride) for at in range(start, len(places), stride)]
+    random.Random(0).shuffle(places)  # time that runs out leaves no part of the split unseen
     images, damaged = list[bytes](), list[str]()
-    for start in range(0, len(spread), _BLOCK):
+    for start in range(0, len(places), _BLOCK):
         if images and time.monotonic() > stop:
             break
-        for payload in iter_payloads(reader, spread[start : start + _BLOCK]):
+        for payload in iter_payloads(reader, places[start : start + _BLOCK]):
             try:
                 if isinstance(payload, RecordError):
                     raise payload

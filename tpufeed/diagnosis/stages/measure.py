@@ -77,14 +77,15 @@ def measure_storage(dataset: Dataset, split: str, options: LoaderOptions, second
 
 def _measure_local(paths: Sequence[Path], seconds: float) -> Storage:
     pieces = _pieces(paths[:: max(1, len(paths) // _FILES_LOOKED_AT)])
-    left = iter(pieces)
+    left, in_memory = iter(pieces), is_in_memory(paths[0].parent)
     rate = read_rate(left, _read_piece, _DISK_READERS, seconds / 2)
-    where = "files in memory" if is_in_memory(paths[0].parent) else "page cache"
-    found = Storage(kind="memory", bytes_per_second=rate, detail=f"{where}, {rate / 1e9:,.2g} GB/s")
+    detail = f"{'files in memory' if in_memory else 'page cache'}, {rate / 1e9:,.2g} GB/s"
+    found = Storage(kind="memory", bytes_per_second=rate, detail=detail)
+    if in_memory:
+        return found
     # The second time these bytes come from the page cache. Only where the first was much slower a disk had part in it.
-    read = pieces[: len(pieces) - len(list(left))]
-    again = read_rate(read, _read_piece, _DISK_READERS, seconds / 2)
-    if is_in_memory(paths[0].parent) or rate >= _AS_FAST * again:
+    again = read_rate(pieces[: len(pieces) - len(list(left))], _read_piece, _DISK_READERS, seconds / 2)
+    if rate >= _AS_FAST * again:
         return found
     room = memory_bytes()  # a container's page cache counts as its memory
     every_epoch = sum(path.stat().st_size for path in paths) > room
