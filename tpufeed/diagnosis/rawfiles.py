@@ -18,8 +18,7 @@ from tpufeed.diagnosis.samples import Sample
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import ImageError
-from tpufeed.sharding.files import Files
-from tpufeed.sharding.inputs import iter_read
+from tpufeed.sharding.inputs import Files, iter_read
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Found
 from tpufeed.sharding.sources import find_source
