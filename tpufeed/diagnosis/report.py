@@ -180,7 +180,6 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, A
             (s.name, say(s.images_per_second), "; ".join(filter(None, (s.detail, s.why_not)))) for s in diagnosis.stages
         ]
         body.append(_table("Stages", ["stage", "images a second", "how"], stages))
-        body.append(_table("Settings for this host", ["name", "value"], _facts(diagnosis.settings)))
         machine = diagnosis.machine or machine
     body.append(_table("Machine", ["name", "value"], _facts(machine or {})))
     return _PAGE.substitute(subject=_text(subject), body="\n".join(filter(None, body)))
@@ -248,7 +247,7 @@ def _range(pair: tuple[float, float] | None, unit: str, digits: int = 0) -> str:
 
 
 def _facts(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return settings, or the machine's description, as rows, whatever the types of the values."""
+    """Return the machine's description as rows, whatever the types of the values."""
 
     def plain(value: Any) -> str:
         if isinstance(value, dict):

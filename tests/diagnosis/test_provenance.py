@@ -11,10 +11,8 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tpufeed.cli.app import app
-from tpufeed.diagnosis.stages import ways
-from tpufeed.diagnosis.stages.origin import Origin, find_origin
-from tpufeed.diagnosis.stages.samples import take_sample
-from tpufeed.diagnosis.stages.ways import Trial, try_ways
+from tpufeed.diagnosis.advice import Provenance, find_provenance
+from tpufeed.diagnosis.samples import Scenario, take_sample, try_storages
 from tpufeed.errors import StoreError
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.options import LoaderOptions
@@ -37,7 +35,7 @@ def test_the_flags_say_what_the_manifest_does(
     keywords: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = make_options(keywords).to_dict()  # type: ignore[arg-type]
-    origin = find_origin({"command": "shard", "source": "/raw/my photos.csv", **made})
+    provenance = find_provenance({"command": "shard", "source": "/raw/my photos.csv", **made})
     given: dict[str, Any] = {}
 
     def shard(src: str, dst: str, **keywords: Any) -> None:
@@ -46,31 +44,31 @@ def test_the_flags_say_what_the_manifest_does(
 
     monkeypatch.setattr(build, "shard", shard)
     (tmp_path / "classes.txt").write_text("rose\na tulip\n")
-    command = f"shard {shlex.quote(origin.source)} new{origin.flags} --presize 96"
+    command = f"shard {shlex.quote(provenance.source)} new{provenance.flags} --presize 96"
     words = [str(tmp_path / "classes.txt") if word == "CLASSES" else word for word in shlex.split(command)]
     done = CliRunner().invoke(app, words, prog_name="tpufeed")
     assert "that is enough" in done.output
     assert given.pop("src") == "/raw/my photos.csv"
     own = {name: value for name, value in given.items() if name in build.ShardKeywords.__annotations__}
     assert make_options(own).to_dict() == {**made, "presize": 96}  # type: ignore[arg-type]
-    assert bool(origin.remarks) == ("classes" in keywords)
-    assert origin.images == make_options(keywords).images  # type: ignore[arg-type]
+    assert bool(provenance.remarks) == ("classes" in keywords)
+    assert provenance.images == make_options(keywords).images  # type: ignore[arg-type]
 
 
 def test_what_no_flag_says_is_said_in_words() -> None:
-    found = find_origin({"command": "shard", "source": "photos", "label": "kind", "sharpen": 2})
+    found = find_provenance({"command": "shard", "source": "photos", "label": "kind", "sharpen": 2})
     assert found.flags == " --label kind"
     assert found.remarks == ("it was made with sharpen=2, which no option of `tpufeed shard` says",)
-    (said,) = find_origin({"command": "shard", "source": "photos", "classes": ["one"]}).remarks
+    (said,) = find_provenance({"command": "shard", "source": "photos", "classes": ["one"]}).remarks
     assert said.startswith("CLASSES stands for the file of its 1 class name, one a line")
 
 
 def test_records_of_others_have_no_photographs() -> None:
-    adopted = find_origin({"command": "adopt", "source": "gs://bucket/tfrecords", "keys": {}})
+    adopted = find_provenance({"command": "adopt", "source": "gs://bucket/tfrecords", "keys": {}})
     assert (adopted.source, adopted.flags) == ("PHOTOS", "")
     assert "the images that its TFRecords were made of" in adopted.remarks[0]
-    assert find_origin({}).source == "PHOTOS"
-    assert replace(adopted, remarks=()) == Origin()
+    assert find_provenance({}).source == "PHOTOS"
+    assert replace(adopted, remarks=()) == Provenance()
 
 
 def test_the_printed_command_makes_the_same_splits_and_classes(
@@ -85,24 +83,21 @@ def test_the_printed_command_makes_the_same_splits_and_classes(
         csv.writer(file).writerows(rows)
     tpufeed.shard("my plants.csv", "plants", image="picture", label="species", split_by="subset", workers=1)
     dataset = tpufeed.open_dataset("plants")
-    trial = Trial(
+    scenario = Scenario(
         url="plants",
-        origin=find_origin(dataset.manifest.options),
+        source="encoded",
+        provenance=find_provenance(dataset.manifest.options),
         records=6,
         sample=take_sample(dataset, "train", 10.0),
-        shape=None,
-        cached=None,
         options=LoaderOptions(batch_size=2),
         ops=(RandomResizedCrop(32),),
         size=(32, 32),
         folder=tmp_path / "samples",
         seconds=0.02,
-        expected=None,
     )
-    monkeypatch.setattr(ways, "_try_raw", lambda _: None)
-    (way,) = try_ways(trial, raw_files=False)
-    assert not isinstance(way, str), way
-    _, _, command = way.do.partition(": ")
+    presized = next(iter(try_storages(scenario)))
+    assert not isinstance(presized, str), presized
+    _, _, command = presized.do.partition(": ")
     assert command == (
         f"tpufeed shard '{tmp_path}/my plants.csv' DATASET-37 --split-by subset --image picture --label species "
         "--presize 37"
