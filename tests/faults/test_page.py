@@ -20,4 +20,4 @@ def test_every_class_names_tests_that_exist():
 
 def test_every_test_of_this_folder_is_named():
     numbered = {str(path.relative_to(ROOT)) for path in Path(__file__).parent.glob("test_[0-9]*.py")}
-    assert numbered <= set(sum(FILES.values(), []))
+    assert numbered <= {name for files in FILES.values() for name in files}
