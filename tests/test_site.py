@@ -132,7 +132,7 @@ def test_a_reader_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_pictures_are_on_the_site(site: Path) -> None:
-    for page, picture in (("index.md", "plots/idle.svg"), ("order.md", "order.svg"), ("scale.md", "scale.svg")):
+    for page, picture in (("index.md", "plots/idle.svg"), ("order.md", "order.svg"), ("scaleout.md", "scale.svg")):
         assert re.search(rf'<img [^>]*src="(?:\.\./)?{picture}"', html_of(site, page)), page
         assert (site / picture).is_file()
 
