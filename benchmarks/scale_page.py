@@ -1,4 +1,4 @@
-"""The figures of `benchmarks/scale.md`: what `bench_scale.py` saved, and what it comes to by `costs.py`. Prints Markdown.
+"""The figures of `benchmarks/scale.md`: what `bench_scale.py` saved, and its cost by `costs.py`. Prints Markdown.
 
     python benchmarks/scale_page.py [--write]
 
