@@ -199,7 +199,6 @@ from pathlib import Path
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
 import bench_order, plot, plot_doctor, plot_idle, plot_scale, plot_stages, scale_page
 out = Path(sys.argv[1])
-plot.main(["--out", str(out)])
 plot_doctor.main(["--out", str(out)])
 plot_idle.main(["--out", str(out)])
 if (plot.FOLDER / "results/stages.json").exists():
