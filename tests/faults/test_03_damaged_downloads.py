@@ -17,8 +17,8 @@ from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, 
 from tpufeed import cache
 from tpufeed.dataset.checks import shards as checked_shards
 from tpufeed.dataset.commit import read_report
+from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.plan import read_plan
-from tpufeed.dataset.reach import see_destination
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError, UnavailableError
 from tpufeed.storage import ranges

@@ -115,7 +115,7 @@ def test_a_bug_of_ours_is_no_image_error(encoded, kinds, monkeypatch):
     with pytest.raises(ValueError, match=r"^a bug$") as caught:
         decode(kinds["jpeg"], buffer=fail)
     assert caught.type is ValueError
-    monkeypatch.setattr("tpufeed.images.flattening._scale_integers", fail)
+    monkeypatch.setattr("tpufeed.images.decoding._scale_integers", fail)
     for read in (decode, decode_upright):
         with pytest.raises(ValueError, match=r"^a bug$") as caught:
             read(encoded(Image.fromarray(np.zeros((8, 8), np.uint16)), "PNG"))

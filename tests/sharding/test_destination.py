@@ -7,7 +7,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import DuplicateWriterError, OptionError
-from tpufeed.sharding.build import preview_shard
+from tpufeed.sharding.preview import preview_shard
 
 
 @pytest.mark.parametrize("number", [0, -1, None], ids=["first shard", "last shard", "index"])

@@ -8,7 +8,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding.build import preview_shard
+from tpufeed.sharding.preview import preview_shard
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
 

@@ -1,12 +1,10 @@
-"""Millions of inputs: sorted a part at a time into the one global order, by as few sorts of everything as need be."""
+"""Millions of inputs are sorted into one global order, by as few sorts as need be."""
 
 import hashlib
-import sqlite3
 from pathlib import Path
 
 import pytest
 
-from tpufeed.sharding import inventory as inventory_module
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import SizeEstimate, plan_shards
@@ -25,42 +23,20 @@ def inventory(tmp_path):
         yield made
 
 
-def test_parts_follow_one_another_in_the_order_of_all(inventory):
+def test_inputs_come_in_the_order_of_their_keys(inventory):
     paths = [item.path for item, _ in inventory.iter_inputs("train")]
     keys = [hashlib.blake2b(f"0\0{path}".encode(), digest_size=16, person=b"order").digest() for path in paths]
     assert len(paths) == ROWS + ROWS // 100
     assert keys == sorted(keys)
-    assert {key[0] for key in keys} == set(range(256))  # all parts have some
 
 
-def test_no_part_has_much_more_than_its_share(inventory):
-    counts = [
-        inventory._query(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in inventory_module._iter_tables()
-    ]
-    assert sum(counts) == ROWS + ROWS // 100
-    assert max(counts) < 2 * ROWS / len(counts)
-
-
-def test_a_plan_sorts_all_inputs_together_once(inventory):
-    """For their digest; what is listed twice is counted by the way. The parts are sorted one by one."""
+def test_a_plan_sorts_all_inputs_twice(inventory):
+    """By path for the digest, which counts what is listed twice by the way, and by key for the shards."""
     statements = []
     inventory._database.set_trace_callback(statements.append)
     header, tasks = plan_shards(inventory, ShardOptions(), SizeEstimate(), "memory://s")
     list(tasks)
     assert header.notes["listed_twice"] == ROWS // 100
-    together = [one for one in statements if " FROM inputs " in one and "ORDER BY path" in one]
-    apart = [one for one in statements if " FROM inputs_" in one and "ORDER BY key" in one]
-    assert len(together) == 1
-    assert len(apart) == inventory_module._TABLES
-
-
-def test_the_parts_are_read_as_one_table():
-    """Else SQLite would sort each, and merge all two by two."""
-    database = sqlite3.connect(":memory:")
-    database.executescript(inventory_module._make_tables())
-    plan = [
-        row[3] for row in database.execute("EXPLAIN QUERY PLAN SELECT path, bytes FROM inputs ORDER BY path, bytes")
-    ]
-    database.close()
-    assert plan.count("USE TEMP B-TREE FOR ORDER BY") == 1
-    assert not any("MERGE" in step for step in plan)
+    whole = [statement for statement in statements if " ORDER BY " in statement and " LIMIT " not in statement]
+    sorts = [statement.partition(" ORDER BY ")[2].partition(",")[0] for statement in whole]
+    assert sorted(sorts) == ["key", "path"]

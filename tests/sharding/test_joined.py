@@ -17,7 +17,7 @@ from tpufeed.dataset.commit import put_report, read_report
 from tpufeed.dataset.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError
-from tpufeed.sharding.build import preview_shard
+from tpufeed.sharding.preview import preview_shard
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.reading import read_span
 from tpufeed.tfrecord.crc32c import crc32c

@@ -7,7 +7,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError, TooManyRejectsError, TpufeedError
-from tpufeed.sharding.build import preview_shard
+from tpufeed.sharding.preview import preview_shard
 from tpufeed.storage.local import LocalStore
 
 

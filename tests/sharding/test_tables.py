@@ -14,8 +14,8 @@ from pyarrow import parquet
 import tpufeed
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError, UnknownSchemeError
-from tpufeed.sharding.build import preview_shard
-from tpufeed.sharding.files import resolve
+from tpufeed.sharding.preview import preview_shard
+from tpufeed.sharding.rows import resolve
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
 

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufeed.tfrecord.combine import combine_crc32c
-from tpufeed.tfrecord.crc32c import crc32c
+from tpufeed.tfrecord.crc32c import combine_crc32c, crc32c
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

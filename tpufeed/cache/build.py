@@ -22,11 +22,10 @@ from tpufeed.dataset.commit import (
     is_stored,
     join_or_begin,
 )
+from tpufeed.dataset.destination import check_space, choose_engine, refuse_source
 from tpufeed.dataset.plan import check_same_plan, differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget
-from tpufeed.dataset.space import check_space
-from tpufeed.dataset.stores import choose_engine, refuse_source
 from tpufeed.engines.engine import Engine, Job, available_cores
 from tpufeed.errors import DamageError, DatasetExistsError, DuplicateWriterError, ObjectNotFoundError, OptionError
 from tpufeed.images.ops import Custom, from_dict, to_dict
@@ -144,7 +143,7 @@ def _check_request(  # noqa: PLR0913, PLR0917  # those of `warmup`
 
 @dataclass(frozen=True, slots=True)
 class CachePreview:
-    """What a warming would do, from a few samples.
+    """Forecast of a warmup, from a few samples.
 
     Attributes:
         samples, shards: by split; the shards of all variants together.
@@ -263,7 +262,7 @@ def _output_size(source: Warmable, options: CacheOptions) -> Size:
 
 
 def _is_taken(destination: Store, source: Warmable, identity: dict[str, Any]) -> bool:
-    """Whether another cache or dataset stands there, or the beginnings of one."""
+    """Return true where another cache or dataset stands, or the beginnings of one."""
     try:
         present = find_finished(destination)
         if present is not None:
@@ -295,7 +294,7 @@ def _find_finished(destination: Store, source: Warmable, identity: dict[str, Any
 
 
 def _differences(present: Dataset, source: Warmable, identity: dict[str, Any]) -> list[str]:
-    """What the cache at the destination has otherwise, as parts of a sentence; nothing where it is this one."""
+    """Return what the cache at the destination has otherwise, as parts of a sentence; nothing where it is this one."""
     if present.manifest.cache is None:
         return ["a dataset that is no cache"]
     stored = {name: value for name, value in present.manifest.options.items() if name not in ("command", "source")}
@@ -321,7 +320,7 @@ def _refusal(present: Dataset, differing: Sequence[str]) -> str:
 
 
 def _is_sound(present: Dataset) -> bool:
-    """Whether all files have their sizes and, where there is no more than 2 GB, their CRCs."""
+    """Return true where all files have their sizes and, up to 2 GB, their CRCs."""
     files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
     if find_lost(present.store, present.manifest) is not None:
         return False

@@ -52,7 +52,7 @@ class CacheKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """What decides the bytes of a cache, besides its source.
+    """Options that decide the bytes of a cache, besides its source.
 
     Attributes:
         ops: applied to every sample, with other random numbers in every variant.
@@ -84,7 +84,7 @@ class CacheOptions:
             raise OptionError(f"a seed is a whole number between 0 and 2**63 - 1, not {self.seed!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for plan and manifest."""
+        """Return the options as plain data, for plan and manifest."""
         return {
             "ops": [to_dict(op) for op in self.ops],
             "final": [to_dict(op) for op in self.final],
@@ -96,7 +96,7 @@ class CacheOptions:
         }
 
     def cache_info(self, source_digest: str, identity: Mapping[str, Any], size: tuple[int, int]) -> CacheInfo:
-        """What the manifest says of the cache; `identity` as for `fingerprint`."""
+        """Return the manifest's entry for the cache; `identity` as for `fingerprint`."""
         return CacheInfo(
             source_digest=source_digest,
             ops=tuple(identity["ops"]),  # as a reader of the manifest sees them: lists in place of tuples
@@ -152,7 +152,7 @@ def record_size(options: CacheOptions, size: tuple[int, int], probed_bytes: floa
 
 
 def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes: float) -> dict[str, int]:
-    """By split: shards of each variant.
+    """Return the number of shards of each variant, by split.
 
     Raises:
         OptionError: a shard would be smaller than a record.

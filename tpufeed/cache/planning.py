@@ -1,4 +1,4 @@
-"""What is to be warmed: a dataset, or raw images, and the plan that follows from either."""
+"""Plan a warmup: find its source, a dataset or raw images, and the plan that follows from either."""
 
 import itertools
 import secrets
@@ -72,7 +72,7 @@ class Warmable(Protocol):
         """Begin a plan."""
 
     def digest(self) -> str:
-        """What it holds now."""
+        """Digest of what the source holds now."""
 
     def check_joined(self, store: Store, plan: Plan, options: CacheOptions, size: Size) -> None:
         """Check a plan at `store` that another run has put there, see `sharding.joined`. Raises ManifestError."""

@@ -22,7 +22,7 @@ _PROBED_SECONDS = 1.0  # an op may take seconds an image
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What came of a few samples.
+    """Result of warming a few samples.
 
     Attributes:
         image_bytes: of an encoded image, their mean.

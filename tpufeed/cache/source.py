@@ -1,4 +1,4 @@
-"""What a cache is made of: the samples of a dataset, or raw images."""
+"""Sources of a cache: the samples of a dataset, or raw images."""
 
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -7,15 +7,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tpufeed.dataset.commit import Reject
+from tpufeed.dataset.destination import see_objects
 from tpufeed.dataset.plan import PlanHeader, Task
-from tpufeed.dataset.reach import see_objects
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, fixed_ints, record_layout
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.policy import ImagePolicy, load_image
-from tpufeed.sharding.files import Files
-from tpufeed.sharding.inputs import InputFeatures, iter_taken
+from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
 from tpufeed.sharding.worker import see_inputs
 from tpufeed.tfrecord.example import decode_entries, decode_example, encode_entries, encode_entry, split_entries
 from tpufeed.tfrecord.layout import ScalarEntry
@@ -50,7 +49,7 @@ class CacheSource(Protocol):
         """The samples of a task, in order. Header and task are those of the cache's plan."""
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
-        """What this host sees of what a task needs, see `Job.reach`."""
+        """Return what this host sees of the files that a task needs, see `Job.reach`."""
 
     def draws_seed(self, seed: int) -> int:
         """The seed that ops over these samples draw with, where the user's is `seed`."""

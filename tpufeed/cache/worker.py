@@ -11,8 +11,8 @@ import numpy as np
 from tpufeed.cache.plan import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
 from tpufeed.dataset.commit import Owner, Reject, Report, put_report, put_shard, read_report
+from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.plan import PlanHeader, Task, TaskRef, read_task
-from tpufeed.dataset.reach import see_destination
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
 from tpufeed.dataset.writer import ShardWriter, WrittenShard
 from tpufeed.engines import engine
@@ -23,7 +23,7 @@ from tpufeed.images.mending import mend
 from tpufeed.images.ops import Draws
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
 from tpufeed.storage.registry import open_store
-from tpufeed.tfrecord.buffer import BytesLike
+from tpufeed.tfrecord.crc32c import BytesLike
 from tpufeed.tfrecord.example import Feature, encode_entry
 
 ENTRY = "tpufeed.cache.worker:run"
@@ -33,7 +33,7 @@ _BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class CacheContext:
-    """What the tasks of a cache share."""
+    """Data that all tasks of a cache share."""
 
     source: CacheSource
     destination: str
@@ -63,7 +63,7 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
 
 
 def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
-    """What this host sees of the cache's destination and of the source, see `Job.reach`."""
+    """Return what this host sees of the cache's destination and of the source, see `Job.reach`."""
     destination = open_store(context.destination)
     seen = see_destination(destination, context.header.run_id)
     return seen | context.source.see(context.header, read_task(destination, ref)) if seen else seen
@@ -71,7 +71,7 @@ def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What came of the samples: a shard a variant, and the counts of a report."""
+    """Results of a task: a shard for each variant, and the counts of its report."""
 
     shards: list[WrittenShard]
     counts: tuple[int, ...]

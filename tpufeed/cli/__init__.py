@@ -31,10 +31,6 @@ def main() -> None:
 
 def _run() -> str | int | None:
     try:
-        if os.environ.get("_TPUFEED_COMPLETE") == "complete_bash":
-            from tpufeed.cli.completion import complete_bash
-
-            return complete_bash()
         from tpufeed.cli.app import app
 
         app(prog_name="tpufeed")

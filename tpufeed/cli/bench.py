@@ -37,7 +37,6 @@ def bench_command(
         str,
         typer.Option(
             metavar="NAME",
-            autocompletion=completion.splits,
             help="The split to read.",
             rich_help_panel=flags.FEEDING,
         ),

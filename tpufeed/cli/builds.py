@@ -1,4 +1,4 @@
-"""What `shard` and `cache warmup` share: policies, progress, and the summary of a finished build."""
+"""Output that `shard` and `cache warmup` share: policies, progress, and the summary of a finished build."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from tpufeed.errors import OptionError
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.cache.build import CachePreview
     from tpufeed.dataset.build import BuildProgress, BuildResult
-    from tpufeed.sharding.build import Preview
+    from tpufeed.sharding.preview import Preview
 
 _LOG_SECONDS = 1.0
 
@@ -76,7 +76,7 @@ def parse_policies(texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def build_report(result: "BuildResult") -> dict[str, Any]:
-    """What `--json` says of a finished build."""
+    """Return the JSON report of a finished build."""
     manifest = result.manifest
     done = result.images - result.earlier_images
     return {
@@ -144,7 +144,7 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
 
 
 def say_complete(url: str) -> None:
-    """What stands there is what the command would make."""
+    """Say that what stands there is what the command would make."""
     say(f"{url} is complete already: nothing to do")
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: what they print, and errors as one line and an exit code."""
+"""Console output that all commands share, and errors as one line and an exit code."""
 
 import functools
 import logging
@@ -60,7 +60,7 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
 
 
 def _complain_of(error: TpufeedError) -> None:
-    """In one line, unless it carries the trace of what went wrong in a worker, which has many."""
+    """Format an error in one line, unless it carries the traceback of a worker, which has many."""
     text = f"error: {error}"
     for line in text.rstrip().split("\n") if _TRACE in text else [text]:
         complain(line)
@@ -82,14 +82,14 @@ def _logging(as_lines: bool) -> Iterator[None]:
 
 
 class _LineHandler(logging.Handler):
-    """What is logged, as lines on stderr."""
+    """Log handler that writes lines to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         complain(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 class _EventHandler(logging.Handler):
-    """What is logged, as JSON lines on stderr."""
+    """Log handler that writes JSON lines to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log_event({"event": record.levelname.lower(), "message": record.getMessage()})

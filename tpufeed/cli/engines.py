@@ -50,5 +50,5 @@ def make_engine(
 
 
 def describe(engine: "Engine | None") -> list[str]:
-    """What there is to say of it before a build, as lines."""
+    """Describe an engine before a build, in lines."""
     return [] if engine is None else [engine.describe()]

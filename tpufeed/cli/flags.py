@@ -132,7 +132,6 @@ SplitName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        autocompletion=completion.splits,
         help="The split to read.",
         show_default="train, or else the first",
         rich_help_panel=FEEDING,

@@ -1,4 +1,4 @@
-"""How `--help` looks: plain text in 80 columns or fewer, options in groups, examples that can be copied."""
+"""Format of `--help`: plain text in 80 columns or fewer, options in groups, examples that can be copied."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ class Command(TyperCommand):
     """A command with this help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, but numbers are refused in plain words, which newer releases of typer have no longer."""
+        """Parse as typer does, but refuse numbers in plain words, which newer releases of typer no longer have."""
         try:
             return super().parse_args(ctx, args)
         except BadParameter as error:
@@ -53,7 +53,7 @@ class Group(TyperGroup):
 
 
 def usage_pieces(command: Any, ctx: Any) -> list[str]:
-    """What follows the command's name."""
+    """Return what follows the command's name."""
     return ["[OPTIONS]", *(argument.metavar for argument in _parameters(command, ctx, "argument"))]
 
 
@@ -93,20 +93,20 @@ def panels(command: Any, ctx: Any) -> dict[str, list[Any]]:
 
 
 def spell(option: Any) -> str:
-    """Its flags, the short one first, and what stands for its value."""
+    """Return an option's flags, the short one first, and the name of its value."""
     flags = ", ".join(sorted(option.opts, key=len))
     return flags if option.is_flag else f"{flags} {option.metavar}"
 
 
 def explain(parameter: Any) -> str:
-    """What it is for, with its default."""
+    """Return an option's purpose, with its default."""
     default = default_of(parameter)
     text = (parameter.help or "").rstrip()
     return f"{text} [default: {default}]" if default else text
 
 
 def default_of(parameter: Any) -> str:
-    """Its default in words, empty where there is none to speak of."""
+    """Return an option's default in words, empty where there is none to speak of."""
     if isinstance(parameter.show_default, str):
         return parameter.show_default
     default = parameter.default

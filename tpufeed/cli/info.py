@@ -117,7 +117,7 @@ def _print_classes(facts: dict[str, Any]) -> None:
 
 
 def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
-    """What stands below the tables: a line a topic."""
+    """Yield the lines below the tables, one for each topic."""
     if facts["data_url"] is not None:
         yield f"shards lie at: {facts['data_url']}"
     yield f"images: {_counts(facts['images'])}"

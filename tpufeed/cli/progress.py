@@ -1,4 +1,4 @@
-"""How far a command is: one live line on a terminal, else a line now and then."""
+"""Progress of a command: one live line on a terminal, else a line now and then."""
 
 import os
 import sys
@@ -89,7 +89,7 @@ class Progress:
 
 
 class Status(Progress):
-    """What is at work, where how far it is cannot be told; only a terminal shows it."""
+    """Message that says what is at work, where progress cannot be told; only a terminal shows it."""
 
     def __init__(self, verb: str) -> None:
         super().__init__(verb, quiet=not is_live())
@@ -104,12 +104,12 @@ class Status(Progress):
 
 
 def is_live(stream: Any = None) -> bool:
-    """Whether a line on `stream`, by default stderr, can be written over."""
+    """Return true where a line on `stream`, by default stderr, can be written over."""
     return is_terminal(stream or sys.stderr) and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a person sees it. FORCE_COLOR, which makes rich say so of a file, is about colours alone."""
+    """Return true where a person sees it. FORCE_COLOR, which makes rich say so of a file, is about colours alone."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):  # there is none, or it is closed

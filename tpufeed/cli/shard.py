@@ -22,8 +22,8 @@ from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.engines.engine import Engine
-    from tpufeed.sharding.build import Preview
     from tpufeed.sharding.options import ShardKeywords
+    from tpufeed.sharding.preview import Preview
 
 
 @reports_build_errors
@@ -105,7 +105,8 @@ def shard_command(
       tpufeed shard flowers.csv from-table --image path --label species --dry-run
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
-    from tpufeed.sharding.build import preview_shard, shard
+    from tpufeed.sharding.build import shard
+    from tpufeed.sharding.preview import preview_shard
 
     chosen: dict[str, Any] = {
         "shard_bytes": shard_size,

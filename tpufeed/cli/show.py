@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tpufeed.cli import completion, flags
+from tpufeed.cli import flags
 from tpufeed.cli.console import print_json, reports_errors, say, warn
 from tpufeed.diagnosis.wording import number_of
 
@@ -29,7 +29,6 @@ def show_command(
         typer.Option(
             "--class",
             metavar="NAME",
-            autocompletion=completion.classes,
             help="Only samples of this class, by name or id.",
             show_default="all",
             rich_help_panel=_SHEET,

@@ -1,4 +1,4 @@
-"""What would serve training better than the shards that there are."""
+"""Advice on shards: sizes and numbers that would serve training better."""
 
 from collections.abc import Iterator
 

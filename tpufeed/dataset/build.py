@@ -1,4 +1,4 @@
-"""From a stored plan to a finished dataset: run what is not done yet, then index, rejects and manifest."""
+"""Run a stored plan to a finished dataset: do the tasks that are left, then write index, rejects and manifest."""
 
 import itertools
 import os
@@ -42,7 +42,7 @@ _REPORTS_A_BLOCK = 256  # in memory, with the length of each record
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """How far a build is.
+    """Progress of a build.
 
     Attributes:
         total_images: to be done in all, each variant of a cache counted.
@@ -284,7 +284,7 @@ def _images(report: Report) -> int:
 
 
 class _Part:
-    """What the reports of one split come to; offsets of records go to files in `folder`, and none is kept."""
+    """Sum of the reports of one split; offsets of records go to files in `folder`, and none is kept."""
 
     def __init__(self, header: PlanHeader, split: str, folder: Path) -> None:
         self.names = [index_name(split, variant) for variant in header.variant_numbers]

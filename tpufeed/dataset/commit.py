@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from tpufeed.dataset.destination import check_writable
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REMOVALS, REPORTS, removals_name, report_name
 from tpufeed.dataset.plan import (
@@ -29,7 +30,6 @@ from tpufeed.dataset.plan import (
     with_access,
 )
 from tpufeed.dataset.reader import Dataset, find_dataset
-from tpufeed.dataset.space import check_writable
 from tpufeed.dataset.writer import WrittenShard
 from tpufeed.errors import (
     BuildError,
@@ -74,7 +74,7 @@ class ShardReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What came of a task: a shard a variant, and what was not taken.
+    """Result of a task: a shard for each variant, and what was not taken.
 
     `images` counts how images were stored, `odd` the odd cases that a policy dealt with, `retries` the requests to
     stores that were made again, `run_id` is the plan's. `checksum` is the CRC-32C of
@@ -163,7 +163,7 @@ def check_destination(
 
 
 def find_build(store: Store) -> list[ObjectInfo]:
-    """What stands at `store` of a dataset or of a build, in the order in which to remove it: manifest first, plan last.
+    """List what stands at `store` of a dataset or of a build, in the order in which to remove it: plan last.
 
     Shards that were adopted are not among it, nor is any file that no build of tpufeed has named.
 
@@ -434,7 +434,7 @@ def _discard(store: Store, name: str, data: bytes) -> None:
 
 
 def is_intact(store: Store, report: Report) -> bool:
-    """Whether all shards of a report are there with the size and CRC that it says; reads them whole."""
+    """Return true where all shards of a report have the size and CRC that it says; reads them whole."""
     return all(is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards)
 
 
@@ -453,7 +453,7 @@ def find_lost(store: Store, manifest: Manifest) -> str | None:
 
 
 def is_stored(store: Store, name: str, size_bytes: int, crc: int) -> bool:
-    """Whether the object `name` has this size and CRC-32C."""
+    """Return true where the object `name` has this size and CRC-32C."""
     found = store.stat(name)
     return found is not None and _holds(store, found, size_bytes, crc)
 

@@ -142,7 +142,7 @@ class Index:
         return RemoteShard(index.name, index.bytes, index.crc32c)
 
     def evict_damaged(self) -> bool:
-        """See `Stage.evict_damaged`; False where no staged copy is looked at."""
+        """Evict a damaged staged copy, see `Stage.evict_damaged`; False where no staged copy is looked at."""
         with self._lock:
             mapped = self._mapped
             if mapped is None or self._stage is None or not self._stage.evict_damaged(self.to_stage(), mapped):

@@ -43,7 +43,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def files(self) -> tuple[Shard | IndexFile, ...]:
-        """All objects of the variant."""
+        """List all objects of the variant."""
         return (*self.shards, self.index)
 
 
@@ -62,7 +62,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a cache is derived from and how; `final` are the ops that loaders apply live."""
+    """Origin of a cache: its source, and the ops that made it; `final` are the ops that loaders apply live."""
 
     source_digest: str
     ops: tuple[dict[str, Any], ...]
@@ -76,7 +76,7 @@ class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What manifest.json says of a dataset: all of it.
+    """Contents of manifest.json.
 
     Attributes:
         format: the name of the format.
@@ -115,7 +115,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def content_digest(self) -> str:
-        """What the dataset holds, whoever built it, when and with which version.
+        """Digest of the dataset's content, whoever built it, when and with which version.
 
         That is its shards, counts, schema and classes, and whether its images are turned.
         """
@@ -157,7 +157,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def labelled(self) -> bool:
-        """Whether samples have a label."""
+        """True where samples have a label."""
         return any(feature.name == "image/class/label" for feature in self.features)
 
 
@@ -239,7 +239,7 @@ def _iter_size_problems(split: Split) -> Iterator[str]:
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:
-    """Whether (height, width, 3) can be an image's: loaders ask for the memory of a batch of it."""
+    """Return true where (height, width, 3) can be an image's: loaders ask for the memory of a batch of it."""
     return (
         shape is not None and len(shape) == 3 and shape[2] == 3 and min(shape) >= 1 and math.prod(shape) < _IMAGE_BYTES
     )

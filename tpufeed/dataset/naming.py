@@ -21,7 +21,7 @@ _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
 
 
 def is_own(name: str) -> bool:
-    """Whether a file in a folder of others' TFRecords is what `adopt`, or a build that has left, put beside them."""
+    """Return true for a file that `adopt`, or an unfinished build, put into a folder of other programs' TFRecords."""
     return name == MANIFEST or name.endswith(_INDEX) or name.startswith(OWN_FOLDER)
 
 
@@ -70,7 +70,7 @@ def index_name(split: str, variant: int | None) -> str:
 
 
 def report_name(task: int) -> str:
-    """Where the report of a plan's task lies."""
+    """Return the name of the report of a plan's task."""
     return f"{REPORTS}/{task:06d}.json"
 
 

@@ -27,7 +27,7 @@ _SHARDS, _RECORDS, _ROTATIONS = 0, 1, 2
 
 
 class Places(NamedTuple):
-    """Where samples lie, three arrays of equal length: shard number, record within it, and id within the split."""
+    """Places of samples, three arrays of equal length: shard number, record within it, and id within the split."""
 
     shard: Ints
     record: Ints
@@ -109,7 +109,7 @@ class EpochOrder:
         return Places(shard, record, self._first_sample[shard] + record)
 
     def lane_parts(self, lane: int) -> list[Part]:
-        """What a lane reads, in its order; within a part the records are permuted."""
+        """Return the parts that a lane reads, in its order; within a part the records are permuted."""
         shards, first, lengths = self._lane_cuts(lane)
         counts = self._first_sample[shards + 1] - self._first_sample[shards]
         first = np.where(lengths == counts, 0, (first + self._rotations[shards]) % counts)

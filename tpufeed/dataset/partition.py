@@ -1,4 +1,4 @@
-"""Who reads what: a rank's share of an epoch, in batches of which every rank has the same number."""
+"""Partition of an epoch among ranks, in batches of which every rank has the same number."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -90,7 +90,7 @@ class _End(msgspec.Struct, frozen=True):
 
 
 class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What all tasks share. `kind`, `source` and `options` are the plan's identity: they decide every byte.
+    """Data that all tasks share. `kind`, `source` and `options` are the plan's identity: they decide every byte.
 
     `splits` says how many shards each split has, `variants` is None where a dataset has only one, unnumbered. Files of
     inputs are relative to `base`. No secret of a URL is stored in `source` and `base`, see `with_access`.
@@ -132,7 +132,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskRef(NamedTuple):
-    """Where the plan holds a task: what an engine carries.
+    """Place of a task in the plan: this is what an engine carries.
 
     `name` is its first shard, for messages. `digest` is that of the task's line, no mere CRC: who replaces the plan
     while a build is at work could give another line the same CRC.
@@ -287,7 +287,7 @@ def read_task(store: Store, ref: TaskRef) -> Task:
 
 
 def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
-    """All tasks in turn; of a remote plan many are read at once. Raises as `read_task` does."""
+    """Yield all tasks in turn; of a remote plan many are read at once. Raises as `read_task` does."""
     with closing(store.read_many(Span(PLAN, ref.start, ref.stop) for ref in plan.tasks)) as read:
         for ref, data in zip(plan.tasks, read, strict=True):
             if isinstance(data, StoreError) or _digest(data) != ref.digest:
@@ -331,7 +331,7 @@ def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, opt
 
 
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """What differs between the options of two builds, both as JSON gives them, in words."""
+    """Say in words how the options of two builds differ; both are as JSON gives them."""
     stored = {**{name: value for name, value in _BEFORE.items() if name in wanted}, **stored}
     return [
         f"{place} is {_say(there)} there and {_say(here)} here"

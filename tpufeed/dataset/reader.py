@@ -49,7 +49,7 @@ class Dataset:
 
     @cached_property
     def is_remote(self) -> bool:
-        """Whether shards are no files of this machine."""
+        """True where shards are no files of this machine."""
         return self.shards.local_path("x") is None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -58,12 +58,12 @@ class Dataset:
 
     @property
     def url(self) -> str:
-        """Where it stands."""
+        """URL of the dataset."""
         return self.store.url
 
     @cached_property
     def content_digest(self) -> str:
-        """What it holds, see `Manifest.content_digest`."""
+        """Digest of the content, see `Manifest.content_digest`."""
         return self.manifest.content_digest
 
     def check_current(self) -> None:
@@ -97,7 +97,7 @@ class Dataset:
         return found
 
     def class_weights(self, split: str) -> dict[int, float]:
-        """What a sample of each class weighs so that all classes weigh the same; Keras' `fit` takes it as class_weight.
+        """Return weights by class with which all classes weigh the same: Keras' `fit` takes them as class_weight.
 
         `n / (classes * count)`, scikit-learn's "balanced", of n samples in that many classes that have any: their
         weights add up to n. A class without samples has 1.0, as Keras gives a class that it is not told of; so the
@@ -161,7 +161,7 @@ def _how_to_make_one(store: Store) -> str:
 
 
 def reopen_dataset(url: str, content_digest: str) -> Dataset:
-    """The same dataset in another process. Raises as `open_dataset`, and ObjectChangedError where it is another one."""
+    """Open a dataset in another process. Raises as `open_dataset`, and ObjectChangedError where it has changed."""
     dataset = open_dataset(url)
     if dataset.content_digest != content_digest:
         raise ObjectChangedError(

@@ -138,7 +138,7 @@ class Reader:
                 yield from ahead.result()
 
     def due(self, shards: Iterable[int]) -> Iterator[RemoteShard]:
-        """For `Stage.fetch`: these shards and the index, as long as they are not in this machine's files already.
+        """List these shards and the index for `Stage.fetch`, unless they are files of this machine already.
 
         The index is left out where a host of many reads so few of the shards that most of it would be for others: then
         its parts come by ranges, a request for each shard that is opened.
@@ -158,7 +158,7 @@ class Reader:
             reader.close()
 
     def place(self, shard: int, record: int) -> str:
-        """How errors name a record."""
+        """Return a record's name for errors."""
         return f"{self._store.url}/{self._shards[shard].name}, record {record}"
 
     def _check_shape(self, shape: tuple[int, int, int] | None) -> None:

@@ -18,7 +18,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class RejectBudget:
-    """At most `count` rejects, or `share` of all inputs. By default 1 %, and 10 of however few."""
+    """Limit of rejects: at most `count`, or `share` of all inputs. By default 1 %, and 10 of however few."""
 
     count: int | None = None
     share: float | None = None
@@ -41,7 +41,7 @@ def parse_budget(text: str | int | None) -> RejectBudget:
 
 
 class Rejects:
-    """What the reports of a build of `inputs` inputs say of those not taken."""
+    """Rejects in the reports of a build of `inputs` inputs."""
 
     def __init__(self, store: Store, budget: RejectBudget, inputs: int, owner: Owner) -> None:
         self._store, self._inputs, self._owner = store, inputs, owner
@@ -57,7 +57,7 @@ class Rejects:
 
     @property
     def all(self) -> list[Reject]:
-        """In the order of the tasks."""
+        """Yield all rejects in the order of the tasks."""
         return [reject for task in sorted(self._by_task) for reject in self._by_task[task]]
 
     def by_reason(self) -> dict[str, int]:

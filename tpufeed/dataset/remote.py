@@ -38,7 +38,7 @@ class RemoteShards:
         self._pinning = threading.Lock()
 
     def to_stage(self, numbers: Iterable[int]) -> Iterator[RemoteShard]:
-        """The same shards as a stage knows them."""
+        """Return the same shards as a stage knows them."""
         for number in numbers:
             entry = self._shards[number]
             yield RemoteShard(entry.name, entry.bytes, entry.crc32c)

@@ -12,8 +12,7 @@ import numpy as np
 
 from tpufeed.dataset.index import Offsets
 from tpufeed.errors import StoreError
-from tpufeed.tfrecord.buffer import BytesLike
-from tpufeed.tfrecord.crc32c import crc32c, mask_crc32c
+from tpufeed.tfrecord.crc32c import BytesLike, crc32c, mask_crc32c
 from tpufeed.tfrecord.framing import encode_footer, encode_header
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -55,7 +54,7 @@ class ShardWriter:
         self._offsets.append(self._offsets[-1] + size)
 
     def finish(self) -> WrittenShard:
-        """What has been written."""
+        """Close the shard and return what has been written."""
         return WrittenShard(self._offsets[-1], self._crc, np.array(self._offsets, np.uint64))
 
     def __enter__(self) -> Self:

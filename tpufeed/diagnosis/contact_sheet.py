@@ -19,7 +19,7 @@ from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
 from tpufeed.images.decoding import Pixels, decode, orientation_of
 from tpufeed.images.mending import mend
-from tpufeed.images.turning import turn
+from tpufeed.images.orientation import turn
 from tpufeed.tfrecord.example import decode_example
 
 _SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}

@@ -8,9 +8,8 @@ from typing import ClassVar
 import cv2
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.memory import keep
 from tpufeed.images.parameters import as_range, between, check_positive_range, check_probability, check_spread
-from tpufeed.images.protocols import Draws
+from tpufeed.images.protocols import Draws, keep
 from tpufeed.images.tones import brighten, contrast, desaturate, saturate, shift_hue
 
 _ORDERS = tuple(permutations(range(4)))
@@ -65,7 +64,7 @@ class ColorJitter:
         return image if changed else keep(image, out)
 
     def _changes(self, draws: Draws) -> Iterator[tuple[int, float]]:
-        """Which of the four in which order, and how much; without those that change nothing."""
+        """Return the changes of the four in their order, and how much; without those that change nothing."""
         spreads = (self.brightness, self.contrast, self.saturation, self.hue)
         for number in _ORDERS[int(draws[4] * len(_ORDERS))]:
             amount = between(as_range(spreads[number]), draws[number])

@@ -1,20 +1,16 @@
-"""From encoded bytes to uint8 RGB: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow.
-
-Both release the GIL while they decode. Decoding is strict: a file that ends early or has a bad scan is an error, never
-an image with a grey lower half.
-"""
+"""Decode images to uint8 RGB: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow."""
 
 import io
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
-from tpufeed.images.flattening import flatten, to_8_bits
 from tpufeed.images.header import ImageHeader, read_header, sniff
-from tpufeed.images.turning import Pixels, turn
+from tpufeed.images.orientation import Pixels, turn
 
 __all__ = [
     "MAX_PIXELS",
@@ -29,7 +25,6 @@ __all__ = [
     "image_size",
     "orientation_of",
 ]
-
 MAX_PIXELS = 178_956_970  # where Pillow, too, takes an image for an attack
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
 
@@ -121,7 +116,7 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
 
 
 def decodes_strictly(data: bytes) -> bool:
-    """Whether a JPEG decodes, by a decoder that passes over no damage: Pillow, for rare subsamplings, does."""
+    """Return true where a JPEG decodes by a decoder that passes over no damage, as Pillow does in rare subsamplings."""
     try:
         strict = _read_jpeg_header(data) is not None
         check_pixels(data, read_header(data))
@@ -203,3 +198,45 @@ def _load(image: Image.Image) -> Image.Image:
 
 def _jpeg_reason(error: ValueError) -> str:
     return "truncated" if "premature end of jpeg" in str(error).lower() else "unreadable"
+
+
+def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:
+    """`image` in `mode`, "RGB" or "L", with alpha over a grey `backdrop`; one that is left to `to_8_bits` as it is.
+
+    Colour images of 16 bits are cut to 8 by Pillow itself, which is within one level of scaling.
+    """
+    image.load()
+    if image.mode == "F" or image.mode.startswith("I"):
+        return image
+    if image.has_transparency_data:
+        grey = image.mode in ("1", "L", "LA", "La")
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (backdrop, backdrop, backdrop, 255)), image)
+        image = image.convert("L" if grey else "RGB")
+    return image.convert(mode)
+
+
+def to_8_bits(image: Image.Image, backdrop: int) -> Image.Image:
+    """A grey image of integers of 16 or 32 bits or of floats, scaled to 8 bits; transparent ones are `backdrop`.
+
+    Integers of 32 bits are taken for 0 to 65,535. What floats mean is no part of a file: their range is [0, 1],
+    [0, 255] or [0, 65535], the first that holds every pixel, and NaN is black.
+    """
+    if image.mode == "F":
+        return Image.fromarray(_scale_floats(np.asarray(image)))
+    return Image.fromarray(_scale_integers(np.asarray(image), image.info.get("transparency"), backdrop))
+
+
+def _scale_integers(values: npt.NDArray[np.integer], transparent: object, backdrop: int) -> npt.NDArray[np.uint8]:
+    scaled: npt.NDArray[np.uint8] = ((np.clip(values, 0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
+    if isinstance(transparent, int):
+        scaled[values == transparent] = backdrop
+    return scaled
+
+
+def _scale_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
+    values = np.nan_to_num(values, nan=0.0, posinf=65535.0, neginf=0.0)
+    highest = float(values.max())
+    top = 1.0 if highest <= 1 else 255.0 if highest <= 255 else 65535.0
+    scaled: npt.NDArray[np.uint8] = (np.clip(values, 0, top) * (255 / top)).round().astype(np.uint8)
+    return scaled

@@ -1,4 +1,4 @@
-"""Whether ops keep their promise: the same draws, the same pixels."""
+"""Check that ops keep their promise: the same draws, the same pixels."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""From uint8 pixels to encoded bytes."""
+"""Encode uint8 pixels."""
 
 import io
 from typing import Literal

@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 from tpufeed.errors import OptionError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.draws import noise
-from tpufeed.images.memory import copied
 from tpufeed.images.parameters import between, check_fill, check_positive_range, check_probability, shown
-from tpufeed.images.protocols import Draws, Fill
+from tpufeed.images.protocols import Draws, Fill, copied
 
 _TRIES = range(1, 21, 2)
 _TOP, _LEFT, _NOISE = 21, 22, 23

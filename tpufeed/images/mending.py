@@ -111,5 +111,5 @@ def _trimmed(scan: bytes) -> bytes:
 
 
 def _is_segment(stray: bytes) -> bool:
-    """Whether the bytes are a segment whose marker is damaged: a table or colour space that decoders would miss."""
+    """Return true for a segment whose marker is damaged: a table or colour space that decoders would miss."""
     return stray[2:4] == (len(stray) - 2).to_bytes(2, "big", signed=True) and stray[4:8] != b"Exif"

@@ -1,4 +1,4 @@
-"""All ops by name, and their descriptions as plain data."""
+"""List of all ops by name, and their descriptions as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -65,7 +65,7 @@ OPS: Mapping[str, type[Any]] = MappingProxyType(
 
 
 def is_op(value: object) -> TypeGuard[Op]:
-    """Whether `value` is an op that tpufeed can run."""
+    """Return true where `value` is an op that tpufeed can run."""
     return isinstance(value, WindowOp | PixelOp) and not isinstance(value, type)
 
 

@@ -4,8 +4,7 @@ import cv2
 import numpy as np
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.memory import apart
-from tpufeed.images.protocols import Fill
+from tpufeed.images.protocols import Fill, apart
 
 
 def cut_padded(image: Pixels, box: tuple[int, int, int, int], fill: Fill, out: Pixels | None = None) -> Pixels:

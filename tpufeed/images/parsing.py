@@ -45,7 +45,7 @@ def parse_op(text: str) -> Op:
 
 
 class _Misfit(Exception):  # never leaves this file
-    """What is wrong with the text, still without the text."""
+    """Description of what is wrong with the text, still without the text."""
 
 
 def _parse_call(text: str) -> Op:

@@ -9,13 +9,12 @@ import numpy.typing as npt
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, orientation_of
 from tpufeed.images.draws import uniforms
-from tpufeed.images.memory import keep
 from tpufeed.images.mending import mend
 from tpufeed.images.ops import is_op
+from tpufeed.images.orientation import turn
 from tpufeed.images.padding import cut_padded
-from tpufeed.images.protocols import Draws, Fill, Op, PixelOp, Window, WindowOp
+from tpufeed.images.protocols import Draws, Fill, Op, PixelOp, Window, WindowOp, keep
 from tpufeed.images.resizing import reduction, resize, resize_reduced
-from tpufeed.images.turning import turn
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
 _Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image
@@ -89,7 +88,7 @@ class Pipeline:
         outs: Sequence[Pixels | None],
         buffer: Buffer | None = None,
     ) -> list[Pixels]:
-        """As `run_encoded`, once for each of `draws`, unmended; all share one decoding, as small as they allow."""
+        """Run as `run_encoded`, once for each of `draws`, unmended; all share one decoding, as small as they allow."""
         first = self._first_window
         orientation = orientation_of(data) if self._upright else 1
         if first is None:

@@ -1,4 +1,4 @@
-"""What becomes of an image file on its way into a shard: kept as it is, or changed and encoded anew."""
+"""Policy for an image file on its way into a shard: kept as it is, or changed and encoded again."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -8,8 +8,8 @@ from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_sto
 from tpufeed.images.encoding import StoredFormat, encode
 from tpufeed.images.header import ImageHeader, format_of_name, read_header
 from tpufeed.images.mending import mend
+from tpufeed.images.orientation import turn
 from tpufeed.images.presizing import PresizeMode, decoding_reduction, middle_square, scaled_size, shrink
-from tpufeed.images.turning import turn
 
 _CHOICES = {
     "check": ("full", "header"),
@@ -34,7 +34,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class ImagePolicy:
-    """How images are checked and stored, and what becomes of each odd case.
+    """Options that say how images are checked and stored, and what becomes of each odd case.
 
     Attributes:
         check: "full" decodes every image strictly, so that none can stop a training; "header" trusts what follows a

@@ -1,12 +1,9 @@
-"""What an op is, and the two kinds of them.
-
-An op says how many uniform numbers it needs for a sample (`draws`); it gets them as a sequence, never draws itself.
-A `WindowOp` cuts a window out of the image and brings it to a size, so a decoder may come to meet it by decoding
-smaller; a `PixelOp` maps pixels at an unchanged size. Ops run on uint8 RGB of shape (height, width, 3).
-"""
+"""Protocols of ops, of which there are two kinds, and their contract of the memory `out`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
 
 from tpufeed.images.decoding import Pixels
 
@@ -29,7 +26,7 @@ class Window(NamedTuple):
 
 
 class Op(Protocol):
-    """What all ops share: they are frozen, and the same draws give the same pixels in any thread and process."""
+    """Protocol of all ops: they are frozen, and the same draws give the same pixels in any thread and process."""
 
     @property
     def version(self) -> int | str:
@@ -67,3 +64,21 @@ class PixelOp(Op, Protocol):
 
         `image` may be read-only and of any strides; it changes only where it is `out`.
         """
+
+
+def keep(image: Pixels, out: Pixels | None) -> Pixels:
+    """The image unchanged: copied to `out`, or itself where there is none."""
+    if out is None or out is image:
+        return image
+    np.copyto(out, image)
+    return out
+
+
+def copied(image: Pixels, out: Pixels | None) -> Pixels:
+    """The image unchanged in memory that may be written to: `out`, or its own where there is none."""
+    return image.copy(order="C") if out is None else keep(image, out)
+
+
+def apart(image: Pixels, out: Pixels | None) -> Pixels:
+    """The image, or a copy where writing to `out` could change it: for ops that read pixels after writing others."""
+    return image.copy() if out is not None and np.may_share_memory(image, out) else image

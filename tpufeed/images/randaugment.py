@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.memory import keep
 from tpufeed.images.parameters import check_fill, check_int
-from tpufeed.images.protocols import Draws, Fill
+from tpufeed.images.protocols import Draws, Fill, keep
 from tpufeed.images.tones import (
     autocontrast,
     brighten,
@@ -53,7 +52,7 @@ class RandAugment:
 
     @property
     def draws(self) -> int:
-        """Of each transform: which, and its sign."""
+        """Number of draws of an image: for each transform which it is, and its sign."""
         return 2 * self.num_ops
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:

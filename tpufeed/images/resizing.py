@@ -55,7 +55,7 @@ def resize_reduced(reduced: Pixels, factor: int, window: Window, out: Pixels | N
 
 
 def _reduced_places(start: int, length: int, out_length: int, factor: int, most: int) -> npt.NDArray[np.int32]:
-    """Where the middles of an axis' new pixels lie among those of `most` reduced ones, in 1/32 pixel."""
+    """Return the places of the middles of an axis' new pixels among `most` reduced ones, in 1/32 pixel."""
     middles = (start + (np.arange(out_length) + 0.5) * (length / out_length)) / factor - 0.5
     return np.clip(np.rint(middles * 32), 0, (most - 1) * 32).astype(np.int32)
 

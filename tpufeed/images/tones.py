@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.memory import apart, copied
+from tpufeed.images.protocols import apart, copied
 
 _LEVELS = np.arange(256, dtype=np.float64)
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and torchvision have it
@@ -108,7 +108,7 @@ def equalize(image: Pixels, out: Pixels | None) -> Pixels:
 
 @cache
 def _hue_shares() -> list[Pixels]:
-    """Of red, green and blue, for each hue and twice around: how much of the spread is missing, in 1/255."""
+    """Return the shares of red, green and blue for each hue and twice around: the missing spread, in 1/255."""
     places = [(offset + np.arange(512) * (6 / 256)) % 6 for offset in (5, 3, 1)]
     return [np.rint(255 * np.minimum(place, 4 - place).clip(0, 1)).astype(np.uint8) for place in places]
 

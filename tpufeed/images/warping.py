@@ -8,9 +8,8 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.memory import apart
 from tpufeed.images.padding import cut_padded, scalar
-from tpufeed.images.protocols import Fill
+from tpufeed.images.protocols import Fill, apart
 
 Row = tuple[float, float, float]
 _LONGEST_SIDE_PX = 24_000
@@ -74,12 +73,12 @@ def shear_y(image: Pixels, shear: float, fill: Fill, out: Pixels | None) -> Pixe
 
 
 def shift(image: Pixels, down_px: int, right_px: int, fill: Fill, out: Pixels | None) -> Pixels:
-    """By whole pixels."""
+    """Shift by whole pixels."""
     return cut_padded(image, (-down_px, -right_px, image.shape[0], image.shape[1]), fill, out)
 
 
 def _places(row: Row, height: int, width: int) -> npt.NDArray[np.int32]:
-    """Of all new pixels one coordinate in the image, in 1/32 pixel; summed in 1/1024 and then rounded."""
+    """Return one coordinate in the image for all new pixels, in 1/32 pixel; summed in 1/1024 and then rounded."""
     across = np.rint(np.arange(width) * (row[0] * 1024)).astype(np.int32)
     down = np.rint((np.arange(height) * row[1] + row[2]) * 1024).astype(np.int32) + np.int32(16)
     places: npt.NDArray[np.int32] = across[None] + down[:, None]

@@ -140,7 +140,7 @@ class RandomCrop:
         return Window(top, self._start(width, cut_width, draws[1]), cut_height, cut_width, cut_height, cut_width)
 
     def _start(self, side: int, cut: int, draw: float) -> int:
-        """From the padding's edge to where the window's end meets the padding's: backwards if the side is short."""
+        """Draw the window's start between the edges of the padding; a short side lies anywhere within the window."""
         low, high = sorted((-self.padding, side + self.padding - cut))
         return low + int(draw * (high - low + 1))
 

@@ -37,7 +37,7 @@ def batch_size(per_core: int, world: Any) -> int:
 
 
 def _count_cores(world: Any) -> int:
-    """That share one batch of the loader."""
+    """Count the cores that share one batch of the loader."""
     if _is_count(world):
         return int(world)
     if hasattr(world, "input_pipeline_id"):

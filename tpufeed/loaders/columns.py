@@ -96,7 +96,7 @@ def find_column(manifest: Manifest, name: str) -> Column:
 
 
 def _lengths_of(feature: schema.FeatureSpec) -> tuple[str, str]:
-    """What keeps a feature of any length out of batches, and what to build instead."""
+    """Say what keeps a feature of any length out of batches, and what to build instead."""
     fill, places = "missing values filled in", "a column for each place of lists of one length"
     if isinstance(feature.lengths, msgspec.UnsetType):  # of a dataset that does not say
         return "it holds lists, or some samples have no value in it", f"{fill}, or {places}"

@@ -1,4 +1,4 @@
-"""From a record to a row of a batch. Holds the GIL for some 20 us a JPEG, 10 us a raw image; any thread may run it."""
+"""Decode a record into a row of a batch. Holds the GIL for some 20 us a JPEG, 10 us a raw image; runs in any thread."""
 
 import math
 import threading

@@ -31,7 +31,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """What all epochs of a loader have in common.
+    """Data that all epochs of a loader share.
 
     Attributes:
         shard_records: of each variant the records of its shards.
@@ -75,7 +75,7 @@ class Epochs:
 
 @dataclass(frozen=True, slots=True)
 class BatchForm:
-    """How the columns of a batch are handed over: as a dict, a tuple, or an array alone where there is but one."""
+    """Form of a batch as it is handed over: a dict or tuple of columns, or an array alone where there is but one."""
 
     names: tuple[str, ...]
     as_dict: bool
@@ -89,7 +89,7 @@ class BatchForm:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How batches come: `stages` says whether shards are to be fetched."""
+    """Settings of the flow of batches: `stages` says whether shards are to be fetched."""
 
     form: BatchForm
     prefetch: int
@@ -100,7 +100,7 @@ class Flow:
 
 @dataclass(slots=True)
 class Position:
-    """Where a loader is: the epoch that the next iteration begins, from global position `start`.
+    """Place of a loader: the epoch that the next iteration begins, from global position `start`.
 
     Iterators have it, and none of them the loader, which would keep it, and its workers, from being dropped.
     `ahead` is the next epoch, when batches of it are prepared already.
@@ -139,12 +139,12 @@ class EpochIterator(Iterator[Batch]):
 
     @property
     def epoch(self) -> int:
-        """Its number."""
+        """Number of the epoch."""
         return self._epoch.number
 
     @property
     def batches(self) -> int:
-        """All of them, handed out or not."""
+        """Number of all batches, handed out or not."""
         return len(self._epoch.share)
 
     @property
@@ -153,7 +153,7 @@ class EpochIterator(Iterator[Batch]):
         return self.samples_after(self._returned)
 
     def samples_after(self, batches: int) -> int:
-        """The same after the first `batches` batches."""
+        """Return the same after the first `batches` batches."""
         share = self._epoch.share
         return min(share.records, share.start + batches * share.global_batch)
 
@@ -165,7 +165,7 @@ class EpochIterator(Iterator[Batch]):
         return self._flow.form.package(self.next_arrays())
 
     def begin(self) -> None:
-        """From now on the loader's next iteration is the next epoch."""
+        """Begin this epoch: from now on the loader's next iteration is the next epoch."""
         position = self.position
         if self.begun or position is None:
             return
@@ -251,7 +251,7 @@ class EpochIterator(Iterator[Batch]):
         return self.crew.submit(Request(self.epoch, *self._planned.popleft()))
 
     def _plan(self, number: int) -> Iterator[tuple[Places, Mask]]:
-        """Where the samples of the next few batches lie: finding out costs 0.3 ms, for one batch as for several."""
+        """Find the places of the samples of the next few batches. This costs 0.3 ms, for one batch as for several."""
         share = self._epoch.share
         stop = min(len(share), number + max(1, _PLANNED_SAMPLES // share.batch_size))
         positions, masks = zip(*map(share.positions, range(number, stop)), strict=True)

@@ -1,4 +1,4 @@
-"""What every loader can be told, checked once."""
+"""Options of every loader, checked once."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ class LoaderKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """How a split becomes batches.
+    """Options that say how a split becomes batches.
 
     Attributes:
         batch_size: samples in a batch of one rank.

@@ -33,7 +33,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What filling some rows took, and the rows whose records are bad, with what is wrong."""
+    """Seconds that filling some rows took, and the rows whose records are bad, with what is wrong."""
 
     read_seconds: float
     decode_seconds: float
@@ -129,7 +129,7 @@ class Rows:
 
 
 def make_rows(dataset: Dataset, options: LoaderOptions, threads: int) -> Rows:
-    """What fills batches of a dataset. Raises OptionError for options that do not fit it."""
+    """Return what fills batches of a dataset. Raises OptionError for options that do not fit it."""
     names = resolve_columns(dataset.manifest, options.columns)
     columns = tuple(find_column(dataset.manifest, name) for name in names if name not in (IMAGE, SAMPLE))
     decoder = Decoder(dataset, options.ops, options.seed, wanted=IMAGE in names)

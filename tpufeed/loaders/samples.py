@@ -46,7 +46,7 @@ class SplitSamples:
 
     @property
     def changes_by_epoch(self) -> bool:
-        """Whether a sample is another one in the next epoch."""
+        """Return true where a sample differs in the next epoch."""
         return IMAGE in self.names and (len(self._variants) > 1 or any(op.draws for op in self.decoder.pipeline.ops))
 
     def read(self, samples: npt.NDArray[np.int64], epoch: int) -> dict[str, Sequence[Any]]:

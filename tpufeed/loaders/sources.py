@@ -1,4 +1,4 @@
-"""Where records come from: the readers of a split's variants, and the stage of remote ones."""
+"""Sources of records: the readers of a split's variants, and the stage of remote ones."""
 
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,7 @@ class Source(Protocol):
     """Readers by epoch."""
 
     def variant(self, epoch: int) -> int:
-        """Which one an epoch reads."""
+        """Return the number of the variant that an epoch reads."""
 
     def reader(self, epoch: int) -> Reader:
         """The reader of that variant."""
@@ -26,7 +26,7 @@ class Source(Protocol):
         """A batch of `epoch` is done, and so are those before it: readers of other variants may let go."""
 
     def fetch(self, due: Due) -> None:
-        """See `Crew.fetch`."""
+        """Fetch shards, see `Crew.fetch`."""
 
     def close(self) -> None:
         """Let go of everything; what is asked for again is opened again."""

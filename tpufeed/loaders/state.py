@@ -13,7 +13,7 @@ _VERSION = 2  # of the order: 1 did not rotate shards
 
 
 def identity_of(dataset: Dataset, split: str, seed: int, shuffle: bool) -> dict[str, Any]:
-    """What a state and what it is loaded into have in common."""
+    """Return what a state and the loader that it is loaded into must have in common."""
     return {
         "version": _VERSION,
         "content_digest": dataset.content_digest,

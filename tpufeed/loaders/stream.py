@@ -56,7 +56,7 @@ def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[Loader
 
 
 class NumpyLoader:
-    """See `numpy_loader`. One thread at a time iterates; closing is safe from any.
+    """Loader of numpy batches, see `numpy_loader`. One thread at a time iterates; closing is safe from any.
 
     Pickles and copies are loaders at the same place, without the workers.
 
@@ -116,7 +116,7 @@ class NumpyLoader:
 
     @property
     def world(self) -> World:
-        """Who this loader is, found out when it is first asked for."""
+        """World of this loader and its rank, found out when it is first asked for."""
         if self._world is None:
             given = self.options.world
             self._world = self._find_world() if given is None else to_world(given)
@@ -184,7 +184,7 @@ class NumpyLoader:
         position.ahead.prepare(self._prefetch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loop is: what it has been handed, not what is prefetched. Plain data."""
+        """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data."""
         return self.state_at(*self._place)
 
     def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class NumpyLoader:
         self._move(epoch, samples)
 
     def claim(self) -> Claim:
-        """What all ranks have to agree on before they begin the epoch that was opened last."""
+        """Return what all ranks have to agree on before they begin the epoch that was opened last."""
         epoch = self._current
         assert epoch is not None, "one was opened"
         order = self.state_at(epoch.epoch, epoch.samples_after(0)) | {
@@ -223,7 +223,7 @@ class NumpyLoader:
         return Claim(self.world.rank, epoch.batches, self.batch_size, text)
 
     def stats(self) -> FeedStats:
-        """What the loader has done so far, and what its consumer waited for."""
+        """Return what the loader has done so far, and what its consumer waited for."""
         return self._tally.stats(self._workers.processes, self._workers.decoding, self._prefetch, self._batch_bytes)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a loader has done so far, and what its consumer waited for."""
+"""Metrics of a loader: what it has done so far, and what its consumer waited for."""
 
 import logging
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FeedStats:
-    """Of a loader since it was made; take the difference of two for a part of a run.
+    """Metrics of a loader since it was made; take the difference of two for a part of a run.
 
     Attributes:
         seconds: since the first batch was asked for, until the last one was handed out.
@@ -78,7 +78,7 @@ class Tally:
             self._skip(record)
 
     def stats(self, processes: int, threads: int, prefetch: int, batch_bytes: int) -> FeedStats:
-        """What has come together."""
+        """Return the sum so far."""
         return FeedStats(
             seconds=self._last - self._first,
             wait_seconds=self._wait,

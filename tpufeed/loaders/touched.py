@@ -106,7 +106,7 @@ class TouchedShards:
             self._warn()
 
     def _credit_bytes(self) -> int:
-        """What may be fetched now. Copies that other processes have fetched serve as well, and cost nothing."""
+        """Return the bytes that may be fetched now. Copies that other processes have fetched cost nothing."""
         statistics = self.stage.statistics()
         first = min(_FIRST_SHARDS * self._mean_bytes, max(self._mean_bytes, statistics.budget_bytes // 2))
         asked = sum(shard.size_bytes for shard in self._wanted)

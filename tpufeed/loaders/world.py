@@ -1,4 +1,4 @@
-"""Who I am among the ranks that share an epoch; asked when the first batch is, never at import.
+"""Find this process among the ranks that share an epoch; asked when the first batch is, never at import.
 
 Nothing is imported or started for it: only a framework that the program has loaded can have made several ranks of it.
 """
@@ -125,7 +125,7 @@ def _check_alone(by_hand: str) -> None:
 
 
 def _worlds() -> dict[str, World]:
-    """By framework: the world of this process, where it is of several ranks. Of ranks that are threads, this thread's.
+    """Return this process' world by framework, where it has several ranks; where ranks are threads, this thread's.
 
     torch_xla comes first: its loaders compare its own world with that of a host loader.
     """

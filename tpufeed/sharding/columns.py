@@ -1,4 +1,4 @@
-"""From the further columns of a source to features of the right type: int64, float, strings or bytes."""
+"""Convert the further columns of a source to features of the right type: int64, float, strings or bytes."""
 
 import base64
 import json
@@ -168,7 +168,7 @@ def _widen(column: _Column, value: Any, row: int) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Also one that a feature of numbers does not hold: 007, and what is too large."""
+    """Return true for text that is a number, also for 007 and numbers too large for a feature of numbers."""
     return isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
 
 
@@ -201,7 +201,7 @@ def _to_int(item: Any) -> int:
 
 
 def _is_rounded(value: Any) -> bool:
-    """Also of a number that is not whole, such as seconds since 1970: not of one of few digits, such as 6.02e23."""
+    """Return true where float32 changes a number of many digits (seconds since 1970), not one of few (6.02e23)."""
     number = float(value)
     if not _EXACT_FLOAT < abs(number) <= _LARGEST_FLOAT:
         return False

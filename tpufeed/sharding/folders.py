@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
 from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding.files import listing
-from tpufeed.sharding.rows import Found, Row
+from tpufeed.sharding.rows import Found, Row, listing
 from tpufeed.storage.naming import check_name
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
@@ -27,7 +26,7 @@ _MOST_NESTED = 1000
 
 
 def has_split_folders(store: Store) -> bool:
-    """Whether all folders right below that hold images are called train, val, test and the like, a train among them."""
+    """Return true where all folders right below that hold images are called like splits, and one of them like train."""
     with listing():
         names = [name for name in store.iter_folders() if not _is_hidden(name)]
         if "train" not in map(split_named, names):
@@ -43,7 +42,7 @@ def split_named(folder: str) -> str | None:
 
 
 def splits_mentioned(folder: str) -> set[str]:
-    """Which of train, val and test a folder's name mentions: `flowers-train` is no split's usual name."""
+    """Return those of train, val and test that a folder's name mentions: `flowers-train` is no split's usual name."""
     return {_SPLIT_OF_WORD[word] for word in _WORD.findall(folder.lower()) if word in _SPLIT_OF_WORD}
 
 

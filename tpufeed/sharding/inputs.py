@@ -1,7 +1,8 @@
-"""Inputs of a task: their bytes, what is made of these, and the features besides the image."""
+"""Read the inputs of a task: find their files, read the bytes, make something of each, give the other features."""
 
 import itertools
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from tpufeed.errors import (
     AccessError,
     BuildError,
     ImageError,
+    MissingExtraError,
     ObjectChangedError,
     ObjectNotFoundError,
     StoreError,
@@ -18,14 +20,65 @@ from tpufeed.errors import (
     UnavailableError,
 )
 from tpufeed.sharding.columns import decode_values
-from tpufeed.sharding.files import Files
 from tpufeed.storage.naming import check_name
 from tpufeed.storage.reading import read_span, settle
-from tpufeed.storage.store import Span, Store
+from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import ObjectInfo, Span, Store
 from tpufeed.tfrecord.example import Feature
 
 T = TypeVar("T")
+_STATS_AT_ONCE = 32
 _SOUND = ("too_small", "unsupported")  # maybe every second image of a source, by a header that is as it should be
+
+
+class Files:
+    """Finds files for one source. Thread-safe; stores of other places are opened once."""
+
+    def __init__(self, base: str) -> None:
+        self.base = open_store(base)
+        self._elsewhere: dict[str, Store] = {}
+
+    def find(self, file: str) -> tuple[Store, str]:
+        """The store of a file and its name there."""
+        if "://" in file:
+            scheme, _, rest = file.partition("://")
+            host, _, name = rest.lstrip("/").partition("/")
+            root = f"{scheme}://{'/' if rest.startswith('/') else ''}{host}"  # local:///folder
+        elif file.startswith("/"):
+            root, name = "/", file[1:]
+        else:
+            return self.base, file
+        store = self._elsewhere.get(root)
+        if store is None:
+            store = self._elsewhere[root] = open_store(root)
+        return store, name
+
+    @property
+    def retries(self) -> int:
+        """Requests that were made again."""
+        return sum(store.retries for store in (self.base, *self._elsewhere.values()))
+
+    def stats(self, files: list[str]) -> list[ObjectInfo | TpufeedError | None]:
+        """Return what each file is now, or why that is unknown; many remote files are asked for at once.
+
+        Raises:
+            MissingExtraError: what opens their URLs is not installed.
+        """
+        if all("://" not in file for file in files) and self.base.local_path("x") is not None:
+            return [self._stat(file) for file in files]
+        with ThreadPoolExecutor(_STATS_AT_ONCE, "tpufeed-stat") as executor:
+            return list(executor.map(self._stat, files))
+
+    def _stat(self, file: str) -> ObjectInfo | TpufeedError | None:
+        try:
+            store, name = self.find(file)
+            return store.stat(name)
+        except MissingExtraError:
+            raise
+        except TpufeedError as error:
+            return error
+        except UnicodeEncodeError:  # the row's path is refused
+            return None
 
 
 class InputFeatures:
@@ -100,7 +153,7 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, b
 
 
 def _read_again(files: Files, item: Input, data: bytes) -> bytes | ImageError:
-    """What an input's bytes are, of which `data` is the first reading."""
+    """Return an input's bytes, of which `data` is the first reading, read until they are sure."""
     store, span = _find(files, item)
     reads = itertools.chain([data], (_checked(item, read_span(store, span)) for _ in itertools.count()))
     return settle(

@@ -1,8 +1,6 @@
-"""All inputs of a build, kept in a database file: memory does not grow with their number.
+"""An inventory keeps all inputs of a build in a database file: memory does not grow with their number.
 
-SQLite sorts them outside memory, into the same global order as a list of their hashes would have. They are dealt to
-tables by their hashes, so that what has to be sorted at once stays small: one sort of all takes more time an input, the
-more there are.
+SQLite sorts them outside memory, into the same global order as a list of their hashes would have.
 """
 
 import hashlib
@@ -20,7 +18,7 @@ from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import Input
 from tpufeed.dataset.schema import FeatureSpec, record_schema
-from tpufeed.errors import OptionError, SourceError
+from tpufeed.errors import OptionError, SourceError, mask_secrets
 from tpufeed.sharding.advice import (
     iter_folder_warnings,
     iter_mask_warnings,
@@ -37,18 +35,23 @@ from tpufeed.storage.reading import READS, DamagedReadError
 
 _logger = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 4096
-_TABLES = 32  # one for each run of keys; it divides 256. Each takes a page of 4 KB, however few inputs there are
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
 _COLUMNS = "path, bytes, version, label, file, offset, columns, problem"
 _IMAGES_AND_MASKS, _NAMES_COMPARED = 2, 1000
 _FIRST_REJECTS = 3  # that an error shows
+_CHANGES = {
+    "changed": "SELECT path FROM (SELECT * FROM after EXCEPT SELECT * FROM before) "
+    "WHERE path IN (SELECT path FROM before)",
+    "added": "SELECT path FROM after EXCEPT SELECT path FROM before",
+    "gone": "SELECT path FROM before EXCEPT SELECT path FROM after",
+}
 _Line = tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class _Identity:
-    """Of all inputs: their digest, how many are listed twice, and those that are rejected without being read."""
+    """Digest of all inputs, the count of those listed twice, and those that are rejected without being read."""
 
     digest: str = ""
     listed_twice: int = 0
@@ -102,7 +105,9 @@ class Inventory:
         found, types, labels, splits = Found(), ColumnTypes(), Counter[Label](), set[str]()
         shares = None if source.splits else options.split_shares
         rows = source.iter_rows(found)
-        self._database.executescript(_make_tables())
+        self._database.executescript(
+            f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs(key BLOB, split TEXT, extra INT, {_COLUMNS});"
+        )
         self._database.execute("BEGIN")
         while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
             labels.update([row.label for row in chunk])
@@ -158,18 +163,14 @@ class Inventory:
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """Of the records."""
+        """Features of the records."""
         return (*record_schema(self.labelled), *self.schema)
 
     def totals(self) -> dict[str, tuple[int, int, int]]:
-        """By split: inputs, bytes of their files, and bytes of their paths and columns."""
+        """Return for each split: inputs, bytes of their files, and bytes of their paths and columns."""
         found = {name: (0, 0, 0) for name in self.splits}
-        for table in _iter_tables():
-            sums = f"SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM {table} GROUP BY split"
-            for name, *more in self._query(sums):
-                count, size, extra = found[name]
-                found[name] = count + more[0], size + more[1], extra + more[2]
-        return found
+        sums = self._query("SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM inputs GROUP BY split")
+        return found | {name: (count, size, extra) for name, count, size, extra in sums}
 
     def largest(self, slope: float, intercept: float) -> tuple[str, int]:
         """Path and size of the largest record, where it takes `slope` times the file, `intercept` and the rest."""
@@ -196,14 +197,29 @@ class Inventory:
 
     def iter_inputs(self, split: str) -> Iterator[tuple[Input, int]]:
         """The inputs of a split in the global order, each with the bytes that its path and columns take."""
-        for table in _iter_tables():
-            statement = f"SELECT extra, {_COLUMNS} FROM {table} WHERE split = ? ORDER BY key, {_COLUMNS}"
-            for extra, *line in self._query(statement, split):
-                yield self._to_input(line), extra
+        statement = f"SELECT extra, {_COLUMNS} FROM inputs WHERE split = ? ORDER BY key, {_COLUMNS}"
+        for extra, *line in self._query(statement, split):
+            yield self._to_input(line), extra
 
     def digest(self) -> str:
         """Identity of all inputs together, whatever their order."""
         return self._identify().digest
+
+    def describe_changes(self, before: Iterable[Input]) -> str:
+        """Count the inputs that differ from those of a plan, and name the first of each kind; memory is bounded."""
+        after = (item for split in self.splits for item, _ in self.iter_inputs(split))
+        self._database.execute("BEGIN")
+        for table, inputs in (("before", before), ("after", after)):
+            self._database.execute(f"CREATE TABLE {table}(path TEXT, rest TEXT)")
+            self._database.executemany(f"INSERT INTO {table} VALUES(?, ?)", _iter_masked(inputs))
+            self._database.execute(f"CREATE INDEX {table}_path ON {table}(path)")
+        self._database.execute("COMMIT")
+        kinds = []
+        for kind, paths in _CHANGES.items():
+            count, first = self._query(f"SELECT COUNT(DISTINCT path), MIN(path) FROM ({paths})").fetchone()
+            if count:
+                kinds.append(f"{count:,} {kind} ({'the first: ' if count > 1 else ''}{first})")
+        return ", ".join(kinds)
 
     def _identify(self) -> _Identity:
         """Return what one pass over all inputs in the order of their paths tells."""
@@ -240,13 +256,8 @@ class Inventory:
         return Input(path, size, version, number, file, offset, values, wrong)
 
     def _insert(self, lines: Sequence[_Line]) -> None:
-        by_table: dict[str, list[_Line]] = {table: [] for table in _iter_tables()}
-        tables = list(by_table.values())
-        for line in lines:
-            tables[line[0][0] * _TABLES >> 8].append(line)
         try:
-            for table, its_lines in by_table.items():
-                self._database.executemany(f"INSERT INTO {table} VALUES({','.join('?' * 11)})", its_lines)
+            self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 11)})", lines)
         except UnicodeEncodeError as error:
             raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
 
@@ -266,7 +277,7 @@ def split_of(path: str, splits: dict[str, float]) -> str:
 
 
 def input_digest(inputs: Iterable[Input]) -> str:
-    """Of inputs in the order of their paths: what they are, and what becomes of them."""
+    """Hash inputs in the order of their paths: what they are, and what becomes of them."""
     digest = hashlib.blake2b(digest_size=16)
     for item in inputs:
         line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
@@ -276,19 +287,11 @@ def input_digest(inputs: Iterable[Input]) -> str:
     return digest.hexdigest()
 
 
-def _iter_tables() -> Iterator[str]:
-    """In the order of the keys."""
-    return (f"inputs_{number}" for number in range(_TABLES))
-
-
-def _make_tables() -> str:
-    """Empty tables, and a view of them as one; without the offset SQLite would sort each, and merge all two by two."""
-    tables = "".join(
-        f"DROP TABLE IF EXISTS {table}; CREATE TABLE {table}(key BLOB, split TEXT, extra INT, {_COLUMNS});"
-        for table in _iter_tables()
-    )
-    together = " UNION ALL ".join(f"SELECT * FROM {table}" for table in _iter_tables())
-    return f"DROP VIEW IF EXISTS inputs; {tables}CREATE VIEW inputs AS {together} LIMIT -1 OFFSET 0;"
+def _iter_masked(inputs: Iterable[Input]) -> Iterator[tuple[str, str]]:
+    """Yield path and description of each input as a plan stores them: without secrets."""
+    for item in inputs:
+        rest = (item.bytes, item.version, item.label, item.file or item.path, item.offset, item.columns, item.problem)
+        yield mask_secrets(item.path), mask_secrets(repr(rest))
 
 
 def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool) -> _Line:

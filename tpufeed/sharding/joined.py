@@ -1,4 +1,4 @@
-"""Whether a plan that stands at a destination already names files of its source, and nothing else.
+"""Check that a plan which stands at a destination already names files of its source, and nothing else.
 
 Who can write to the destination can put a plan there that names any file which the user can read, and its image would
 come into the dataset. So each input of a plan that another run has put is checked before any is read. A folder or a tar
@@ -117,7 +117,7 @@ def _is_tar(name: str) -> bool:
 
 
 def _is_below(item: Input, is_tar: Callable[[str], bool]) -> bool:
-    """Whether a listing can give it: an image of a folder, or one within a tar right in it."""
+    """Return true where a listing can give the input: an image of a folder, or one within a tar right in it."""
     if item.file:
         return "/" not in item.file and is_tar(item.file)
     try:

@@ -1,4 +1,4 @@
-"""From labels as a source says them to class ids."""
+"""Convert labels as a source gives them to class ids."""
 
 import re
 import unicodedata

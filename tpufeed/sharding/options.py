@@ -36,7 +36,7 @@ class ShardKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """What decides the bytes of a dataset, besides its source.
+    """Options that decide the bytes of a dataset, besides its source.
 
     Attributes:
         shard_bytes: aim for shards of this size.
@@ -81,7 +81,7 @@ class ShardOptions:
         return {"train": 1.0} if self.split is None else self.split
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for plan and manifest."""
+        """Return the options as plain data, for plan and manifest."""
         return {
             **({"shard_bytes": self.shard_bytes} if self.shards is None else {"shards": self.shards}),
             "hosts": self.hosts,

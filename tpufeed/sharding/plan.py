@@ -1,28 +1,92 @@
-"""The plan of a sharding, as a function of inventory and options: nothing but arithmetic."""
+"""Plan a build: estimate the size of its records from a few of them, and cut the inputs into shards."""
 
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.plan import Input, PlanHeader, Task
-from tpufeed.errors import OptionError
+from tpufeed.errors import ImageError, OptionError
+from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.sharding.inputs import Files, iter_taken
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 
 KIND = "shard"
 FEATURES_BYTES = 320  # of a record, besides the image, its path and further columns
+_PROBED_IMAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SizeEstimate:
-    """How many bytes a record takes: `slope` times its file, and `fixed` more."""
+    """Estimate of a record's bytes: `slope` times its file, and `fixed` more."""
 
     slope: float = 1.0
     fixed: float = FEATURES_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Result of taking a few images as the build would.
+
+    Attributes:
+        estimate: sizes of records.
+        seconds_an_image: that one image takes one core.
+        images: tried.
+        rejects: how many of them cannot be taken.
+        read_rejects: those of the rejects that had to be read to know it.
+    """
+
+    estimate: SizeEstimate
+    seconds_an_image: float
+    images: int
+    rejects: int
+    read_rejects: tuple[Reject, ...]
+
+
+def needs_probe(policy: ImagePolicy) -> bool:
+    """Return true where records may have other sizes than their files."""
+    return policy.presize_px is not None or policy.encode != "keep" or policy.greyscale == "rgb"
+
+
+def probe_images(inventory: Inventory, policy: ImagePolicy) -> Probe:
+    """Take a few images as the build would."""
+    files = Files(inventory.base)
+    inputs = inventory.sample(_PROBED_IMAGES)
+    start = time.perf_counter()
+
+    def take(data: bytes, name: str) -> int:
+        return len(store_image(data, policy, name).data)
+
+    taken = list(iter_taken(files, inputs, take))
+    sizes = [(item.bytes, size) for item, size in taken if not isinstance(size, ImageError)]
+    seconds = time.perf_counter() - start
+    estimate = _fit(sizes) if needs_probe(policy) else SizeEstimate()
+    rejects = [(item, wrong) for item, wrong in taken if isinstance(wrong, ImageError)]
+    read = tuple(Reject(item.path, wrong.reason, str(wrong)) for item, wrong in rejects if item.problem is None)
+    return Probe(estimate, seconds / max(1, len(inputs)), len(inputs), len(rejects), read)
+
+
+def _fit(sizes: list[tuple[int, int]]) -> SizeEstimate:
+    """The straight line through (bytes of the file, bytes stored): neither end of it is below zero."""
+    if not sizes:
+        return SizeEstimate()
+    files, stored = np.array(sizes, np.float64).T
+    slope, fixed = 0.0, float(stored.mean())
+    if np.ptp(files) > 0:
+        slope, fixed = map(float, np.polyfit(files, stored, 1))
+        if slope < 0:
+            slope, fixed = 0.0, float(stored.mean())
+        elif fixed < 0:
+            slope, fixed = float(stored.sum() / files.sum()), 0.0
+    return SizeEstimate(slope, fixed + FEATURES_BYTES)
+
+
 def count_shards(inventory: Inventory, options: ShardOptions, estimate: SizeEstimate) -> dict[str, tuple[int, float]]:
-    """By split: how many shards it gets, and about how many bytes they hold together.
+    """Return for each split: how many shards it gets, and about how many bytes they hold together.
 
     Raises:
         OptionError: a shard would be smaller than its largest record.

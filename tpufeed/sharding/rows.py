@@ -1,9 +1,15 @@
-"""What a source yields: one row a sample, before labels have ids and columns have types."""
+"""Rows: one for each sample of a source, before labels have ids and columns have types."""
 
+import os
+import posixpath
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableError
+from tpufeed.storage.registry import url_scheme
 
 Label = str | int | None
 
@@ -36,7 +42,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """What a source notes while its rows are read.
+    """Notes that a source takes while its rows are read.
 
     Attributes:
         ignored_files: that are no images by their names: how many, by their endings.
@@ -47,3 +53,33 @@ class Found:
     ignored_files: Counter[str] = field(default_factory=Counter)
     nested: set[tuple[str, str]] = field(default_factory=set)
     tars: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def listing() -> Iterator[None]:
+    """Within it a source is listed: what fails is a SourceError, unless the store does not answer or refuses."""
+    try:
+        yield
+    except (UnavailableError, AccessError):  # no fault of the request
+        raise
+    except StoreError as error:
+        raise SourceError(f"the source cannot be listed: {error}") from error
+
+
+def resolve(base: str, path: str) -> str:
+    """The file that `path` in a table at `base` means: a name below `base` where it can be, else absolute or a URL."""
+    if url_scheme(path) == "file":
+        path = path.partition("://")[2] if "://" in path else path
+    else:
+        name = path.removeprefix(base.rstrip("/") + "/")
+        is_clean = posixpath.normpath(name) == name and not name.startswith(("/", "../"))  # no URL is: it has "//"
+        return name if is_clean else path
+    if path.startswith("/") and url_scheme(base) != "file":  # a file of this machine, as every other program has it
+        return posixpath.normpath(path)
+    if url_scheme(base) == "file":
+        full = os.path.normpath(os.path.join(base, path))  # noqa: PTH118  # Path would not resolve '..'
+        return full.removeprefix(base.rstrip("/") + "/")
+    scheme, _, root = base.partition("://")
+    full = posixpath.normpath(posixpath.join("/" + root, path))
+    below = "/" + root.rstrip("/") + "/"
+    return full.removeprefix(below) if full.startswith(below) else f"{scheme}:/{full}"

@@ -1,4 +1,4 @@
-"""What kind of source a URL is, and its rows."""
+"""Find out what kind of source a URL is, and read its rows."""
 
 import fnmatch
 import itertools
@@ -11,9 +11,8 @@ from typing import Literal
 from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding import folders, tables, tars
-from tpufeed.sharding.files import listing
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.rows import Found, Row
+from tpufeed.sharding.rows import Found, Row, listing
 from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import ObjectInfo, Store
 
@@ -25,7 +24,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where samples come from.
+    """Place that samples come from.
 
     Attributes:
         base: the URL that files of rows are relative to.

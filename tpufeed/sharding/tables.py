@@ -20,8 +20,8 @@ from tpufeed.errors import (
     StoreError,
     UnavailableError,
 )
-from tpufeed.sharding.files import Files, resolve
-from tpufeed.sharding.rows import Label, Row
+from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.rows import Label, Row, resolve
 from tpufeed.storage.ranges import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
@@ -45,7 +45,7 @@ Record = Mapping[str, Any]
 
 
 class TableColumns:
-    """Which columns of a table are image, label and split. Raises OptionError where they cannot be told."""
+    """Columns of a table that are image, label and split. Raises OptionError where they cannot be told."""
 
     def __init__(self, where: str, names: Sequence[str], image: str | None, label: str, split: str | None) -> None:
         self._where, self._names = where, names
@@ -252,7 +252,7 @@ def _checked(file: BinaryIO, text: io.TextIOWrapper, records: Iterable[Record], 
 
 
 def _not_utf8(file: BinaryIO, error: UnicodeDecodeError, where: str) -> SourceError:
-    """Which line it is follows from how far the file was read: what failed ends there."""
+    """Return the error for bytes that are not UTF-8. Its line follows from how far the file was read."""
     left = place = file.tell() - len(error.object) + error.start
     wanted = "'CSV UTF-8'" if where.lower().endswith(".csv") else "UTF-8"
     file.seek(0)
@@ -320,7 +320,7 @@ def _iter_lines(reader: "_csv.Reader", where: str) -> Iterator[list[str]]:
 
 
 def _say_separator(names: Sequence[str], where: str) -> str:
-    """What is wrong where a single name holds what other programs separate columns by."""
+    """Return a sentence on a single name that holds what other programs separate columns by."""
     suffix = where[-4:].lower()
     for separator, remedy in _SEPARATORS.get(suffix, {}).items():
         if len(names) == 1 and separator in names[0]:

@@ -57,7 +57,7 @@ def iter_tar(store: Store, info: ObjectInfo, image: str | None, label: str, foun
 
 
 def _find_error(store: Store, info: ObjectInfo, where: str, image: str | None, label: str) -> str:
-    """What is wrong with a tar when it is read again."""
+    """Read a tar again and return the error that names what is wrong with it."""
     try:
         for _ in _iter_rows(store, info, where, _Wanted(image, label, Found())):
             pass
@@ -225,5 +225,5 @@ def _say(value: Any) -> str:
 
 
 def no_samples(url: str) -> NoInputsError:
-    """What is wrong with tars without samples."""
+    """Return the error for tars without samples."""
     return NoInputsError(f"{url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")

@@ -5,15 +5,14 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from tpufeed.dataset.commit import Owner, Reject, Report, ShardReport, put_report, put_shard, read_report
+from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.plan import Input, PlanHeader, Task, TaskRef, read_task
-from tpufeed.dataset.reach import see_destination
 from tpufeed.dataset.schema import FORMAT, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
 from tpufeed.errors import AccessError, ImageError, UnavailableError
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image
-from tpufeed.sharding.files import Files
-from tpufeed.sharding.inputs import InputFeatures, iter_taken
+from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
@@ -25,7 +24,7 @@ _SEEN_INPUTS = 4
 
 @dataclass(frozen=True, slots=True)
 class ShardContext:
-    """What the tasks of a sharding share."""
+    """Data that all tasks of a sharding share."""
 
     destination: str
     header: PlanHeader
@@ -67,14 +66,14 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
 
 
 def reach(context: ShardContext, ref: TaskRef) -> dict[str, str]:
-    """What this host sees of the build's destination and of the first files of a task, see `Job.reach`."""
+    """Return what this host sees of the build's destination and of the first files of a task, see `Job.reach`."""
     destination = open_store(context.destination)
     seen = see_destination(destination, context.header.run_id)
     return seen | see_inputs(context.header, read_task(destination, ref)) if seen else seen
 
 
 def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
-    """What this host sees of the first files of a task. Raises where their store does not answer, or refuses."""
+    """Return the versions of the first files of a task. Raises where their store does not answer, or refuses."""
     names = [item.file or item.path for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
     found = Files(header.base).stats(names)
     for info in found:
@@ -88,7 +87,7 @@ def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
 
 
 class _Made:
-    """What has come of a task so far."""
+    """Counts and rejects of a task so far."""
 
     def __init__(self, header: PlanHeader) -> None:
         self.rejects: list[Reject] = []

@@ -151,7 +151,7 @@ class FsspecStore:
         return f"{self._base}/{name}{self._query}"
 
     def _cause(self, error: Exception) -> Exception | None:
-        """What a trace shows as the cause. A backend's own message may name the whole URL."""
+        """Return what a trace shows as the cause. A backend's own message may name the whole URL."""
         return None if self._has_secret else error
 
     @contextmanager
@@ -168,7 +168,7 @@ class FsspecStore:
 
 
 def _kind_of(error: Exception) -> type[StoreError]:
-    """What a backend's error means: an outage and a refusal say nothing of the object."""
+    """Return the kind of a backend's error: an outage and a refusal say nothing of the object."""
     for each in (error.__cause__, error):  # over HTTP fsspec's FileNotFoundError may stand for an answer of any status
         status = getattr(each, "status", None)
         if isinstance(each, PermissionError) or status in (401, 403):

@@ -63,7 +63,7 @@ Send = Callable[["Request"], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """What is waited for, and for how long.
+    """Waiting times of a request, in seconds.
 
     Attributes:
         deadline_seconds: after so long without progress a call gives up.
@@ -129,7 +129,7 @@ class Tries:
         self._unreachable_since = None
 
     def pause_after(self, error: TransientError) -> float:
-        """How many seconds to wait before the next try.
+        """Return how many seconds to wait before the next try.
 
         Raises:
             UnavailableError: there is no time left for one.
@@ -162,7 +162,7 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a request is about, for messages.
+    """Subject of a request, for messages.
 
     Attributes:
         where: URL of the object, or of the folder that is listed.
@@ -283,7 +283,7 @@ def _retry_after_seconds(headers: Mapping[str, str]) -> float:
 
 
 def to_crc32c(text: str) -> int:
-    """From text. Raises ValueError."""
+    """Parse a CRC-32C. Raises ValueError."""
     data = b64decode(text, validate=True)
     if len(data) != 4:
         raise ValueError(f"{text!r} is no CRC-32C in base64")
@@ -291,12 +291,12 @@ def to_crc32c(text: str) -> int:
 
 
 def from_crc32c(crc32c: int) -> str:
-    """To text."""
+    """Format a CRC-32C."""
     return b64encode(crc32c.to_bytes(4, "big")).decode()
 
 
 def crc32c_of(headers: Mapping[str, str], where: str) -> int | None:
-    """What a download's X-Goog-Hash says of the whole object as it is stored. Raises StoreError."""
+    """Return the CRC-32C that X-Goog-Hash gives of the whole object as it is stored. Raises StoreError."""
     for part in headers.get("X-Goog-Hash", "").split(","):
         key, _, value = part.strip().partition("=")
         if key == "crc32c":
@@ -479,7 +479,7 @@ def _faults(target: Target) -> Iterator[None]:
 
 
 def _default_credentials() -> Any:
-    """What google.auth finds, or None: public buckets can be read without."""
+    """Return what google.auth finds, or None: public buckets can be read without."""
     if os.environ.get(EMULATOR_VARIABLE):
         return None
     import google.auth
@@ -515,7 +515,7 @@ def _connect(credentials: Any) -> tuple[Any, str]:
 
 
 class GcsFolder:
-    """What lies below gs://bucket/folder. Thread-safe.
+    """Objects below gs://bucket/folder, and requests on them. Thread-safe.
 
     Attributes:
         url: as the user typed it, without a slash at its end.
@@ -545,7 +545,7 @@ class GcsFolder:
         return found[1]
 
     def persist(self, where: str, permission: str, attempt: Callable[[Send, Tries], T]) -> T:
-        """What `attempt` returns as soon as it raises no TransientError.
+        """Repeat `attempt` until it raises no TransientError, and return its result.
 
         Args:
             where: URL of the object or folder, for messages.
@@ -602,7 +602,7 @@ class GcsFolder:
             self._bucket_exists = True
 
     def find(self, name: str, version: str = "") -> Resource:
-        """What the service says of an object. Raises ObjectNotFoundError."""
+        """Return what the service says of an object. Raises ObjectNotFoundError."""
         check_name(name)
         params = {"fields": FIELDS, **({"generation": generation_of(version)} if version else {})}
         request = Request("GET", self.path(name), params)

@@ -72,7 +72,7 @@ class Download:
         self._whole = False
 
     def read(self) -> bytes:
-        """All bytes, checked against the service's CRC-32C. Raises ObjectNotFoundError, also where pinned."""
+        """Read all bytes, checked against the service's CRC-32C. Raises ObjectNotFoundError, also where pinned."""
         self._whole = True
         self._persist()
         assert self.buffer is not None
@@ -121,7 +121,7 @@ class Download:
                 self._check_sum(response, wanted)
 
     def _check_answer(self, response: Any, first: int, ranged: bool) -> int:
-        """How long the object is. Raises where the answer is about other bytes than were asked for."""
+        """Return the object's length. Raises where the answer is about other bytes than were asked for."""
         generation = response.headers.get("X-Goog-Generation", "")
         if self.generation and generation and generation != self.generation:
             raise TransientError(f"generation {generation} came where {self.generation} was asked for")
@@ -166,12 +166,12 @@ class Download:
 
 
 class ReadError(Exception):
-    """What is to be put cannot be read. No OSError, as urllib3 takes those for the network's."""
+    """Content that is to be put cannot be read. No OSError, as urllib3 takes those for the network's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is to be put.
+    """Content that is to be put.
 
     Attributes:
         data: the bytes, or the file that holds them.
@@ -225,7 +225,7 @@ class Upload:
         self.tries_failed = 0
 
     def run(self) -> Resource:
-        """What the service says of the new object. Raises PreconditionError, ReadError, StoreError."""
+        """Upload, and return the new object as the service has it. Raises PreconditionError, ReadError, StoreError."""
         attempt = self._put_at_once if self._content.size_bytes <= SMALL_BYTES else self._put_on
         found = self._folder.persist(self._where, "storage.objects.create", attempt)
         if found.size != self._content.size_bytes or found.crc32c != from_crc32c(self._content.crc32c):
@@ -237,7 +237,7 @@ class Upload:
 
     @property
     def _metadata(self) -> bytes:
-        """With the sum, so that the service refuses what was damaged on its way."""
+        """Return the metadata with the sum, so that the service refuses what was damaged on its way."""
         return json.dumps({"name": self._key, "crc32c": from_crc32c(self._content.crc32c)}).encode()
 
     def _put_at_once(self, send: Send, tries: Tries) -> Resource:
@@ -391,7 +391,7 @@ class _Reader:
 
     @property
     def window(self) -> int:
-        """How many spans may be under way or done and not taken: fewer, the larger they are."""
+        """Return how many spans may be under way or done and not taken: fewer, the larger they are."""
         average = (self._bytes + _PRIOR_BYTES) // (self._count + _PRIOR_COUNT)
         return max(2, min(_WINDOW, _HELD_BYTES // max(1, average)))
 

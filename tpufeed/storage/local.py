@@ -136,7 +136,7 @@ class LocalStore:
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """In the store's own file system, so that a put is a link. What is made for it goes if it stays empty."""
+        """Make a folder in the store's own file system, so that a put is a link. Parents that stay empty go again."""
         with self._errors(_TEMPORARY):
             above = [folder for folder in (self._root / _TEMPORARY).parents if not folder.exists()]
         with ExitStack() as stack:

@@ -6,7 +6,7 @@ import stat
 
 
 def open_plain(path: str, flags: int) -> int:
-    """For `open(..., opener=open_plain)`: refuses what could be read, or waited for, without end.
+    """Open a plain file, for `open(..., opener=open_plain)`; refuse what could be read, or waited for, without end.
 
     Raises:
         IsADirectoryError: a folder.

@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class DamagedReadError(UnavailableError):
-    """What came is not what is stored. Nothing is known of the object."""
+    """A read gave other bytes than are stored. Nothing is known of the object."""
 
 
 def settle(
     where: str, read: Callable[[], T], identity: Callable[[T], Hashable], is_sure: Callable[[T], bool] = lambda _: False
 ) -> T:
-    """What `read` gives that is sure, or that came twice: damage on the way does not come again.
+    """Call `read` until its result is sure or came twice: damage on the way does not come again.
 
     Args:
         where: what is read, for messages.

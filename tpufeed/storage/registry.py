@@ -1,4 +1,4 @@
-"""From a URL to its store; backends are imported on first use."""
+"""Open the store of a URL; backends are imported on first use."""
 
 import os
 import re

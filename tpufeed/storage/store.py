@@ -1,4 +1,4 @@
-"""What a store is: named bytes below one URL."""
+"""A store holds named bytes below one URL."""
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -63,7 +63,7 @@ class Store(Protocol):
     retries: int
 
     def read(self, name: str, version: str = "") -> bytes:
-        """All bytes. Raises ObjectNotFoundError, ObjectChangedError."""
+        """Read all bytes. Raises ObjectNotFoundError, ObjectChangedError."""
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
         """The bytes `[start, stop)`; fewer only where the object ends. Raises as `read` does."""
@@ -78,7 +78,7 @@ class Store(Protocol):
         """
 
     def stat(self, name: str) -> ObjectInfo | None:
-        """What the object is now, or None where there is none."""
+        """Return what the object is now, or None where there is none."""
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Each object below the folder `prefix`, in no order, never from a cache. A missing folder is empty."""
@@ -87,7 +87,7 @@ class Store(Protocol):
         """Names of the folders right below, in no order."""
 
     def free_bytes(self) -> int | None:
-        """How much more fits, or None where nobody can say."""
+        """Return how much more fits, or None where it is unknown."""
 
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         """Create the object, whole or not at all; `replaces` is what to put it in the place of.
@@ -107,7 +107,7 @@ class Store(Protocol):
         """
 
     def local_path(self, name: str) -> Path | None:
-        """Where the object lies as a local file, or None where the store is not a local folder."""
+        """Return the object's path as a local file, or None where the store is not a local folder."""
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         """A local folder for files to be `put_file`d; it is removed on exit, and after a kill by the next one made."""

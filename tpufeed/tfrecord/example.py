@@ -10,7 +10,7 @@ from operator import index
 from typing import Literal, NamedTuple, SupportsIndex
 
 from tpufeed.errors import RecordError
-from tpufeed.tfrecord.buffer import BytesLike
+from tpufeed.tfrecord.crc32c import BytesLike
 
 Kind = Literal["bytes", "float", "int64"]
 _FIELD_OF_KIND: dict[Kind, int] = {"bytes": 1, "float": 2, "int64": 3}

@@ -4,8 +4,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 
 from tpufeed.errors import RecordError
-from tpufeed.tfrecord.buffer import BytesLike
-from tpufeed.tfrecord.crc32c import crc32c, mask_crc32c, masked_crc32c
+from tpufeed.tfrecord.crc32c import BytesLike, crc32c, mask_crc32c, masked_crc32c
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4

@@ -65,7 +65,7 @@ class FixedLayout:
         return features + entry + feature + bytes_list + value, suffix
 
     def is_fixed(self, payload: memoryview) -> bool:
-        """Whether the payload's image stands at `image_offset`."""
+        """Return true where the payload's image stands at `image_offset`."""
         return payload[self._key_at] == self._key_field
 
     def decode(self, payload: memoryview, where: str = "record") -> tuple[memoryview, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from tpufeed.dataset.checks.offsets import IndexCheck
 from tpufeed.dataset.checks.shards import UNKNOWN_LABEL, Ints, Span
 from tpufeed.dataset.manifest import Shard
 from tpufeed.errors import Damage, StoreError, Unreadable
-from tpufeed.tfrecord.combine import combine_crc32c
+from tpufeed.tfrecord.crc32c import combine_crc32c
 
 _ANOTHER = "What it holds is sound in itself: a file of another build, or one that was edited"
 

@@ -14,8 +14,7 @@ from PIL import Image
 from tpufeed.dataset.plan import Input
 from tpufeed.diagnosis.stages.samples import Sample
 from tpufeed.errors import ImageError
-from tpufeed.sharding.files import Files
-from tpufeed.sharding.inputs import iter_read
+from tpufeed.sharding.inputs import Files, iter_read
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Found, Row
 from tpufeed.sharding.sources import find_source

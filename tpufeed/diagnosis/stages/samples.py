@@ -24,8 +24,7 @@ from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.storage.staging.folder import MEMORY, free_bytes, make_folder
 from tpufeed.storage.temporary import temporary_folder
-from tpufeed.tfrecord.buffer import BytesLike
-from tpufeed.tfrecord.crc32c import crc32c
+from tpufeed.tfrecord.crc32c import BytesLike, crc32c
 
 SPLIT = "train"
 

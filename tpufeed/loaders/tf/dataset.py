@@ -174,7 +174,7 @@ def _direct(loader: NumpyLoader, for_tf: TfOptions, settings: Any, handed: "Hand
 
 
 def _settings(tf: Any, loader: NumpyLoader, for_tf: TfOptions) -> Any:
-    """What keeps tf.data from its surprises; docs/tfdata.md explains each."""
+    """Return the settings that keep tf.data from its surprises; docs/tfdata.md explains each."""
     settings, given = tf.data.Options(), loader.options
     settings.deterministic = for_tf.deterministic or not given.shuffle
     settings.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -89,7 +89,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """See `keras_state`."""
+    """Callback of Keras, see `keras_state`."""
 
     def __init__(self, feed: Any, path: str | Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What `tf_dataset` can be told beyond the options of every loader."""
+"""Options of `tf_dataset` beyond those of every loader."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -25,7 +25,7 @@ class TfKeywords(LoaderKeywords, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TfOptions:
-    """How a `tf.data.Dataset` gets its batches.
+    """Options that say how a `tf.data.Dataset` gets its batches.
 
     Attributes:
         direct: TensorFlow reads, decodes and augments, in a graph without Python.

@@ -1,4 +1,4 @@
-"""What a model in TensorFlow wants of uint8 images, done on their device."""
+"""Convert uint8 images for models in TensorFlow, on the device where they are."""
 
 from typing import Any
 

@@ -95,7 +95,7 @@ def _with_length(places: Any, batches: int | None) -> Any:
 
 
 def place_identity(loader: NumpyLoader) -> int:
-    """Of what a place in an iteration depends on: equal where a checkpoint of the one goes on in the other."""
+    """Return what a place in an iteration depends on: where it is equal, a checkpoint of one goes on in the other."""
     order = loader.state_at(0, 0) | {
         "batch_size": loader.batch_size,
         "world": (loader.world.rank, loader.world.size),

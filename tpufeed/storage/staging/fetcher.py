@@ -53,7 +53,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:
-    """As `Counts`, and what concerns the folder.
+    """Counts of a stage, as in `Counts`, and figures of its folder.
 
     Attributes:
         evictions: copies that this stage has evicted.
@@ -72,7 +72,7 @@ class StageStatistics:
 
 
 class Troubles:
-    """Of the shards of the store at `url`.
+    """Failed downloads of the shards of the store at `url`.
 
     Attributes:
         retry_at: when to try again, in the seconds of `time.monotonic`.
@@ -109,7 +109,7 @@ class Troubles:
             record.pop(shard, None)
 
     def has(self, shard: RemoteShard) -> bool:
-        """Whether its last download failed."""
+        """Return true where the shard's last download failed."""
         return shard in self._failures
 
     def warn_once(self, kind: str, message: str) -> None:
@@ -163,7 +163,7 @@ class Agenda:
                 self._due[shard] = key
 
     def first(self, now: float) -> tuple[RemoteShard, str] | None:
-        """What is to be begun next, and the key of its copy."""
+        """Return the shard that is to be begun next, and the key of its copy."""
         ripe = {shard: key for shard, (at, key) in self._put_off.items() if at <= now}
         if ripe:
             self._due = ripe | self._due
@@ -200,7 +200,7 @@ class Agenda:
         _let_go([self._ahead.pop(shard, None), self._left_over.pop(shard, None)])
 
     def stage(self, shard: RemoteShard, key: str, descriptor: int) -> None:
-        """Its copy is there, held by `descriptor`."""
+        """Note that a copy is there, held by `descriptor`."""
         if shard not in self._due and shard not in self._begun:  # it was opened before this was noted
             release(descriptor)
             return
@@ -223,22 +223,22 @@ class Agenda:
         return True
 
     def want_again(self, shard: RemoteShard, key: str) -> None:
-        """Its copy was opened, and has gone: it is due at once."""
+        """Note that a copy was opened and has gone: it is due at once."""
         self._listed.add(shard)
         self.lose(shard, key)
 
     def forget_gone(self, is_there: Callable[[str], bool]) -> None:
-        """What was fetched ahead and has gone since, as another process found it damaged, is not ahead."""
+        """Forget copies that were fetched ahead and have gone since, as another process found them damaged."""
         for copies in (self._ahead, self._left_over):
             gone = [shard for shard, (key, _) in copies.items() if not is_there(key)]
             _let_go([copies.pop(shard) for shard in gone])
 
     def is_needed_next(self) -> bool:
-        """Whether nothing that is due sooner than the first waits to be opened or is on its way."""
+        """Return true where nothing that is due sooner than the first waits to be opened or is on its way."""
         return not self._ahead and not self._elsewhere and self._begun.isdisjoint(self._listed)
 
     def forget_left_over(self) -> None:
-        """What earlier lists asked for may go."""
+        """Release what earlier lists asked for."""
         _let_go(self._left_over.values())
         self._left_over.clear()
 
@@ -247,7 +247,7 @@ class Agenda:
         return frozenset(key for key, _ in (*self._ahead.values(), *self._left_over.values()))
 
     def descriptors(self) -> list[int]:
-        """Those that hold copies."""
+        """Descriptors that hold copies."""
         copies = (*self._ahead.values(), *self._left_over.values())
         return [descriptor for _, descriptor in copies if descriptor is not None]
 
@@ -376,7 +376,7 @@ class Fetcher:
             self._tell()
 
     def opened(self, shard: RemoteShard) -> None:
-        """Its copy has been opened."""
+        """Note that a copy has been opened."""
         with self._changed:
             self._counts.hits += 1
             self._agenda.drop(shard)
@@ -392,7 +392,7 @@ class Fetcher:
                 self._tell()
 
     def evicted(self, shard: RemoteShard, key: str) -> None:
-        """Its copy was damaged and has gone: it is fetched again at once, if it is this that fetches."""
+        """Note that a damaged copy has gone: it is fetched again at once, if this process fetches."""
         with self._changed:
             if self._threads and not self._stopped:
                 self._agenda.want_again(shard, key)
@@ -428,7 +428,7 @@ class Fetcher:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def close_descriptors(self) -> None:
-        """For a forked process, which would keep locked what this holds and fetches."""
+        """Close all descriptors in a forked process, which would keep locked what this holds and fetches."""
         for descriptor in (*(each.part.descriptor for each in self._downloads), *self._agenda.descriptors()):
             with suppress(OSError):
                 os.close(descriptor)

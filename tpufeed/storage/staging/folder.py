@@ -75,7 +75,7 @@ def refuse_folder(path: Path, error: OSError) -> OptionError:
 
 
 def is_in_memory(folder: Path) -> bool:
-    """Whether the files of an existing folder are memory: a reboot clears it, the machine's processes share it."""
+    """Return true where the files of an existing folder are memory: a reboot clears it, all processes share it."""
     path = f"{folder.resolve()}/"
     best, kind = "", ""
     for line in _read_lines(Path("/proc/self/mounts")):
@@ -87,7 +87,7 @@ def is_in_memory(folder: Path) -> bool:
 
 
 def free_bytes(folder: Path) -> int:
-    """How much more fits into an existing folder; where it is memory, no more than the machine or container has."""
+    """Return how much more fits into an existing folder; in memory no more than the machine or container has."""
     free = shutil.disk_usage(folder).free
     return min(free, _free_memory_bytes()) if is_in_memory(folder) else free
 
@@ -137,7 +137,7 @@ class RemoteShard:
 
 
 def copy_key(url: str, shard: RemoteShard) -> str:
-    """What the copy of a shard of the store at `url` is called."""
+    """Return the name of the copy of a shard of the store at `url`."""
     # A token that was renewed leads to the same shard.
     identity = f"{mask_secrets(url)}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
     return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
@@ -163,7 +163,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What is to be fetched, and what may go for it.
+    """Shard that is to be fetched, and copies that may be removed for it.
 
     Attributes:
         key: names the copy.
@@ -182,7 +182,7 @@ class Claim:
 
 
 class StageFolder:
-    """See above. Thread-safe.
+    """Folder of local copies, see the module. Thread-safe.
 
     Args:
         parent: holds the folder, or None for the best of the default places.
@@ -235,7 +235,7 @@ class StageFolder:
             return descriptor
 
     def has(self, key: str) -> bool:
-        """Whether there is a copy."""
+        """Return true where there is a copy."""
         return (self.path / f"{key}{_SHARD}").exists()
 
     def evict_damaged(self, key: str, size_bytes: int, expected_crc32c: int) -> Path | None:
@@ -307,7 +307,7 @@ class StageFolder:
             release(part.descriptor)
 
     def used_bytes(self) -> int:
-        """What copies and parts take. Raises OSError."""
+        """Return the bytes that copies and parts take. Raises OSError."""
         return sum(copy.size_bytes for copy in self._copies())
 
     def _make_room(self, claim: Claim) -> bool:

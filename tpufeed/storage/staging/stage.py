@@ -67,12 +67,12 @@ class Stage:
 
     @property
     def folder(self) -> Path:
-        """Where the copies are."""
+        """Folder of the copies."""
         return self._folder.path
 
     @property
     def budget_bytes(self) -> int:
-        """What they may take: less than was asked for where the disk turned out to be full."""
+        """Bytes that copies may take: less than was asked for where the disk turned out to be full."""
         return self._folder.budget_bytes
 
     def fetch(self, shards: Iterable[RemoteShard]) -> None:
@@ -139,7 +139,7 @@ class Stage:
         return view
 
     def statistics(self) -> StageStatistics:
-        """What it has done so far."""
+        """Return what the stage has done so far."""
         return StageStatistics(
             **asdict(self._counts),
             evictions=self._folder.evictions,

@@ -1,1 +1,0 @@
-"""The headers of the six formats that tpufeed takes, one file a format; `tpufeed.images.header` is the way in."""
