@@ -1,4 +1,4 @@
-"""docs/faq.md: its commands and programs run."""
+"""docs/troubleshooting.md: its commands and programs run, and it has every error."""
 
 import logging
 import re
@@ -11,11 +11,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
-from tpufeed import cache
+from tpufeed import cache, errors
 from tpufeed.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/faq.md").read_text()
+PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 
 
 def make_photos(folder: Path, count: int, files: list[Path]) -> Path:
@@ -30,7 +30,7 @@ def make_photos(folder: Path, count: int, files: list[Path]) -> Path:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, photo_files):
     """The folder of the page."""
-    folder = tmp_path_factory.mktemp("faq")
+    folder = tmp_path_factory.mktemp("troubleshooting")
     make_photos(folder / "photos", 40, photo_files)
     logger = logging.getLogger("tpufeed")
     level = logger.level
@@ -67,11 +67,18 @@ def test_every_flag_exists():
     flags = {name: {flag for option in command.params for flag in option.opts} for name, command in commands.items()}
     for words in commands_of(PAGE):
         assert {word for word in words if word.startswith("--")} <= flags[words[1]], words
-    named = set(re.findall(r"--[a-z][a-z-]*", PAGE)) - {"--shm-size"}  # Docker's
+    named = set(re.findall(r"--[a-z][a-z-]*", PAGE)) - {"--shm-size", "--help"}  # Docker's, and that of each command
     assert named <= set.union(*flags.values())
 
 
 def test_the_programs_run(place):
     for program in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(compile(program, "faq", "exec"), {"__name__": "program"})
+        exec(compile(program, "troubleshooting", "exec"), {"__name__": "program"})
     assert Path("run.json").exists()
+
+
+def test_the_table_of_errors_is_the_tree_in_its_order():
+    tree = re.findall(r"^[| +-]*(\w+Error)", errors.__doc__, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+Error)`", PAGE, re.MULTILINE)
+    assert rows == tree
+    assert set(tree) <= set(vars(errors))
