@@ -157,22 +157,23 @@ class ShardCheck:
 
     def _check(self, name: str, first: int, walker: Walker, chunks: Iterator[Walked], start: int) -> Span:
         span = Span(first, np.zeros(0, np.int64), np.zeros(0, np.int64))
-        offsets, labels = [start], list[int]()
+        check, picks, offsets, labels = self._records.check, self._picks, [start], list[int]()
         for walked in chunks:
             offsets += walked.offsets[1:]
             span.framed &= walked.framed
             for number, payload in enumerate(walked.payloads):
-                label, record = None, walked.first + number
+                label = None
                 try:
                     if isinstance(payload, RecordError):
                         raise payload
-                    sample = self._records.check(payload)
+                    sample = check(payload)
                     label = sample.label
-                    if self._picks is not None and self._picks(name, record):
+                    if picks is not None and picks(name, walked.first + number):
                         span.decoded += 1
                         self._records.check_image(sample)
                 except RecordError as error:
-                    span.damages.append(Damage(name, record, walked.offsets[number], str(error)))
+                    damage = Damage(name, walked.first + number, walked.offsets[number], str(error))
+                    span.damages.append(damage)
                 labels.append(UNKNOWN_LABEL if label is None else label)
             if walked.problem:
                 lost = "; without a sound index it cannot be told where the next record starts: "

@@ -37,6 +37,7 @@ class Walked:
         offsets: byte in the shard where each record starts, and where the last one ends.
         payloads: of each record, or an error that says what is wrong with it; the error does not name the place.
         data: the bytes that were read, from the first offset on.
+        is_damaged: something is wrong with these bytes.
         framed: the length that each record gives is the one that its place says.
         problem: why it cannot be told where the next record starts. The walk ends there.
     """
@@ -45,13 +46,9 @@ class Walked:
     offsets: list[int]
     payloads: Sequence[memoryview | RecordError]
     data: memoryview
+    is_damaged: bool = False
     framed: bool = True
     problem: str = ""
-
-    @property
-    def is_damaged(self) -> bool:
-        """True where something is wrong with these bytes."""
-        return bool(self.problem) or any(isinstance(payload, RecordError) for payload in self.payloads)
 
 
 class Walker:
@@ -112,7 +109,7 @@ class Walker:
             return _decode(first, offsets, data)
         record_bytes, problem = _next_record(data, self.size - start)
         if problem:
-            return Walked(first, offsets, (), data, problem=problem)
+            return Walked(first, offsets, (), data, is_damaged=True, problem=problem)
         return self._read_at(reader, first, [start, start + record_bytes])
 
     @contextmanager
@@ -126,7 +123,8 @@ class Walker:
 
 
 def _decode(first: int, offsets: list[int], data: memoryview) -> Walked:
-    records = [data[start - offsets[0] : stop - offsets[0]] for start, stop in itertools.pairwise(offsets)]
+    base = offsets[0]
+    records = [data[start - base : stop - base] for start, stop in itertools.pairwise(offsets)]
     try:
         return Walked(first, offsets, decode_records(records, str), data)
     except RecordError:  # one of them; find out which, and what is wrong with each
@@ -140,7 +138,7 @@ def _decode(first: int, offsets: list[int], data: memoryview) -> Walked:
             payloads.append(decode_record(record, ""))
         except RecordError as error:
             payloads.append(RecordError(str(error).removeprefix(": ")))
-    return Walked(first, offsets, payloads, data, framed)
+    return Walked(first, offsets, payloads, data, True, framed)
 
 
 def _iter_ends(data: memoryview) -> Iterator[int]:
