@@ -1,4 +1,4 @@
-"""Which key of foreign records holds the image, the label and so on: as it is told, or by names and first records."""
+"""Choose the keys of image, label and so on in records of another tool: as told, or by names and first records."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tpufeed.dataset import schema
-from tpufeed.dataset.foreign.scan import Tally, missing_value
+from tpufeed.dataset.adopt_scan import Tally, missing_value
 from tpufeed.dataset.schema import DType, FeatureSpec
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import image_size

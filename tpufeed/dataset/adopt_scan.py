@@ -1,4 +1,4 @@
-"""Scanning a foreign shard: framing, both CRCs and every tf.train.Example, in memory of a block and a record."""
+"""Scan a shard that another tool wrote: both CRCs of each record and every tf.train.Example."""
 
 import threading
 from collections import Counter
@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tpufeed.dataset.index import Offsets
-from tpufeed.errors import OptionError, RecordError, ShardError
+from tpufeed.dataset.walk import LENGTH_DAMAGED, Walker
+from tpufeed.errors import OptionError, RecordError
 from tpufeed.images.decoding import orientation_of
 from tpufeed.images.header import sniff
-from tpufeed.storage.reading import settle
 from tpufeed.storage.store import ObjectInfo, Store
-from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.example import Feature, Kind, decode_example
-from tpufeed.tfrecord.framing import HEADER_BYTES, OVERHEAD_BYTES, decode_record, encode_header
 
-BLOCK_BYTES = 8 << 20
 UNKNOWN_FORMAT = "unknown"
 _ZLIB_LEVELS = b"\x01\x5e\x9c\xda"
 
@@ -93,112 +90,55 @@ class ScanStopped(Exception):
     """The scan was told to stop: the error of another shard is on its way."""
 
 
-class ShardStream:
-    """Reads a shard from its start to its end in blocks, and computes its CRC-32C on the way.
+def make_walker(store: Store, info: ObjectInfo, chunk_bytes: int | None = None) -> Walker:
+    """Return the walker of a shard as it was listed. Raises StoreError for a link to nothing."""
+    if not info.size_bytes:
+        store.read(info.name)  # a broken link passes for an empty file
+    return Walker(store, info.name, info.size_bytes, info.version, chunk_bytes)
 
-    A record whose CRCs do not match is fetched again: it is damaged where the same bytes come twice.
+
+def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterator[tuple[int, str, memoryview]]:
+    """Yield each record as (offset, its place for messages, payload). A payload is valid until the next is asked for.
 
     Args:
-        store: where it lies.
-        info: its name and size.
-        block_bytes: what is read at once; more where a record is longer.
-        stop: once set, the next read raises ScanStopped.
+        walker: of the shard, from its start.
+        stop: once set, no more is read.
+
+    Raises:
+        RecordError: damage, naming shard, record and byte.
+        OptionError: the shard is compressed.
+        ShardError, ObjectChangedError: it has changed since it was listed.
+        ScanStopped: `stop` was set.
     """
-
-    def __init__(
-        self, store: Store, info: ObjectInfo, block_bytes: int = BLOCK_BYTES, stop: threading.Event | None = None
-    ) -> None:
-        self.crc32c = 0
-        self._store, self._info = store, info
-        self._block_bytes = block_bytes
-        self._stop = stop
-        self._window, self._start = memoryview(b""), 0
-        self._where = f"{store.url}/{info.name}"
-
-    def iter_records(self) -> Iterator[tuple[int, str, memoryview]]:
-        """Each record as (offset, its place for messages, payload), both CRCs verified. A payload is valid for good.
-
-        Raises:
-            RecordError: damage, naming shard, record and byte.
-            OptionError: the shard is compressed.
-            ShardError, ObjectChangedError: it has changed since it was listed.
-        """
-        if not self._info.size_bytes:
-            self._store.read(self._info.name)  # a broken link passes for an empty file
-        offset, number = 0, 0
-        while offset < self._info.size_bytes:
-            place = f"{self._where}, record {number}, byte {offset}"
-            try:
-                record, payload = self._record(offset, place)
-            except RecordError:
-                record, payload = self._record_again(offset, place)
-            self.crc32c = crc32c(record, self.crc32c)
+    for walked in walker.by_length():
+        number = walked.first
+        for offset, payload in zip(walked.offsets, walked.payloads, strict=False):  # and where the last one ends
+            place = f"{walker.where}, record {number}, byte {offset}"
+            if isinstance(payload, RecordError):
+                raise RecordError(f"{place}: {payload}")
             yield offset, place, payload
-            offset, number = offset + len(record), number + 1
+            number += 1
+        if walked.problem:
+            if not number:
+                _refuse_compressed(walker.where, bytes(walked.data[:2]))
+            wrong = "; this is no TFRecord file, or damaged" if walked.problem == LENGTH_DAMAGED else ""
+            raise RecordError(f"{walker.where}, record {number}, byte {walked.offsets[-1]}: {walked.problem}{wrong}")
+        if stop is not None and stop.is_set():
+            raise ScanStopped
 
-    def _record(self, offset: int, place: str) -> tuple[memoryview, memoryview]:
-        """A record as it stands there, and its payload."""
-        record = self._view(offset, offset + OVERHEAD_BYTES + self._read_length(offset, place))
-        return record, decode_record(record, place)
 
-    def _record_again(self, offset: int, place: str) -> tuple[memoryview, memoryview]:
-        def read() -> tuple[memoryview, memoryview] | RecordError:
-            self._window, self._start = memoryview(b""), offset
-            try:
-                return self._record(offset, place)
-            except RecordError as error:
-                return error
-
-        # What came last ends where the damage was found.
-        found = settle(place, read, lambda _: crc32c(self._window), lambda found: not isinstance(found, RecordError))
-        if isinstance(found, RecordError):
-            raise found
-        return found
-
-    def _read_length(self, offset: int, place: str) -> int:
-        left = self._info.size_bytes - offset
-        header = bytes(self._view(offset, min(offset + HEADER_BYTES, self._info.size_bytes)))
-        length = int.from_bytes(header[:8], "little")
-        if left < OVERHEAD_BYTES or header != encode_header(length):
-            if not offset:
-                self._refuse_compressed(header)
-            raise RecordError(
-                f"{place}: truncated; {left} bytes are left, a record takes at least {OVERHEAD_BYTES}"
-                if left < OVERHEAD_BYTES
-                else f"{place}: the CRC of the record's length does not match; this is no TFRecord file, or damaged"
-            )
-        if length > left - OVERHEAD_BYTES:
-            raise RecordError(
-                f"{place}: truncated; the record wants {length} bytes of payload, {left - OVERHEAD_BYTES} are left"
-            )
-        return length
-
-    def _view(self, start: int, stop: int) -> memoryview:
-        """The bytes `[start, stop)`; starts never go back."""
-        have = self._start + len(self._window)
-        if stop > have:
-            if self._stop is not None and self._stop.is_set():
-                raise ScanStopped
-            end = min(max(stop, start + self._block_bytes), self._info.size_bytes)
-            data = self._store.read_range(self._info.name, have, end, self._info.version)
-            if len(data) != end - have:
-                raise ShardError(f"{self._where}: it ends before byte {end}; it was {self._info.size_bytes} bytes long")
-            kept = self._window[start - self._start :]
-            self._window, self._start = memoryview(b"".join((kept, data)) if kept else data), start
-        return self._window[start - self._start : stop - self._start]
-
-    def _refuse_compressed(self, header: bytes) -> None:
-        gzip = header.startswith(b"\x1f\x8b")
-        if gzip or (header.startswith(b"\x78") and header[1:2] in _ZLIB_LEVELS):
-            way = (
-                f"gunzip a copy (its name should then not end in .gz): gunzip -k {self._where}"
-                if gzip
-                else ("write a copy without compression: tf.data.TFRecordDataset(file, compression_type='ZLIB')")
-            )
-            raise OptionError(
-                f"{self._where} is compressed ({'gzip' if gzip else 'zlib'}); records of such a file cannot be read at "
-                f"random places, so it cannot be adopted. First {way}"
-            )
+def _refuse_compressed(where: str, start: bytes) -> None:
+    gzip = start == b"\x1f\x8b"
+    if gzip or (start[:1] == b"\x78" and start[1:] in _ZLIB_LEVELS):
+        way = (
+            f"gunzip a copy (its name should then not end in .gz): gunzip -k {where}"
+            if gzip
+            else ("write a copy without compression: tf.data.TFRecordDataset(file, compression_type='ZLIB')")
+        )
+        raise OptionError(
+            f"{where} is compressed ({'gzip' if gzip else 'zlib'}); records of such a file cannot be read at "
+            f"random places, so it cannot be adopted. First {way}"
+        )
 
 
 def scan_shard(store: Store, info: ObjectInfo, wanted: Wanted, stop: threading.Event | None = None) -> ShardScan:
@@ -209,10 +149,10 @@ def scan_shard(store: Store, info: ObjectInfo, wanted: Wanted, stop: threading.E
         OptionError: the shard is compressed, or its labels are no classes.
         ScanStopped: `stop` was set.
     """
-    stream = ShardStream(store, info, stop=stop)
+    walker = make_walker(store, info)
     scan = ShardScan(info, 0, np.empty(0, np.uint64), {}, Counter(), Counter(), {key: {} for key in wanted.texts})
     offsets = []
-    for offset, place, payload in stream.iter_records():
+    for offset, place, payload in iter_records(walker, stop):
         offsets.append(offset)
         features = decode_example(payload, place)
         image, label = check_features(features, wanted, place)
@@ -226,7 +166,7 @@ def scan_shard(store: Store, info: ObjectInfo, wanted: Wanted, stop: threading.E
         if label is not None:
             scan.class_counts[label] += 1
             _note_texts(scan.texts, features, label)
-    scan.crc32c, scan.offsets = stream.crc32c, np.array([*offsets, info.size_bytes], np.uint64)
+    scan.crc32c, scan.offsets = walker.crc32c, np.array([*offsets, info.size_bytes], np.uint64)
     return scan
 
 
