@@ -181,7 +181,7 @@ class _Reader:
 class _LocalReader(_Reader):
     """Reader into memory that is used again: allocating it for each chunk costs as much as reading.
 
-    Not mmap: it is a few percent faster (benchmarks/results/verify.json), and a SIGBUS where a file is cut meanwhile.
+    Not mmap: it was a few percent faster when measured, and is a SIGBUS where a file is cut meanwhile.
     """
 
     def __init__(self, store: Store, name: str, descriptor: int, chunk_bytes: int) -> None:
