@@ -7,13 +7,13 @@ from typing import Any, Unpack
 from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.agreement import Claim, begin_together
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.device import DeviceStats, StatefulDeviceLoader
-from tpufeed.loaders.jax.epoch import Arrival, JaxIterator, Sender
+from tpufeed.loaders.jax.epoch import DeviceBatch, JaxIterator, Sender
 from tpufeed.loaders.jax.ranks import find_exchange
 from tpufeed.loaders.jax.sharding import Placement
 from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
+from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.stream import NumpyLoader
 
 try:
@@ -104,18 +104,18 @@ class JaxLoader(StatefulDeviceLoader):
         """Return what the way to the devices has taken so far, and what the training loop waited for."""
         return DeviceStats(**asdict(self.crossing), host=self.source.stats())
 
-    def first_batch(self, iterator: JaxIterator, sender: Sender) -> Arrival | None:
+    def first_batch(self, iterator: JaxIterator, sender: Sender) -> DeviceBatch | None:
         """Begin `iterator`: its first batch, once all processes have theirs."""
         self.begin(iterator)
         source, options, placement = self.source, self.source.options, self.placement
 
-        def first() -> tuple[Claim, Arrival | None]:
+        def first() -> tuple[EpochSpec, DeviceBatch | None]:
             crossing = [name for name in source.form.names if source.column_dtype(name).kind != "O"]
             placement.check(self.batch_size, {name: source.image_shape if name == IMAGE else () for name in crossing})
             # The first batch as well: what keeps a process from decoding it shows in all before the first step.
-            arrival = sender.open()
-            claim = source.claim()
-            return replace(claim, rank=jax.process_index(), order=f"{claim.order}, sharding {placement}"), arrival
+            device_batch = sender.open()
+            spec = source.epoch_spec()
+            return replace(spec, rank=jax.process_index(), order=f"{spec.order}, sharding {placement}"), device_batch
 
         by_hand = options.world is not None
         exchange = None if by_hand else find_exchange(list(placement.held), options.timeout_seconds)

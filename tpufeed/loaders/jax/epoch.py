@@ -10,10 +10,10 @@ import numpy as np
 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.parameters import shown
-from tpufeed.loaders.ahead import AheadIterator, Puller
 from tpufeed.loaders.device import Crossing
 from tpufeed.loaders.epoch import Endless, EpochIterator
 from tpufeed.loaders.jax.sharding import Placement, enable_x64
+from tpufeed.loaders.prefetch import PrefetchIterator, Producer
 from tpufeed.loaders.stream import NumpyLoader
 
 try:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tpufeed.loaders.jax.array import JaxLoader
 
 
-class JaxIterator(AheadIterator["Arrival"]):
+class JaxIterator(PrefetchIterator["DeviceBatch"]):
     """An epoch of a `JaxLoader`, or with `repeat` all that follow.
 
     Has `get_state`, `set_state` and `start_prefetch`, as Grain's iterators have, so that loops and checkpoint handlers
@@ -68,15 +68,15 @@ class JaxIterator(AheadIterator["Arrival"]):
         self.close()
         self._why, self._closed, self._executor = "", False, None
 
-    def _begin(self) -> "Arrival | None":
+    def _begin(self) -> "DeviceBatch | None":
         loader = self._loader
-        self._puller = sender = Sender(loader.source, loader.placement, loader.crossing)
+        self._producer = sender = Sender(loader.source, loader.placement, loader.crossing)
         return loader.first_batch(self, sender)
 
-    def _receive(self, arrival: "Arrival") -> Any:
-        self._loader.handed(arrival.state)
+    def _receive(self, device_batch: "DeviceBatch") -> Any:
+        self._loader.handed(device_batch.state)
         self._loader.crossing.wait_seconds += perf_counter() - self._asked
-        return arrival.batch
+        return device_batch.batch
 
 
 class IteratorState(dict[str, Any]):
@@ -88,14 +88,14 @@ class IteratorState(dict[str, Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class DeviceBatch:
     """A batch on the devices, and the state of its source when that had given it."""
 
     batch: Any
     state: dict[str, Any]
 
 
-class Sender(Puller[Arrival]):
+class Sender(Producer[DeviceBatch]):
     """Sends batches of the source."""
 
     def __init__(self, source: NumpyLoader, placement: Placement, crossing: Crossing) -> None:
@@ -106,18 +106,18 @@ class Sender(Puller[Arrival]):
         self._batches: EpochIterator | Endless | None = None
         self._x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # in the caller's thread, see `enable_x64`
 
-    def open(self) -> Arrival | None:
+    def open(self) -> DeviceBatch | None:
         """The first batch of the source's next epoch."""
         self._batches = iter(self._source)
         return self.pull()
 
-    def _pull_next(self) -> Arrival | None:
+    def _pull_next(self) -> DeviceBatch | None:
         assert self._batches is not None, "it was opened"
         try:
             arrays = self._batches.next_arrays()
         except StopIteration:
             return None
-        return Arrival(self._send(arrays), self._source.state_dict())
+        return DeviceBatch(self._send(arrays), self._source.state_dict())
 
     def close(self) -> None:
         if self._batches is not None:

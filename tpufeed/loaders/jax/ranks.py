@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpufeed.errors import LoaderError, MissingExtraError
-from tpufeed.loaders.agreement import Claim
+from tpufeed.loaders.rank_check import EpochSpec
 
 try:
     import jax
@@ -20,8 +20,8 @@ _SLICE_SECONDS = 1.0  # the client's own waiting cannot be interrupted
 _LATE = "DEADLINE_EXCEEDED"
 
 
-def find_exchange(processes: Sequence[int], patience_seconds: float) -> Callable[[Claim], list[Claim]] | None:
-    """Return what these processes exchange claims by; None for one alone, or where jax.distributed is not there."""
+def find_exchange(processes: Sequence[int], patience_seconds: float) -> Callable[[EpochSpec], list[EpochSpec]] | None:
+    """Return what these processes exchange specs by; None for one alone, or where jax.distributed is not there."""
     if len(processes) == 1:
         return None
     from jax._src import distributed  # there is no public way; Orbax takes it from here as well
@@ -47,17 +47,17 @@ class _Exchange:
         group = hashlib.blake2b(str(list(processes)).encode(), digest_size=8).hexdigest()
         self._folder = f"tpufeed/{group}"
 
-    def __call__(self, claim: Claim) -> list[Claim]:
-        """The claims of all processes, in their order; each has to call this, and as often as the others."""
+    def __call__(self, spec: EpochSpec) -> list[EpochSpec]:
+        """The specs of all processes, in their order; each has to call this, and as often as the others."""
         me, client = jax.process_index(), self._client
         count = f"{self._folder}/count/{me}"
         number = 1 + sum(int(value) for _, value in client.key_value_dir_get(f"{count}/"))
         client.key_value_set(f"{count}/number", str(number), allow_overwrite=True)
         if number > 2:  # whoever began the last one was through with the one before it, and all have begun the last
             client.key_value_delete(self._key(number - 2, me))
-        client.key_value_set(self._key(number, me), claim.packed().decode())
+        client.key_value_set(self._key(number, me), spec.packed().decode())
         deadline = time.monotonic() + self._patience_seconds
-        return [Claim.unpacked(self._get(number, process, deadline)) for process in self._processes]
+        return [EpochSpec.unpacked(self._get(number, process, deadline)) for process in self._processes]
 
     def _key(self, number: int, process: int) -> str:
         return f"{self._folder}/{number}/{process}"
