@@ -89,7 +89,7 @@ def _make(name: str, url: str, split: str, options: dict[str, Any]) -> Any:
 
         return xla_loader(url, split, **options)
     if name == "jax":
-        from tpufeed.loaders.jax.array import jax_loader
+        from tpufeed.loaders.jax.loader import jax_loader
 
         return jax_loader(url, split, **options)
     from tpufeed.loaders.tf.dataset import tf_dataset
