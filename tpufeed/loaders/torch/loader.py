@@ -9,10 +9,10 @@ from typing import Any, Self, Unpack
 
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
-from tpufeed.loaders.agreement import Claim, begin_together
 from tpufeed.loaders.epoch import Batch, Endless, EpochIterator
 from tpufeed.loaders.options import LoaderKeywords, make_options
 from tpufeed.loaders.parcels import to_torch
+from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.tally import FeedStats
 from tpufeed.loaders.torch.host import TFRecordImages
@@ -156,11 +156,11 @@ class TorchLoader(Undivided):
         exchange = None if self.source.options.world is not None else find_exchange()
         return self._begin()[1] if exchange is None else begin_together(exchange, self.source.world.rank, self._begin)
 
-    def _begin(self) -> tuple[Claim, tuple[EpochIterator | Endless, Batch]]:
+    def _begin(self) -> tuple[EpochSpec, tuple[EpochIterator | Endless, Batch]]:
         batches = iter(self.source)
         # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
         first = next(batches)
-        return self.source.claim(), (batches, first)
+        return self.source.epoch_spec(), (batches, first)
 
 
 class TorchIterator(Iterator[Any]):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tpufeed.errors import LoaderError, MissingExtraError
-from tpufeed.loaders.agreement import Claim
+from tpufeed.loaders.rank_check import EpochSpec
 
 try:
     from torch import distributed
@@ -16,15 +16,15 @@ except ImportError as error:
 _LONGEST_PAUSE_SECONDS = 0.1
 
 
-def find_exchange() -> Callable[[Claim], list[Claim]] | None:
-    """Return what ranks exchange claims by; None where there is one rank, or torch.distributed is not initialised."""
+def find_exchange() -> Callable[[EpochSpec], list[EpochSpec]] | None:
+    """Return what ranks exchange specs by; None where there is one rank, or torch.distributed is not initialised."""
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return None
     return _exchange
 
 
-def _exchange(claim: Claim) -> list[Claim]:
-    """The claims of all ranks, in their order.
+def _exchange(spec: EpochSpec) -> list[EpochSpec]:
+    """The specs of all ranks, in their order.
 
     Through the store at which the ranks met, not by a collective: that could cross the training loop's own, wants a
     device under NCCL, and waits without a word for a rank that never comes.
@@ -36,11 +36,11 @@ def _exchange(claim: Claim) -> list[Claim]:
     if number > 2:  # whoever began the last one was through with the one before it, and all have begun the last
         store.delete_key(f"tpufeed/exchange/{number - 2}/{rank}")
     keys = [f"{meeting}/{other}" for other in range(size)]
-    store.set(keys[rank], claim.packed())
+    store.set(keys[rank], spec.packed())
     store.add(meeting, 1)
     _wait(store, meeting, keys)
     values = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
-    return [Claim.unpacked(value) for value in values]
+    return [EpochSpec.unpacked(value) for value in values]
 
 
 def _wait(store: Any, meeting: str, keys: list[str]) -> None:

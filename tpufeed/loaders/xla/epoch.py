@@ -1,4 +1,4 @@
-"""An epoch on an XLA device: from the ranks' agreement to the last batch."""
+"""An epoch on an XLA device: from the ranks' check to the last batch."""
 
 import dataclasses
 import logging
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tpufeed.dataset.partition import World
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.loaders.agreement import Claim, check_agreement
 from tpufeed.loaders.parcels import Outbox, Parcel
+from tpufeed.loaders.rank_check import EpochSpec, check_specs
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.xla.runtime import Transfer, exchange, spmd_devices, xla_world
 
@@ -69,20 +69,20 @@ class DeviceIterator(Iterator[Any]):
         self._loader.begin(self)
         world = xla_world()
         together = world.size > 1 and self._loader.compares_ranks
-        claim, first = Claim(world.rank, 0), Parcel()
+        spec, first = EpochSpec(world.rank, 0), Parcel()
         try:
-            claim = self._open(world, together)
+            spec = self._open(world, together)
             # As well: what keeps a rank from its first batch shows on all ranks before the first step.
             first = self._receive()
         except Exception as error:  # noqa: BLE001  # is raised below, when the other ranks know
             first.error = error
         if together:
             if first.error is not None:
-                claim = dataclasses.replace(claim, error=f"{type(first.error).__name__}: {first.error}")
-            _agree(claim, world, first)
+                spec = dataclasses.replace(spec, error=f"{type(first.error).__name__}: {first.error}")
+            _agree(spec, world, first)
         return first
 
-    def _open(self, world: World, together: bool) -> Claim:
+    def _open(self, world: World, together: bool) -> EpochSpec:
         """Begin to fetch batches. The source is opened in the caller's thread, and an epoch's workers forked there."""
         loader, source = self._loader, self._loader.source
         _check_world(source, world)
@@ -109,7 +109,7 @@ class DeviceIterator(Iterator[Any]):
         queues = loader.options.host_prefetch, loader.options.device_prefetch
         self._transfer = Transfer(self._outbox, device, loader.shardings, loader.crossing, queues)
         self._parcels = iter(self._transfer.per_device_loader(device))  # type: ignore[no-untyped-call]
-        return source.claim() if ours else Claim(world.rank, count or 0, loader.batch_size)
+        return source.epoch_spec() if ours else EpochSpec(world.rank, count or 0, loader.batch_size)
 
     def _receive(self) -> Parcel:
         try:
@@ -127,9 +127,9 @@ def _raise(parcel: Parcel) -> None:
             del error  # and to this one; and so to the decoding threads
 
 
-def _agree(claim: Claim, world: World, first: Parcel) -> None:
+def _agree(spec: EpochSpec, world: World, first: Parcel) -> None:
     try:
-        check_agreement(exchange(claim, world))
+        check_specs(exchange(spec, world))
     except LoaderError as error:
         cause, first.error = first.error, None
         try:

@@ -8,9 +8,8 @@ from typing import Any
 
 from tpufeed.dataset.partition import World
 from tpufeed.errors import MissingExtraError, UsageError
-from tpufeed.loaders.agreement import Claim
 from tpufeed.loaders.device import Crossing
-from tpufeed.loaders.meeting import Meeting
+from tpufeed.loaders.rank_check import EpochSpec, Rendezvous
 from tpufeed.loaders.xla.sharding import Shardings
 
 if "tensorflow.python._pywrap_tensorflow_internal" in sys.modules and "_XLAC" not in sys.modules:
@@ -36,10 +35,10 @@ _LOGGER = logging.getLogger(__name__)
 
 MpDeviceLoader = parallel_loader.MpDeviceLoader
 
-_CLAIM_BYTES = 4096  # always as many: torch_xla compiles the exchange once, and ranks of other sizes would hang
+_SPEC_BYTES = 4096  # always as many: torch_xla compiles the exchange once, and ranks of other sizes would hang
 
 # State of the module, as ranks that are threads have nothing else in common. It is empty but during an exchange.
-_MEETING = Meeting()
+_MEETING = Rendezvous()
 
 
 def default_device() -> Any:
@@ -59,16 +58,16 @@ def spmd_devices() -> int | None:
     return runtime.addressable_runtime_device_count() if runtime.is_spmd() else None
 
 
-def exchange(claim: Claim, world: World) -> Sequence[Claim]:
-    """The claims of all ranks, by rank; each has to call this, and as often as the others."""
-    payload = claim.packed(_CLAIM_BYTES)
+def exchange(spec: EpochSpec, world: World) -> Sequence[EpochSpec]:
+    """The specs of all ranks, by rank; each has to call this, and as often as the others."""
+    payload = spec.packed(_SPEC_BYTES)
     if runtime.is_spmd():
         # No collective of torch_xla's own works between the processes there.
         if not (distributed.is_available() and distributed.is_initialized()):
             _LOGGER.warning(
                 "torch.distributed is not initialised: that all processes take the same steps is not proved"
             )
-            return [claim]
+            return [spec]
         payloads: list[Any] = [b""] * world.size
         distributed.all_gather_object(payloads, payload)
     elif runtime.device_type() == "CPU":
@@ -76,7 +75,7 @@ def exchange(claim: Claim, world: World) -> Sequence[Claim]:
     else:
         # Not mesh_reduce: it unpickles by torch.load, which takes tensors only.
         payloads = xla_model.rendezvous("tpufeed", payload)
-    return [Claim.unpacked(item) for item in payloads]
+    return [EpochSpec.unpacked(item) for item in payloads]
 
 
 class Transfer(parallel_loader.ParallelLoader):

@@ -9,36 +9,38 @@ from typing import Any, Generic, TypeVar
 
 from tpufeed.errors import LoaderError
 
-Arrival = TypeVar("Arrival")
+DeviceBatch = TypeVar("DeviceBatch")
 
 
-class Puller(ABC, Generic[Arrival]):
+class Producer(ABC, Generic[DeviceBatch]):
     """Takes batches from a source and sends them; called in one thread at a time."""
 
     def __init__(self) -> None:
         self.thread = 0
         self._over = False
 
-    def pull(self) -> Arrival | None:
+    def pull(self) -> DeviceBatch | None:
         """The next batch; None at the end, and ever after an exception."""
         self.thread = threading.get_ident()
         over, self._over = self._over, True
         if over:
             return None
-        arrival = self._pull_next()
-        self._over = arrival is None
-        return arrival
+        device_batch = self._pull_next()
+        self._over = device_batch is None
+        return device_batch
 
     def close(self) -> None:
         """Give up a batch that another thread waits for, where the source can."""
 
     @abstractmethod
-    def _pull_next(self) -> Arrival | None:
+    def _pull_next(self) -> DeviceBatch | None:
         """As `pull`."""
 
 
-class AheadIterator(ABC, Iterator[Any], Generic[Arrival]):
-    """Hands out what a puller sends, `size` of it ahead. Leaving it early needs no `close`, which any thread may call.
+class PrefetchIterator(ABC, Iterator[Any], Generic[DeviceBatch]):
+    """Hands out what a producer sends, `size` of it ahead.
+
+    Leaving it early needs no `close`, which any thread may call.
 
     The first one is pulled in the caller's thread.
     """
@@ -49,19 +51,19 @@ class AheadIterator(ABC, Iterator[Any], Generic[Arrival]):
         self._size = size
         self._thread_name = thread_name
         self._why = ""
-        self._puller: Puller[Arrival] | None = None
+        self._producer: Producer[DeviceBatch] | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._ahead: deque[Future[Arrival | None]] = deque()
+        self._ahead: deque[Future[DeviceBatch | None]] = deque()
 
     def __next__(self) -> Any:
         if self._closed:
             raise LoaderError(self._why) if self._why else StopIteration
         try:
-            arrival = self._first() if self._executor is None else self._ahead.popleft().result()
-            if arrival is None:
+            device_batch = self._first() if self._executor is None else self._ahead.popleft().result()
+            if device_batch is None:
                 raise StopIteration
             self._pull_ahead()
-            return self._receive(arrival)
+            return self._receive(device_batch)
         except BaseException as error:
             why = self._why  # another thread has closed it meanwhile
             self.close()
@@ -77,30 +79,30 @@ class AheadIterator(ABC, Iterator[Any], Generic[Arrival]):
         if self._closed:
             return
         self._why, self._closed = why, True
-        puller, self._puller = self._puller, None
-        if puller is None:
+        producer, self._producer = self._producer, None
+        if producer is None:
             return
-        puller.close()
+        producer.close()
         if self._executor is not None:
             # The garbage collector may have come by in that very thread, which cannot wait for itself.
-            self._executor.shutdown(wait=puller.thread != threading.get_ident(), cancel_futures=True)
+            self._executor.shutdown(wait=producer.thread != threading.get_ident(), cancel_futures=True)
         self._ahead.clear()
 
     @abstractmethod
-    def _begin(self) -> Arrival | None:
-        """Make `_puller`, and give its first batch."""
+    def _begin(self) -> DeviceBatch | None:
+        """Make `_producer`, and give its first batch."""
 
     @abstractmethod
-    def _receive(self, arrival: Arrival) -> Any:
+    def _receive(self, device_batch: DeviceBatch) -> Any:
         """The batch for the training loop, which has it from now on."""
 
-    def _first(self) -> Arrival | None:
-        arrival = self._begin()
+    def _first(self) -> DeviceBatch | None:
+        device_batch = self._begin()
         self._executor = ThreadPoolExecutor(1, self._thread_name)
-        return arrival
+        return device_batch
 
     def _pull_ahead(self) -> None:
-        executor, puller = self._executor, self._puller
-        if executor is not None and puller is not None:
+        executor, producer = self._executor, self._producer
+        if executor is not None and producer is not None:
             while len(self._ahead) < self._size:
-                self._ahead.append(executor.submit(puller.pull))
+                self._ahead.append(executor.submit(producer.pull))
