@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AdoptProgress:
-    """How far an adoption is."""
+    """Progress of an adoption."""
 
     total_bytes: int
     bytes: int = 0
@@ -218,14 +218,14 @@ def _find_finished(
 
 
 def _asked(options: KeyOptions, names: Sequence[str] | None) -> dict[str, Any]:
-    """What a manifest says of the options that it was adopted with."""
+    """Return the manifest's entry for the options that a dataset was adopted with."""
     return {**asdict(options), "classes": names is not None}
 
 
 def _iter_differences(
     present: Dataset, source: Store, files: ForeignFiles, options: KeyOptions, names: Sequence[str] | None
 ) -> Iterator[str]:
-    """What is not as it would be adopted now. What follows one may not hold."""
+    """Say what is not as it would be adopted now. What follows the first may not hold."""
     manifest, stored = present.manifest, present.manifest.options
     if stored.get("command") != "adopt":
         yield "its dataset was built, not adopted"

@@ -80,7 +80,7 @@ class FirstRecord:
 
 
 def glimpse(feature: Feature) -> Glimpse:
-    """What choosing keys takes of a feature; keeps none of its bytes."""
+    """Return what choosing keys takes of a feature; keeps none of its bytes."""
     value = feature.values[0] if len(feature.values) == 1 else None
     if not isinstance(value, memoryview):
         return Glimpse(feature.kind, len(feature.values), "it is not one bytes value")

@@ -21,7 +21,7 @@ _ZLIB_LEVELS = b"\x01\x5e\x9c\xda"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What each record must have.
+    """Features that each record must have.
 
     Attributes:
         image: the key of its image, one bytes value.
@@ -38,7 +38,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Tally:
-    """What was seen of a feature: in how many records, of which kinds, always one value, and all of it UTF-8."""
+    """Sum over a feature: in how many records, of which kinds, always one value, and all of it UTF-8."""
 
     records: int = 0
     kinds: set[Kind] = field(default_factory=set)
@@ -64,7 +64,7 @@ class Tally:
 
 @dataclass(slots=True)
 class ShardScan:
-    """What a shard holds.
+    """Contents of a shard.
 
     `texts` has for each text feature that of each label, None where they contradict; `turned` counts images whose EXIF
     orientation decoding leaves to be applied.

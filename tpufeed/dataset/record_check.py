@@ -1,4 +1,4 @@
-"""Whether one record holds what the manifest says: every feature, the label's range, and that its image decodes."""
+"""Check one record against the manifest: every feature, the label's range, and that its image decodes."""
 
 import hashlib
 import math
@@ -29,7 +29,7 @@ _KIND_OF_DTYPE: dict[str, Kind] = {
 
 
 class Sample(NamedTuple):
-    """What a sound record holds. `label` is None where samples have none; `sizes` are those integers that it has."""
+    """Contents of a sound record. `label` is None where samples have none; `sizes` are those integers that it has."""
 
     image: memoryview
     label: int | None
@@ -95,7 +95,7 @@ class RecordCheck:
         return self._tensor_shape is None
 
     def check(self, payload: memoryview) -> Sample:
-        """What the payload holds.
+        """Check a payload and return its contents.
 
         Raises:
             RecordError: everything that is wrong with it, in one message.
@@ -154,7 +154,7 @@ class RecordCheck:
         return Sample(image, label, ints)
 
     def _is_sound(self, rest: bytes) -> bool:
-        """Whether these are the features behind the integers, in order and shortest encoding; False is no verdict."""
+        """Return true for the features behind the integers, in order and shortest encoding; False is no verdict."""
         at = 0
         for entry, is_text in zip(self._entries, self._texts, strict=True):
             found = None if entry is None else entry.read(rest, at)

@@ -127,12 +127,12 @@ def _invert(words: Mapping[str, str | None]) -> dict[str, list[str]]:
 
 
 def is_tfrecord_name(name: str) -> bool:
-    """Whether a file is called as TFRecord files are."""
+    """Return true for a file that is called as TFRecord files are."""
     return _stem(name) is not None
 
 
 def adopt_advice(url: str) -> str:
-    """What to say of TFRecords where a dataset, or images, were expected."""
+    """Say what to do with TFRecords where a dataset, or images, were expected."""
     return f"TFRecords that another tool wrote become a dataset by: tpufeed adopt {url} --to DATASET"
 
 
@@ -152,7 +152,7 @@ def _split_word(prefix: str) -> str | None:
 
 
 def _shared_depth(paths: Sequence[Sequence[str]]) -> int:
-    """How many folders all paths have in common."""
+    """Return how many folders all paths have in common."""
     depth = 0
     while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:
         depth += 1

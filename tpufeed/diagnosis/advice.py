@@ -1,4 +1,4 @@
-"""What to do next: one table of advice, each with the rate that it is predicted to come to. Pure functions."""
+"""One table of advice: what to do next, and the rate that it is predicted to come to. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -27,7 +27,7 @@ _UNKNOWN_SOURCE = "PHOTOS"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a training run has shown, by a saved `StepReport` or by a profile.
+    """Evidence of a training run: a saved `StepReport` or a profile.
 
     Attributes:
         blames: what the run waited for; None where that is not known.
@@ -110,7 +110,7 @@ def _predict_gain(alternative: Alternative, measured: Measurements, goal: Goal) 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where samples come from, for commands of `tpufeed shard` that make their dataset again.
+    """Origin of samples, for commands of `tpufeed shard` that make their dataset again.
 
     Attributes:
         source: raw images.

@@ -88,7 +88,7 @@ _WARM_UP_BATCHES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What the doctor is asked.
+    """Options of the doctor.
 
     Attributes:
         split: to be measured; None: "train", or else the first one.
@@ -230,7 +230,7 @@ def _find_split(dataset: Dataset, name: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Examination:
-    """What is asked of loaders, the seconds of one measurement, and a folder for small datasets."""
+    """Options of the loaders, the seconds of one measurement, and a folder for small datasets."""
 
     options: LoaderOptions
     seconds: float

@@ -1,4 +1,4 @@
-"""From measured rates to what binds and how long a TPU waits: pure functions.
+"""Predict from measured rates what binds and how long a TPU waits. Pure functions.
 
 Stages that work at the same time (storage, the transfer to the device, and all that cores do together) are as fast as
 the slowest of them. What cores do shares the cores: there the times of an image add up.
@@ -28,7 +28,7 @@ _AS_SLOW = 1.1  # storage that is hardly faster than the loader that reads from 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is to be fed.
+    """Device and model that are to be fed.
 
     Attributes:
         tpu: its name.
@@ -47,7 +47,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Where records come from.
+    """Storage of the records.
 
     Attributes:
         kind: "memory" for the page cache and staged copies, which cost nothing but what reading takes.
@@ -104,7 +104,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """All that was measured of a split, or of raw images.
+    """Measurements of a split, or of raw images.
 
     Attributes:
         split: its name.

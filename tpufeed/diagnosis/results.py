@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The same figure, measured several times."""
+    """Spread of a figure that was measured several times."""
 
     median: float
     lowest: float
@@ -95,13 +95,13 @@ class Run:
 
     @property
     def emulated(self) -> bool:
-        """Whether no accelerator took the batches."""
+        """True where no accelerator took the batches."""
         return "emulated" in self.device.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """How many images a second one stage could do by itself, with all that this host has for it.
+    """Rate of one stage: images a second that it could do by itself, with all that this host has for it.
 
     Attributes:
         name: "storage", "reading", "decoding", "ops", "assembly", "transfer".

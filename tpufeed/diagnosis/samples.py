@@ -167,7 +167,7 @@ def write_sample(folder: Path, sample: Sample, shape: tuple[int, int, int] | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What is fed now, and how; alternatives differ from it in one thing.
+    """Scenario of feeding: what is fed now, and how; alternatives differ from it in one thing.
 
     Attributes:
         url: of the dataset or the raw images, as the user wrote it.

@@ -28,7 +28,7 @@ from torch_xla.distributed import parallel_loader
 import tpufeed
 from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.xla import epoch as xla_epoch
+from tpufeed.loaders.xla import loader as xla_epoch
 from tpufeed.loaders.xla import runtime as xla_runtime
 
 faulthandler.dump_traceback_later(140, exit=True)

@@ -29,7 +29,7 @@ _LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to stage and
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one measurement is of; everything that it needs to be made in another process."""
+    """Order for one measurement; holds everything that it needs to be made in another process."""
 
     url: str
     loader: str
@@ -37,7 +37,7 @@ class Measurement:
 
 
 class Answer(msgspec.Struct):
-    """Of the other process: a run, or the class and the text of a `TpufeedError`."""
+    """Answer of the other process: a run, or the class and the text of a `TpufeedError`."""
 
     run: Run | None = None
     error: str = ""

@@ -24,6 +24,7 @@ from tpufeed.loaders.stream import NumpyLoader
 
 try:
     import jax
+    import jax.numpy as jnp
 except ImportError as error:
     raise MissingExtraError("JAX", "jax") from error
 
@@ -67,7 +68,7 @@ def jax_loader(
 
 
 class JaxLoader(StatefulDeviceLoader):
-    """See `jax_loader`. One thread at a time iterates; closing is safe from any.
+    """Loader of global `jax.Array`s, see `jax_loader`. One thread at a time iterates; closing is safe from any.
 
     Pickles and copies are loaders at the same place, without what is prefetched; where a sharding was given JAX refuses
     to make them, as devices belong to their process.
@@ -85,17 +86,17 @@ class JaxLoader(StatefulDeviceLoader):
 
     @property
     def dataset(self) -> Dataset:
-        """What is read."""
+        """Dataset that is read."""
         return self.source.dataset
 
     @property
     def sharding(self) -> jax.sharding.Sharding:
-        """Of the images; a jitted step's parameters want the same mesh."""
+        """Sharding of the images; a jitted step's parameters want the same mesh."""
         return self.placement.sharding
 
     @property
     def world(self) -> World:
-        """Which part of the samples this process reads, found out when it is first asked for."""
+        """World and rank of this process, found out when they are first asked for."""
         return self.source.world
 
     def __len__(self) -> int:
@@ -239,3 +240,10 @@ class Sender(Producer[DeviceBatch]):
             wait(sent)
         self._crossing.transfer_seconds += perf_counter() - begin
         return form.package(sent)
+
+
+def scaled(images: jax.Array, scale: list[float], shift: list[float], dtype: Any, layout: str | None) -> jax.Array:
+    """`images * scale + shift` by channel; see `to_device_float`."""
+    result = images.astype(jnp.float32) * np.array(scale, np.float32) + np.array(shift, np.float32)
+    result = result.astype(dtype or jnp.bfloat16)
+    return result.transpose(0, 3, 1, 2) if layout == "NCHW" else result

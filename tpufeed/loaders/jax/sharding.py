@@ -34,7 +34,7 @@ _LATE = "DEADLINE_EXCEEDED"
 
 
 class Placement:
-    """Where the rows of a batch go, over the devices of all processes.
+    """Placement of a batch's rows over the devices of all processes.
 
     Rows come in as many blocks as the sharding splits the first axis into. Processes that hold the same blocks, as
     those along a model axis do, are one rank, and ranks are numbered by their first block: the mesh may have its
@@ -61,7 +61,7 @@ class Placement:
 
     @cached_property
     def sharding(self) -> Sharding:
-        """Of the images. Starts JAX's backend where nothing was given."""
+        """Sharding of the images. Starts JAX's backend where nothing was given."""
         given = self._given
         if isinstance(given, Sharding):
             return given
@@ -168,7 +168,7 @@ class Placement:
         return Placement, (self._given,)
 
     def __str__(self) -> str:
-        """The same on processes that mean the same."""
+        """Return the same text on processes that mean the same."""
         sharding = self.sharding
         if not isinstance(sharding, NamedSharding):
             return str(sharding)

@@ -46,7 +46,7 @@ def device_prefetch(loader: Iterable[Any], device: Any = None, size: int = 2) ->
 
 
 class DevicePrefetch(DeviceLoader):
-    """See `device_prefetch`. Pickles and copies are loaders at the same place, without what is prefetched."""
+    """Loader of batches on a device, see `device_prefetch`. Pickles and copies are loaders at the same place."""
 
     _is_accelerate_prepared = True  # is on its device, and deals its batches to ranks itself or was prepared inside
 
@@ -59,7 +59,7 @@ class DevicePrefetch(DeviceLoader):
 
     @property
     def device(self) -> torch.device:
-        """Where batches go. By default the accelerator, by the number of the device that is current in this thread."""
+        """Device that batches go to. By default the accelerator, by the number that is current in this thread."""
         if self._device is not None:
             return self._device
         accelerator = torch.accelerator.current_accelerator()
@@ -74,7 +74,7 @@ class DevicePrefetch(DeviceLoader):
 
     @property
     def batch_sampler(self) -> Any:
-        """See `sampler`."""
+        """Batch sampler, see `sampler`."""
         return EpochSampler(self) if hasattr(self.source, "set_epoch") else self.source.batch_sampler
 
     def __len__(self) -> int:
