@@ -34,7 +34,7 @@ class Producer(ABC, Generic[DeviceBatch]):
 
     @abstractmethod
     def _pull_next(self) -> DeviceBatch | None:
-        """As `pull`."""
+        """Return the next batch, as `pull`."""
 
 
 class PrefetchIterator(ABC, Iterator[Any], Generic[DeviceBatch]):

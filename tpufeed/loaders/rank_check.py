@@ -18,7 +18,7 @@ _PATIENCE_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EpochSpec:
-    """What a rank is about to iterate; picklable, and exchanged between all ranks.
+    """Epoch that a rank is about to iterate; picklable, and exchanged between all ranks.
 
     Attributes:
         rank: whose it is.
@@ -123,7 +123,7 @@ class _Round:
 
 
 class Rendezvous:
-    """Where ranks that are threads of one process meet: torch_xla's CPU devices, whose collectives do not.
+    """Place where ranks that are threads of one process meet: torch_xla's CPU devices, whose collectives do not.
 
     They exchange payloads here in turn, as in a collective: the first call of each meets the first of the others.
 
@@ -137,7 +137,7 @@ class Rendezvous:
         self._open: _Round | None = None
 
     def exchange(self, payload: bytes, rank: int, size: int) -> list[bytes]:
-        """What every rank brought, by rank. Raises LoaderError where one does not come."""
+        """Return what every rank brought, by rank. Raises LoaderError where one does not come."""
         with self._lock:
             round_ = self._open
             if round_ is None or round_.gate.broken or round_.gate.parties != size:

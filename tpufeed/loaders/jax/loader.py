@@ -187,7 +187,7 @@ class IteratorState(dict[str, Any]):
     """Plain data. Grain's handlers save a `grain.DatasetIterator`'s state as JSON, and decode that of any other one."""
 
     def decode(self) -> str:
-        """As JSON."""
+        """Return the state as JSON."""
         return json.dumps(self)
 
 

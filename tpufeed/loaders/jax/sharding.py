@@ -219,7 +219,7 @@ class _Exchange:
         return f"{self._folder}/{number}/{process}"
 
     def _get(self, number: int, process: int, deadline: float) -> str:
-        """What a process says, waited for in slices."""
+        """Return the entry of a process, waited for in slices."""
         while True:
             left = max(0.01, min(_SLICE_SECONDS, deadline - time.monotonic()))
             try:
