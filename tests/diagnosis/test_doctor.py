@@ -281,7 +281,7 @@ def test_a_presized_sample_is_smaller(photos: dict[str, bytes]) -> None:
 def test_parts_run_in_worker_processes(dataset_url: str) -> None:
     subject = Subject(dataset_url, "train", LoaderOptions(ops=OPS))
     with Probes(subject, Workers(2, 1)) as probes:
-        processes = [process for process, _ in probes._launched]
+        processes = [child.process for child in probes._children]
         assert probes.measure("all", 0.02) > 0
         assert probes.measure_one("decoding", 0.02) > 0
         assert all(process.poll() is None for process in processes)
@@ -290,7 +290,7 @@ def test_parts_run_in_worker_processes(dataset_url: str) -> None:
 
 def test_a_worker_process_that_dies_is_an_error(dataset_url: str) -> None:
     with Probes(Subject(dataset_url, "train", LoaderOptions(ops=OPS)), Workers(1, 1)) as probes:
-        process, _ = probes._launched[0]
+        process = probes._children[0].process
         process.kill()
         process.wait()
         with pytest.raises(LoaderError, match="a worker process of the doctor died"):

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tpufeed.cgroups import cpu_quota
@@ -73,28 +72,12 @@ class Job:
 
     def load(self) -> TaskFunction:
         """The function, imported by name, so that a worker needs nothing of the launcher's memory."""
-        function: TaskFunction = _load(self.entry)
+        function: TaskFunction = load_function(self.entry)
         return function
 
     def load_reach(self) -> ReachFunction | None:
         """The function, where there is one."""
-        function: ReachFunction | None = _load(self.reach) if self.reach else None
-        return function
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What a worker does until its launcher leaves: `entry` is "module:function".
-
-    Called as `function(context, connection)` with a picklable context; the launcher's end shows there as EOFError.
-    """
-
-    entry: str
-    context: Any
-
-    def load(self) -> Callable[[Any, Connection], None]:
-        """The function, imported by name."""
-        function: Callable[[Any, Connection], None] = _load(self.entry)
+        function: ReachFunction | None = load_function(self.reach) if self.reach else None
         return function
 
 
@@ -165,7 +148,8 @@ class Engine(Protocol):
         """
 
 
-def _load(entry: str) -> Any:
+def load_function(entry: str) -> Any:
+    """Return the function of "module:function"."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
 

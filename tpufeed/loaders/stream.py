@@ -15,9 +15,8 @@ from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, resolve_columns
 from tpufeed.loaders.crew import Crew
 from tpufeed.loaders.epoch import BatchForm, Endless, EpochIterator, Epochs, Flow, Position
-from tpufeed.loaders.feeder import Feed
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions, make_options
-from tpufeed.loaders.processes import ProcessCrew
+from tpufeed.loaders.processes import Feed, ProcessCrew
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.rows import make_rows
 from tpufeed.loaders.sources import VariantSource
