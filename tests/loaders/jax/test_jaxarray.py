@@ -217,7 +217,7 @@ def test_without_jax():
 import sys
 sys.modules["jax"] = None
 from tpufeed.errors import MissingExtraError
-for name in ("loader", "pixels"):
+for name in ("loader", "sharding"):
     try:
         __import__("tpufeed.loaders.jax." + name)
     except MissingExtraError as error:
