@@ -83,7 +83,7 @@ class BeamEngine:
         self._prepared = False
 
     def describe(self) -> str:
-        """How workers elsewhere come to have what they need: what there is to say of that before a build."""
+        """Say before a build how workers elsewhere come to have what they need."""
         release = ".".join(platform.python_version_tuple()[:2])
         need = f"tpufeed {tpufeed.__version__} on Python {release}"
         if "direct" in self.runner.lower():

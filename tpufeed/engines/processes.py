@@ -179,6 +179,6 @@ def run_tasks(job: Job, connection: Connection) -> None:
 
 
 def _leave(number: int, _: object) -> None:
-    """By an exception, so that temporary folders are removed on the way. Once: no second one should keep that."""
+    """Leave by an exception, so that temporary folders are removed on the way. A second signal cuts nothing short."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)

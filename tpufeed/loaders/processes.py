@@ -41,7 +41,7 @@ _TUNABLES, _PAST_THE_CACHE = "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_thres
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What a worker fills batches of; `file` is the descriptor of the loader's buffers, `lanes` see `VariantSource`."""
+    """Configuration of a worker; `file` is the descriptor of the loader's buffers, `lanes` see `VariantSource`."""
 
     url: str
     content_digest: str
@@ -73,14 +73,14 @@ class Fetch(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What came of a `Fill`; the images are in its buffer."""
+    """Result of a `Fill`; the images are in its buffer."""
 
     number: int
     result: Filled | Failure
 
 
 class ProcessCrew:
-    """See `Crew`.
+    """Crew of worker processes, see `Crew`.
 
     Args:
         feed: what each worker fills batches of.
@@ -150,7 +150,7 @@ class ProcessCrew:
 
 
 class ProcessPending:
-    """See `Pending`."""
+    """Batch that a worker process fills, see `Pending`."""
 
     def __init__(self, outcome: "_Outcome", worker: "_Worker", crew: ProcessCrew) -> None:
         self._outcome = outcome
@@ -179,7 +179,7 @@ class ProcessPending:
 
 
 class _Outcome:
-    """What becomes of a batch. Its buffer is the worker's until there is a result, whether or not anybody wants it."""
+    """Outcome of a batch. Its buffer is the worker's until there is a result, wanted or not."""
 
     def __init__(self, number: int, buffer: Buffer) -> None:
         self.number = number
@@ -234,7 +234,7 @@ class _Worker(Child):
 
 
 def _variables() -> dict[str, str]:
-    """Of a worker's environment: pixels are copied past the cache, as the next to read them is another process.
+    """Return a worker's environment: pixels are copied past the cache, as the next to read them is another process.
 
     glibc does so from a size on that is meant for one program on the machine. From 64 KB on, raw images of 224 pixels
     come a quarter faster (docs/decisions, loaders decode in worker processes).
@@ -328,7 +328,7 @@ def _reply(
 
 
 def _leave_anyway() -> None:
-    """Also when an op of the user's, or a drive, does not return."""
+    """Leave, also when an op of the user's, or a drive, does not return."""
     timer = threading.Timer(_LEAVE_ANYWAY_SECONDS, os._exit, (1,))
     timer.daemon = True
     timer.start()

@@ -19,7 +19,7 @@ _LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to stage and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one measurement is of; everything that it needs to be made in another process."""
+    """Order for one measurement; holds everything that it needs to be made in another process."""
 
     url: str
     loader: str

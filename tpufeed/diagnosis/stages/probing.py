@@ -1,4 +1,4 @@
-"""What each thing that cores do for an image takes by itself: in as many processes and threads as the loader has.
+"""Measure the stages of an image that take cores, each by itself, in as many processes and threads as the loader has.
 
 What runs here is what the loader's own threads run, a part of it at a time, over some samples again and again.
 """
@@ -32,7 +32,7 @@ _LEAVE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured: samples of a split, which become batches by `options`."""
+    """Subject of a measurement: samples of a split, which become batches by `options`."""
 
     url: str
     split: str
@@ -133,7 +133,7 @@ class Scratch:
         return self._memory[:size]
 
     def images(self, key: int, read: Callable[[], list[memoryview]]) -> list[memoryview]:
-        """What `read` gave for this key."""
+        """Return what `read` gave for this key."""
         if key not in self._images:
             self._images[key] = read()
         return self._images[key]
