@@ -8,7 +8,7 @@ import crc32c
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpufeed
@@ -33,6 +33,7 @@ def write(path, images):
     return writer.finish()
 
 
+@settings(max_examples=20)
 @given(samples)
 def test_what_is_written_is_read_back(tmp_path_factory, images):
     path = tmp_path_factory.mktemp("writer") / "shard"
