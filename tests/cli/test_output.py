@@ -72,10 +72,6 @@ def test_a_class_name_beyond_the_terminals_encoding(run, photo_folder, tmp_path)
     assert r"d-gr\xf6\xdfe" in done.stdout
 
 
-def test_version(run):
-    assert run("--version").stdout == f"tpufeed {tpufeed.__version__}\n"
-
-
 def test_flags_and_arguments_make_the_same_dataset(run, photo_folder, tmp_path):
     flags = ["--shard-size", "60KB", "--split", "a=0.5,b=0.5", "--presize", "64", "--check", "header", "--seed", "3"]
     done = run("shard", photo_folder, tmp_path / "cli", *flags, "--workers", "2")

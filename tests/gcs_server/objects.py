@@ -363,14 +363,12 @@ def object_headers(stored: StoredObject) -> dict[str, str]:
     return headers | {f"x-goog-meta-{key}": quote(str(value), safe=" /:;,.=+") for key, value in own.items()}
 
 
-def writable_attributes(asked: dict[str, object], kept: dict[str, object] | None = None) -> dict[str, object]:
-    """What of `asked` a client may set, over what is `kept`: null removes, also one name of `metadata`."""
-    kept = kept or {}
-    found = {**kept, **{key: value for key, value in asked.items() if key in WRITABLE}}
+def writable_attributes(asked: dict[str, object]) -> dict[str, object]:
+    """What of `asked` a client may set; null is as if it were not there, also under one name of `metadata`."""
+    found = {key: value for key, value in asked.items() if key in WRITABLE}
     own = asked.get("metadata", {})
     if isinstance(own, dict):
-        found["metadata"] = {**(kept.get("metadata") or {}), **own}
-        found["metadata"] = {key: value for key, value in found["metadata"].items() if value is not None}
+        found["metadata"] = {key: value for key, value in own.items() if value is not None}
     return {key: value for key, value in found.items() if value or value is False}
 
 

@@ -162,7 +162,7 @@ def test_memory_does_not_grow_with_the_rows(make):
             tracemalloc.stop()
 
     peak(100)
-    assert peak(6_000) < 1.5 * peak(3_000)
+    assert peak(16_000) < 1.5 * peak(8_000)
 
 
 def test_a_full_disk_for_temporary_files_is_named(photo_folder, monkeypatch, tmp_path):
