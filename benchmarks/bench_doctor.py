@@ -185,7 +185,7 @@ def _feed_seconds(given: float, options: Any, args: argparse.Namespace) -> float
 
 def _feed(url: str, options: Any, rate: float, seconds: float) -> Any:
     import tpufeed
-    from tpufeed.diagnosis.stages.checking import feed_emulated
+    from tpufeed.diagnosis.doctor import feed_emulated
     from tpufeed.profiling.flops import AcceleratorProfile
 
     profile = AcceleratorProfile(f"{rate:.0f} images a second", rate)

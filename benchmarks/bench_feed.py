@@ -88,7 +88,7 @@ def main() -> None:
 
 def measure(source: Any, names: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Of each loader its `setting` and `images_per_second`, one figure a round, or `why_not`."""
-    from harness import take_turns
+    from harness import interleave
 
     taking = [name for name in names if source.work in WORK_OF.get(name, WORK)]
     # Before the rounds each makes its own format and shows a batch.
@@ -101,7 +101,7 @@ def measure(source: Any, names: list[str], options: argparse.Namespace) -> dict[
         rate: float | None = found[name].pop("images_per_second", None)
         return rate
 
-    rounds = take_turns({name: partial(measure_once, name) for name in taking}, options.repeats, warm_up=0)
+    rounds = interleave({name: partial(measure_once, name) for name in taking}, options.repeats, warm_up=0)
     return {
         name: found[name] if "why_not" in found[name] else {**found[name], "images_per_second": rates}
         for name, rates in rounds.items()

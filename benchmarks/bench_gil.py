@@ -147,7 +147,7 @@ def spin(turns: list[int], stop: threading.Event) -> None:
 
 def run(folders: dict[str, Path], options: argparse.Namespace) -> dict[str, Any]:
     """What each measurement gave, one entry a round."""
-    from harness import take_turns
+    from harness import interleave
 
     def apart(what: str, kind: str, way: str) -> dict[str, float]:
         arguments = [what, kind, way, str(folders[kind]), "--seconds", str(options.seconds)]
@@ -164,7 +164,7 @@ def run(folders: dict[str, Path], options: argparse.Namespace) -> dict[str, Any]
         if what != "gil" or "all" not in way
     }
     found: dict[str, Any] = {}
-    for (what, kind, way), figures in take_turns(turns, options.repeats, warm_up=0).items():
+    for (what, kind, way), figures in interleave(turns, options.repeats, warm_up=0).items():
         found.setdefault(what, {}).setdefault(kind, {})[way] = figures
     return found
 

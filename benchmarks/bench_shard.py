@@ -73,7 +73,7 @@ DECODING: dict[str, Way] = {
 
 def rounds(work: Path, photos: int, repeats: int) -> dict[str, dict[str, list[float | None]]]:
     """Images a second of each way, one figure a round; the ways take turns. The first round warms memory up."""
-    from harness import take_turns
+    from harness import interleave
     from make_photos import make_photos
 
     tables = {}
@@ -81,7 +81,7 @@ def rounds(work: Path, photos: int, repeats: int) -> dict[str, dict[str, list[fl
         make_photos(work / "photos", count)
         files = sorted((work / "photos").rglob("*.jpg"))
         turns = {way: partial(fresh, run, files, work / "out") for way, run in ways.items()}
-        tables[name] = take_turns(turns, repeats)
+        tables[name] = interleave(turns, repeats)
         shutil.rmtree(work / "photos")
     return tables
 

@@ -70,7 +70,7 @@ def prepare(bucket: Path, images: int) -> None:
 
 def measure(server: Any, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """By kind and way a figure a round; the ways take turns. Nothing warms up: the first batch is among them."""
-    from harness import take_turns
+    from harness import interleave
 
     works = {(kind, way): work for kind in ("link", "no limits") for way, work in WAYS.items()}
     works |= {(kind, work.__name__): work for kind, several in OTHERS.items() for work in several}
@@ -82,7 +82,7 @@ def measure(server: Any, options: argparse.Namespace) -> dict[str, dict[str, lis
         return figures
 
     found: dict[str, dict[str, list[float]]] = {}
-    for (kind, way), rounds in take_turns(
+    for (kind, way), rounds in interleave(
         {key: partial(run, *key) for key in works}, options.repeats, warm_up=0
     ).items():
         for figures in rounds:  # one, or several by name

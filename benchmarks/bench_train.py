@@ -19,9 +19,9 @@ from harness import describe, figure, machine, print_table, write_result
 
 from tpufeed.diagnosis.bench import middle_run
 from tpufeed.diagnosis.feeds.devices import Subject, feed
-from tpufeed.diagnosis.feeds.loaders import Opened
+from tpufeed.diagnosis.feeds.loaders import LOADERS, Opened
 from tpufeed.diagnosis.feeds.measure import Measurement, measure
-from tpufeed.diagnosis.feeds.options import LOADERS, BenchOptions
+from tpufeed.diagnosis.feeds.options import BenchOptions
 from tpufeed.diagnosis.results import Run
 from tpufeed.errors import TpufeedError
 from tpufeed.profiling.fingerprints import Expected

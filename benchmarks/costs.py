@@ -1,6 +1,6 @@
 """What measured rates and published prices come to for large datasets and pods: arithmetic alone, as Markdown.
 
-`scale_page.py` puts it into `docs/scale.md`.
+`scale_page.py` puts it into `benchmarks/scale.md`.
 """
 
 import json

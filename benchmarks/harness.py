@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from tpufeed.diagnosis.bench import take_turns
+from tpufeed.diagnosis.bench import interleave
 from tpufeed.diagnosis.machine import describe, machine
 from tpufeed.diagnosis.results import Spread, spread
 
@@ -18,12 +18,12 @@ __all__ = [
     "Spread",
     "describe",
     "figure",
+    "interleave",
     "machine",
     "medians_of",
     "print_table",
     "rows_of",
     "spread",
-    "take_turns",
     "write_result",
 ]
 

@@ -1,4 +1,4 @@
-"""The figures of `docs/scale.md`: what `bench_scale.py` saved, and what it comes to by `costs.py`. Prints Markdown.
+"""The figures of `benchmarks/scale.md`: what `bench_scale.py` saved, and its cost by `costs.py`. Prints Markdown.
 
     python benchmarks/scale_page.py [--write]
 
@@ -15,7 +15,8 @@ import costs
 from curves import slope_of
 from harness import RESULTS
 
-PAGE = Path(__file__).parent.parent / "docs/scale.md"
+PAGE = Path(__file__).parent / "scale.md"
+PICTURE = Path(__file__).parent.parent / "docs/scale.svg"
 MARKS = "<!-- from here on: benchmarks/scale_page.py --write -->", "<!-- up to here -->"
 NAMES = "scale", "scale-plan", "scale-build", "scale-workers"
 
@@ -31,7 +32,7 @@ def main() -> None:
     from plot_scale import plot
 
     write(PAGE, text)
-    plot(read(RESULTS), PAGE.with_suffix(".svg"))
+    plot(read(RESULTS), PICTURE)
 
 
 def iter_lines(folder: Path) -> Iterator[str]:
@@ -109,7 +110,7 @@ def _iter_shard_lines(result: dict[str, Any]) -> Iterator[str]:
 def _where(name: str, result: dict[str, Any]) -> str:
     machine = result["machine"]
     return (
-        f"[result](../benchmarks/results/{name}.json); {machine['cores']} cores, load {machine['load']}, "
+        f"[result](results/{name}.json); {machine['cores']} cores, load {machine['load']}, "
         f"{machine['date']}, medians of {result['repeats']}"
     )
 

@@ -30,8 +30,11 @@ def heavy(image, rng):
 
 
 def commands_of(page: str, language: str = "bash") -> list[str]:
-    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    return [line for block in blocks for line in block.splitlines()]
+    return [line for block in blocks_of(page, language) for line in block.splitlines()]
+
+
+def blocks_of(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +153,9 @@ def test_the_program_for_loaders_runs_as_it_stands(sources: Path, tmp_path: Path
 
 def test_the_commands_for_reports_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
     tpufeed.shard(sources / "photos", tmp_path / "out/photos", workers=1)
-    run_all(commands_of("report.md"), tmp_path)
-    (tmp_path / "program.py").write_text("\n".join(commands_of("report.md", "python")))
+    run_all([line for line in commands_of("measuring.md") if " --report out/" in line], tmp_path)
+    program = next(block for block in blocks_of("measuring.md", "python") if "write_report" in block)
+    (tmp_path / "program.py").write_text(program)
     run_all([f"{sys.executable} program.py && echo done"], tmp_path)
     for name in ("out/bench", "out/doctor", "report"):
         assert "<svg" in (tmp_path / f"{name}.html").read_text()

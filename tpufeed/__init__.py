@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tpufeed.dataset.verify import verify
     from tpufeed.loaders.batchsize import batch_size
     from tpufeed.loaders.devicefloat import to_device_float
-    from tpufeed.loaders.jax.array import jax_loader
+    from tpufeed.loaders.jax.loader import jax_loader
     from tpufeed.loaders.options import LoaderOptions
     from tpufeed.loaders.stream import numpy_loader
     from tpufeed.loaders.tf.dataset import keras_state, tf_dataset
@@ -66,7 +66,7 @@ _ROOM_OF_NAME = {
     "adopt": "dataset.adopt",
     "batch_size": "loaders.batchsize",
     "device_prefetch": "loaders.torch.device",
-    "jax_loader": "loaders.jax.array",
+    "jax_loader": "loaders.jax.loader",
     "keras_state": "loaders.tf.dataset",
     "numpy_loader": "loaders.stream",
     "open_dataset": "dataset.reader",

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.profiling.xspaces import encode_xspace, host_plane, step, tensor_core, write_profile
-from tpufeed.cli.doctor import _say_idle
 from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -46,7 +45,7 @@ def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, com
         assert found["model"] == "8 GFLOPs a sample"
         assert found["fed"] > 0
         return
-    for line in ("needed: ", "fed: ", "predicted idle: ", "binds: ", "settings for this host: "):
+    for line in ("needed: ", "fed: ", "predicted idle: ", "binds: "):
         assert re.search(f"^{line}", done.stdout, re.MULTILINE), done.stdout
     for stage in ("storage", "reading", "decoding", "ops", "assembly", "transfer"):
         assert re.search(rf"^ *{stage} +(n/a|[\d,]+) ", done.stdout, re.MULTILINE), done.stdout
@@ -95,6 +94,18 @@ def test_what_cannot_be_asked_is_said_in_a_line(run, dataset_url, arguments, sai
     assert done.stderr.count("\n") == 1
 
 
-def test_idle_that_is_the_same_at_both_rates_is_one_figure():
-    assert _say_idle(0.0, 0.2) == "0 % at either rate"
-    assert _say_idle(63.4, 80.0) == "63 % at its low rate, 80 % at its high rate"
+@pytest.mark.parametrize(
+    ("flops", "said"),
+    [
+        (1, "predicted idle: 100 % at either rate"),
+        (1e15, "predicted idle: 0 % at either rate"),
+    ],
+)
+def test_idle_that_is_the_same_at_both_rates_is_one_figure(run, cache_url, flops, said):
+    assert said in run("doctor", cache_url, "--seconds", 1, "--flops-per-sample", flops).stdout
+
+
+def test_the_table_is_at_most_100_columns_wide_in_a_pipe(run, cache_url):
+    lines = run("doctor", cache_url, "--seconds", 1).stdout.splitlines()
+    table = lines[: next(number for number, line in enumerate(lines) if line.startswith("needed: "))]
+    assert max(map(len, table)) <= 100

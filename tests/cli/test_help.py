@@ -2,7 +2,7 @@
 
 import re
 
-from tests.docs.cli_page import all_commands
+from tests.docs.test_cli_page import all_commands
 from tpufeed.cli.helptext import panels
 
 COMMANDS = all_commands()

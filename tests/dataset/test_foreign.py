@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpufeed.dataset.foreign.files import find_splits, sort_files
+from tpufeed.dataset.tfrecord_files import find_splits, sort_files
 from tpufeed.errors import NoInputsError, OptionError
 from tpufeed.storage.store import ObjectInfo
 

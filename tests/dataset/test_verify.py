@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tpufeed import verify
-from tpufeed.dataset.checks import shards as checked_shards
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, DatasetDamagedError, DatasetNotFoundError, DatasetUnreadableError
 from tpufeed.storage.memory import MemoryStore
@@ -44,8 +43,8 @@ def test_sound_in_small_spans_and_chunks(dataset_url, memory_url, cache_url, mon
     """Records that fill several spans and chunks, and chunks smaller than a record."""
     for size in (1000, 13_000, 30_000):
         monkeypatch.setattr("tpufeed.dataset.verify._SPAN_BYTES", size)
-        monkeypatch.setattr(checked_shards._LocalReader, "chunk_bytes", size)
-        monkeypatch.setattr(checked_shards._RemoteReader, "chunk_bytes", size)
+        monkeypatch.setattr("tpufeed.dataset.walk.LOCAL_CHUNK_BYTES", size)
+        monkeypatch.setattr("tpufeed.dataset.walk.REMOTE_CHUNK_BYTES", size)
         assert [verify(url).records for url in (dataset_url, memory_url, cache_url)] == [40, 40, 80]
 
 

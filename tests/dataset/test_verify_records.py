@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed import verify
-from tpufeed.dataset.checks.records import RecordCheck, parse_picks
 from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.record_check import RecordCheck, parse_picks
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.tfrecord.example import Feature, decode_example, encode_entries, encode_example
 from tpufeed.tfrecord.layout import FixedLayout

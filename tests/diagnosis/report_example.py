@@ -115,6 +115,5 @@ def make_diagnosis() -> Diagnosis:
             Action(do="Use 96 threads in 4 processes", factor=1.3, images_per_second=4_520, idle_percent=(0.0, 39.7)),
             Action(do="Batch 16 a core leaves the MXU idle: 128"),
         ),
-        settings={"threads": 2, "processes": 0, "shard_bytes": 128_000_000, "stage_bytes": None, "lanes": 16},
         notes=("Page cache warm: the disk was not measured.",),
     )

@@ -1,7 +1,6 @@
 """The bench harness: what is measured, in which turns, and what is said of it."""
 
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.diagnosis.bench import bench, middle_run, take_turns
+from tpufeed.diagnosis.bench import bench, interleave, middle_run
 from tpufeed.diagnosis.feeds import devices, options
+from tpufeed.diagnosis.feeds.loaders import NaiveLoader
 from tpufeed.diagnosis.feeds.measure import Measurement, measure, measure_apart
-from tpufeed.diagnosis.feeds.naive import NaiveLoader
 from tpufeed.diagnosis.feeds.options import BenchOptions
 from tpufeed.diagnosis.results import Run
 from tpufeed.errors import DatasetNotFoundError, LoaderError, MissingExtraError, OptionError
@@ -213,9 +212,9 @@ def test_take_turns() -> None:
     def measured(name: str) -> Callable[[], int]:
         return lambda: calls.append(name) or len(calls)
 
-    assert take_turns({"a": measured("a"), "b": measured("b")}, repeats=2) == {"a": [3, 5], "b": [4, 6]}
+    assert interleave({"a": measured("a"), "b": measured("b")}, repeats=2) == {"a": [3, 5], "b": [4, 6]}
     assert calls == ["a", "b"] * 3
-    assert take_turns({"a": measured("a")}, repeats=1, warm_up=0) == {"a": [7]}
+    assert interleave({"a": measured("a")}, repeats=1, warm_up=0) == {"a": [7]}
 
 
 def test_the_middle_run_has_the_spread_of_all_and_what_is_wrong_with_any() -> None:
@@ -298,11 +297,10 @@ def test_without_a_dataset_there_is_nothing_to_measure(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_says_what_to_do_instead(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_tpu(platform: str) -> int:
+    def no_tpu(platform: str) -> list[Any]:
         raise RuntimeError("Unable to initialize backend 'tpu'")
 
-    jaxstep = pytest.importorskip("tpufeed.diagnosis.feeds.jaxstep")
-    monkeypatch.setattr(jaxstep, "find_devices", no_tpu)
+    monkeypatch.setattr(pytest.importorskip("jax"), "devices", no_tpu)
     with pytest.raises(OptionError, match=r"no TPU here .*'tpu'\).*--device emulated:tpu-v3-8 .* or jax-cpu"):
         one(cached, device="jax-tpu", step_ms=None)
 
@@ -352,12 +350,6 @@ def test_a_real_step_is_fed_in_a_process_of_its_own(
     assert run.compile_seconds > 0
     assert run.idle_percent is not None
     assert run.au_percent is None
-
-
-def test_no_thread_is_left(cached: str) -> None:
-    before = set(threading.enumerate())
-    one(cached, steps=3)
-    assert set(threading.enumerate()) <= before
 
 
 def test_pixels_that_the_ops_cannot_explain_are_problems(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:

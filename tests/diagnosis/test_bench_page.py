@@ -1,4 +1,4 @@
-"""The commands and the program of docs/bench.md run, in as few steps as will do."""
+"""The commands and the program for bench in docs/measuring.md run, in as few steps as will do."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from PIL import Image
 import tpufeed
 from tpufeed.cache import warmup
 
-PAGE = (Path(__file__).parents[2] / "docs/bench.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/measuring.md").read_text().partition("\n## Bench\n")[2].partition("\n## ")[0]
 
 
 def blocks(language: str) -> list[str]:

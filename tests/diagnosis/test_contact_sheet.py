@@ -6,13 +6,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from PIL import Image, ImageChops
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageChops, ImageDraw
 
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.diagnosis import contact_sheet, sheet
-from tpufeed.diagnosis.contact_sheet import SheetOptions, make_contact_sheet, write_sheet
+from tpufeed.diagnosis import contact_sheet
+from tpufeed.diagnosis.contact_sheet import Grid, SheetOptions, letter, make_contact_sheet, write_sheet
 from tpufeed.diagnosis.sampling import draw_evenly, draw_of_class, find_class
-from tpufeed.errors import OptionError, ShardError
+from tpufeed.errors import ImageError, OptionError, ShardError
 from tpufeed.images.decoding import decode
 from tpufeed.tfrecord.example import decode_example
 
@@ -21,8 +23,8 @@ SIZE = 60
 
 def middles(image, groups, variants=1, size=SIZE):
     """The colour in the middle of each tile."""
-    columns = sheet.group_columns(groups, variants, size)
-    corners = [sheet.tile_corner(g, v, columns, variants, size) for g in range(groups) for v in range(variants)]
+    grid = Grid(groups, variants, size)
+    corners = [grid.corner(group, variant) for group in range(groups) for variant in range(variants)]
     return [image.getpixel((left + size // 2, top + size // 2)) for left, top in corners]
 
 
@@ -112,7 +114,7 @@ def test_the_label_is_drawn(dataset_url, flat_url, monkeypatch):
     plain = make_contact_sheet(dataset, "train", options).image
     monkeypatch.setattr(contact_sheet, "read_label", lambda *_: 77)
     box = ImageChops.difference(plain, make_contact_sheet(dataset, "train", options).image).getbbox()
-    left, top = sheet.tile_corner(0, 0, 1, 1, SIZE)
+    left, top = Grid(1, 1, SIZE).corner(0, 0)
     assert box is not None
     assert box[0] >= left and box[2] <= left + SIZE  # noqa: PT018  # one interval
     assert top + SIZE <= box[1] < box[3] <= top + SIZE + 18
@@ -145,12 +147,23 @@ def test_damage_is_marked_and_told(copy):
     made = make_contact_sheet(open_dataset(copy), "train", SheetOptions(count=6, size_px=SIZE))
     (problem,) = made.problems
     assert re.match(rf"{re.escape(str(copy / shard.name))}, record {places[2][1]}, byte {offset}: the CRC", problem)
-    left, top = sheet.tile_corner(2, 0, sheet.group_columns(6, 1, SIZE), 1, SIZE)
-    assert made.image.getpixel((left + SIZE // 2, top + 2)) == sheet._FAULT
+    left, top = Grid(6, 1, SIZE).corner(2, 0)
+    assert made.image.getpixel((left + SIZE // 2, top + 2)) == contact_sheet._FAULT
     colours = middles(made.image, 6)
     assert len({colour for number, colour in enumerate(colours) if number != 2}) == 5
     of_class = make_contact_sheet(open_dataset(copy), "train", SheetOptions(class_name="red"))
     assert of_class.problems in ((problem,), ())
+
+
+def test_an_image_that_does_not_decode_is_marked_under_its_own_name(dataset_url, monkeypatch):
+    def fail(_):
+        raise ImageError("unreadable", "rotten")
+
+    monkeypatch.setattr(contact_sheet, "decode", fail)
+    made = make_contact_sheet(open_dataset(dataset_url), "train", SheetOptions(count=2, size_px=SIZE))
+    assert middles(made.image, 2) == [contact_sheet._FAULT_INK] * 2  # where the lines of the cross meet
+    assert len(made.problems) == 2
+    assert all(re.search(r"tfrecord, record \d+.*: rotten$", problem) for problem in made.problems)
 
 
 def test_a_missing_shard(copy):
@@ -162,8 +175,8 @@ def test_a_missing_shard(copy):
 
 @pytest.mark.parametrize(("count", "variants"), [(1, 1), (2, 1), (64, 1), (63, 1), (10, 4), (3, 30), (100, 2)])
 def test_sheets_are_about_square(count, variants):
-    width, height = sheet.sheet_size(count, variants, 160)
-    columns = sheet.group_columns(count, variants, 160)
+    grid = Grid(count, variants, 160)
+    (width, height), columns = grid.sheet_size, grid.columns
     rows = -(-count // columns)
     assert columns == 1 or rows == 1 or 0.5 < width / height < 2
     assert (rows - 1) * columns < count
@@ -210,3 +223,33 @@ def test_a_sheet_too_large_for_memory(dataset_url, monkeypatch):
     monkeypatch.setattr(contact_sheet, "_MOST_PIXELS", 10_000)
     with pytest.raises(OptionError, match="too large; take a smaller count or size"):
         make_contact_sheet(open_dataset(dataset_url))
+
+
+def test_text_that_fits_is_left_alone():
+    assert letter("coffee/00018.jpg", 10, 400)[0] == "coffee/00018.jpg"
+
+
+def test_the_middle_is_left_out():
+    text, font = letter("a_very_long_folder/with/a/very_long_name_00018.jpg", 10, 120)
+    assert text.startswith("a_very")
+    assert text.endswith("018.jpg")
+    assert "..." in text
+    assert font.getlength(text) <= 120
+
+
+@pytest.mark.parametrize("fonts", [contact_sheet._WIDE_FONTS, ()], ids=["system fonts", "Pillow's own"])
+def test_other_scripts(fonts, monkeypatch):
+    monkeypatch.setattr(contact_sheet, "_WIDE_FONTS", fonts)
+    for text in ("größe", "Жук", "猫", "قطة", "👩‍🚀", "a\tb\n", "\x00", "\udcff", "\U0010fffd"):
+        shown, font = letter(text, 12, 1000)
+        assert shown
+        assert all(contact_sheet._has(font, character) for character in shown)
+        image = Image.new("RGB", (300, 30), "white")
+        ImageDraw.Draw(image).text((2, 2), shown, "black", font)
+        assert image.getcolors(10_000)[0][0] < 9000
+
+
+@given(st.text(max_size=60), st.integers(1, 200))
+def test_any_text(text, width):
+    shown, font = letter(text, 10, width)
+    assert font.getlength(shown) <= max(width, font.getlength("..."))

@@ -11,15 +11,23 @@ import pytest
 
 import tpufeed
 from tpufeed.cache import warmup
+from tpufeed.diagnosis import samples
+from tpufeed.diagnosis.advice import Provenance
 from tpufeed.diagnosis.doctor import DoctorOptions, examine, find_goal
-from tpufeed.diagnosis.stages import samples, storing, transfers, ways
-from tpufeed.diagnosis.stages.origin import Origin
+from tpufeed.diagnosis.rawfiles import measure_plainly, read_files
+from tpufeed.diagnosis.samples import (
+    Sample,
+    Scenario,
+    restore,
+    take_sample,
+    try_storages,
+    try_workers,
+    warm,
+    write_sample,
+)
+from tpufeed.diagnosis.stages import measure
+from tpufeed.diagnosis.stages.measure import read_rate
 from tpufeed.diagnosis.stages.probing import Order, Prober, Probes, Subject
-from tpufeed.diagnosis.stages.rawfiles import measure_plainly, read_files
-from tpufeed.diagnosis.stages.samples import Sample, restore, take_sample, warm, write_sample
-from tpufeed.diagnosis.stages.settings import suggest_settings
-from tpufeed.diagnosis.stages.storing import read_rate
-from tpufeed.diagnosis.stages.ways import Trial, try_ways, try_workers
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import DamageError, DatasetNotFoundError, LoaderError, OptionError
 from tpufeed.images.flips import HorizontalFlip
@@ -29,6 +37,7 @@ from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import Workers
 from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
+from tpufeed.storage.staging.folder import RemoteShard, copy_key, find_folder
 
 OPS = [RandomResizedCrop(32), HorizontalFlip()]
 SHORT = DoctorOptions(seconds=1.0, ops=OPS, batch_size=8)
@@ -40,7 +49,7 @@ def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From whatever TPU there is, and from the memory that others use."""
     monkeypatch.setattr(samples, "MEMORY", tmp_path)
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
-    monkeypatch.setattr(transfers, "_DEVICES", ("/nonexistent/accel*",))
+    monkeypatch.setattr(measure, "_DEVICES", ("/nonexistent/accel*",))
 
 
 def stages_of(diagnosis) -> dict:
@@ -58,9 +67,8 @@ def test_every_stage_of_a_dataset_is_measured(dataset_url: str, tmp_path: Path) 
     assert "there is no TPU on this host" in stages["transfer"].why_not
     assert found.fed == stages["assembly"].images_per_second
     assert found.idle_percent is not None
-    assert found.settings["lanes"] == 16
     assert "no TPU was named or found: v3-8 is assumed (--tpu)" in found.notes
-    assert {"storage", "assembly", "settings"} <= set(said)
+    assert {"storage", "assembly", "other ways of storing the images"} <= set(said)
     assert json.loads(msgspec.json.encode(found))["split"] == "train"
     assert not list(tmp_path.iterdir())
 
@@ -85,14 +93,31 @@ def memory_url(colour_folder: Path) -> str:
     return "memory://doctor"
 
 
-def test_a_remote_dataset_is_measured_before_and_after_staging(memory_url: str) -> None:
+def test_a_remote_dataset_is_measured_as_it_is_staged(memory_url: str) -> None:
     found = examine(memory_url, SHORT)
     stages = stages_of(found)
     assert "over 16 connections" in stages["storage"].detail
     assert "from staged copies" in stages["assembly"].detail
-    assert any(note.startswith("before anything is staged the loader gives") for note in found.notes)
-    assert found.settings["stage_bytes"] > 0
     assert found.fed <= min(stages["storage"].images_per_second, stages["assembly"].images_per_second) * 1.001
+
+
+def test_a_stage_that_is_too_small_is_advised_to_grow(memory_url: str, tmp_path: Path) -> None:
+    options = replace(SHORT, stage_bytes=1, stage_dir=tmp_path / "stage", tpu="v6e-8")
+    found = examine(memory_url, options)
+    (said,) = [action.do for action in found.actions if action.do.startswith("stage all of it: stage_bytes=")]
+    assert f" fits {tmp_path}/stage" in said
+
+
+def test_what_is_staged_is_read_from_there(memory_url: str, tmp_path: Path) -> None:
+    store = tpufeed.open_dataset(memory_url).shards
+    shards = tpufeed.open_dataset(memory_url).split("train").variants[0].shards
+    folder = find_folder(tmp_path / "stage")
+    for shard in shards:
+        key = copy_key(store.url, RemoteShard(shard.name, shard.bytes, shard.crc32c))
+        (folder / f"{key}.shard").write_bytes(store.read_range(shard.name, 0, shard.bytes))
+    found = examine(memory_url, replace(SHORT, stage_dir=tmp_path / "stage"))
+    said = f"{len(shards)} of {len(shards)} shards staged in {folder}, "
+    assert stages_of(found)["storage"].detail.startswith(said)
 
 
 def test_what_is_not_staged_is_read_in_turn(memory_url: str) -> None:
@@ -119,7 +144,7 @@ def test_a_table_s_columns_are_said_where_the_doctor_was_not_told(colour_folder:
     (said,) = [note for note in found.notes if "--label COLUMN" in note]
     assert "add --split-by COLUMN" in said
     assert said.endswith("; its other columns: kind, subset")
-    assert read_files(str(colour_folder), 0.1).columns is None
+    assert not [note for note in read_files(str(colour_folder), 0.1).notes if "COLUMN" in note]
 
 
 def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
@@ -130,6 +155,17 @@ def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
     found = examine(str(copy), SHORT)
     assert any("records looked at is damaged" in note and "tpufeed verify" in note for note in found.notes)
     assert found.fed, stages_of(found)["assembly"].why_not
+
+
+def test_where_nothing_can_be_read_there_is_no_prediction(copy: Path, tmp_path: Path) -> None:
+    for shard in copy.glob("train-*.tfrecord"):
+        shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
+    assert examine(str(copy), SHORT).verdict == "no prediction: none of the records that were looked at can be read"
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    found = examine(str(tmp_path / "raw"), SHORT)
+    assert found.verdict == "no prediction: none of the files can be read"
+    assert any("gone.jpg" in note for note in found.notes)
 
 
 def test_an_op_that_fails_leaves_no_prediction(dataset_url: str) -> None:
@@ -197,6 +233,7 @@ def test_a_saved_run_that_waits_on_tracing_is_believed(cache_url: str, tmp_path:
     save_steps(tmp_path / "run.json", report, StepTimes())
     found = examine(cache_url, DoctorOptions(seconds=1.0, batch_size=8, steps=tmp_path / "run.json"))
     assert found.actions[0].do.startswith("your step waits on tracing, not on data")
+    assert any(note.startswith(f"{tmp_path / 'run.json'}: ") for note in found.notes)
 
 
 def test_a_file_that_is_no_profile(cache_url: str, tmp_path: Path) -> None:
@@ -219,14 +256,10 @@ def test_what_is_to_be_fed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sample_dataset_holds_the_samples(dataset_url: str, tmp_path: Path) -> None:
-    dataset = tpufeed.open_dataset(dataset_url)
-    sample = take_sample(dataset, "train", 10.0, count=12)
-    assert len(sample.images) == len(sample.labels) == 12
-    url = write_sample(tmp_path / "sample", sample)
-    loader = tpufeed.numpy_loader(url, ops=OPS, batch_size=4, shuffle=False, columns=["label"], threads=1)
-    with loader:
-        labels = {int(label) for batch in loader for label in batch}
-    assert labels == set(sample.labels)
+    sample = take_sample(tpufeed.open_dataset(dataset_url), "train", 10.0, count=12)
+    assert len(set(sample.images)) == 12
+    made = tpufeed.open_dataset(write_sample(tmp_path / "sample", sample))
+    assert set(take_sample(made, "train", 10.0, count=10**6).images) == set(sample.images)
 
 
 def test_a_raw_sample_holds_the_pixels(dataset_url: str, tmp_path: Path) -> None:
@@ -234,21 +267,21 @@ def test_a_raw_sample_holds_the_pixels(dataset_url: str, tmp_path: Path) -> None
     pixels = warm(sample, [CenterCrop(32)], 10.0)
     url = write_sample(tmp_path / "raw", pixels, (32, 32, 3))
     with tpufeed.numpy_loader(url, batch_size=2, shuffle=False, threads=1) as loader:
-        images = {image.tobytes() for batch, _ in loader for image in batch}
+        images = {image.tobytes() for batch in loader for image in batch}
     assert images == set(pixels.images)
 
 
 def test_a_presized_sample_is_smaller(photos: dict[str, bytes]) -> None:
-    sample = Sample([photos["china.jpg"], photos["rocket.jpg"], b"no image"], [0, 1, 2])
+    sample = Sample([photos["china.jpg"], photos["rocket.jpg"], b"no image"])
     made = restore(sample, ImagePolicy(presize_px=64, quality=90), 10.0)
-    assert made.labels == [0, 1]
+    assert len(made.images) == 2
     assert made.image_bytes < sample.image_bytes / 4
 
 
 def test_parts_run_in_worker_processes(dataset_url: str) -> None:
     subject = Subject(dataset_url, "train", LoaderOptions(ops=OPS))
     with Probes(subject, Workers(2, 1)) as probes:
-        processes = [process for process, _ in probes._launched]
+        processes = [child.process for child in probes._children]
         assert probes.measure("all", 0.02) > 0
         assert probes.measure_one("decoding", 0.02) > 0
         assert all(process.poll() is None for process in processes)
@@ -257,7 +290,7 @@ def test_parts_run_in_worker_processes(dataset_url: str) -> None:
 
 def test_a_worker_process_that_dies_is_an_error(dataset_url: str) -> None:
     with Probes(Subject(dataset_url, "train", LoaderOptions(ops=OPS)), Workers(1, 1)) as probes:
-        process, _ = probes._launched[0]
+        process = probes._children[0].process
         process.kill()
         process.wait()
         with pytest.raises(LoaderError, match="a worker process of the doctor died"):
@@ -306,84 +339,83 @@ def test_files_that_come_faster_when_they_are_read_again_come_from_a_disk(
     rates: tuple[float, float], detail: str, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "shard").write_bytes(bytes(1000))
-    monkeypatch.setattr(storing, "is_in_memory", lambda _: False)
+    monkeypatch.setattr(measure, "is_in_memory", lambda _: False)
     left = iter(rates)
-    monkeypatch.setattr(storing, "read_rate", lambda pieces, read, *_: [read(one) for one in pieces] and next(left))
-    found = storing._measure_local([tmp_path / "shard"], 1.0)
+    monkeypatch.setattr(measure, "read_rate", lambda pieces, read, *_: [read(one) for one in pieces] and next(left))
+    found = measure._measure_local([tmp_path / "shard"], 1.0)
     assert (found.detail, found.bytes_per_second, found.kind) == (detail, rates[0], kind)
 
 
 def test_transfers_are_counted_without_the_first() -> None:
     times = iter([0.0, 0.5, 1.0, 1.5, 2.0])
     calls: list[int] = []
-    assert transfers.repeat(lambda: calls.append(1), 2.0, lambda: next(times)) == pytest.approx(2.0)
+    assert measure.repeat(lambda: calls.append(1), 2.0, lambda: next(times)) == pytest.approx(2.0)
     assert len(calls) == 5
 
 
 def test_transfers_go_to_every_device() -> None:
     jax = pytest.importorskip("jax")
     batch = np.zeros((16, 8, 8, 3), np.uint8)
-    assert transfers.measure_jax(batch, jax.devices("cpu")[:2], 0.01) > 0
+    assert measure.repeat(measure.put_by_jax(batch, jax.devices("cpu")[:2]), 0.01) > 0
 
 
 def test_a_tpu_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "accel0").touch()
-    monkeypatch.setattr(transfers, "_DEVICES", (f"{tmp_path}/accel*",))
-    monkeypatch.setattr(transfers.importlib.util, "find_spec", lambda name: None if name == "torch_xla" else object())
-    found = transfers.measure_transfer((8, 8, 3), 4, 0.01)
+    monkeypatch.setattr(measure, "_DEVICES", (f"{tmp_path}/accel*",))
+    monkeypatch.setattr(measure.importlib.util, "find_spec", lambda name: None if name == "torch_xla" else object())
+    found = measure.measure_transfer((8, 8, 3), 4, 0.01)
     assert found.images_per_second is None
     assert "the TPU does not answer" in found.why_not
-    monkeypatch.setattr(transfers.importlib.util, "find_spec", lambda _: None)
-    assert "neither torch_xla nor jax" in transfers.measure_transfer((8, 8, 3), 4, 0.01).why_not
+    monkeypatch.setattr(measure.importlib.util, "find_spec", lambda _: None)
+    assert "neither torch_xla nor jax" in measure.measure_transfer((8, 8, 3), 4, 0.01).why_not
 
 
-def trial_of(url: str, folder: Path, **options) -> Trial:
+def scenario_of(url: str, folder: Path, **options) -> Scenario:
     dataset = tpufeed.open_dataset(url)
-    return Trial(
+    return Scenario(
         url=url,
-        origin=Origin("photos/"),
+        source="encoded",
+        provenance=Provenance("photos/"),
         records=1_000_000,
         sample=take_sample(dataset, "train", 10.0, count=16),
-        shape=None,
-        cached=None,
         options=LoaderOptions(ops=OPS, batch_size=8, **options),
         ops=tuple(OPS),
         size=(32, 32),
         folder=folder,
         seconds=0.02,
-        expected=None,
     )
 
 
 def test_threads_that_are_left_out_are_tried(dataset_url: str, tmp_path: Path) -> None:
-    trial = trial_of(dataset_url, tmp_path, threads=available_cores() + 1, processes=0)
-    ((way, said),) = try_workers(tpufeed.open_dataset(dataset_url), "train", trial, Workers(0, available_cores() + 1))
-    assert way.do.startswith(f"use {available_cores()} thread")
-    assert way.do.endswith("of the training process itself: leave out --processes and --threads")
-    assert way.images_per_second > 0
-    assert not said
+    cores = available_cores()
+    scenario = scenario_of(dataset_url, tmp_path, threads=cores + 1, processes=0)
+    found = try_workers(scenario, tpufeed.open_dataset(dataset_url), "train", Workers(0, cores + 1), 0.0)
+    assert found is not None
+    assert found.do.startswith("use ")
+    assert found.do.endswith(": leave out --processes and --threads")
+    assert found.images_per_second > 0
 
 
-def test_the_threads_of_one_process_are_tried_for_its_gil(
-    dataset_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("now", "assembly", "do"),
+    [
+        (Workers(2, 1), 0.2, "use 2 threads of the training process itself: --processes 0 --threads 2"),
+        (Workers(2, 1), 0.19, None),  # handing over takes too little to be saved
+        (Workers(1, 1), 0.9, None),
+        (Workers(0, 2), 0.9, None),
+    ],
+)
+def test_threads_of_this_process_are_tried_where_handing_over_takes_long(
+    now: Workers, assembly: float, do: str | None, dataset_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "plan_workers", lambda *_: Workers(2, 1))
-    trial = replace(trial_of(dataset_url, tmp_path), expected=9000.0)
-    tried = try_workers(tpufeed.open_dataset(dataset_url), "train", trial, Workers(2, 1))
-    assert [way.do for way, _ in tried] == [
-        "use 1 worker process with 2 threads: --processes 1 --threads 2",
-        "use 2 threads of the training process itself: --processes 0 --threads 2",
-    ]
-    (said,) = [said for _, said in tried if said]
-    assert said.startswith(
-        "without worker processes, 2 threads of the training process itself, which share its GIL, give "
-    )
-    assert said.endswith(" images a second; 2 worker processes with 1 thread each give 9,000")
-    assert [way.saves for way, _ in tried] == ["assembly", "assembly"]
+    monkeypatch.setattr(samples, "plan_workers", lambda *_: now)
+    scenario = scenario_of(dataset_url, tmp_path)
+    found = try_workers(scenario, tpufeed.open_dataset(dataset_url), "train", now, assembly)
+    assert (found and found.do) == do
 
 
 def test_a_raw_cache_is_tried_with_its_bytes_and_its_command(dataset_url: str, tmp_path: Path) -> None:
-    found = {way.kind: way for way in try_ways(trial_of(dataset_url, tmp_path), raw_files=False)}
+    found = {one.kind: one for one in try_storages(scenario_of(dataset_url, tmp_path))}
     assert list(found) == ["raw"]  # images of 60 pixels are not presized
     raw = found["raw"]
     assert raw.record_bytes == 32 * 32 * 3 + 400
@@ -392,16 +424,16 @@ def test_a_raw_cache_is_tried_with_its_bytes_and_its_command(dataset_url: str, t
 
 
 def test_commands_can_be_pasted_into_a_shell(dataset_url: str, tmp_path: Path) -> None:
-    trial = replace(trial_of(dataset_url, tmp_path), url="my flowers", ops=(CenterCrop(32),))
-    (raw,) = try_ways(trial, raw_files=False)
+    scenario = replace(scenario_of(dataset_url, tmp_path), url="my flowers", ops=(CenterCrop(32),))
+    (raw,) = try_storages(scenario)
     assert not isinstance(raw, str), raw
     assert shlex.split(raw.do.partition(": ")[2])[3:7] == ["my flowers", "CACHE", "--op", repr(CenterCrop(32))]
 
 
 def test_photographs_are_presized_as_sharding_does(photos: dict[str, bytes], tmp_path: Path, dataset_url: str) -> None:
     large = photos["china.jpg"], photos["flower.jpg"]
-    trial = replace(trial_of(dataset_url, tmp_path), sample=Sample([*large] * 4, [0, 1] * 4))
-    presized = next(way for way in try_ways(trial, raw_files=False) if not isinstance(way, str))
+    scenario = replace(scenario_of(dataset_url, tmp_path), sample=Sample([*large] * 4))
+    presized = next(one for one in try_storages(scenario) if not isinstance(one, str))
     assert presized.do == "presize to 37: tpufeed shard photos/ DATASET-37 --presize 37"
     assert presized.record_bytes < len(min(large, key=len)) / 10
 
@@ -412,8 +444,8 @@ def test_an_encoded_cache_is_tried_raw_with_its_live_ops(dataset_url: str, tmp_p
     found = examine(url, DoctorOptions(seconds=1.0, batch_size=8))
     assert found.fed
     assert not [note for note in found.notes if "could not be tried" in note]
-    trial = replace(trial_of(url, tmp_path / "samples"), cached=(40, 40, 3))
-    (raw,) = try_ways(trial, raw_files=False)
+    scenario = replace(scenario_of(url, tmp_path / "samples"), source="other", cached=(40, 40, 3))
+    (raw,) = try_storages(scenario)
     assert not isinstance(raw, str), raw
     assert "--encode raw" in raw.do
     assert raw.record_bytes == 40 * 40 * 3 + 400
@@ -421,32 +453,21 @@ def test_an_encoded_cache_is_tried_raw_with_its_live_ops(dataset_url: str, tmp_p
 
 def test_what_cannot_be_tried_is_said(dataset_url: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    trial = replace(trial_of(dataset_url, tmp_path), folder=tmp_path / "file")
-    tried = list(try_ways(trial, raw_files=True))
+    scenario = replace(scenario_of(dataset_url, tmp_path), folder=tmp_path / "file", source="files")
+    tried = list(try_storages(scenario))
     assert len(tried) == 2
-    assert all(isinstance(way, str) and "could not be tried" in way and "Not a directory" in way for way in tried)
+    assert all(isinstance(one, str) and "could not be tried" in one and "Not a directory" in one for one in tried)
 
 
 def test_files_that_no_build_takes_are_no_way(dataset_url: str, tmp_path: Path) -> None:
-    trial = replace(trial_of(dataset_url, tmp_path), sample=Sample([b"no image", b"none either"], [0, 0]))
-    assert list(try_ways(trial, raw_files=True)) == []
-
-
-def test_settings_are_those_of_the_loaders_themselves(dataset_url: str) -> None:
-    dataset = tpufeed.open_dataset(dataset_url)
-    found = suggest_settings(dataset, LoaderOptions(threads=7), 4)
-    with tpufeed.numpy_loader(dataset_url, ops=OPS, batch_size=4) as loader:
-        assert found["lanes"] == loader.lanes
-        assert found["processes"] == loader.stats().processes
-        assert found["processes"] * found["threads"] in (0, loader.stats().threads)
-    assert found["batch_size"] == 512
-    assert "stage_bytes" not in found
+    scenario = replace(scenario_of(dataset_url, tmp_path), sample=Sample([b"no image", b"none either"]), source="files")
+    assert list(try_storages(scenario)) == []
 
 
 def test_plain_python_is_measured_over_what_it_can_decode(photos: dict[str, bytes]) -> None:
-    sample = Sample([b"no image", photos["china.jpg"]], [0, 0])
+    sample = Sample([b"no image", photos["china.jpg"]])
     assert measure_plainly(sample, 32, 1, 0.05) > 0
-    assert measure_plainly(Sample([b"no image"], [0]), 32, 1, 0.01) == 0
+    assert measure_plainly(Sample([b"no image"]), 32, 1, 0.01) == 0
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, bytes]) -> None:
@@ -455,4 +476,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, b
     found = read_files(str(tmp_path), 10.0)
     assert found.count == 2
     assert len(found.sample.images) == 1
-    assert "gone.jpg" in found.unreadable[0]
+    assert any(
+        "1 of those looked at cannot be read, the first: " in note and "gone.jpg" in note for note in found.notes
+    )

@@ -1,4 +1,4 @@
-"""From made-up measurements to a diagnosis."""
+"""From made-up measurements to a diagnosis and advice."""
 
 import re
 from dataclasses import replace
@@ -7,38 +7,68 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufeed.diagnosis.stages.findings import Evidence, Findings, Way
-from tpufeed.diagnosis.stages.prediction import diagnose, fed_rate
-from tpufeed.diagnosis.stages.rates import DECODING, OPS, READING, TRANSFER, Figure, Goal, Storage
+from tpufeed.diagnosis.advice import Evidence, advise
+from tpufeed.diagnosis.prediction import (
+    ACCELERATOR,
+    ASSEMBLY,
+    DECODING,
+    OPS,
+    READING,
+    TRANSFER,
+    Alternative,
+    Goal,
+    Measurements,
+    Storage,
+    attribute,
+    compose,
+    core_shares,
+    detect_tpu,
+    find_binding,
+    needed_rates,
+    predict,
+    predict_band,
+)
+from tpufeed.diagnosis.results import Diagnosis, Stage
+from tpufeed.errors import OptionError
+from tpufeed.profiling.flops import TPUS, find_tpu
 
 GOAL = Goal("v3-8", "resnet50", (4100.0, 7500.0), 8)
 MEMORY = Storage(kind="memory", bytes_per_second=5e9, detail="page cache")
+STAGES = {
+    READING: Stage(name=READING, images_per_second=50_000, one_thread=26_000, detail="CRCs verified"),
+    DECODING: Stage(name=DECODING, images_per_second=2000, one_thread=1000),
+    OPS: Stage(name=OPS, images_per_second=12_000, one_thread=6000),
+    TRANSFER: Stage(name=TRANSFER, why_not="there is no TPU on this host"),
+}
+
+rates = st.floats(1e-3, 1e7)
+maybe_rates = st.none() | rates
 
 
-def findings(**changed) -> Findings:
-    return replace(
-        Findings(
-            url="gs://bucket/flowers",
-            split="train",
-            machine={"cores": 2},
-            record_bytes=90_000,
-            storage=MEMORY,
-            reading=Figure(name=READING, images_per_second=50_000, one_thread=26_000, detail="CRCs verified"),
-            decoding=Figure(name=DECODING, images_per_second=2000, one_thread=1000),
-            ops=Figure(name=OPS, images_per_second=12_000, one_thread=6000),
-            transfer=Figure(name=TRANSFER, why_not="there is no TPU on this host"),
-            loader=1500,
-        ),
-        **changed,
-    )
+def measurements(
+    loader: float | None = 1500, transfer: float | None = None, why_not: str = "", reading: float = 50_000, **others
+) -> Measurements:
+    stages = STAGES | {
+        ASSEMBLY: Stage(name=ASSEMBLY, images_per_second=loader, why_not=why_not),
+        READING: replace(STAGES[READING], images_per_second=reading),
+        TRANSFER: replace(STAGES[TRANSFER], images_per_second=transfer),
+    }
+    return Measurements(**{"split": "train", "record_bytes": 90_000, "storage": MEMORY, "stages": stages, **others})
 
 
-def way(rate: float, kind="presize", record_bytes: float = 26_000) -> Way:
-    return Way(kind=kind, do=f"do {kind}", images_per_second=rate, record_bytes=record_bytes, cost="2 GB")
+def diagnose(measured: Measurements, goal: Goal = GOAL, evidence: tuple[Evidence, ...] = ()) -> Diagnosis:
+    found = predict(measured, goal, "gs://bucket/flowers", {"cores": 2})
+    return replace(found, actions=advise(measured, goal, evidence))
+
+
+def other(rate: float, kind="presize", record_bytes: float = 26_000, **more) -> Alternative:
+    cost = more.pop("cost", "2 GB")
+    do = more.pop("do", f"do {kind}")
+    return Alternative(kind=kind, do=do, images_per_second=rate, record_bytes=record_bytes, cost=cost, **more)
 
 
 def test_jpegs_bind_at_decoding() -> None:
-    found = diagnose(findings(ways=(way(4500), way(48_000, "raw", 150_000))), GOAL)
+    found = diagnose(measurements(alternatives=(other(4500), other(48_000, "raw", 150_000))))
     assert found.fed == 1500
     assert found.binding == "decoding"
     assert found.idle_percent == pytest.approx((100 * (1 - 1500 / 4100), 80))
@@ -59,7 +89,7 @@ def test_jpegs_bind_at_decoding() -> None:
 
 def test_a_slow_bucket_binds_and_holds_down_what_else_would_help() -> None:
     remote = Storage(kind="remote", bytes_per_second=90e6, every_epoch=True, detail="90 MB/s")
-    found = diagnose(findings(storage=remote, ways=(way(4500), way(48_000, "raw", 150_000))), GOAL)
+    found = diagnose(measurements(storage=remote, alternatives=(other(4500), other(48_000, "raw", 150_000))))
     assert (found.fed, found.binding) == (1000, "storage")
     presize, *rest = found.actions
     assert not rest  # raw pixels are more bytes: they come more slowly than JPEGs
@@ -69,16 +99,16 @@ def test_a_slow_bucket_binds_and_holds_down_what_else_would_help() -> None:
 
 def test_the_first_epoch_from_a_bucket_is_told_from_the_others() -> None:
     remote = Storage(kind="remote", bytes_per_second=90e6, detail="90 MB/s")
-    found = diagnose(findings(storage=remote), GOAL)
+    found = diagnose(measurements(storage=remote))
     assert found.fed == 1000
     assert any(note.startswith("that is the first epoch; the others read from memory: 1,500") for note in found.notes)
 
 
 def test_what_a_way_gives_once_it_is_staged_is_told_from_the_first_time() -> None:
     remote = Storage(kind="remote", bytes_per_second=90e6, room=20_000_000_000)
-    staged = replace(way(48_000, "raw", 150_000), total_bytes=9e9)
+    staged = replace(other(48_000, "raw", 150_000), total_bytes=9e9)
     too_large = replace(staged, do="do all of them", total_bytes=30e9)
-    (raw,) = diagnose(findings(storage=remote, ways=(staged, too_large)), GOAL).actions
+    (raw,) = diagnose(measurements(storage=remote, alternatives=(staged, too_large))).actions
     assert (raw.do, raw.factor, raw.images_per_second) == ("do raw", pytest.approx(32), 48_000)
     assert raw.idle_percent == (0, 0)
     assert raw.cost == "2 GB; what is read for the first time comes at 600"
@@ -86,24 +116,24 @@ def test_what_a_way_gives_once_it_is_staged_is_told_from_the_first_time() -> Non
 
 def test_what_now_comes_anew_in_every_epoch_may_be_staged_once_it_is_smaller() -> None:
     remote = Storage(kind="remote", bytes_per_second=90e6, every_epoch=True, room=20_000_000_000)
-    (presize,) = diagnose(findings(storage=remote, ways=(replace(way(4500), total_bytes=9e9),)), GOAL).actions
+    (presize,) = diagnose(measurements(storage=remote, alternatives=(replace(other(4500), total_bytes=9e9),))).actions
     assert (presize.factor, presize.images_per_second) == (pytest.approx(4.5), 4500)
 
 
 def test_a_loader_that_reads_in_turn_has_read_when_it_was_measured() -> None:
     remote = Storage(kind="remote", bytes_per_second=90e6, in_turn=True, every_epoch=True)
-    found = diagnose(findings(storage=remote, loader=600), GOAL)
+    found = diagnose(measurements(storage=remote, loader=600))
     assert (found.fed, found.binding) == (600, "storage")
 
 
 def test_a_slow_transfer_binds() -> None:
-    found = diagnose(findings(transfer=Figure(name=TRANSFER, images_per_second=300), ways=(way(4500),)), GOAL)
+    found = diagnose(measurements(transfer=300, alternatives=(other(4500),)))
     assert (found.fed, found.binding) == (300, "transfer")
     assert found.actions == ()  # nothing on the host would help
 
 
 def test_where_nothing_binds_there_is_nothing_to_do() -> None:
-    found = diagnose(findings(loader=20_000, ways=(way(48_000),), hints=("reshard",)), GOAL)
+    found = diagnose(measurements(loader=20_000, alternatives=(other(48_000),), hints=("reshard",)))
     assert found.binding == "accelerator"
     assert found.idle_percent == (0, 0)
     assert found.actions == ()
@@ -111,7 +141,7 @@ def test_where_nothing_binds_there_is_nothing_to_do() -> None:
 
 
 def test_a_loader_that_fails_leaves_no_prediction_but_all_the_stages() -> None:
-    found = diagnose(findings(loader=None, why_no_loader="record 7 of train-0 is damaged"), GOAL)
+    found = diagnose(measurements(loader=None, why_not="record 7 of train-0 is damaged"))
     assert (found.fed, found.idle_percent) == (None, None)
     assert found.verdict == "no prediction: record 7 of train-0 is damaged"
     assert found.stages[1].images_per_second == 50_000
@@ -120,7 +150,7 @@ def test_a_loader_that_fails_leaves_no_prediction_but_all_the_stages() -> None:
 
 @pytest.mark.parametrize(("batch", "advised"), [(128, True), (None, False), (1024, False), (512, False), (8, True)])
 def test_small_batches_leave_the_mxu_idle(batch: int | None, advised: bool) -> None:
-    found = diagnose(findings(loader=20_000), GOAL, batch)
+    found = diagnose(measurements(loader=20_000), replace(GOAL, batch_size=batch))
     assert [action.do for action in found.actions] == (
         [f"batch {batch // 8} a core leaves the MXU idle: 128 (1,024 on this host)"] if advised and batch else []
     )
@@ -128,56 +158,48 @@ def test_small_batches_leave_the_mxu_idle(batch: int | None, advised: bool) -> N
 
 def test_a_step_that_waits_on_tracing_is_said_first() -> None:
     evidence = Evidence("tracing", "run.json: your step waits on tracing (40 % of the time)")
-    found = diagnose(findings(evidence=(evidence,), ways=(way(4500),)), GOAL)
+    found = diagnose(measurements(alternatives=(other(4500),)), evidence=(evidence,))
     assert found.actions[0].do.startswith("your step waits on tracing, not on data")
     assert found.actions[0].cost == evidence.says
     assert len(found.actions) == 2
-    data = diagnose(findings(evidence=(Evidence("data", "run.json: highly input-bound"),)), GOAL)
-    assert data.actions == ()
-    assert "run.json: highly input-bound" in data.notes
 
 
 def test_a_run_that_waited_where_nothing_binds_is_to_be_looked_at() -> None:
     data, tracing = Evidence("data", "run.json: highly input-bound"), Evidence("tracing", "it traces")
-    (action,) = diagnose(findings(loader=20_000, evidence=(data,)), GOAL).actions
+    (action,) = diagnose(measurements(loader=20_000), evidence=(data,)).actions
     assert action.do.startswith("look at the run rather than at the data")
-    (action,) = diagnose(findings(loader=20_000, evidence=(data, tracing)), GOAL).actions
+    (action,) = diagnose(measurements(loader=20_000), evidence=(data, tracing)).actions
     assert action.do.startswith("your step waits on tracing")
-    assert diagnose(findings(evidence=(data,)), GOAL).actions == ()
+    assert diagnose(measurements(), evidence=(data,)).actions == ()
 
 
 def test_a_way_to_the_device_that_was_not_measured_is_said() -> None:
     said = "; the way to the device is not counted (transfer n/a)"
     for rate in (1500, 20_000):
-        assert diagnose(findings(loader=rate), GOAL).verdict.endswith(said)
-        counted = findings(loader=rate, transfer=Figure(name=TRANSFER, images_per_second=50_000))
-        assert said not in diagnose(counted, GOAL).verdict
+        assert diagnose(measurements(loader=rate)).verdict.endswith(said)
+        counted = measurements(loader=rate, transfer=50_000)
+        assert said not in diagnose(counted).verdict
 
 
 def test_percents_of_an_image_s_time_add_up_to_a_hundred() -> None:
-    found = diagnose(findings(reading=Figure(name=READING, images_per_second=300_000), loader=1400), GOAL)
+    found = diagnose(measurements(reading=300_000, loader=1400))
     percents = [int(part) for stage in found.stages for part in re.findall(r"(\d+) % of an image's time", stage.detail)]
     assert len(percents) == 4
     assert sum(percents) == 100
 
 
 def test_other_processes_have_to_gain_more_than_noise() -> None:
-    fewer = replace(way(2000, "workers"), saves="assembly")
-    (action,) = diagnose(findings(loader=1300, ways=(fewer,)), GOAL).actions  # handing over takes 22 %: 1.28x
-    assert action.factor == pytest.approx(2000 / 1300)
-    assert diagnose(findings(loader=1300, ways=(replace(fewer, images_per_second=2600),)), GOAL).actions == ()
-    assert diagnose(findings(ways=(way(1800, "workers"),)), GOAL).actions == ()  # 1.2x
-    assert len(diagnose(findings(ways=(way(1950, "workers"),)), GOAL).actions) == 1
-    assert diagnose(findings(loader=1600, ways=(replace(fewer, images_per_second=4000),)), GOAL).actions == ()
+    assert diagnose(measurements(alternatives=(other(1800, "workers"),))).actions == ()  # 1.2x
+    assert len(diagnose(measurements(alternatives=(other(1950, "workers"),))).actions) == 1
 
 
 def test_one_figure_is_no_range() -> None:
     narrow = replace(GOAL, needed=(7490.0, 7500.0))
-    assert "waits 80 % of its time" in diagnose(findings(), narrow).verdict
+    assert "waits 80 % of its time" in diagnose(measurements(), narrow).verdict
 
 
 def test_hints_follow_what_was_measured() -> None:
-    found = diagnose(findings(ways=(way(4500),), hints=("reshard: shards of 2 MB",)), GOAL)
+    found = diagnose(measurements(alternatives=(other(4500),), hints=("reshard: shards of 2 MB",)))
     assert [action.do for action in found.actions] == ["do presize", "reshard: shards of 2 MB"]
     assert found.actions[1].factor is None
 
@@ -190,9 +212,8 @@ storages = st.builds(
     room=st.integers(0, 10**12),
     in_turn=st.booleans(),
 )
-figures = st.builds(Figure, name=st.just("x"), images_per_second=st.none() | st.floats(1, 1e6))
-ways = st.builds(
-    Way,
+alternatives = st.builds(
+    Alternative,
     kind=st.sampled_from(["presize", "raw", "workers"]),
     do=st.text(min_size=1, max_size=3),
     images_per_second=st.floats(1, 1e6),
@@ -201,17 +222,17 @@ ways = st.builds(
 )
 
 
-@given(st.floats(1, 1e6), storages, st.none() | st.floats(1, 1e6), st.lists(ways, max_size=4))
+@given(st.floats(1, 1e6), storages, st.none() | st.floats(1, 1e6), st.lists(alternatives, max_size=4))
 def test_of_any_measurements_a_sound_diagnosis(
-    loader: float, storage: Storage, transfer: float | None, tried: list[Way]
+    loader: float, storage: Storage, transfer: float | None, tried: list[Alternative]
 ) -> None:
-    measured = findings(
+    measured = measurements(
         loader=loader,
         storage=storage,
-        transfer=Figure(name=TRANSFER, images_per_second=transfer),
-        ways=tuple(tried),
+        transfer=transfer,
+        alternatives=tuple(tried),
     )
-    found = diagnose(measured, GOAL)
+    found = diagnose(measured)
     assert found.fed is not None
     assert found.fed <= loader
     assert found.idle_percent is not None
@@ -228,7 +249,169 @@ def test_of_any_measurements_a_sound_diagnosis(
 
 @given(st.floats(1, 1e6), st.floats(1.01, 10), storages)
 def test_a_faster_loader_never_feeds_less(loader: float, times: float, storage: Storage) -> None:
-    less, more = (fed_rate(findings(loader=rate, storage=storage)) for rate in (loader, loader * times))
+    less, more = (measurements(loader=rate, storage=storage).fed for rate in (loader, loader * times))
     assert less is not None
     assert more is not None
     assert less <= more
+
+
+@pytest.mark.parametrize(("fed", "needed", "idle"), [(50, 100, 50), (100, 100, 0), (300, 100, 0), (1, 100, 99)])
+def test_idle_is_the_share_of_its_steps_that_a_device_does_not_get(fed: float, needed: float, idle: float) -> None:
+    assert predict_band(fed, (needed, 2 * needed)) == pytest.approx((idle, 100 * max(0, 1 - fed / needed / 2)))
+
+
+@given(rates, rates, rates, rates)
+def test_idle_falls_as_more_is_fed_and_rises_as_more_is_needed(one: float, two: float, low: float, high: float) -> None:
+    (less, more), needed = sorted((one, two)), (min(low, high), max(low, high))
+    (best, worst), (low_idle, high_idle) = predict_band(more, needed), predict_band(less, needed)
+    assert 0 <= best <= low_idle <= high_idle < 100
+    assert best <= worst <= high_idle
+    assert (worst == 0) == (more >= needed[1])
+
+
+@pytest.mark.parametrize("tpu", TPUS.values(), ids=TPUS)
+def test_the_formula_gives_what_the_table_says_of_resnet50(tpu) -> None:
+    low, high = needed_rates(tpu, 24.6e9)
+    assert (low, high) == pytest.approx((tpu.low, tpu.high), rel=0.01)
+    assert needed_rates(tpu, None) == (tpu.low, tpu.high)
+
+
+@given(st.sampled_from(sorted(TPUS)), st.floats(1e6, 1e13), st.floats(1.01, 100))
+def test_a_larger_model_needs_fewer_images(name: str, flops: float, times: float) -> None:
+    small, large = needed_rates(TPUS[name], flops), needed_rates(TPUS[name], flops * times)
+    assert small[0] < small[1]
+    assert large == pytest.approx((small[0] / times, small[1] / times))
+
+
+@pytest.mark.parametrize("flops", [0.0, -1.0, float("nan"), float("inf")])
+def test_flops_are_a_positive_number(flops: float) -> None:
+    with pytest.raises(OptionError, match="a number above 0"):
+        needed_rates(find_tpu("v3-8"), flops)
+
+
+@pytest.mark.parametrize(
+    ("accelerator_type", "name", "chips", "high"),
+    [
+        ("v3-8", "v3-8", 4, 7500),
+        ("v2-32", "v2-8", 4, 2744),  # the part of a slice that is this host's
+        ("v5litepod-8", "v5e-8", 8, 24024),
+        ("v5litepod-4", "v5e-4", 4, 12012),
+        ("v5litepod-1", "v5e-1", 1, 3003),
+        ("V6E-4", "v6e-4", 4, 55975.5),
+        ("v5p-8", "v5p-8", 4, 27988),
+        ("v4-16", "v4-8", 4, 16768),
+        ("tpu7x-8", "v7x-4", 4, 140671),
+    ],
+)
+def test_the_tpu_of_this_host_is_found_in_its_environment(
+    accelerator_type: str, name: str, chips: int, high: float
+) -> None:
+    found = detect_tpu({"TPU_ACCELERATOR_TYPE": accelerator_type})
+    assert found is not None
+    assert (found.name, found.chips, found.high) == (name, chips, pytest.approx(high))
+
+
+@pytest.mark.parametrize("value", ["", "v9-8", "a100", "v3", "v3-x", "-8"])
+def test_where_there_is_no_tpu_none_is_found(value: str) -> None:
+    assert detect_tpu({"TPU_ACCELERATOR_TYPE": value}) is None
+    assert detect_tpu({}) is None
+
+
+@given(st.lists(maybe_rates, max_size=5))
+def test_stages_that_overlap_are_as_fast_as_the_slowest(each: list[float | None]) -> None:
+    known = [rate for rate in each if rate is not None]
+    assert compose(*each) == (min(known) if known else None)
+
+
+@given(st.floats(1, 1e9), st.floats(1, 1e6), rates)
+def test_storage_only_slows_down_and_memory_not_at_all(bandwidth: float, record_bytes: float, rate: float) -> None:
+    limit = bandwidth / record_bytes
+    ahead = Storage(kind="remote", bytes_per_second=bandwidth)
+    assert ahead.through(rate, record_bytes) == pytest.approx(min(limit, rate))
+    in_turn = Storage(kind="remote", bytes_per_second=bandwidth, in_turn=True).through(rate, record_bytes)
+    assert in_turn < min(limit, rate) * 1.0001
+    assert in_turn > min(limit, rate) / 2.0001
+    memory = Storage(kind="memory", bytes_per_second=bandwidth)
+    assert memory.through(rate, record_bytes) == rate
+    assert Storage(kind="disk", why_not="no right to read").through(rate, record_bytes) == rate
+
+
+@given(st.lists(rates, min_size=1, max_size=3), st.floats(0.1, 1))
+def test_shares_add_up_and_the_slowest_stage_has_the_most(each: list[float], efficiency: float) -> None:
+    figures = [Stage(name=f"stage {number}", images_per_second=rate) for number, rate in enumerate(each)]
+    whole = efficiency / sum(1 / rate for rate in each)
+    shares = core_shares(figures, whole)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares[ASSEMBLY] == pytest.approx(1 - efficiency, abs=1e-6)
+    assert min(shares.values()) >= 0
+    alone = {name: share for name, share in shares.items() if name != ASSEMBLY}
+    slowest = min(figures, key=lambda figure: figure.images_per_second or 0)
+    assert alone[slowest.name] == pytest.approx(max(alone.values()))
+
+
+def test_what_was_not_measured_has_no_share() -> None:
+    assert core_shares([Stage(name="ops", why_not="there are none")], None) == {}
+    assert core_shares([Stage(name="ops", why_not="there are none")], 10.0) == {ASSEMBLY: 1.0}
+
+
+@given(rates, maybe_rates, maybe_rates, maybe_rates)
+def test_what_binds_is_the_slowest(
+    needed: float, storage: float | None, transfer: float | None, cores: float | None
+) -> None:
+    overlapping = {"storage": storage, "transfer": transfer}
+    found = find_binding(needed, overlapping, cores, {"decoding": 0.8, "reading": 0.2})
+    fed = compose(storage, transfer, cores)
+    if fed is None or fed >= needed:
+        assert found == ACCELERATOR
+    elif found == "decoding":
+        assert cores == fed
+    else:
+        assert overlapping[found] == compose(storage, transfer)
+        assert overlapping[found] <= 1.1 * fed * 1.0001  # type: ignore[operator]
+
+
+def test_without_shares_the_loader_as_a_whole_binds() -> None:
+    assert find_binding(100, {}, 10, {}) == ASSEMBLY
+
+
+def test_ops_are_what_is_left() -> None:
+    found = {"reading": (2000.0, 4000.0), "decoding": (1000.0, 2000.0), "all": (500.0, 1000.0)}
+    reading, decoding, ops = attribute(found, encoded=True, has_ops=True).values()
+    assert (reading.one_thread, reading.images_per_second) == (2000, 4000)
+    assert (decoding.images_per_second, decoding.detail) == (2000, "at full size")
+    assert (ops.one_thread, ops.images_per_second) == pytest.approx((2000, 4000))
+
+
+def test_ops_that_make_decoding_cheaper_are_measured_with_it() -> None:
+    found = {"reading": (2000.0, 4000.0), "decoding": (100.0, 200.0), "all": (400.0, 800.0)}
+    _, decoding, ops = attribute(found, encoded=True, has_ops=True).values()
+    assert (decoding.one_thread, decoding.images_per_second) == pytest.approx((500, 1000))
+    assert ops.images_per_second is None
+    assert "which they make cheaper" in ops.why_not
+
+
+def test_raw_pixels_are_copied() -> None:
+    reading, decoding, ops = attribute(
+        {"reading": (9.0, 18.0), "all": (8.0, 16.0)}, encoded=False, has_ops=False
+    ).values()
+    assert reading.detail == "CRCs verified, pixels copied"
+    assert (decoding.images_per_second, decoding.why_not) == (None, "raw pixels need none")
+    assert (ops.images_per_second, ops.why_not) == (None, "there are none")
+
+
+@pytest.mark.parametrize(("whole", "known"), [(4.5, 9.0), (9.5, None)])
+def test_live_ops_of_a_raw_cache(whole: float, known: float | None) -> None:
+    _, _, ops = attribute({"reading": (9.0, 9.0), "all": (whole, whole)}, encoded=False, has_ops=True).values()
+    assert ops.images_per_second == (known if known is None else pytest.approx(known))
+
+
+@given(rates, rates, rates, st.booleans())
+def test_of_any_rates_nothing_is_negative_and_what_is_unknown_says_why(
+    reading: float, decoding: float, whole: float, has_ops: bool
+) -> None:
+    found = {"reading": (reading, reading), "decoding": (decoding, decoding), "all": (whole, whole)}
+    for figure in attribute(found, encoded=True, has_ops=has_ops).values():
+        if figure.images_per_second is None:
+            assert figure.why_not
+        else:
+            assert figure.images_per_second > 0

@@ -72,7 +72,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def test_verdict_actions_figures_and_tables_are_there(full: Page) -> None:
     text = full.text
     assert text.index(make_diagnosis().verdict) < text.index("What to do next") < text.index("Warm a raw cache")
-    for part in ("41,300 images a second", "9.2 GB, about 12 minutes", "no TPU on this host", "128,000,000"):
+    for part in ("41,300 images a second", "9.2 GB, about 12 minutes", "no TPU on this host"):
         assert part in text
     for part in ("AMD EPYC 9B14", "Page cache warm", "predicted", "recompilations", "Predicted from what was"):
         assert part in text
@@ -147,7 +147,6 @@ def test_texts_stay_texts(tmp_path: Path) -> None:
         "verdict": NASTY,
         "notes": (NASTY,),
         "actions": (action,),
-        "settings": {NASTY: NASTY},
     }
     run = make_run(NASTY, 30.0, 12, url=NASTY, loader=NASTY, verdict=NASTY, problems=(NASTY,))
     page = write(tmp_path, type(diagnosis)(**nasty | {"machine": {"cpu": NASTY}, "binding": NASTY}), [run])

@@ -15,7 +15,6 @@ from pyarrow import parquet
 import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
 from tpufeed import cache
-from tpufeed.dataset.checks import shards as checked_shards
 from tpufeed.dataset.commit import read_report
 from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.plan import read_plan
@@ -427,7 +426,7 @@ def test_a_table_that_is_damaged_each_time_is_an_error(server, table, patience):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Shards are verified in many requests: one that brings a whole shard is compared by the store."""
-    monkeypatch.setattr(checked_shards._RemoteReader, "chunk_bytes", 8_000)
+    monkeypatch.setattr("tpufeed.dataset.walk.REMOTE_CHUNK_BYTES", 8_000)
 
 
 @pytest.mark.usefixtures("small_chunks")

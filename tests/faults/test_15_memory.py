@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import tpufeed
-from tpufeed.dataset.checks import shards as checked_shards
 
 _mapped = []
 sys.addaudithook(lambda event, args: _mapped.append(args[1]) if event == "mmap.__new__" and args[0] == -1 else None)
@@ -59,7 +58,7 @@ def test_verify_needs_memory_for_a_chunk_and_no_shard(monkeypatch, tmp_path):
     for number in range(50):
         Image.fromarray(rng.integers(0, 255, (400, 400, 3), np.uint8)).save(tmp_path / f"photos/{number}.png")
     tpufeed.shard(tmp_path / "photos", tmp_path / "d", shards=1, workers=1, check="header")
-    monkeypatch.setattr(checked_shards._RemoteReader, "chunk_bytes", 1 << 20)
+    monkeypatch.setattr("tpufeed.dataset.walk.REMOTE_CHUNK_BYTES", 1 << 20)
     monkeypatch.setattr("tpufeed.dataset.verify._SPAN_BYTES", 1 << 20)
     size = sum(path.stat().st_size for path in (tmp_path / "d").glob("*.tfrecord"))
     assert size > 20 << 20

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tpufeed
+from tpufeed.dataset.adopt_scan import Wanted, scan_shard
 from tpufeed.dataset.commit import is_intact, read_report
-from tpufeed.dataset.foreign.scan import Wanted, scan_shard
 from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.plan import read_plan, read_task
 from tpufeed.dataset.reader import open_dataset

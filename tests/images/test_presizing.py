@@ -60,7 +60,7 @@ def test_the_filter_is_close_to_pillow_s_lanczos(photos, name, share):
 @pytest.mark.parametrize("name", ["china.jpg", "flower.jpg", "rocket.jpg"])
 @pytest.mark.parametrize("side", [40, 64, 100, 140])
 def test_presized_photographs_are_close_to_full_decoding(photos, name, side):
-    """These small photographs are sharper to the pixel than large ones (see benchmarks/bench_presize.py)."""
+    """These small photographs are sharper to the pixel than large ones."""
     image = store_image(photos[name], ImagePolicy(presize_px=side, encode="png"))
     expected = lanczos(decode(photos[name]), image.height, image.width)
     assert psnr(decode(image.data), expected) > 35

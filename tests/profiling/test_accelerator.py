@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.profiling.accelerator import EmulatedAccelerator, next_step, say_verdict
+from tpufeed.profiling.accelerator import EmulatedAccelerator, say_verdict
 from tpufeed.profiling.flops import AcceleratorProfile
 
 THREAD = "tpufeed-emulated-accelerator"
@@ -50,20 +50,6 @@ def feed(arrivals: list[float], step_seconds: float, **limits: Any) -> Any:
 
     device = EmulatedAccelerator(AcceleratorProfile("test", 4 / step_seconds), 4, now=time.now, sleep=time.sleep)
     return device.run(loader(), **limits)
-
-
-@pytest.mark.parametrize(
-    ("free", "arrival", "wait", "then_free"),
-    [
-        (10.0, 7.0, 0.0, 10.5),  # there before the device was free
-        (10.0, 10.0, 0.0, 10.5),
-        (10.0, 12.0, 2.0, 12.5),  # the device waited for it
-    ],
-)
-def test_a_step_starts_when_device_and_batch_are_there(
-    free: float, arrival: float, wait: float, then_free: float
-) -> None:
-    assert next_step(free, arrival, 0.5) == (wait, then_free)
 
 
 def test_idle_is_reckoned_from_nominal_times_without_the_first_step() -> None:

@@ -132,26 +132,19 @@ def test_waiting_to_learn_that_an_epoch_is_over_is_idle_but_no_step(clock: StepC
     assert report.idle_percent == pytest.approx(100 * 6 / 8)
 
 
-def test_without_steps_nothing_is_known(clock: StepClock, fake: FakeTime) -> None:
-    train(clock, Loader(fake, []), compute=1.0)
+@pytest.mark.parametrize(
+    ("waits", "compute", "first_wait"),
+    [([], 1.0, None), ([5.0], 1.0, 5.0), ([0.0, 0.0, 0.0], 0.0, 0.0)],  # the last clock did not move
+)
+def test_without_a_steady_state_nothing_is_known_of_it(
+    clock: StepClock, fake: FakeTime, waits: list[float], compute: float, first_wait: float | None
+) -> None:
+    train(clock, Loader(fake, waits), compute=compute)
     report = clock.report(batch_size=8)
-    assert report.steps == 0
-    unknown = (report.images_per_second, report.step_ms, report.wait_ms_p50, report.wait_ms_p95, report.wait_ms_p99)
-    assert unknown == (None,) * 5
-    assert (report.idle_percent, report.first_wait_seconds, report.wall_seconds) == (None, None, None)
-
-
-def test_one_step_has_a_first_wait_and_no_steady_state(clock: StepClock, fake: FakeTime) -> None:
-    train(clock, Loader(fake, [5.0]), compute=1.0)
-    report = clock.report(batch_size=8)
-    assert report.steps == 1
-    assert report.first_wait_seconds == pytest.approx(5)
-    assert (report.images_per_second, report.idle_percent, report.wall_seconds) == (None, None, None)
-
-
-def test_a_clock_that_did_not_move_gives_none_rather_than_a_division_by_zero(clock: StepClock, fake: FakeTime) -> None:
-    train(clock, Loader(fake, [0.0, 0.0, 0.0]), compute=0.0)
-    assert clock.report(batch_size=8).idle_percent is None
+    assert (report.steps, report.first_wait_seconds) == (len(waits), first_wait)
+    unknown = (report.step_ms, report.wait_ms_p50, report.wait_ms_p95, report.wait_ms_p99)
+    assert unknown == (None,) * 4
+    assert (report.images_per_second, report.idle_percent, report.wall_seconds) == (None,) * 3
 
 
 def test_leaving_early_closes_the_loader_and_keeps_the_last_compute(clock: StepClock, fake: FakeTime) -> None:
@@ -327,16 +320,12 @@ def test_a_report_in_the_middle_of_the_loop_covers_the_steps_that_ended(clock: S
     assert steps == [0, 1, 2]
 
 
-def test_the_default_clock_is_monotonic_and_costs_next_to_nothing() -> None:
-    def seconds_for(loop: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        loop()
-        return time.perf_counter() - start
-
+def test_the_default_clock_is_one_of_seconds() -> None:
     clock = StepClock()
-    steps = 20_000
-    took = min(seconds_for(lambda: sum(1 for _ in clock(range(steps)))) for _ in range(3))
-    assert took / steps < 50e-6  # measured: below 1 us; this only tells a list append from a file write
+    for _ in clock(range(3)):
+        time.sleep(0.01)
     report = clock.report(batch_size=1)
+    assert report.wall_seconds is not None
+    assert report.wall_seconds >= 0.02
     assert report.idle_percent is not None
     assert 0 <= report.idle_percent <= 100

@@ -1,5 +1,4 @@
 import importlib.util
-import json
 import os
 import random
 import subprocess
@@ -245,37 +244,20 @@ def test_what_went_wrong_while_capturing_is_told(tmp_path: Path) -> None:
 
 
 JAX = """
-import json, sys
+import sys
 import jax
-from jax.profiler import ProfileData
 
-logdir, synthetic = sys.argv[1:]
 step = jax.jit(lambda x: x @ x)
-with jax.profiler.trace(logdir):
+with jax.profiler.trace(sys.argv[1]):
     for number in range(3):
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
             step(jax.numpy.ones((8, 8))).block_until_ready()
-planes = {}
-for plane in ProfileData.from_file(synthetic).planes:
-    lines = {line.name: [(e.start_ns, e.duration_ns, dict(e.stats)) for e in line.events] for line in plane.lines}
-    planes[plane.name] = dict(plane.stats), lines
-print(json.dumps(planes))
 """
 
 
-def test_files_made_here_are_what_jax_takes_for_profiles_and_jax_on_a_cpu_gives_no_figure(tmp_path: Path) -> None:
-    path = tmp_path / "vm.xplane.pb"
-    path.write_bytes(one_core(*[step(100, 0.5)] * 4, mxu_percent=37.5))
-    command = [sys.executable, "-c", JAX, str(tmp_path / "log"), str(path)]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, check=True, capture_output=True, env=environment, timeout=120)
-    planes = json.loads(done.stdout)
-    stats, lines = planes["/device:TPU:0"]
-    assert stats["device_type_string"] == "TPU v5e"
-    assert {name: len(events) for name, events in lines.items()} == {"Steps": 4, "XLA Modules": 4, "XLA Ops": 8}
-    assert [(start - lines["Steps"][0][0], ns) for start, ns, _ in lines["Steps"]] == [(n * 1e8, 1e8) for n in range(4)]
-    assert [own["group_id"] for _, _, own in lines["XLA Ops"]] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert planes["/host:CPU"][0] == {"matrix_unit_utilization_percent": 37.5}
+def test_jax_on_a_cpu_gives_no_figure(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", JAX, str(tmp_path / "log")]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=120)
     assert_no_tpu(read_profile(tmp_path / "log"))
 
 

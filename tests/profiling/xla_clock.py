@@ -1,6 +1,6 @@
 """Run by test_xlametrics.py on one CPU device: writes down what clock and counts say of torch_xla's loaders.
 
-xla_clock.py OUT PROGRAM, a program that is run here as well, to import torch_xla but once: docs/profiling.md's
+xla_clock.py OUT PROGRAM, a program that is run here as well, to import torch_xla but once: docs/measuring.md's
 """
 
 import contextlib

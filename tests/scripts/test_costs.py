@@ -1,4 +1,4 @@
-"""docs/scale.md: the arithmetic, and that the page shows its present outcome."""
+"""benchmarks/scale.md: the arithmetic, and that the page shows its present outcome."""
 
 import sys
 from pathlib import Path

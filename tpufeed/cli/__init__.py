@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from tpufeed.engines.launch import fill_streams
+from tpufeed.engines.child import fill_streams
 
 INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 and the signal's number, as a shell has it
 

@@ -112,7 +112,7 @@ def _progress() -> "Iterator[AdoptListener]":
 
 
 def _facts(result: "AdoptResult") -> dict[str, Any]:
-    """What `--json` says."""
+    """Return the JSON report."""
     manifest = result.manifest
     return {
         "url": result.url,

@@ -9,7 +9,7 @@ from tpufeed.cli import completion, flags
 from tpufeed.cli.console import complain, find_own_modules, print_json, reports_errors, say
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
-from tpufeed.errors import OptionError, StoreError, mask_secrets
+from tpufeed.errors import mask_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -124,12 +124,15 @@ def bench_command(
       tpufeed bench flowers-224 --device emulated --step-ms 40 --batch 256 --steps 100 --save result.json
     """
     find_own_modules()
+    import msgspec
+
     from tpufeed.diagnosis.bench import bench
     from tpufeed.diagnosis.feeds.options import BenchOptions
+    from tpufeed.diagnosis.files import check_output, write_file
     from tpufeed.diagnosis.report import check_report_path, write_report
 
     if save is not None:
-        _check_save_path(save)
+        check_output(save)
     if report is not None:
         check_report_path(report)
     options = BenchOptions(
@@ -149,23 +152,27 @@ def bench_command(
     )
     result = bench(url, loader or ["numpy"], options, listen=lambda said: complain(f"feeding {said} ..."))
     if save is not None:
-        _save(save, result)
+        text = mask_secrets(msgspec.json.format(msgspec.json.encode(result), indent=1).decode()) + "\n"
+        write_file(save, lambda file: file.write(text.encode()))
     if report is not None:
         write_report(report, None, result.runs, result.machine)
     print_json(result) if as_json else _print(result)
 
 
 def _print(result: "BenchResult") -> None:
-    """A table, verdicts and problems; each line says EMULATED where the device is."""
+    """Print a table, verdicts and problems; each line says EMULATED where the device is."""
     from tpufeed.diagnosis.machine import describe, describe_place
 
-    first = result.runs[0]
-    mark = f"{_EMULATED} " if first.device.startswith(_EMULATED) else ""
-    title = f"{first.device}, batches of {first.batch_size}, {number_of(result.options.repeats, 'repeat')}"
-    cells = [_cells(run) for run in result.runs]
-    rows = [(f"{mark}{name}", *row.values()) for name, row in zip(_names(result.runs), cells, strict=True)]
+    runs = result.runs
+    mark = f"{_EMULATED} " if runs[0].device.startswith(_EMULATED) else ""
+    names = [f"{run.url.rstrip('/').rpartition('/')[2]}, {run.loader}" for run in runs]
+    if len(set(names)) < len({run.label for run in runs}):  # the last parts of the URLs do not tell them apart
+        names = [run.label for run in runs]
+    cells = [_cells(run) for run in runs]
+    title = f"{runs[0].device}, batches of {runs[0].batch_size}, {number_of(result.options.repeats, 'repeat')}"
+    rows = [(f"{mark}{name}", *row.values()) for name, row in zip(names, cells, strict=True)]
     print_table(title, (f"{mark}fed from", *cells[0]), rows)
-    for sentence in _iter_verdicts(result.runs):
+    for sentence in _iter_verdicts(runs):
         say(f"{mark}{sentence}")
     for place in result.places:
         say(f"{mark}from {describe_place(place)}")
@@ -173,9 +180,8 @@ def _print(result: "BenchResult") -> None:
 
 
 def _iter_verdicts(runs: "Sequence[Run]") -> "Iterator[str]":
-    """What each row comes to; reasons that all of them share are said once."""
-    shared = [problem for problem in runs[0].problems if all(problem in run.problems for run in runs[1:])]
-    shared = shared if len(runs) > 1 else []
+    """Yield the verdict of each row, or why there is none; reasons that all rows share come once."""
+    shared = [problem for problem in runs[0].problems if len(runs) > 1 and all(problem in run.problems for run in runs)]
     for problem in shared:
         yield f"no verdict for any row: {problem}"
     for run in runs:
@@ -186,50 +192,21 @@ def _iter_verdicts(runs: "Sequence[Run]") -> "Iterator[str]":
             yield f"{run.label}: {run.verdict}"
 
 
-def _names(runs: "Sequence[Run]") -> list[str]:
-    """Short ones, where the last parts of the URLs tell them apart."""
-    short = {run.url: run.url.rstrip("/").rpartition("/")[2] for run in runs}
-    if len(set(short.values())) < len(short):
-        return [run.label for run in runs]
-    return [f"{short[run.url]}, {run.loader}" for run in runs]
-
-
 def _cells(run: "Run") -> dict[str, str]:
-    """Figures by column. An emulated accelerator has no counters, and a real one no nominal times."""
+    """Return figures by column. An emulated accelerator has no counters, and a real one no nominal times."""
     from tpufeed.diagnosis.wording import between
+    from tpufeed.diagnosis.wording import say as figure
 
-    rates = run.rates
-    shares = {"AU %": run.au_percent}
-    start = {"late %": run.oversleep_percent}
-    if not run.device.startswith(_EMULATED):
-        shares = {"MXU %": run.mxu_percent, "duty %": run.duty_cycle_percent}
-        start = {"compile s": run.compile_seconds}
+    if run.device.startswith(_EMULATED):
+        shares, start = {"AU %": run.au_percent}, {"late %": run.oversleep_percent}
+    else:
+        shares, start = {"MXU %": run.mxu_percent, "duty %": run.duty_cycle_percent}, {"compile s": run.compile_seconds}
     waits = {"wait ms p50": run.wait_ms_p50, "p95": run.wait_ms_p95, "p99": run.wait_ms_p99}
+    others = shares | {"MFU %": run.mfu_percent} | waits | start
     return {
-        "img/s": _figure(run.images_per_second, 0),
-        "of": "n/a" if rates is None else between(rates.lowest, rates.highest),
-        "idle %": _figure(run.idle_percent),
-        **{name: _figure(value) for name, value in {**shares, "MFU %": run.mfu_percent, **waits, **start}.items()},
-        "first batch s": _figure(run.first_batch_seconds, 2),
+        "img/s": figure(run.images_per_second),
+        "of": "n/a" if run.rates is None else between(run.rates.lowest, run.rates.highest),
+        "idle %": figure(run.idle_percent, "", 1),
+        **{name: figure(value, "", 1) for name, value in others.items()},
+        "first batch s": figure(run.first_batch_seconds, "", 2),
     }
-
-
-def _figure(value: float | None, digits: int = 1) -> str:
-    return "n/a" if value is None else f"{value:,.{digits}f}"
-
-
-def _check_save_path(path: Path) -> None:
-    """Whether the result can be written there: to be asked before measurements that take minutes."""
-    if path.is_dir():
-        raise OptionError(f"{path} is a folder; give the name of a file")
-    if not path.parent.is_dir():
-        raise OptionError(f"{path}: there is no folder {path.parent}; make it first")
-
-
-def _save(path: Path, result: "BenchResult") -> None:
-    import msgspec
-
-    try:
-        path.write_text(mask_secrets(msgspec.json.format(msgspec.json.encode(result), indent=1).decode()) + "\n")
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error

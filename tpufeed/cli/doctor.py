@@ -1,7 +1,7 @@
 """`tpufeed doctor`."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ from tpufeed.cli.tables import print_table
 
 if TYPE_CHECKING:
     from tpufeed.diagnosis.doctor import DoctorOptions, Listener
-    from tpufeed.diagnosis.results import Action, Diagnosis, Stage
+    from tpufeed.diagnosis.results import Diagnosis
 
 
 @reports_errors
@@ -143,7 +143,7 @@ def doctor_command(
 
 @contextmanager
 def _quiet_loaders() -> Iterator[None]:
-    """Or each measurement lists the same bad records."""
+    """Silence the loaders' warnings, or each measurement lists the same bad records."""
     logger = logging.getLogger("tpufeed.loaders")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -154,8 +154,8 @@ def _quiet_loaders() -> Iterator[None]:
 
 
 def _write_report(path: Path, diagnosis: "Diagnosis", options: "DoctorOptions", tell: "Listener") -> None:
+    from tpufeed.diagnosis.doctor import check_diagnosis
     from tpufeed.diagnosis.report import write_report
-    from tpufeed.diagnosis.stages.checking import check_diagnosis
     from tpufeed.errors import TpufeedError
 
     tell("a short EMULATED run")
@@ -169,63 +169,42 @@ def _write_report(path: Path, diagnosis: "Diagnosis", options: "DoctorOptions", 
 
 
 def _print(diagnosis: "Diagnosis") -> None:
+    from tpufeed.diagnosis.wording import between
+    from tpufeed.diagnosis.wording import say as figure
+
     low, high = diagnosis.needed
-    rows = [_stage_row(stage, high) for stage in diagnosis.stages]
+    rows = []
+    for stage in diagnosis.stages:
+        rate = stage.images_per_second
+        share = "n/a" if rate is None else f"{rate / high:,.2f}"
+        rows.append((stage.name, figure(rate), share, stage.why_not if rate is None else stage.detail))
     title = f"{diagnosis.url}, split {diagnosis.split}"
     print_table(title, ("stage", "img/s", "x of need", "what"), rows, prose=True)
     say(f"needed: {diagnosis.tpu} with {diagnosis.model} takes {low:,.0f} to {high:,.0f} images a second")
-    say(f"fed: {_figure(diagnosis.fed)} images a second")
+    say(f"fed: {figure(diagnosis.fed)} images a second")
     if diagnosis.idle_percent is not None:
-        low, high = diagnosis.idle_percent
-        say(f"predicted idle: {_say_idle(low, high)}")
+        least, most = (f"{percent:.0f} %" for percent in diagnosis.idle_percent)
+        both = f"{least} at its low rate, {most} at its high rate"
+        say(f"predicted idle: {both if least != most else f'{least} at either rate'}")
         say(f"binds: {diagnosis.binding}")
     say(diagnosis.verdict)
     if diagnosis.actions:
         say()
         say("next, with what each is predicted to come to:")
-        for number, action in enumerate(diagnosis.actions, 1):
-            _print_action(number, action)
     elif diagnosis.idle_percent is not None:
         say("next: nothing here that would help")
-    if diagnosis.settings:
-        say()
-        say("settings for this host: " + ", ".join(_setting(*item) for item in diagnosis.settings.items()))
+    for number, action in enumerate(diagnosis.actions, 1):
+        say(f"{number}. {action.do}")
+        effect = list[str]()
+        if action.factor is not None:
+            effect.append(f"{action.factor:,.1f}x")
+        if action.images_per_second is not None:
+            effect.append(f"{action.images_per_second:,.0f} images a second")
+        if action.idle_percent is not None:
+            effect.append(f"idle {between(*action.idle_percent)} %" if action.idle_percent[1] else "no idle")
+        if effect:
+            say(f"   predicted: {', '.join(effect)}")
+        if action.cost:
+            say(f"   {action.cost}")
     for note in diagnosis.notes:
         say(f"note: {note}")
-
-
-def _stage_row(stage: "Stage", needed: float) -> Sequence[str]:
-    rate = stage.images_per_second
-    share = "n/a" if rate is None else f"{rate / needed:,.2f}"
-    return stage.name, _figure(rate), share, stage.detail if rate is not None else stage.why_not
-
-
-def _say_idle(low: float, high: float) -> str:
-    least, most = f"{low:.0f} %", f"{high:.0f} %"
-    return f"{least} at its low rate, {most} at its high rate" if least != most else f"{least} at either rate"
-
-
-def _print_action(number: int, action: "Action") -> None:
-    from tpufeed.diagnosis.wording import between
-
-    say(f"{number}. {action.do}")
-    effect = list[str]()
-    if action.factor is not None:
-        effect.append(f"{action.factor:,.1f}x")
-    if action.images_per_second is not None:
-        effect.append(f"{action.images_per_second:,.0f} images a second")
-    if action.idle_percent is not None:
-        low, high = action.idle_percent
-        effect.append(f"idle {between(low, high)} %" if high else "no idle")
-    if effect:
-        say(f"   predicted: {', '.join(effect)}")
-    if action.cost:
-        say(f"   {action.cost}")
-
-
-def _setting(name: str, value: object) -> str:
-    return f"{name}={value:,}".replace(",", "_") if isinstance(value, int) else f"{name}={value}"
-
-
-def _figure(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:,.0f}"

@@ -3,13 +3,14 @@
 import hashlib
 import itertools
 import logging
+import os
 import secrets
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,17 +18,18 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from tpufeed import __version__
+from tpufeed.dataset.adopt_keys import NONE, FirstRecord, KeyOptions, Keys, choose_keys, glimpse, make_features
+from tpufeed.dataset.adopt_scan import ShardScan, Tally, Wanted, iter_records, make_walker, scan_shard
 from tpufeed.dataset.classes import read_classes
-from tpufeed.dataset.foreign.destination import asked, check_indexes, check_places, check_writable, find_finished
-from tpufeed.dataset.foreign.files import ForeignFiles, sort_files
-from tpufeed.dataset.foreign.mapping import FirstRecord, KeyOptions, Keys, choose_keys, glimpse, make_features
-from tpufeed.dataset.foreign.scan import ShardScan, ShardStream, Tally, Wanted, scan_shard
-from tpufeed.dataset.index import encode_index
+from tpufeed.dataset.index import encode_index, is_index_of
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name
+from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.tfrecord_files import ForeignFiles, sort_files
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import (
     DatasetExistsError,
+    ManifestError,
     NoInputsError,
     ObjectChangedError,
     ObjectExistsError,
@@ -50,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AdoptProgress:
-    """How far an adoption is."""
+    """Progress of an adoption."""
 
     total_bytes: int
     bytes: int = 0
@@ -121,10 +123,10 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     options, names = KeyOptions(image, label, text, filename), None if classes is None else read_classes(classes)
     source = open_store(url)
     target = source if dst is None else open_store(dst)
-    check_places(source, target)
+    _check_places(source, target)
     wanted_splits = [split.strip() for split in splits.split(",")] if isinstance(splits, str) else splits
     files = sort_files(source.url, source.iter_objects(), wanted_splits)
-    finished = find_finished(source, target, files, options, names)
+    finished = _find_finished(source, target, files, options, names)
     if finished is not None:
         if finished.upright != (exif == "apply"):
             raise DatasetExistsError(
@@ -132,14 +134,14 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
                 f"changed. Give another destination (--to), or remove its {MANIFEST} first"
             )
         return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(map(str, finished.options["left_out"])))
-    check_writable(source, target)
-    check_indexes(target, files)
+    _check_writable(source, target)
+    _check_indexes(target, files)
     keys = _choose(source, files, options)
     if names is not None and keys.label is None:
         raise OptionError("--classes names the classes of labels, and there are none; say which key with --label")
     wanted = Wanted(keys.image, keys.label, _MOST_CLASSES if names is None else len(names), keys.class_texts)
     scans = _scan(source, files, wanted, listener or (lambda _: None))
-    manifest, left_out = _make_manifest(source, target, keys, scans, names, asked(options, names))
+    manifest, left_out = _make_manifest(source, target, keys, scans, names, _asked(options, names))
     if exif == "apply":
         manifest = msgspec.structs.replace(manifest, exif=exif)
     elif manifest.odd:
@@ -152,6 +154,110 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, left_out)
 
 
+def _check_places(source: Store, target: Store) -> None:
+    """Raises NoInputsError where the source is a file, OptionError where a manifest would show its secrets."""
+    path = source.local_path(MANIFEST)
+    if path is not None and path.parent.is_file():
+        raise NoInputsError(f"{source.url} is a file; adopt takes the folder: tpufeed adopt {path.parent.parent}")
+    if target.url != source.url and mask_secrets(source.url) != source.url:
+        raise OptionError(
+            f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all who read it; "
+            "give the credentials where the file system finds them, in its environment or configuration"
+        )
+
+
+def _check_writable(source: Store, target: Store) -> None:
+    """Before anything is read, as reading may take an hour. Raises OptionError."""
+    path = target.local_path(MANIFEST)
+    if path is not None:
+        folder = next(parent for parent in path.parents if parent.exists())
+        beside = target.url == source.url
+        if not beside and not folder.is_dir():
+            raise OptionError(f"{folder} is no folder; manifest and index need one (--to)")
+        if not os.access(folder, os.W_OK):
+            way = "; give a place for manifest and index with --to" if beside else ""
+            raise OptionError(f"{folder} cannot be written to{way}")
+
+
+def _check_indexes(target: Store, files: ForeignFiles) -> None:
+    """Before anything is read. Raises DatasetExistsError where an index would take the place of somebody else's file.
+
+    One of these very files is an earlier adoption's that was cut off.
+    """
+    for split, infos in files.splits.items():
+        name = index_name(split, None)
+        if target.stat(name) is not None and not is_index_of(target, name, [info.size_bytes for info in infos]):
+            raise DatasetExistsError(
+                f"{target.url}/{name} stands there already, and is no index of these TFRecord files; nothing was "
+                "changed. Give another destination (--to), or move it away first"
+            )
+
+
+def _find_finished(
+    source: Store, target: Store, files: ForeignFiles, options: KeyOptions, names: Sequence[str] | None
+) -> Manifest | None:
+    """The manifest of this very adoption, where it stands at `target` already; None where nothing does.
+
+    Raises:
+        DatasetExistsError: another dataset stands there, or what is none.
+    """
+    try:
+        present = find_dataset(target)
+    except ManifestError as error:
+        difference = f"it is none that can be read ({error})"
+    else:
+        if present is None:
+            return None
+        difference = next(_iter_differences(present, source, files, options, names), "")
+        if not difference:
+            return present.manifest
+    raise DatasetExistsError(
+        f"{target.url} already holds a {MANIFEST}, and {difference}; nothing was changed. Give another destination "
+        "(--to), or remove it first"
+    )
+
+
+def _asked(options: KeyOptions, names: Sequence[str] | None) -> dict[str, Any]:
+    """Return the manifest's entry for the options that a dataset was adopted with."""
+    return {**asdict(options), "classes": names is not None}
+
+
+def _iter_differences(
+    present: Dataset, source: Store, files: ForeignFiles, options: KeyOptions, names: Sequence[str] | None
+) -> Iterator[str]:
+    """Say what is not as it would be adopted now. What follows the first may not hold."""
+    manifest, stored = present.manifest, present.manifest.options
+    if stored.get("command") != "adopt":
+        yield "its dataset was built, not adopted"
+    if stored.get("source") != mask_secrets(source.url):
+        yield f"it was adopted from {stored.get('source')}"
+    before: Any = stored.get("asked")
+    keys: Any = stored.get("keys")
+    if not isinstance(before, dict) or not isinstance(keys, dict) or not isinstance(stored.get("left_out"), list):
+        yield "it does not say with which options it was adopted"
+    for role, key in asdict(options).items():
+        taken = keys.get(role)
+        if before.get(role) is not None if key is None else taken != (None if key == NONE else key):
+            yield f"it was adopted with {taken or NONE} as its {role}"
+    if before.get("classes") != (names is not None) or (names is not None and tuple(names) != manifest.class_names):
+        yield "its classes were named otherwise"
+    if set(manifest.splits) != set(files.splits):
+        yield f"its splits are {', '.join(manifest.splits)}, not {', '.join(files.splits)}"
+    for split, infos in files.splits.items():
+        found = [(info.name, info.size_bytes, info.version if source.generations else None) for info in infos]
+        if found != list(map(_identity, manifest.splits[split].variants[0].shards)):
+            yield "the TFRecord files have changed since"
+    for entry in manifest.splits.values():
+        index = entry.variants[0].index
+        info = present.store.stat(index.name)
+        if info is None or info.size_bytes != index.bytes:
+            yield f"{index.name} beside it is missing or damaged"
+
+
+def _identity(shard: Shard) -> tuple[str, int, str | None]:
+    return shard.name, shard.bytes, shard.generation
+
+
 def _choose(source: Store, files: ForeignFiles, options: KeyOptions) -> Keys:
     """Keys by the first record of each shard; says in seconds what a scan would say after an hour."""
     infos = [info for infos in files.splits.values() for info in infos]
@@ -162,7 +268,7 @@ def _choose(source: Store, files: ForeignFiles, options: KeyOptions) -> Keys:
 
 
 def _read_first(source: Store, info: ObjectInfo, stop: threading.Event) -> FirstRecord | None:
-    for _, place, payload in ShardStream(source, info, _PEEKED_BYTES, stop).iter_records():
+    for _, place, payload in iter_records(make_walker(source, info, _PEEKED_BYTES), stop):
         return FirstRecord(place, {key: glimpse(feature) for key, feature in decode_example(payload, place).items()})
     return None
 

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
 from tpufeed.dataset.manifest import Manifest, Split, decode_manifest
 from tpufeed.dataset.naming import MANIFEST, PLAN
 from tpufeed.dataset.records import Reader
+from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import (
     DatasetNotFoundError,
     ObjectChangedError,

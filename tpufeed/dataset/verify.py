@@ -1,4 +1,4 @@
-"""`verify`: whether a dataset's bytes are what its manifest says, and everything that is not.
+"""`verify`: check that a dataset's bytes are what its manifest says, and list everything that is not.
 
 Shards are cut into spans of some MB of records, which threads check; what they find is put together in the order of
 shards, those of all variants of a part after one another, so that their labels can be compared and then forgotten.
@@ -15,14 +15,23 @@ from pathlib import Path
 
 import numpy as np
 
-from tpufeed.dataset.checks.offsets import IndexCheck, check_index
-from tpufeed.dataset.checks.records import RecordCheck, parse_picks
-from tpufeed.dataset.checks.shards import Ints, ShardCheck, Span
-from tpufeed.dataset.checks.tally import Tally
-from tpufeed.dataset.checks.verdicts import Verdict, index_damages, judge_missing, judge_shard, judge_unreadable
 from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.dataset.record_check import RecordCheck, parse_picks
+from tpufeed.dataset.shard_check import (
+    Findings,
+    IndexCheck,
+    ShardCheck,
+    Span,
+    Tally,
+    check_index,
+    classify,
+    classify_missing,
+    classify_unreadable,
+    index_damages,
+)
+from tpufeed.dataset.walk import Ints
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import (
     Damage,
@@ -42,7 +51,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was verified.
+    """Result of a verification that found nothing wrong.
 
     Attributes:
         url: of the dataset.
@@ -61,7 +70,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class VerifyProgress:
-    """How far a verification is."""
+    """Progress of a verification."""
 
     total_bytes: int
     bytes: int = 0
@@ -154,7 +163,7 @@ class _Meter:
 
 
 def _iter_shards(dataset: Dataset) -> Iterator[_ShardOf]:
-    """All variants of a part after one another."""
+    """Yield all variants of a shard one after the other."""
     for name, split in dataset.manifest.splits.items():
         for number in range(len(split.variants[0].shards)):
             for variant, found in enumerate(split.variants):
@@ -164,7 +173,7 @@ def _iter_shards(dataset: Dataset) -> Iterator[_ShardOf]:
 def _find_damages(
     dataset: Dataset, shards: Sequence[_ShardOf], check: ShardCheck, meter: _Meter
 ) -> tuple[tuple[Damage, ...], tuple[Unreadable, ...]]:
-    """All damages, by file in the manifest's order, then by record; and the files that cannot be read."""
+    """Return all damages, by file in the manifest's order, then by record; and the files that cannot be read."""
     local = dataset.shards.local_path(MANIFEST) is not None
     threads = available_cores() if local else _REMOTE_THREADS
     tally = Tally(dataset.manifest)
@@ -174,12 +183,12 @@ def _find_damages(
             unreadable = [index.unreadable for index in indexes.values()]
             differing = set()
             for job in _iter_jobs(dataset, indexes, shards, check, executor, 2 * threads):
-                verdict = _judge(job, check, meter)
-                found = index_damages(job.index, job.shard.number, verdict) if job.offsets is None else []
+                findings = _classify(job, check, meter)
+                found = index_damages(job.index, job.shard.number, findings) if job.offsets is None else []
                 differing |= {id(job.index)} if found else set()
                 tally.add_damages(found)
-                tally.add(job.shard.split, job.shard.variant, verdict)
-                unreadable.append(verdict.unreadable)
+                tally.add(job.shard.split, job.shard.variant, findings)
+                unreadable.append(findings.unreadable)
         except BaseException:
             executor.shutdown(cancel_futures=True)
             raise
@@ -188,7 +197,7 @@ def _find_damages(
 
 
 def _check_indexes(dataset: Dataset, executor: ThreadPoolExecutor) -> dict[tuple[str, int], IndexCheck]:
-    """By split and variant."""
+    """Check the index of each variant, by split and variant."""
     variants = {
         (name, number): variant
         for name, split in dataset.manifest.splits.items()
@@ -206,7 +215,7 @@ def _iter_jobs(
     executor: ThreadPoolExecutor,
     ahead: int,
 ) -> Iterator[_Job]:
-    """Jobs in the order of shards, started so far ahead of their being taken that `ahead` spans wait."""
+    """Yield jobs in the order of shards, started so far ahead of their being taken that `ahead` spans wait."""
     running: deque[_Job] = deque()
     sizes = executor.map(partial(_stat, dataset.shards), [shard.entry.name for shard in shards])
     for shard, size in zip(shards, list(sizes), strict=True):
@@ -218,7 +227,7 @@ def _iter_jobs(
 
 
 def _stat(store: Store, name: str) -> int | str | StoreError:
-    """The size of a shard, or why it has none, or why nobody can say."""
+    """Return the size of a shard, or why it has none, or why that is unknown."""
     try:
         found = store.stat(name)
     except StoreError as error:
@@ -243,7 +252,7 @@ def _start(
 
 
 def _cut(offsets: Ints) -> list[int]:
-    """The records with which spans begin, and how many there are."""
+    """Return the records with which spans begin, and how many there are."""
     cuts = [0]
     while True:
         stop = int(np.searchsorted(offsets, offsets[cuts[-1]] + _SPAN_BYTES, "right")) - 1
@@ -253,12 +262,12 @@ def _cut(offsets: Ints) -> list[int]:
             return cuts
 
 
-def _judge(job: _Job, check: ShardCheck, meter: _Meter) -> Verdict:
+def _classify(job: _Job, check: ShardCheck, meter: _Meter) -> Findings:
     entry = job.shard.entry
     if isinstance(job.problem, StoreError):
-        return judge_unreadable(entry, job.problem)
+        return classify_unreadable(entry, job.problem)
     if job.problem:
-        return judge_missing(entry, job.problem)
+        return classify_missing(entry, job.problem)
     spans = list[Span]()
     unreadable: StoreError | None = None
     try:
@@ -272,12 +281,12 @@ def _judge(job: _Job, check: ShardCheck, meter: _Meter) -> Verdict:
             else:
                 meter.add(spans[-1])
         if unreadable is None:
-            return judge_shard(entry, job.size, job.offsets, spans, lambda: check.scan(entry.name, job.size))
+            return classify(entry, job.size, job.offsets, spans, lambda: check.scan(entry.name, job.size))
     except ObjectNotFoundError:
-        return judge_missing(entry, "was removed while it was read")
+        return classify_missing(entry, "was removed while it was read")
     except StoreError as error:
         unreadable = error
-    return judge_unreadable(entry, unreadable, itertools.chain.from_iterable(span.damages for span in spans))
+    return classify_unreadable(entry, unreadable, itertools.chain.from_iterable(span.damages for span in spans))
 
 
 def _summary(url: str, damages: Sequence[Damage], unreadable: Sequence[Unreadable]) -> str:

@@ -1,4 +1,4 @@
-"""The bench harness: datasets times loaders, each measured in turns with the others, in a process of its own."""
+"""The bench harness: datasets times loaders, measured in turns, each measurement in a process of its own."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """What a benchmark came to.
+    """The result of a benchmark.
 
     Attributes:
         machine: see `diagnosis.machine.machine`.
@@ -68,18 +68,24 @@ def bench(
         raise OptionError("no dataset is given")
     about = machine()
     measurements = [Measurement(url=url, loader=loader, options=options) for url in urls for loader in loaders]
+    label = options.choice.label
 
-    def made(measurement: Measurement, what: str = "") -> Run:
-        listen(f"{options.choice.label} from {measurement.url} by {measurement.loader}{what}")
+    def measured(measurement: Measurement) -> Run:
+        listen(f"{label} from {measurement.url} by {measurement.loader}")
         return measure(measurement)
 
     seconds = min(_WARM_UP_SECONDS, options.limits.seconds or _WARM_UP_SECONDS)
     short = dataclasses.replace(options, seconds=seconds, patience_seconds=0.0)
-    for measurement in [dataclasses.replace(one, options=short) for one in measurements] * options.warm_up:
-        made(measurement, " (warm-up)")
-    places = tuple(place_of(dataset) for dataset in datasets)
-    turns = take_turns({one: partial(made, one) for one in measurements}, options.repeats, warm_up=0)
-    return BenchResult(machine=about, places=places, options=options, runs=tuple(map(middle_run, turns.values())))
+    for one in measurements * options.warm_up:
+        listen(f"{label} from {one.url} by {one.loader} (warm-up)")
+        measure(dataclasses.replace(one, options=short))
+    rounds = interleave({one: partial(measured, one) for one in measurements}, options.repeats, warm_up=0)
+    return BenchResult(
+        machine=about,
+        places=tuple(map(place_of, datasets)),
+        options=options,
+        runs=tuple(map(middle_run, rounds.values())),
+    )
 
 
 def middle_run(runs: Sequence[Run]) -> Run:
@@ -98,7 +104,7 @@ def middle_run(runs: Sequence[Run]) -> Run:
     )
 
 
-def take_turns(
+def interleave(
     measurements: Mapping[Name, Callable[[], Outcome]], repeats: int, warm_up: int = 1
 ) -> dict[Name, list[Outcome]]:
     """Make each measurement in `repeats` rounds, after `warm_up` rounds whose outcomes are thrown away.

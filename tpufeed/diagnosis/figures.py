@@ -86,17 +86,15 @@ def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> list[Plot]
     """
     settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_SETTINGS}
     del settings["backend"]
-    plots = []
     # Warnings tell of glyphs that our font lacks: the browser's fonts may have them.
     with warnings.catch_warnings(action="ignore"), matplotlib.rc_context(settings):
-        figures = [("idle", _draw_idle(diagnosis, runs)), ("rates", _draw_rates(diagnosis, runs))]
         drawn = ends([(number, run) for number, run in enumerate(runs, 1) if run.timeline.wait_seconds], MOST_RUNS)
-        figures += [(f"run{number}", _draw_steps(number, run)) for number, run in drawn]
-        for name, figure in figures:
-            if figure is not None:
-                canvas, title, sentence = figure
-                plots.append(Plot(title, sentence, _to_svg(canvas, name, title, sentence)))
-    return plots
+        plots = [
+            _draw_idle(diagnosis, runs),
+            _draw_rates(diagnosis, runs),
+            *(_draw_steps(*numbered) for numbered in drawn),
+        ]
+    return [plot for plot in plots if plot is not None]
 
 
 def ends(items: Sequence[Item], most: int) -> Sequence[Item]:
@@ -104,7 +102,7 @@ def ends(items: Sequence[Item], most: int) -> Sequence[Item]:
     return items if len(items) <= most else [*items[: most // 2], *items[-(most // 2) :]]
 
 
-def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> tuple[Figure, str, str] | None:
+def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> Plot | None:
     """Draw a bar for each run, from before to after, and below them what the doctor predicts, hatched."""
     rows = list[tuple[str, str, tuple[float, ...]]]()  # (label, what is said behind it, percent)
     for number, run in enumerate(runs):
@@ -142,10 +140,10 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> tuple[Figure
     if any(mark == _PREDICTED for _, mark, _ in rows):
         sentences.append(f"{PREDICTED} It goes from the TPU's low rate to its high one.")
     sentences += [EMULATED] * any(run.emulated for run in runs)
-    return figure, "Idle before and after" if len(rows) > 1 else "Idle", " ".join(sentences)
+    return _to_plot(figure, "idle", "Idle before and after" if len(rows) > 1 else "Idle", " ".join(sentences))
 
 
-def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> tuple[Figure, str, str] | None:
+def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> Plot | None:
     """Draw bars of stages, actions and runs, above what each TPU needs."""
     rows = list[tuple[str, float | None, str]]()
     if diagnosis is not None:
@@ -196,7 +194,7 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> tuple[Figur
         )
         said += f" {PREDICTED}" * any(not colour for *_, colour in rows)
     said += f" Runs are held to the rate of their device. {EMULATED}" * any(run.emulated for run in runs)
-    return figure, "Rates against what TPUs need", said
+    return _to_plot(figure, "rates", "Rates against what TPUs need", said)
 
 
 def tpu_needs(diagnosis: Diagnosis | None) -> dict[str, tuple[float, float]]:
@@ -211,7 +209,7 @@ def tpu_needs(diagnosis: Diagnosis | None) -> dict[str, tuple[float, float]]:
     return {name: (need[0] * low, need[1] * high) for name, need in needs.items()}
 
 
-def _draw_steps(number: int, run: Run) -> tuple[Figure, str, str] | None:
+def _draw_steps(number: int, run: Run) -> Plot | None:
     """Draw one run's steps in time, and below how long the waits were. The first step is told and not drawn."""
     steps = _steps(run.timeline)
     count = len(steps["wait"])
@@ -251,7 +249,7 @@ def _draw_steps(number: int, run: Run) -> tuple[Figure, str, str] | None:
     if run.timeline.ready:
         sentences.append(f"On average {np.mean(run.timeline.ready):.1f} batches were ready when a step asked for one.")
     sentences += [EMULATED] * run.emulated
-    return figure, f"Run {number}: {run.label}", " ".join(sentences)
+    return _to_plot(figure, f"run{number}", f"Run {number}: {run.label}", " ".join(sentences))
 
 
 def _draw_waits(axes: Axes, waits: Array) -> str:
@@ -304,8 +302,8 @@ def _short(text: str, letters: int) -> str:
     return text if len(text) <= letters else f"{text[:half]}…{text[-half:]}"
 
 
-def _to_svg(figure: Figure, name: str, title: str, sentence: str) -> str:
-    """Return the figure as an `<svg>` for a page; `name` makes its ids unique there."""
+def _to_plot(figure: Figure, name: str, title: str, sentence: str) -> Plot:
+    """Return the figure with an `<svg>` for a page; `name` makes its ids unique there."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -317,4 +315,4 @@ def _to_svg(figure: Figure, name: str, title: str, sentence: str) -> str:
     ids = f"{name}-title", f"{name}-desc"
     words = f'<title id="{ids[0]}">{escape(clean(title))}</title><desc id="{ids[1]}">{escape(clean(sentence))}</desc>'
     view, rest = re.findall(r'viewBox="[^"]*"', svg)[0], svg.partition(">")[2]
-    return f'<svg {view} role="img" aria-labelledby="{ids[0]} {ids[1]}">{words}{rest}'
+    return Plot(title, sentence, f'<svg {view} role="img" aria-labelledby="{ids[0]} {ids[1]}">{words}{rest}')

@@ -1,4 +1,4 @@
-"""Write a file for people whole or not at all."""
+"""Write a file for people whole or not at all, and check before the work that it can be written."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from tpufeed.errors import StoreError
+from tpufeed.errors import OptionError, StoreError
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -29,3 +29,19 @@ def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def check_output(path: Path, what: str = "the name", suffixes: tuple[str, ...] = ()) -> None:
+    """Check where a file is to go: to be asked before measurements that take minutes.
+
+    Raises:
+        OptionError: another ending than one of `suffixes`, where there are any; no such folder; or a folder.
+    """
+    if suffixes and path.suffix.lower() not in suffixes:
+        known = [suffix for suffix in suffixes if suffix != ".jpeg"]
+        listed = f"{', '.join(known[:-1])} or {known[-1]}" if len(known) > 1 else known[0]
+        raise OptionError(f"{path}: {what} ends in {listed}")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder; give the name of a file")

@@ -50,7 +50,7 @@ def machine() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Memory of the host, or of this process' container where that has less."""
+    """Return the memory of the host, or of this process' container where that has less."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit()
     return installed if limit is None else min(installed, limit)
@@ -66,7 +66,7 @@ def describe(machine: Mapping[str, Any]) -> str:
 
 
 def clashes() -> tuple[str, ...]:
-    """Packages that are installed over one another, as sentences."""
+    """Return sentences about packages that are installed over one another."""
     found = list(_versions(_OPENCVS))
     if len(found) < 2:
         return ()
@@ -77,7 +77,7 @@ def clashes() -> tuple[str, ...]:
 
 
 def crowds(machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Others at work on it when `machine` was asked for, as sentences."""
+    """Return sentences about a load that others had put on the machine."""
     load, cores = machine["load"], machine["cores"]
     if load <= _BUSY * cores:
         return ()
@@ -123,12 +123,8 @@ def _file_system(path: Path) -> str:
     except OSError:
         return "unknown"
     real = path.resolve()
-    above = [(len(place), kind) for _, place, kind in mounts if real.is_relative_to(_unescape(place))]
+    above = [(len(at), kind) for _, at, kind in mounts if real.is_relative_to(at.replace("\\040", " "))]
     return max(above, default=(0, "unknown"))[1]
-
-
-def _unescape(place: str) -> str:
-    return place.replace("\\040", " ")
 
 
 def _versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:

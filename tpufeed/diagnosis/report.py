@@ -7,10 +7,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from tpufeed.diagnosis.files import write_file
+from tpufeed.diagnosis.files import check_output, write_file
 from tpufeed.diagnosis.results import Action, Diagnosis, Run
 from tpufeed.diagnosis.wording import between, clean, say
 from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.profiling.steps import HIGH_PERCENT, MODERATE_PERCENT
 
 # "default-src 'none'": nothing may be loaded, whatever the texts are.
 _PAGE = Template("""<!doctype html>
@@ -90,13 +91,7 @@ def check_report_path(path: Path | str) -> None:
         OptionError: another ending than .html, no such folder, or a folder.
         MissingExtraError: matplotlib is not installed.
     """
-    path = Path(path)
-    if path.suffix != ".html":
-        raise OptionError(f"{path}: a report's name ends in .html")
-    if not path.parent.is_dir():
-        raise OptionError(f"{path}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise OptionError(f"{path} is a folder; give the name of a file")
+    check_output(Path(path), "a report's name", (".html",))
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "report")
 
@@ -140,8 +135,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, A
     else:
         subject, verdict = ", ".join(dict.fromkeys(run.url for run in runs)), headline(runs)
         idle = min((run.idle_percent or 0.0 for run in runs if has_verdict(run)), default=None)
-    # xprof's bands of idle time
-    level = "" if idle is None else "good" if idle < 5 else "fair" if idle < 20 else "bad"
+    level = "" if idle is None else "good" if idle < MODERATE_PERCENT else "fair" if idle < HIGH_PERCENT else "bad"
     body = [f'<section class="card verdict {level}">{_text(verdict)}</section>']
     if diagnosis is not None:
         body.append('<p class="mark">Predicted from what was measured of each stage on this host.</p>')
@@ -186,7 +180,6 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, A
             (s.name, say(s.images_per_second), "; ".join(filter(None, (s.detail, s.why_not)))) for s in diagnosis.stages
         ]
         body.append(_table("Stages", ["stage", "images a second", "how"], stages))
-        body.append(_table("Settings for this host", ["name", "value"], _facts(diagnosis.settings)))
         machine = diagnosis.machine or machine
     body.append(_table("Machine", ["name", "value"], _facts(machine or {})))
     return _PAGE.substitute(subject=_text(subject), body="\n".join(filter(None, body)))
@@ -254,7 +247,7 @@ def _range(pair: tuple[float, float] | None, unit: str, digits: int = 0) -> str:
 
 
 def _facts(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return settings, or the machine's description, as rows, whatever the types of the values."""
+    """Return the machine's description as rows, whatever the types of the values."""
 
     def plain(value: Any) -> str:
         if isinstance(value, dict):

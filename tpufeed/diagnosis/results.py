@@ -1,4 +1,4 @@
-"""What measurements come to: data that the commands print, write as JSON and draw. None is what is not known."""
+"""Results of measurements: data that the commands print, write as JSON and draw. None stands for unknown."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The same figure, measured several times."""
+    """Spread of a figure that was measured several times."""
 
     median: float
     lowest: float
@@ -27,7 +27,7 @@ class Timeline:
 
     Attributes:
         wait_seconds: for the step's batch.
-        sync_seconds: of tracing and compiling the step before, where torch_xla does; else empty.
+        sync_seconds: of tracing and compiling the step, where torch_xla does; else empty.
         compute_seconds: of the step; nominal on an emulated accelerator.
         ready: batches that were ready when the step asked for one; empty where nobody knows.
     """
@@ -95,36 +95,38 @@ class Run:
 
     @property
     def emulated(self) -> bool:
-        """Whether no accelerator took the batches."""
+        """True where no accelerator took the batches."""
         return "emulated" in self.device.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """How many images a second one stage could do by itself, with all that this host has for it.
+    """Rate of one stage: images a second that it could do by itself, with all that this host has for it.
 
     Attributes:
         name: "storage", "reading", "decoding", "ops", "assembly", "transfer".
-        images_per_second: None where it could not be measured, or is no part of this dataset's way.
-        detail: what it was: "1.9 GB/s from the page cache, 2 threads".
-        why_not: of None, what was in the way.
+        images_per_second: None where it could not be measured, or where this dataset does not pass the stage.
+        one_thread: images a second of a single thread, where that was measured.
+        detail: how it was measured: "1.9 GB/s from the page cache, 2 threads".
+        why_not: the reason why `images_per_second` is None.
     """
 
     name: str
-    images_per_second: float | None
+    images_per_second: float | None = None
+    one_thread: float | None = None
     detail: str = ""
     why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What to do next, and what that would come to.
+    """Advice: what to do next, and its predicted effect.
 
     Attributes:
         do: a sentence in the imperative, with the command or the option.
-        factor: times the images a second of now; None where that is not known.
-        images_per_second: expected.
-        idle_percent: expected, (at the TPU's low rate, at its high rate).
+        factor: predicted rate / present rate; None where that is not known.
+        images_per_second: predicted.
+        idle_percent: predicted, (at the TPU's low rate, at its high rate).
         cost: what it takes: "9.2 GB, about 12 minutes".
     """
 
@@ -137,14 +139,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What the doctor found.
+    """The doctor's findings.
 
     Attributes:
-        url: of the dataset.
+        url: of the dataset, or of raw images.
         split: that was measured.
-        machine: what `diagnosis.machine.machine()` says.
+        machine: see `diagnosis.machine.machine`.
         stages: in the order in which an image goes through them.
-        fed: images a second that the whole way gives on this host; the least that is measured of it.
+        fed: images a second that arrive at the device: the least of assembly, storage and transfer.
         tpu: that is to be fed: "v5e-8".
         model: what it trains.
         needed: images a second that it takes, (low, high).
@@ -152,7 +154,6 @@ class Diagnosis:
         binding: name of the stage that binds; "accelerator" where none does.
         verdict: a sentence.
         actions: the best first.
-        settings: of loaders and builds on this host, by name: {"threads": 48, "shard_bytes": 128_000_000}.
         notes: what was left out, what was noticed, as sentences.
     """
 
@@ -168,5 +169,4 @@ class Diagnosis:
     binding: str
     verdict: str
     actions: tuple[Action, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

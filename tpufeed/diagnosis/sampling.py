@@ -1,4 +1,4 @@
-"""Which samples of a split to look at: spread over all of it, or those of one class."""
+"""Choose samples of a split to look at: spread over all of it, or those of one class."""
 
 import difflib
 import itertools
@@ -20,7 +20,7 @@ Place = tuple[int, int]  # (shard, record)
 
 
 def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Place]:
-    """`count` samples, or all where there are fewer: one at random from each of as many equal parts of the split."""
+    """Draw `count` samples, or all where there are fewer: one at random from each of `count` equal parts."""
     shards = dataset.split(split).variants[0].shards
     starts = [0, *itertools.accumulate(shard.records for shard in shards)]
     count, draw = min(count, starts[-1]), random.Random(seed)
@@ -33,7 +33,7 @@ def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Pla
 
 
 def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: int) -> tuple[list[Place], list[str]]:
-    """Up to `count` samples of a class in the split's order, and what could not be read on the way.
+    """Draw up to `count` samples of a class, in the split's order; return messages about damaged records, too.
 
     Reads records in a random order until there are enough: most of the split where the class is rare.
     """
@@ -60,7 +60,7 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
 
 
 def find_class(manifest: Manifest, name: str) -> int:
-    """The id of a class that is given by its name, or by its id.
+    """Return the id of a class that is given by its name, or by its id.
 
     Raises:
         OptionError: there is none; the message lists names like it.
@@ -81,7 +81,7 @@ def find_class(manifest: Manifest, name: str) -> int:
 
 
 def read_label(manifest: Manifest, reader: Reader, payload: memoryview) -> int | str | None:
-    """The label of a record; None where it has none."""
+    """Return the label of a record; None where it has none."""
     ints = fixed_ints(manifest.features)
     try:
         if LABEL in ints:
@@ -97,7 +97,7 @@ def read_label(manifest: Manifest, reader: Reader, payload: memoryview) -> int |
 
 
 def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | RecordError]:
-    """The payload at each place, or why there is none: one damaged record costs no other."""
+    """Yield the payload at each place, or why there is none: one damaged record costs no other."""
     try:
         yield from reader.read_many(places)
         return

@@ -8,30 +8,30 @@ from tpufeed.errors import mask_secrets
 
 
 def number_of(count: int, one: str, several: str = "") -> str:
-    """`1 image`, `2,000 images`."""
+    """Return `1 image`, `2,000 images`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 def between(low: float, high: float, digits: int = 0) -> str:
-    """`1,200 to 1,900`, or one figure where both are the same as they are shown."""
+    """Return `1,200 to 1,900`, or one figure where both are the same as they are shown."""
     least, most = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
     return least if least == most else f"{least} to {most}"
 
 
 def say(value: float | None, unit: str = "", digits: int = 0) -> str:
-    """`1,200 ms`, or n/a where there is no finite figure."""
+    """Return `1,200 ms`, or n/a where there is no finite figure."""
     if value is None or not math.isfinite(value):
         return "n/a"
     return f"{value:,.{digits}f}{' ' if unit else ''}{unit}"
 
 
 def clean(text: str) -> str:
-    """`text` without secrets of URLs, and without characters that no page may hold."""
+    """Return `text` without secrets of URLs, and without characters that no page may hold."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", mask_secrets(text))
 
 
 def whole_percents(shares: Mapping[str, float]) -> dict[str, int]:
-    """Shares of 1 as whole percents that add up to what all of them come to, by the method of largest remainders."""
+    """Return shares of 1 as whole percents that add up to their sum, by the method of largest remainders."""
     floors = {name: int(100 * share) for name, share in shares.items()}
     missing = round(100 * sum(shares.values())) - sum(floors.values())
     by_remainder = sorted(shares, key=lambda name: floors[name] - 100 * shares[name])

@@ -1,1 +1,1 @@
-"""What runs tasks: an engine carries references and yields what becomes of them; data goes through the store."""
+"""Engines run tasks: an engine carries references and yields what becomes of them; data goes through the store."""

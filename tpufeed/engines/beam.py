@@ -8,29 +8,24 @@ lot.
 
 import argparse
 import importlib.util
-import os
 import pickle
 import platform
-import signal
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from importlib.metadata import version
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import tpufeed
-from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, Service, task_name
-from tpufeed.engines.launch import fill_streams, launch_worker
+from tpufeed.engines.child import Child, ChildDiedError, stop_all
+from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
 from tpufeed.engines.preflight import HostView, view_here
-from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError, TpufeedError
+from tpufeed.errors import BuildError, LoaderError, MissingExtraError, OptionError, TaskError
 
 ENTRY = "tpufeed.engines.beampipeline:serve"
 
 _LISTEN_SECONDS = 0.5
 _CANCEL_SECONDS = 20.0  # for a service to hear that a pipeline is to stop
-_LOG_BYTES = 2000
 _SOURCES_OF_PACKAGES = (
     "--sdk_container_image",
     "--requirements_file",
@@ -38,14 +33,6 @@ _SOURCES_OF_PACKAGES = (
     "--extra_package",
     "--environment_config",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What the child is started with: arguments for Beam, and the descriptor of the file for its output."""
-
-    arguments: tuple[str, ...]
-    log: int
 
 
 class Ready(NamedTuple):
@@ -76,7 +63,7 @@ class Ended(NamedTuple):
     """The pipeline has ended well."""
 
 
-Message = Ready | Progress | Failed | Ended | TpufeedError | str
+Message = Ready | Progress | Failed | Ended
 
 
 class BeamEngine:
@@ -92,11 +79,11 @@ class BeamEngine:
         self.runner = _find_runner(self.arguments)
         if importlib.util.find_spec("apache_beam") is None:
             raise MissingExtraError("apache_beam", "beam")
-        self._child: _Child | None = None
+        self._child: _BeamChild | None = None
         self._prepared = False
 
     def describe(self) -> str:
-        """How workers elsewhere come to have what they need: what there is to say of that before a build."""
+        """Say before a build how workers elsewhere come to have what they need."""
         release = ".".join(platform.python_version_tuple()[:2])
         need = f"tpufeed {tpufeed.__version__} on Python {release}"
         if "direct" in self.runner.lower():
@@ -118,7 +105,7 @@ class BeamEngine:
         if self._prepared:
             yield
             return
-        self._prepared, self._child = True, _Child(self.arguments)
+        self._prepared, self._child = True, _BeamChild(self.arguments)
         try:
             yield
         finally:
@@ -129,7 +116,7 @@ class BeamEngine:
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
         if not tasks:
             return
-        self._child = self._child or _Child(self.arguments)
+        self._child = self._child or _BeamChild(self.arguments)
         try:
             self._child.begin(job, tasks)
             yield from self._child.follow(tasks)
@@ -145,21 +132,16 @@ class BeamEngine:
             child.stop()
 
 
-class _Child:
+class _BeamChild:
     """The process in which Beam works, once it has taken the arguments."""
 
     def __init__(self, arguments: tuple[str, ...]) -> None:
-        fill_streams()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `stop`
-        start = Start(arguments, self._log.fileno())
-        self._process, self._connection = launch_worker(ENTRY, [start.log], {"PYTHONSAFEPATH": "1"})
+        self._child = Child(ENTRY, variables={"PYTHONSAFEPATH": "1"}, apart=True)
         self._elsewhere = False
         try:
-            with suppress(OSError):  # dead already: `_receive` says how
-                self._connection.send(Service(ENTRY, start))
+            self._child.begin(ENTRY, arguments)
             message = self._receive()
-            if not isinstance(message, Ready):
-                raise message if isinstance(message, TpufeedError) else BuildError(str(message))
+            assert isinstance(message, Ready), "it says that first"
             self._elsewhere = message.elsewhere
         except BaseException:
             self.stop()
@@ -171,13 +153,12 @@ class _Child:
         view = view_here(pickled_job, pickled[0][1])
         if view.problem:
             raise BuildError(view.problem)
-        with suppress(OSError):
-            self._connection.send(Work(pickled_job, pickled, view))
+        self._child.send(Work(pickled_job, pickled, view))
 
     def follow(self, tasks: Sequence[Any]) -> Iterator[Event]:
         """Yield events until the pipeline has ended. Raises BuildError, or TaskError where a task is known."""
         while True:
-            if not wait([self._connection], _LISTEN_SECONDS):
+            if not wait([self._child.fileno()], _LISTEN_SECONDS):
                 yield NOTHING
                 continue
             message = self._receive()
@@ -193,30 +174,18 @@ class _Child:
 
     def stop(self) -> None:
         """End it with all that it has started. A pipeline that runs elsewhere is cancelled first."""
-        self._connection.close()
-        if self._elsewhere:
-            with suppress(Exception):
-                self._process.wait(_CANCEL_SECONDS)
-        self._kill()
-        self._log.close()
+        stop_all([self._child], _CANCEL_SECONDS if self._elsewhere else 0.0)
 
     def _receive(self) -> Message:
         try:
-            message: Message = self._connection.recv()
-        except (EOFError, OSError):
-            code = self._kill()
-            size = os.fstat(self._log.fileno()).st_size
-            tail = os.pread(self._log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace").strip()
-            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            running = ". The pipeline may still run elsewhere" if self._elsewhere else ". Out of memory?"
-            return f"the process in which Beam works ended {how}{running} {tail}".strip()
+            message: Message = self._child.receive()
+        except ChildDiedError:
+            running = "The pipeline may still run elsewhere" if self._elsewhere else "Out of memory?"
+            how, printed = self._child.ending()[1], self._child.output()
+            raise BuildError(f"the process in which Beam works ended {how}. {running} {printed}".strip()) from None
+        except LoaderError as error:  # it cannot import Beam
+            raise BuildError(str(error)) from None
         return message
-
-    def _kill(self) -> int:
-        with suppress(ProcessLookupError):  # it has no group of its own yet
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        return self._process.wait()
 
 
 def _find_runner(arguments: tuple[str, ...]) -> str:

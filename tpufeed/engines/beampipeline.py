@@ -27,7 +27,8 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 import tpufeed
-from tpufeed.engines.beam import Ended, Failed, Message, Ready, Start, Work
+from tpufeed.engines.beam import Ended, Failed, Message, Ready, Work
+from tpufeed.engines.child import Failure
 from tpufeed.engines.engine import NOTHING, Progress
 from tpufeed.engines.preflight import check_hosts, run_pickled, view_here
 from tpufeed.errors import BuildError, OptionError, TpufeedError
@@ -43,22 +44,19 @@ _LOCAL = {"DirectRunner", "SwitchingDirectRunner", "FnApiRunner", "BundleBasedDi
 _STRICT = _LOCAL | {"DataflowRunner", "TestDataflowRunner", "TestDirectRunner"}
 
 
-def serve(start: Start, connection: Connection) -> None:
+def serve(arguments: tuple[str, ...], connection: Connection) -> None:
     """Check the arguments, then run the pipelines that are asked for, until the launcher leaves."""
-    os.setpgid(0, 0)
-    for descriptor in (1, 2):
-        os.dup2(start.log, descriptor)
     pipeline: Pipeline | None = None
     try:
         try:
-            elsewhere = check_arguments(start.arguments)
+            elsewhere = check_arguments(arguments)
         except TpufeedError as error:
-            connection.send(error)
+            connection.send(Failure.of(error))
             return
         connection.send(Ready(elsewhere))
         while True:
             work: Work = connection.recv()
-            pipeline = Pipeline(start.arguments, work, connection)
+            pipeline = Pipeline(arguments, work, connection)
             threading.Thread(target=pipeline.run, daemon=True).start()
     except (EOFError, ConnectionError):
         return

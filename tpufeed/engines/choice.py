@@ -1,4 +1,4 @@
-"""From an engine's name to the engine; the one that needs no other process stands here as well."""
+"""Find the engine of a name; the one that needs no other process stands here as well."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext

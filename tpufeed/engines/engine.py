@@ -1,4 +1,4 @@
-"""What an engine is, and what all of them share."""
+"""The protocol of engines, and what all of them share."""
 
 import importlib
 import math
@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tpufeed.cgroups import cpu_quota
@@ -19,18 +18,18 @@ DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, thre
 
 
 class Progress(NamedTuple):
-    """What was done since the last one; below zero where a worker has died and its work is lost."""
+    """Work done since the last one; below zero where a worker has died and its work is lost."""
 
     images: int
     bytes: int
     rejects: int
 
     def plus(self, other: "Progress") -> "Progress":
-        """Both together."""
+        """Return the sum of both."""
         return Progress(*(one + two for one, two in zip(self, other, strict=True)))
 
     def minus(self, other: "Progress") -> "Progress":
-        """What this one has more."""
+        """Return what this one has more."""
         return Progress(*(one - two for one, two in zip(self, other, strict=True)))
 
 
@@ -56,7 +55,7 @@ _SLOWEST_BYTES_A_SECOND = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all tasks share: `entry` is "module:function", called as `function(context, task, report_progress)`.
+    """Job of all tasks: `entry` is "module:function", called as `function(context, task, report_progress)`.
 
     Context and tasks are small and picklable. The function may run more than once for a task, also at the same time;
     it puts its result in place itself and returns nothing. It reports progress every few minutes at least, if only of
@@ -73,28 +72,12 @@ class Job:
 
     def load(self) -> TaskFunction:
         """The function, imported by name, so that a worker needs nothing of the launcher's memory."""
-        function: TaskFunction = _load(self.entry)
+        function: TaskFunction = load_function(self.entry)
         return function
 
     def load_reach(self) -> ReachFunction | None:
         """The function, where there is one."""
-        function: ReachFunction | None = _load(self.reach) if self.reach else None
-        return function
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What a worker does until its launcher leaves: `entry` is "module:function".
-
-    Called as `function(context, connection)` with a picklable context; the launcher's end shows there as EOFError.
-    """
-
-    entry: str
-    context: Any
-
-    def load(self) -> Callable[[Any, Connection], None]:
-        """The function, imported by name."""
-        function: Callable[[Any, Connection], None] = _load(self.entry)
+        function: ReachFunction | None = load_function(self.reach) if self.reach else None
         return function
 
 
@@ -149,7 +132,7 @@ class Engine(Protocol):
     """Runs each task until it has ended well once."""
 
     def describe(self) -> str:
-        """What there is to say of it before a build; empty where the work is this host's."""
+        """Say what there is to know before a build; empty where the work is this host's."""
 
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         """Start what will run jobs of this entry, as far as that takes time, while a plan is being made.
@@ -165,7 +148,8 @@ class Engine(Protocol):
         """
 
 
-def _load(entry: str) -> Any:
+def load_function(entry: str) -> Any:
+    """Return the function of "module:function"."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -178,12 +162,12 @@ def available_cores() -> int:
 
 
 def task_name(task: Any) -> str:
-    """How messages call a task."""
+    """Return the name by which messages call a task."""
     return str(getattr(task, "name", task))
 
 
 def failure_message(error: Exception) -> str:
-    """What a launcher says of a task's error; one that was not raised on purpose is a bug and is shown whole."""
+    """Return the launcher's message on a task's error; a bug is shown whole, with its traceback."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for it. Try fewer --workers"
     return str(error) if isinstance(error, TpufeedError) else "".join(traceback.format_exception(error))

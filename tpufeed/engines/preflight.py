@@ -19,7 +19,7 @@ _SHARED_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """What a host has and sees.
+    """View of a host: what it has and sees.
 
     Attributes:
         host: its name.
@@ -36,12 +36,12 @@ class HostView:
     places: Mapping[str, str] = field(default_factory=dict)
 
     def has_same_versions(self, other: "HostView") -> bool:
-        """Whether both run the same tpufeed on the same minor version of Python."""
+        """Return true where both run the same tpufeed on the same minor version of Python."""
         return self.tpufeed == other.tpufeed and _minor(self.python) == _minor(other.python)
 
 
 def view_here(job: bytes, task: bytes) -> HostView:
-    """What this host sees of a pickled job and the first of its tasks."""
+    """Return what this host sees of a pickled job and the first of its tasks."""
     problem, places = "", dict[str, str]()
     try:
         context, reach = _load_job(job)[0].context, _load_job(job)[0].load_reach()
@@ -106,7 +106,7 @@ def _load_job(data: bytes) -> tuple[Job, TaskFunction]:
 
 
 class _JobError(Exception):
-    """What a job needs cannot be imported."""
+    """Import that a job needs and that fails."""
 
 
 def _import_message(error: Exception) -> str:

@@ -1,29 +1,27 @@
 """Tasks on the cores of this host, one at a time in each of several worker processes.
 
-Workers talk over a socket pair; when the launcher dies, its end closes and they leave.
-
 A task has to say something now and then, as `ProgressMeter` does with every image. A worker that says nothing for long,
 on a network drive that is gone, say, is killed and counts as dead.
 """
 
 import logging
 import signal
-import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import wait
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
-from tpufeed.engines.launch import launch_worker
-from tpufeed.errors import TaskError
+from tpufeed.errors import TaskError, TpufeedError
 
 _logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 600.0  # of a worker that has a task; then it counts as dead
-_EXIT_SECONDS = 5.0  # for a worker that has closed its end, or was killed, to be gone, dumping its core perhaps
+_ENTRY = "tpufeed.engines.processes:run_tasks"
 _LEAVE_SECONDS = 1.0  # for those that are told to go in mid-task, all at once, to remove what is temporary
 _LISTEN_SECONDS = 1.0
 _IDLE = -1
@@ -57,28 +55,49 @@ class ProcessEngine:
             yield
         finally:
             # Where an error has left a `run` open, its workers go now and not when somebody collects the garbage.
-            _stop_all([*self._prepared, *self._running])
+            stop_all([*self._prepared, *self._running], _LEAVE_SECONDS, terminate=True)
             self._prepared, self._running = [], []
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
         pool = _Pool(job, tasks, self._prepared)
         self._running = pool.workers
         try:
-            while pool.start_waiting(self.workers):
-                for worker, message in pool.receive():
-                    if isinstance(message, str):
-                        raise TaskError(f"{task_name(tasks[worker.task_number])}: {message}")
-                    yield pool.bury(worker) if message is None else message
-                for worker in pool.silent(self._silence_seconds):
-                    yield pool.bury(worker, self._silence_seconds)
+            while pool.give_tasks(self.workers):
+                yield from pool.listen()
+                yield from pool.replace_silent(self._silence_seconds)
         finally:
-            _stop_all(pool.workers)
+            stop_all(pool.workers, _LEAVE_SECONDS, terminate=True)
+
+
+class _Worker(Child):
+    """A worker process, the number of the task that it has, and how far it is with that."""
+
+    def __init__(self, entry: str) -> None:
+        super().__init__(entry)
+        self.task_number = _IDLE
+        self.progress = NOTHING
+        self.silent_seconds = 0.0
+
+    def give(self, number: int, task: Any) -> None:
+        """Hand over a task."""
+        self.task_number, self.progress, self.silent_seconds = number, NOTHING, 0.0
+        self.send((number, task))
+
+    def receive_event(self) -> Event:
+        """Take in what it says. Raises as `receive`."""
+        self.silent_seconds = 0.0
+        event: Event = self.receive()
+        if isinstance(event, Done):
+            self.task_number = _IDLE
+        else:
+            self.progress = self.progress.plus(event)
+        return event
 
 
 class _Pool:
     """Worker processes and the tasks that wait for one."""
 
-    def __init__(self, job: Job, tasks: Sequence[Any], prepared: "list[_Worker]") -> None:
+    def __init__(self, job: Job, tasks: Sequence[Any], prepared: list[_Worker]) -> None:
         self.workers: list[_Worker] = []
         self._prepared = prepared
         self._job = job
@@ -86,129 +105,80 @@ class _Pool:
         self._waiting = deque(range(len(tasks)))
         self._deaths = Deaths(tasks)
 
-    def start_waiting(self, most: int) -> bool:
+    def give_tasks(self, most: int) -> bool:
         """Hand waiting tasks to idle workers, `most` workers at the most; False when nothing is left to wait for."""
         idle = [worker for worker in self.workers if worker.task_number == _IDLE]
         while self._waiting and (idle or len(self.workers) < most):
             if not idle:
                 idle.append(self._prepared.pop() if self._prepared else _Worker(self._job.entry))
-                idle[0].begin(self._job)
-                self.workers += idle
+                self.workers += idle  # before anything is sent: whatever fails there, it is stopped
+                idle[0].begin(_ENTRY, self._job)
             number = self._waiting.popleft()
             idle.pop().give(number, self._tasks[number])
         return any(worker.task_number != _IDLE for worker in self.workers)
 
-    def receive(self) -> Iterator[tuple["_Worker", Event | str | None]]:
-        """What workers have sent: events, the message of a failure, or None from one that is dead."""
-        by_connection = {worker.connection: worker for worker in self.workers}
+    def listen(self) -> Iterator[Event]:
+        """Yield what workers have said, after some time at the most.
+
+        Raises:
+            TaskError: a task has failed, or workers have died at it often enough.
+        """
+        by_descriptor = {worker.fileno(): worker for worker in self.workers}
         begun = time.monotonic()
-        ready = wait(list(by_connection), _LISTEN_SECONDS)
+        ready = wait(list(by_descriptor), _LISTEN_SECONDS)
         # No more than that, however long this process stood still, by Ctrl-Z say: its workers may have, too.
         listened = min(time.monotonic() - begun, _LISTEN_SECONDS)
         for worker in self.workers:
             worker.silent_seconds += listened
-        for connection in ready:
-            worker = by_connection[connection]  # type: ignore[index]  # wait returns what it was given
-            yield worker, worker.receive()
+        for descriptor in ready:
+            yield self._receive(by_descriptor[descriptor])  # type: ignore[index]  # wait returns what it was given
 
-    def silent(self, seconds: float) -> list["_Worker"]:
-        """Workers that have a task and have said nothing for so long."""
-        return [worker for worker in self.workers if worker.task_number != _IDLE and worker.silent_seconds >= seconds]
+    def replace_silent(self, seconds: float) -> Iterator[Progress]:
+        """Kill each worker that has a task and has said nothing for so long. Yields progress, raises as `listen`."""
+        for worker in [each for each in self.workers if each.task_number != _IDLE and each.silent_seconds >= seconds]:
+            name, death = (
+                task_name(self._tasks[worker.task_number]),
+                f"killed after it had said nothing for {seconds:g} s",
+            )
+            lost = self._take_back(worker, death, _SILENCE_ADVICE)
+            _logger.warning("%s: a worker process was %s; another one begins anew. %s", name, death, _SILENCE_ADVICE)
+            yield lost
 
-    def bury(self, worker: "_Worker", silent_seconds: float | None = None) -> Progress:
-        """Give the task of a worker that is dead, or silent for so long, to another one.
+    def _receive(self, worker: _Worker) -> Event:
+        try:
+            return worker.receive_event()
+        except ChildDiedError:
+            return self._take_back(worker, worker.ending()[1], "Out of memory? Try fewer --workers")
+        except TpufeedError as error:
+            raise TaskError(f"{task_name(self._tasks[worker.task_number])}: {error}") from None
 
-        Returns:
-            Its progress, taken back.
-
-        Raises:
-            TaskError: that has been tried often enough.
-        """
+    def _take_back(self, worker: _Worker, death: str, advice: str) -> Progress:
+        """Give the task of a worker that is dead, or is to be, to another one. Returns its progress, taken back."""
         self.workers.remove(worker)
-        number = worker.task_number
-        if silent_seconds is None:
-            death, advice = worker.end(_EXIT_SECONDS), "Out of memory? Try fewer --workers"
-        else:
-            worker.dismiss()
-            worker.end(_LEAVE_SECONDS)
-            death, advice = f"killed after it had said nothing for {silent_seconds:g} s", _SILENCE_ADVICE
-        if number == _IDLE:
+        stop_all([worker], _LEAVE_SECONDS, terminate=True)
+        if worker.task_number == _IDLE:
             return NOTHING
-        name = self._deaths.note(number, death, advice)
-        if silent_seconds is not None:
-            _logger.warning("%s: a worker process was %s; another one begins anew. %s", name, death, advice)
-        self._waiting.appendleft(number)
+        self._deaths.note(worker.task_number, death, advice)
+        self._waiting.appendleft(worker.task_number)
         return NOTHING.minus(worker.progress)
 
 
-class _Worker:
-    """A worker process, the number of the task that it has, and how far it is with that."""
-
-    def __init__(self, entry: str) -> None:
-        self.task_number = _IDLE
-        self.progress = NOTHING
-        self.silent_seconds = 0.0
-        self._process, self.connection = launch_worker(entry)
-
-    def begin(self, job: Job) -> None:
-        """Say what its tasks belong to."""
-        with suppress(OSError):  # a worker that is dead already shows as such when it is asked for a message
-            self.connection.send(job)
-
-    def give(self, number: int, task: Any) -> None:
-        """Hand over a task."""
-        self.task_number = number
-        self.progress = NOTHING
-        self.silent_seconds = 0.0
-        with suppress(OSError):
-            self.connection.send((number, task))
-
-    def receive(self) -> Event | str | None:
-        """An event, the message of a failure, or None from a worker that is dead."""
-        self.silent_seconds = 0.0
+def run_tasks(job: Job, connection: Connection) -> None:
+    """Run tasks as they come, in a worker process, until the launcher's end of the socket closes."""
+    function = job.load()
+    while True:
+        number, task = connection.recv()
+        signal.signal(signal.SIGTERM, _leave)
         try:
-            message: Event | str = self.connection.recv()
-        except (EOFError, OSError):
-            return None
-        if isinstance(message, Done):
-            self.task_number = _IDLE
-        elif isinstance(message, Progress):
-            self.progress = self.progress.plus(message)
-        return message
-
-    def dismiss(self) -> None:
-        """Tell it to leave, however far it is. It removes what is temporary first."""
-        self.connection.close()
-        self._process.terminate()
-
-    def end(self, patience_seconds: float) -> str:
-        """Kill it where it does not leave by itself, and say how it ended."""
-        self.connection.close()
-        if self.wait(patience_seconds) is None:
-            self.kill()
-        code = self.wait(_EXIT_SECONDS)
-        if code is None:
-            return "not even by SIGKILL"
-        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-
-    def wait(self, seconds: float) -> int | None:
-        """What it ended with, or None where it has not."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(max(0.0, seconds))
-        return None
-
-    def kill(self) -> None:
-        """Whatever it does. One that waits in the kernel for a drive that does not answer goes on all the same."""
-        self._process.kill()
+            function(job.context, task, connection.send)
+        except Exception as error:  # noqa: BLE001  # the launcher raises it
+            connection.send(Failure.of(error))
+        else:
+            connection.send(Done(number))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # without a task there is nothing to tidy: it ends at once
 
 
-def _stop_all(workers: "Sequence[_Worker]") -> None:
-    """All at the same time."""
-    for worker in workers:
-        worker.dismiss()
-    for seconds in (_LEAVE_SECONDS, _EXIT_SECONDS):
-        deadline = time.monotonic() + seconds
-        for worker in workers:
-            worker.wait(deadline - time.monotonic())
-        for worker in workers:
-            worker.kill()
+def _leave(number: int, _: object) -> None:
+    """Leave by an exception, so that temporary folders are removed on the way. A second signal cuts nothing short."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)

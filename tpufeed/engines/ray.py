@@ -60,7 +60,7 @@ class RayEngine:
         self.address, self.workers, self.runtime_env = address, workers, runtime_env
 
     def describe(self) -> str:
-        """What there is to say of it before a build."""
+        """Say what there is to know before a build."""
         return f"engine: the Ray cluster at {self.address!r}; its nodes need tpufeed {__version__}"
 
     def prepare(self, entry: str) -> AbstractContextManager[None]:

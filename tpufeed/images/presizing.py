@@ -1,7 +1,7 @@
 """Shrinking a photograph on its way into a shard: decoded no larger than it must be, then filtered well.
 
 Apart from `resizing`, which serves training and prefers speed. A JPEG is decoded at 1/2, 1/4 or 1/8 as long as 1.9
-times the wanted size is left: below that the DCT's own filter shows (benchmarks/results/presize.json). The rest is a
+times the wanted size is left: below that the DCT's own filter shows. The rest is a
 Lanczos filter, whose taps are those that Pillow would take at a pixel's centre, and cubic interpolation of what it
 leaves: within some 50 dB of Pillow's Lanczos and three times as fast, because OpenCV runs both in SIMD.
 """

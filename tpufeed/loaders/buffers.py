@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpufeed.engines.launch import fill_streams
+from tpufeed.engines.child import fill_streams
 from tpufeed.images.decoding import Pixels
 
 _KEPT = 8

@@ -1,4 +1,4 @@
-"""What fills batches: a crew of threads, or of worker processes."""
+"""A crew fills batches: threads, or worker processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Pending(Protocol):
     """A batch that is being filled."""
 
     def done(self) -> bool:
-        """Whether it is there, or has failed."""
+        """Return true where the batch is there, or has failed."""
 
     def wait(self, timeout_seconds: float) -> Filled:
         """The batch.
@@ -82,7 +82,7 @@ class Crew(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it fills nothing any more: also in a fork of its process."""
+        """True where it fills nothing any more: also in a fork of its process."""
 
     def submit(self, request: Request) -> Pending:
         """Begin a batch. Raises LoaderError where the crew was closed."""

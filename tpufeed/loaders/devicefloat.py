@@ -9,7 +9,7 @@ from tpufeed.errors import OptionError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-_ROOM_OF_FRAMEWORK = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "tensorflow": "tf"}
+_FILE_OF_FRAMEWORK = {"torch": "torch.pixels", "jax": "jax.loader", "jaxlib": "jax.loader", "tensorflow": "tf.pixels"}
 
 
 def to_device_float(
@@ -43,7 +43,7 @@ def to_device_float(
     if dtype is not None and "float" not in str(dtype):
         raise OptionError(f"dtype is a float's, like the framework's bfloat16, not {dtype!r}")
     framework = type(images).__module__.partition(".")[0]
-    if framework not in _ROOM_OF_FRAMEWORK:
+    if framework not in _FILE_OF_FRAMEWORK:
         raise OptionError(
             f"images are a tensor of torch or TensorFlow, or an array of JAX, not {type(images).__name__} of "
             f"{framework}"
@@ -59,5 +59,5 @@ def to_device_float(
     if layout not in ("NCHW", "NHWC", None):
         raise OptionError(f"layout is 'NCHW' or 'NHWC', not {layout!r}")
     scale, shift = [1 / (255 * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
-    module = importlib.import_module(f"tpufeed.loaders.{_ROOM_OF_FRAMEWORK[framework]}.pixels")
+    module = importlib.import_module(f"tpufeed.loaders.{_FILE_OF_FRAMEWORK[framework]}")
     return module.scaled(images, scale, shift, dtype, layout)

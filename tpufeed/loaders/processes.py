@@ -1,40 +1,86 @@
-"""A crew of worker processes, each with threads: neither do they wait for the GIL of the training loop nor it for them.
+"""Worker processes of a loader, each with threads: neither they nor the training loop wait for the other's GIL.
 
 Batches are filled in shared memory without a name, which goes when the last process that maps it does; what crosses the
-sockets is where samples lie, and all columns but the images.
+sockets is where samples lie, and all columns but the images. First the loader's side, then the worker's.
 """
 
 import math
 import os
 import platform
+import queue
 import select
-import socket
-import struct
-import subprocess
+import signal
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
-from signal import Signals
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import NamedTuple
 
-from tpufeed.engines.engine import Service
-from tpufeed.engines.launch import launch_worker
+from tpufeed.dataset.reader import reopen_dataset
+from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.errors import LoaderError
-from tpufeed.loaders.buffers import Buffer, BufferPool
+from tpufeed.loaders.buffers import Buffer, BufferPool, MappedBuffers
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.crew import CLOSED, CLOSED_MEANWHILE, Due, Filled, Overdue, Request
-from tpufeed.loaders.feeder import ENTRY, Cancel, Feed, Fetch, Fill, Order, Reply
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.rows import make_rows
+from tpufeed.loaders.sources import VariantSource
+from tpufeed.loaders.threads import ThreadCrew, ThreadPending
 
+_ENTRY = "tpufeed.loaders.processes:serve"
+_BUG = "a worker process failed: "
 _LEAVE_SECONDS = 2.0
+_LEAVE_ANYWAY_SECONDS = 10.0
 _LONGEST_WAIT_SECONDS = 1e6  # more than that the system's calls do not take
 _TUNABLES, _PAST_THE_CACHE = "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold"
 
 
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Configuration of a worker; `file` is the descriptor of the loader's buffers, `lanes` see `VariantSource`."""
+
+    url: str
+    content_digest: str
+    split: str
+    options: LoaderOptions
+    threads: int
+    lanes: int
+    file: int
+
+
+class Fill(NamedTuple):
+    """Order: fill a batch, in buffer number `buffer`."""
+
+    number: int
+    buffer: int
+    request: Request
+
+
+class Cancel(NamedTuple):
+    """Order: this batch is not wanted any more."""
+
+    number: int
+
+
+class Fetch(NamedTuple):
+    """Order: see `Crew.fetch`."""
+
+    due: Due
+
+
+class Reply(NamedTuple):
+    """Result of a `Fill`; the images are in its buffer."""
+
+    number: int
+    result: Filled | Failure
+
+
 class ProcessCrew:
-    """See `Crew`.
+    """Crew of worker processes, see `Crew`.
 
     Args:
         feed: what each worker fills batches of.
@@ -71,7 +117,8 @@ class ProcessCrew:
 
     def fetch(self, due: Due) -> None:
         # The last one stages, if any does. What is staged already the others open themselves.
-        self._workers[-1].send(Fetch(due))
+        with suppress(TimeoutError):  # it reads nothing: its socket is closed now, which `listen` finds out
+            self._workers[-1].send(Fetch(due))
 
     def close(self, wait: bool = True) -> None:
         if os.getpid() == self._owner:
@@ -92,7 +139,7 @@ class ProcessCrew:
                 raise LoaderError(CLOSED_MEANWHILE)
             try:
                 for descriptor, _ in self._poll.poll(math.ceil(min(timeout_seconds, _LONGEST_WAIT_SECONDS) * 1e3)):
-                    self._by_descriptor[descriptor].receive()
+                    self._by_descriptor[descriptor].take_reply()
             except BaseException as error:  # a Ctrl-C may have come within a message
                 by_us = self._hung_up and isinstance(error, LoaderError)
                 self._closed = True
@@ -103,7 +150,7 @@ class ProcessCrew:
 
 
 class ProcessPending:
-    """See `Pending`."""
+    """Batch that a worker process fills, see `Pending`."""
 
     def __init__(self, outcome: "_Outcome", worker: "_Worker", crew: ProcessCrew) -> None:
         self._outcome = outcome
@@ -123,107 +170,71 @@ class ProcessPending:
                 raise Overdue
             self._crew.listen(left)
         result, self._outcome.result = self._outcome.result, None
-        try:
-            if isinstance(result, BaseException):
-                raise result
-            return replace(result, arrays={**result.arrays, IMAGE: self._outcome.buffer.array})
-        finally:
-            del result  # a cycle: an exception's traceback holds this frame
+        if isinstance(result, Failure):
+            raise result.error()
+        return replace(result, arrays={**result.arrays, IMAGE: self._outcome.buffer.array})
 
     def cancel(self) -> None:
         self._worker.unwanted.append(self._outcome.number)
 
 
 class _Outcome:
-    """What becomes of a batch. Its buffer is the worker's until there is a result, whether or not anybody wants it."""
+    """Outcome of a batch. Its buffer is the worker's until there is a result, wanted or not."""
 
     def __init__(self, number: int, buffer: Buffer) -> None:
         self.number = number
         self.buffer = buffer
-        self.result: Filled | BaseException | None = None
+        self.result: Filled | Failure | None = None
 
 
-class _Worker:
+class _Worker(Child):
     """A worker process and the batches that it was asked for. One thread gives orders.
 
     `unwanted` are batches to be cancelled, with the next order: whoever finds out, in any thread, must not write.
     """
 
     def __init__(self, feed: Feed) -> None:
-        self.process, self._connection = launch_worker(ENTRY, [feed.file], _variables())
+        patience = feed.options.timeout_seconds
+        super().__init__(_ENTRY, descriptors=[feed.file], variables=_variables(), patience_seconds=patience)
         self.asked: dict[int, _Outcome] = {}
         self.unwanted: deque[int] = deque()
         self._last = 0
-        with socket.socket(fileno=os.dup(self.fileno())) as ours:
-            seconds, rest = divmod(min(feed.options.timeout_seconds, _LONGEST_WAIT_SECONDS), 1)
-            patience = struct.pack("ll", int(seconds), int(rest * 1e6) or 1)
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
-        self.send(Service(ENTRY, feed))
-
-    def fileno(self) -> int:
-        """Of its socket."""
-        return self._connection.fileno()
+        self.begin(_ENTRY, feed)
 
     def fill(self, request: Request, buffer: Buffer) -> _Outcome:
         """Ask for a batch."""
         self._last += 1
         self.asked[self._last] = outcome = _Outcome(self._last, buffer)
-        while self.unwanted:
-            self.send(Cancel(self.unwanted.popleft()))
-        self.send(Fill(self._last, buffer.number, request))
+        try:
+            while self.unwanted:
+                self.send(Cancel(self.unwanted.popleft()))
+            self.send(Fill(self._last, buffer.number, request))
+        except TimeoutError:
+            raise Overdue from None
         return outcome
 
-    def send(self, order: Order | Service) -> None:
-        """Give an order; a dead worker shows as such when it is listened to. Raises Overdue where it takes none."""
-        try:
-            self._connection.send(order)
-        except BlockingIOError:
-            self.hang_up()
-            raise Overdue from None
-        except OSError:
-            return
-        except BaseException:  # half an order is none
-            self.hang_up()
-            raise
-
-    def receive(self) -> None:
+    def take_reply(self) -> None:
         """Take in a reply. Raises LoaderError where the worker has died, and what it could not begin for."""
         try:
-            reply: Reply = self._connection.recv()
-        except (EOFError, OSError):
+            reply: Reply = self.receive()
+        except ChildDiedError:
             raise LoaderError(self._death()) from None
-        if reply.number in self.asked:
-            self.asked.pop(reply.number).result = reply.result
-        elif isinstance(reply.result, BaseException):
-            raise reply.result
-
-    def hang_up(self) -> None:
-        """End the conversation: the worker leaves, and whoever waits for it here wakes up."""
-        with suppress(OSError, TypeError), socket.socket(fileno=os.dup(self.fileno())) as ours:  # closed meanwhile, say
-            ours.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close our end."""
-        self._connection.close()
+        self.asked.pop(reply.number).result = reply.result
 
     def _death(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_LEAVE_SECONDS)
-        code = self.process.returncode
-        how, advice = "closed its socket", "Did an op of yours end it?"
-        if code is not None and code >= 0:
-            how = f"ended with exit code {code}"
-        elif code is not None:
-            how = f"was killed by {Signals(-code).name}"
+        code, how = self.ending(_LEAVE_SECONDS)
+        killed = code is not None and code < 0
+        advice = "Did an op of yours end it?"
+        if killed:
             advice = "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0"
         return (
-            f"a worker process of the loader (pid {self.process.pid}) {how}; iterate the loader again to start new "
-            f"ones. {advice}"
+            f"a worker process of the loader (pid {self.process.pid}) {'was killed' if killed else 'ended'} {how}; "
+            f"iterate the loader again to start new ones. {advice}"
         )
 
 
 def _variables() -> dict[str, str]:
-    """Of a worker's environment: pixels are copied past the cache, as the next to read them is another process.
+    """Return a worker's environment: pixels are copied past the cache, as the next to read them is another process.
 
     glibc does so from a size on that is meant for one program on the machine. From 64 KB on, raw images of 224 pixels
     come a quarter faster (docs/decisions, loaders decode in worker processes).
@@ -235,25 +246,89 @@ def _variables() -> dict[str, str]:
 
 
 def _stop(workers: Sequence[_Worker], pool: BufferPool, owner: int, lock: AbstractContextManager[bool]) -> None:
-    """All at the same time. At the interpreter's end a thread may still wait for a reply: closing would not wake it."""
+    """End the workers. At the interpreter's end a thread may still wait for a reply: closing would not wake it."""
     if os.getpid() != owner:  # a fork of it, whose workers these are not
-        _close(workers, pool)
+        pool.close()
+        for worker in workers:
+            worker.close()
         return
     for worker in workers:
         worker.hang_up()
     with lock:
-        _close(workers, pool)
-        deadline = time.monotonic() + _LEAVE_SECONDS
-        for worker in workers:
+        pool.close()
+        stop_all(workers, _LEAVE_SECONDS)
+
+
+def serve(feed: Feed, connection: Connection) -> None:
+    """Obey the loader's orders until its end of the socket closes."""
+    # A machine that shuts down tells all processes. The training loop may still want to save; then it is our turn.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        crew, shape = _open(feed)
+    except Exception as error:  # noqa: BLE001  # the loader raises it
+        connection.send(Failure.of(error, _BUG))
+        return
+    buffers = MappedBuffers(feed.file, shape)
+    begun = queue.SimpleQueue[tuple[int, ThreadPending | Exception] | None]()
+    pending = dict[int, ThreadPending]()
+    replier = threading.Thread(target=_reply, args=(connection, begun, pending), daemon=True)
+    replier.start()
+    try:
+        while True:
+            order: Fill | Cancel | Fetch = connection.recv()
+            if isinstance(order, Fetch):
+                crew.fetch(order.due)
+            elif isinstance(order, Cancel):
+                batch = pending.get(order.number)
+                if batch is not None:
+                    batch.cancel()
+            else:
+                try:
+                    pending[order.number] = crew.submit(order.request, buffers.array(order.buffer))
+                    begun.put((order.number, pending[order.number]))
+                except Exception as error:  # noqa: BLE001  # the loader raises it
+                    begun.put((order.number, error))
+    except (EOFError, ConnectionError):
+        return
+    finally:
+        _leave_anyway()
+        begun.put(None)
+        crew.close()
+
+
+def _open(feed: Feed) -> tuple[ThreadCrew, tuple[int, ...]]:
+    dataset = reopen_dataset(feed.url, feed.content_digest)
+    rows = make_rows(dataset, feed.options, feed.threads)
+    source = VariantSource(dataset, feed.split, feed.options, feed.lanes)
+    shape = feed.options.batch_size, *rows.image_shape
+    return ThreadCrew(rows, source, feed.threads, BufferPool(shape)), shape
+
+
+def _reply(
+    connection: Connection,
+    begun: "queue.SimpleQueue[tuple[int, ThreadPending | Exception] | None]",
+    pending: dict[int, ThreadPending],
+) -> None:
+    """Send batches as they are done, in the order in which they were asked for."""
+    try:
+        for number, batch in iter(begun.get, None):
             try:
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                with suppress(subprocess.TimeoutExpired):  # the kernel may wait for a drive that does not answer
-                    worker.process.wait(_LEAVE_SECONDS)
+                if isinstance(batch, Exception):
+                    raise batch
+                filled = batch.wait(threading.TIMEOUT_MAX)
+                arrays = {name: array for name, array in filled.arrays.items() if name != IMAGE}
+                reply = Reply(number, replace(filled, arrays=arrays))
+            except BaseException as error:  # noqa: BLE001  # the loader raises it, also what sys.exit in an op raises
+                reply = Reply(number, Failure.of(error, _BUG))
+            finally:
+                pending.pop(number, None)
+            connection.send(reply)
+    except OSError:  # the loader has gone
+        return
 
 
-def _close(workers: Sequence[_Worker], pool: BufferPool) -> None:
-    pool.close()
-    for worker in workers:
-        worker.close()
+def _leave_anyway() -> None:
+    """Leave, also when an op of the user's, or a drive, does not return."""
+    timer = threading.Timer(_LEAVE_ANYWAY_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()

@@ -11,14 +11,13 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.parameters import shown
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.loaders.agreement import Claim
 from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, resolve_columns
 from tpufeed.loaders.crew import Crew
 from tpufeed.loaders.epoch import BatchForm, Endless, EpochIterator, Epochs, Flow, Position
-from tpufeed.loaders.feeder import Feed
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions, make_options
-from tpufeed.loaders.processes import ProcessCrew
+from tpufeed.loaders.processes import Feed, ProcessCrew
+from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.rows import make_rows
 from tpufeed.loaders.sources import VariantSource
 from tpufeed.loaders.state import check_identity, check_lanes, check_state_lanes, identity_of, state_number
@@ -210,7 +209,7 @@ class NumpyLoader:
         self._lanes = lanes
         self._move(epoch, samples)
 
-    def claim(self) -> Claim:
+    def epoch_spec(self) -> EpochSpec:
         """Return what all ranks have to agree on before they begin the epoch that was opened last."""
         epoch = self._current
         assert epoch is not None, "one was opened"
@@ -220,7 +219,7 @@ class NumpyLoader:
             "image_shape": self.image_shape,
         }
         text = ", ".join(f"{name} {value}" for name, value in order.items())
-        return Claim(self.world.rank, epoch.batches, self.batch_size, text)
+        return EpochSpec(self.world.rank, epoch.batches, self.batch_size, text)
 
     def stats(self) -> FeedStats:
         """Return what the loader has done so far, and what its consumer waited for."""

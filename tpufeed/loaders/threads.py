@@ -16,7 +16,7 @@ from tpufeed.loaders.sources import Source
 
 
 class ThreadCrew:
-    """See `Crew`. Threads start with the first batch, whose images lie in memory of `pool` where none is given."""
+    """Crew of threads, see `Crew`. They start with the first batch. Images lie in `pool` where no memory is given."""
 
     def __init__(self, rows: Rows, source: Source, threads: int, pool: BufferPool) -> None:
         self._closed = False
@@ -54,7 +54,7 @@ class ThreadCrew:
 
 
 class ThreadPending:
-    """See `Pending`."""
+    """Batch that threads fill, see `Pending`."""
 
     def __init__(self, rows: Rows, source: Source, epoch: int, work: Work, futures: Sequence[Future[Done]]) -> None:
         self._rows = rows
@@ -87,7 +87,7 @@ class ThreadPending:
             future.cancel()
 
     def _first_failure(self, deadline: float) -> BaseException | None:
-        """What the batch failed with, when all its rows are done: until then its memory is written to.
+        """Return the batch's first failure, when all its rows are done: until then its memory is written to.
 
         Raises Overdue. `futures.wait` would never hear of those that are cancelled.
         """

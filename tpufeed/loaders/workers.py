@@ -1,4 +1,4 @@
-"""How many processes and threads decode."""
+"""Plan the number of processes and threads that decode."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ class Workers:
 
 
 def plan_workers(dataset: Dataset, options: LoaderOptions) -> Workers:
-    """What the options say, or fits the cores that are this rank's.
+    """Return the numbers that the options say, or that fit the cores of this rank.
 
     Raises:
         OptionError: processes are asked for, and they cannot have the dataset or an op.
@@ -77,6 +77,6 @@ def _obstacle(dataset: Dataset, options: LoaderOptions) -> str:
 
 
 def _ranks_of_this_host() -> int:
-    """As torchrun and others say, or `torch_xla.launch`."""
+    """Count the ranks of this host, as torchrun and others say, or `torch_xla.launch`."""
     text = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "")
     return max(1, int(text)) if text.isdecimal() else 1

@@ -1,1 +1,1 @@
-"""Where a training step's time goes: waits and computes, a TPU's own counters, and an accelerator to emulate one."""
+"""The time of a training step: waits and computes, a TPU's own counters, and an accelerator to emulate one."""

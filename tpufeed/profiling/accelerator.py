@@ -10,17 +10,17 @@ import time
 from array import array
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Queue
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.profiling.batches import length_of
+from tpufeed.profiling.clock import length_of
 from tpufeed.profiling.fingerprints import Expected, Findings, Ledger, first_member
 from tpufeed.profiling.flops import AcceleratorProfile
-from tpufeed.profiling.xplane import idle_band
+from tpufeed.profiling.steps import idle_band
 
 AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's, for ResNet-50
 FEWEST_STEPS = 20  # after the first one; figures of fewer say little
@@ -30,7 +30,7 @@ _QUEUE_BATCHES = 2
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorReport:
-    """What an emulated accelerator did. None is what cannot be known, most of it from fewer than two steps.
+    """Figures of an emulated accelerator. None stands for unknown, as most are after fewer than two steps.
 
     `steps` and `images` count everything; the other figures leave out the first step, in which the loader warms up.
     All but `oversleep_percent` are nominal: `wall_seconds` is waits + steps, `idle_percent` waits / wall, `au_percent`
@@ -46,21 +46,21 @@ class AcceleratorReport:
 
     name: str
     batch_size: int
+    step_ms: float
     steps: int
     images: int
-    images_per_second: float | None
-    step_ms: float
-    wait_ms_p50: float | None
-    wait_ms_p99: float | None
-    idle_percent: float | None
-    au_percent: float | None
-    oversleep_percent: float | None
-    wall_seconds: float | None
+    findings: Findings
+    images_per_second: float | None = None
+    wait_ms_p50: float | None = None
     wait_ms_p95: float | None = None
+    wait_ms_p99: float | None = None
+    idle_percent: float | None = None
+    au_percent: float | None = None
+    oversleep_percent: float | None = None
+    wall_seconds: float | None = None
     first_batch_seconds: float | None = None
     waits: tuple[float, ...] = ()
     ready: tuple[int, ...] = ()
-    findings: Findings = field(default_factory=lambda: Findings(0))
     problems: tuple[str, ...] = ()
     verdict: str = ""
 
@@ -125,12 +125,24 @@ class EmulatedAccelerator:
         """
         if (steps is not None and steps < 1) or (seconds is not None and seconds <= 0):
             raise OptionError(f"steps and seconds are positive, not {steps} and {seconds}")
+        limits = Limits(steps, seconds, patience_seconds)
         device = _Device(self.step_seconds, self._now, self._sleep)
         epochs = RepeatedEpochs(loader, steps is not None or seconds is not None)
-        asked = self._now()
+        asked = first = self._now()
         device.thread.start()
         try:
-            self._feed(device, epochs, Limits(steps, seconds, patience_seconds))
+            with closing(epochs.batches()) as batches:
+                for given, batch in enumerate(batches, 1):
+                    arrival = self._now()
+                    first = arrival if given == 1 else first
+                    images = int(first_member(batch).shape[0])
+                    if images > self.batch_size:
+                        raise OptionError(
+                            f"a batch of {images} images, for an accelerator that takes {self.batch_size} a step"
+                        )
+                    device.queue.put((arrival, images, epochs.number, batch))
+                    if limits.reached(given, self._now() - first):
+                        break
         except BaseException:
             device.aborted = True
             raise
@@ -139,43 +151,47 @@ class EmulatedAccelerator:
             device.thread.join()
         if device.failure is not None:
             raise device.failure
-        return self._report(device, epochs, expected, device.first_arrival - asked)
-
-    def _feed(self, device: "_Device", epochs: "RepeatedEpochs", limits: Limits) -> None:
-        first = 0.0
-        with closing(epochs.batches()) as batches:
-            for given, batch in enumerate(batches, 1):
-                arrival = self._now()
-                first = arrival if given == 1 else first
-                device.queue.put((arrival, self._count(batch), epochs.number, batch))
-                if limits.reached(given, self._now() - first):
-                    return
-
-    def _count(self, batch: Any) -> int:
-        images = int(first_member(batch).shape[0])
-        if images > self.batch_size:
-            raise OptionError(f"a batch of {images} images, for an accelerator that takes {self.batch_size} a step")
-        return images
+        return self._report(device, epochs, expected, first - asked)
 
     def _report(
         self, device: "_Device", epochs: "RepeatedEpochs", expected: Expected | None, first_batch_seconds: float
     ) -> AcceleratorReport:
-        waits = np.array(device.waits[1:])
-        computed = len(waits) * self.step_seconds
-        known = len(waits) > 0
-        wait = float(waits.sum())
-        wall = wait + computed
-        p50, p95, p99 = np.percentile(waits, (50, 95, 99)) * 1e3 if known else (None, None, None)
-        idle = 100 * wait / wall if known else None
-        oversleep = 100 * device.oversleep_seconds / wall if known else None
         findings = device.ledger.findings(expected, epochs.ended)
-        problems = list(few_steps(len(waits)))
-        if oversleep is not None and oversleep > _MOST_OVERSLEEP_PERCENT:
-            problems.append(
-                f"this host woke the emulator late, by {oversleep:.1f} % of the time, more than "
-                f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
-                "nothing else at work), or make its steps longer (a larger batch)"
+        report = AcceleratorReport(
+            name=self.profile.name,
+            batch_size=self.batch_size,
+            step_ms=self.step_seconds * 1e3,
+            steps=len(device.waits),
+            images=sum(device.images),
+            findings=findings,
+            first_batch_seconds=first_batch_seconds,
+            waits=(first_batch_seconds, *device.waits[1:]),
+            ready=tuple(device.ready),
+        )
+        problems = list(few_steps(report.steps - 1))
+        if report.steps > 1:
+            waits = np.array(device.waits[1:])
+            wait, computed = float(waits.sum()), len(waits) * self.step_seconds
+            wall = wait + computed
+            p50, p95, p99 = (float(value) for value in np.percentile(waits, (50, 95, 99)) * 1e3)
+            oversleep = 100 * device.oversleep_seconds / wall
+            report = replace(
+                report,
+                images_per_second=sum(device.images[1:]) / wall,
+                wait_ms_p50=p50,
+                wait_ms_p95=p95,
+                wait_ms_p99=p99,
+                idle_percent=100 * wait / wall,
+                au_percent=100 * computed / wall,
+                oversleep_percent=oversleep,
+                wall_seconds=wall,
             )
+            if oversleep > _MOST_OVERSLEEP_PERCENT:
+                problems.append(
+                    f"this host woke the emulator late, by {oversleep:.1f} % of the time, more than "
+                    f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
+                    "nothing else at work), or make its steps longer (a larger batch)"
+                )
         small = sum(count < self.batch_size for count in device.images)
         if small > epochs.number + 1:  # the last batch of an epoch may be small; with more the device only seems busy
             problems.append(
@@ -185,27 +201,8 @@ class EmulatedAccelerator:
         problems += (*epochs.problems(), *findings.problems())
         if expected is not None and findings.repeated is None:
             problems.append("the pixels are not in this host's memory, so that drops and repeats would not show")
-        return AcceleratorReport(
-            name=self.profile.name,
-            batch_size=self.batch_size,
-            steps=len(device.waits),
-            images=sum(device.images),
-            images_per_second=sum(device.images[1:]) / wall if known else None,
-            step_ms=self.step_seconds * 1e3,
-            wait_ms_p50=None if p50 is None else float(p50),
-            wait_ms_p95=None if p95 is None else float(p95),
-            wait_ms_p99=None if p99 is None else float(p99),
-            idle_percent=idle,
-            au_percent=100 * computed / wall if known else None,
-            oversleep_percent=oversleep,
-            wall_seconds=wall if known else None,
-            first_batch_seconds=first_batch_seconds,
-            waits=(first_batch_seconds, *device.waits[1:]),
-            ready=tuple(device.ready),
-            findings=findings,
-            problems=tuple(problems),
-            verdict="" if problems or idle is None else say_verdict(idle),
-        )
+        verdict = "" if problems or report.idle_percent is None else say_verdict(report.idle_percent)
+        return replace(report, problems=tuple(problems), verdict=verdict)
 
 
 @dataclass
@@ -257,12 +254,6 @@ class RepeatedEpochs:
         return (f"the loader ended early: epoch {number + 1} had {given} batches of {promised}{again}",)
 
 
-def next_step(free: float, arrival: float, step_seconds: float) -> tuple[float, float]:
-    """Return `(wait, free again)` of a device that is free at `free`, for a batch that is there from `arrival` on."""
-    wait = max(0.0, arrival - free)
-    return wait, free + wait + step_seconds
-
-
 def few_steps(steps: int) -> tuple[str, ...]:
     """Return why figures of so few steps after the first one say little, as sentences."""
     if steps >= FEWEST_STEPS:
@@ -293,7 +284,6 @@ class _Device:
     ready: "array[int]" = field(default_factory=lambda: array("b"))
     images: list[int] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
-    first_arrival: float = 0.0
     oversleep_seconds: float = 0.0
     aborted: bool = False
     failure: BaseException | None = None
@@ -306,7 +296,7 @@ class _Device:
             self._compute()
         except BaseException as error:  # noqa: BLE001  # run() raises it, in the caller's thread
             self.failure = error
-            while self.queue.get() is not None:
+            while self.queue.get() is not None:  # or the loader would stand before a full queue for good
                 pass
 
     def _compute(self) -> None:
@@ -319,9 +309,9 @@ class _Device:
             if self.aborted:
                 continue
             arrival, images, epoch, batch = item
-            if free is None:
-                free = self.first_arrival = arrival
-            wait, free = next_step(free, arrival, self.step_seconds)
+            # A step begins when device and batch are both there, and takes its nominal time.
+            wait = 0.0 if free is None else max(0.0, arrival - free)
+            free = (arrival if free is None else free) + wait + self.step_seconds
             self.waits.append(wait)
             self.ready.append(ready)
             self.images.append(images)
@@ -332,6 +322,6 @@ class _Device:
                 before = 0.0
             late = max(0.0, self.now() - free)
             if len(self.waits) > 1 and self.queue.full():  # else the loader was not held up
-                # A thread that is late already stays late for several steps: only what it lost anew counts.
+                # A thread that is late already stays late for several steps: what it had lost before is counted.
                 self.oversleep_seconds += max(0.0, late - before)
             del item, batch  # a device gives a batch's memory back at the end of its step

@@ -1,19 +1,20 @@
-"""How long a training loop waits for its input, step by step."""
+"""Time how long a training loop waits for its input, step by step."""
 
+import math
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from tpufeed.profiling.batches import Epoch, Epochs, Loads, first_shape
-from tpufeed.profiling.compiling import CompileWatch, Splitter, Steady, split_waits
+from tpufeed.profiling.compiling import CompileCounts, CompileWatch, WaitSplitter, split_waits, xla_counts
 from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
 
 Batch = TypeVar("Batch")
+_NO_SHAPE = object()
 
 
 class StepClock:
@@ -32,21 +33,23 @@ class StepClock:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._waits, self._syncs, self._computes = array("d"), array("d"), array("d")
-        self._end_wait = self._end_sync = 0.0  # to learn that an epoch is over is a wait too, of no step
-        self._first_sync: float | None = None
-        self._first_sync_is_a_steps = False
-        self._splits = False
+        self._end_wait = 0.0  # to learn that an epoch is over is a wait too, of no step
+        self._splits = False  # a loader told waits from syncs
         self._compiling = CompileWatch()
-        self._loads = Loads()
-        self._epochs = Epochs()
-        self._iterations = 0
+        self._is_first_over = False
+        self._shape: Any = _NO_SHAPE  # of the batch before
+        self._load = self._first_load = Load(None, None)
+        self._loads: dict[Any, Load] = {}  # by shape, so that batches of one shape are looked into once
+        self._epochs = 0
+        self._short: list[tuple[int, int, int]] = []  # (epoch from 1, batches it gave, batches that len() says)
+        self._iterations = 0  # under way, within one another or side by side
         self._running: list[_Step] = []  # in the order in which they got their batches
         self._since = 0.0
         self._asking = False  # inside `next()` or `iter()` of a loader
         self._dropped = 0
 
     def __call__(self, loader: Iterable[Batch]) -> "TimedLoader[Batch]":
-        """The loader with its steps timed; to be iterated as often as the loader itself, as Lightning's `fit` does.
+        """Return the loader with its steps timed. It can be iterated as often as the loader, as Lightning's `fit` does.
 
         Leaving a loop early ends the last step there and closes the loader's iterator. Where the iterator was kept
         (`batches = iter(clock(loader))`) nothing tells when its loop was left: then the last step is left out, unless
@@ -60,107 +63,142 @@ class StepClock:
         return kind(loader, self)
 
     def report(self, batch_size: int | None = None) -> StepReport:
-        """The steps that have ended so far.
+        """Report on the steps that have ended so far.
 
         Args:
             batch_size: images of each step; by default they are counted, as the first axis of a batch's first array.
         """
-        steps, (first, later) = len(self._waits), self._compiling.told()
-        steady = self._steady()
-        load = self._loads.total(0, steps)
-        images = load.images if batch_size is None else steps * batch_size
+        steps, told = len(self._waits), self._compiling.told()
+        first, later = (None, None) if told is None else told
+        images = self._count("images") if batch_size is None else steps * batch_size
         report = StepReport(
             steps=steps,
             images=images,
             first_wait_seconds=self._waits[0] if steps else None,
-            first_compute_seconds=self._computes[0] + (self._first_sync or 0.0) if steps else None,
+            first_compute_seconds=self._computes[0] + self._syncs[0] if steps else None,
             compile_seconds=None if first is None else first.compile_seconds,
-            short_epochs=tuple(self._epochs.short),
-            notes=(*_notes(steps, images, self._dropped), *self._epochs.notes()),
+            short_epochs=tuple(self._short),
+            notes=self._notes(steps, images),
         )
-        if steps < 2 or steady.wall <= 0:
+        # The steady state: all steps but the first, and the ends of epochs.
+        waits, syncs, computes = (np.array(part[1:]) for part in (self._waits, self._syncs, self._computes))
+        wait, sync = float(waits.sum()) + self._end_wait, float(syncs.sum())
+        wall = wait + sync + float(computes.sum())
+        if steps < 2 or wall <= 0:
             return report
-        in_steady = self._loads.total(1, steps).images if batch_size is None else (steps - 1) * batch_size
-        sent = self._sent(steps)
+        tracing = None
+        if later is not None or self._splits:
+            compiled = later or CompileCounts()
+            # Compiling can be of several threads, and syncs in the loop's body wait for the device as well.
+            tracing = min(wall, max(sync - compiled.device_wait_seconds, compiled.compile_seconds, 0.0))
+        p50, p95, p99 = (float(value) for value in np.percentile(waits, (50, 95, 99)) * 1e3)
+        steady_images = self._count("images", 1) if batch_size is None else (steps - 1) * batch_size
+        sent = self._count("nbytes", 1)
         return replace(
             report,
-            images_per_second=None if in_steady is None else in_steady / steady.wall,
-            bytes_per_second=None if sent is None else sent / steady.wall,
+            images_per_second=None if steady_images is None else steady_images / wall,
+            bytes_per_second=None if sent is None else sent / wall,
+            step_ms=float(np.median(waits + syncs + computes)) * 1e3,
+            wait_ms_p50=p50,
+            wait_ms_p95=p95,
+            wait_ms_p99=p99,
+            idle_percent=100 * wait / wall,
+            sync_ms_p50=float(np.median(syncs)) * 1e3 if self._splits else None,
+            sync_percent=100 * sync / wall if self._splits else None,
+            tracing_percent=None if tracing is None else 100 * tracing / wall,
+            wall_seconds=wall,
             recompilations=None if later is None else later.compilations,
             recompile_seconds=None if later is None else later.compile_seconds,
-            host_syncs=None if later is None or later.xla is None else later.xla.host_syncs,
+            host_syncs=None if later is None or xla_counts() is None else later.host_syncs,
             notes=(*report.notes, *(() if later is None else later.advice(steps - 1))),
-            **steady.figures(later, self._splits),
         )
 
     def timeline(self) -> StepTimes:
-        """Of each step so far, from the first."""
+        """Return the seconds of each step so far, from the first."""
         syncs = tuple(self._syncs) if self._splits else ()
         return StepTimes(wait_seconds=tuple(self._waits), sync_seconds=syncs, compute_seconds=tuple(self._computes))
 
     def save(self, path: str | Path, batch_size: int | None = None) -> StepReport:
-        """Write report and timeline to a JSON file, for `load_steps` and `tpufeed doctor --clock`; the report."""
+        """Write report and timeline as JSON, for `load_steps` and `tpufeed doctor --clock`; return the report."""
         report = self.report(batch_size)
         save_steps(path, report, self.timeline())
         return report
 
-    def _begin(self) -> None:
-        """One more iteration is under way: another one may be, around it or beside it."""
-        if self._iterations == 0:
-            self._compiling.begin()
-        self._iterations += 1
+    def _count(self, what: str, skip: int = 0) -> int | None:
+        """Return the images or bytes of all steps, or of all but the first; None where a batch does not tell."""
+        loads = [(getattr(load, what), load.steps - skip * (load is self._first_load)) for load in self._loads.values()]
+        parts = [None if value is None else value * steps for value, steps in loads if steps]
+        return sum(part for part in parts if part is not None) if parts and None not in parts else None
+
+    def _notes(self, steps: int, images: int | None) -> tuple[str, ...]:
+        notes = []
+        if steps < 2:
+            seen = "no step" if steps == 0 else "one step"
+            notes.append(f"{seen} was measured, and the first is left out: let the loop take at least 2, better 100")
+        elif images is None:
+            notes.append("the batches are no arrays, so that images were not counted: give report(batch_size=...)")
+        if self._dropped:
+            notes.append(
+                f"{self._dropped} {'step is' if self._dropped == 1 else 'steps are'} left out, as a loop was left "
+                "there whose iterator was kept: close() the iterator where its loop ends, and the step counts"
+            )
+        if self._short:
+            epoch, batches, expected = self._short[0]
+            more = f", and {len(self._short) - 1} more epochs were short" if len(self._short) > 1 else ""
+            notes.append(
+                f"the loader ended early: epoch {epoch} gave {batches} batches, len() says {expected}{more}. Look for "
+                "errors in its threads or workers; torch_xla's ParallelLoader takes an exception of its source for the "
+                "end"
+            )
+        return tuple(notes)
+
+    # What follows is for the iterations below.
 
     def _stamp(self) -> float:
-        """The time. What went by since the last stamp was of the step that runs, the one that began last."""
+        """Return the time. What went by since the last stamp was of the step that runs, the one that began last."""
         now = self._now()
         if self._running:
             self._running[-1].compute += now - self._since
         self._since = now
         return now
 
-    def _finish(self, step: "_Step") -> None:
-        if step.shape is not self._loads.shape:  # other loops had batches meanwhile, of another shape
-            self._loads.note(step, len(self._waits))
+    def _look(self, batch: Any, shape: Any) -> None:
+        """Look into a batch of another shape than the one before it had."""
+        self._shape = shape
+        try:
+            key = None if shape is None else tuple(shape)
+            self._load = self._loads.get(key) or self._loads.setdefault(key, load_of(batch))
+        except Exception:  # noqa: BLE001  # batches can be anything, and a step is worth more than a count
+            self._load = self._loads.setdefault(_NO_SHAPE, Load(None, None))
+
+    def _finish(self, step: "_Step") -> int:
+        """End a step. Return its number, from 0."""
         self._running.remove(step)
+        if not self._waits:
+            self._first_load = step.load
+        step.load.steps += 1
         self._waits.append(step.wait)
         self._syncs.append(step.sync)
         self._computes.append(step.compute)
+        return len(self._waits) - 1
 
     def _drop(self, step: "_Step") -> None:
         self._running.remove(step)
         self._dropped += 1
 
-    def _settle(self, sync: float, a_steps: bool) -> None:
-        """The first step is over, and what came of it in the sync after it too."""
-        self._first_sync = sync
-        self._first_sync_is_a_steps = a_steps
+    def _settle(self) -> None:
+        """Note that the first step is over, with the sync after it."""
+        self._is_first_over = True
         self._compiling.settle()
 
-    def _end(self, wait: float, sync: float) -> None:
-        """A loader has said that there is no more."""
-        self._end_wait += wait
-        if self._first_sync is None and self._waits:
-            self._settle(sync, a_steps=False)
-        else:
-            self._end_sync += sync
 
-    def _leave(self) -> None:
-        if self._first_sync is None and self._waits:
-            self._settle(0.0, a_steps=False)
-        self._iterations -= 1
-        if self._iterations == 0:
-            self._compiling.end()
+@dataclass(slots=True, eq=False)
+class Load:
+    """Batches of one shape: images (rows of the first array), bytes of all arrays, None without arrays; their steps."""
 
-    def _sent(self, steps: int) -> float | None:
-        """Bytes that crossed for all steps but the first: what the loader counts, or else what batches are."""
-        a_step = self._epochs.bytes_a_step
-        return self._loads.total(1, steps).nbytes if a_step is None else a_step * (steps - 1)
-
-    def _steady(self) -> Steady:
-        syncs = np.array(self._syncs[1:])
-        if self._first_sync_is_a_steps and len(syncs):
-            syncs[0] = 0.0  # the second step begins with the sync of the first
-        return Steady(np.array(self._waits[1:]), syncs, np.array(self._computes[1:]), self._end_wait, self._end_sync)
+    images: int | None
+    nbytes: int | None
+    steps: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -170,7 +208,7 @@ class _Step:
     wait: float = 0.0
     sync: float = 0.0
     compute: float = 0.0
-    shape: Any = None
+    load: Any = None
 
 
 class _TimedEpoch(Iterator[Batch]):
@@ -179,13 +217,14 @@ class _TimedEpoch(Iterator[Batch]):
     def __init__(self, loader: Iterable[Batch], clock: StepClock) -> None:
         self._loader, self._clock = loader, clock
         self._iterator: Iterator[Batch] | None = None
-        self._epoch: Epoch | None = None
-        self._splitter: Splitter | None = None
+        self._splitter: WaitSplitter | None = None
         self._step = _Step()
-        self._under_way = self._is_kept = self._is_closed = False
+        self._number = self._batches = 0
+        self._left: int | None = None  # batches that the iterator promised when it was opened
+        self._is_open = self._under_way = self._is_kept = self._is_closed = False
 
     def __iter__(self) -> "_TimedEpoch[Batch]":
-        """Itself: a loop begins over an iterator that its caller keeps.
+        """Return itself: a loop begins over an iterator that its caller keeps.
 
         A loop before it was left at a time that nothing told, so that its last step is left out.
         """
@@ -196,26 +235,30 @@ class _TimedEpoch(Iterator[Batch]):
         return self
 
     def __next__(self) -> Batch:
-        """The next batch, which ends the step before."""
+        """Return the next batch, which ends the step before."""
         clock, step = self._clock, self._step
         if clock._asking:  # a loader that is timed takes its batches from here: they are waited for there
-            return self._next_untimed()
+            if self._iterator is None:
+                self._iterator = iter(self._loader)
+            return next(self._iterator)
         asked = clock._stamp()
-        if self._under_way:
-            clock._finish(step)
-            self._under_way = False
+        before = clock._finish(step) if self._under_way else None
+        self._under_way = False
         if self._is_closed:
             raise StopIteration
         clock._asking = True
         try:
-            epoch = self._epoch or self._open(asked)
+            if not self._is_open:
+                self._open(asked)
             batch = next(self._iterator)  # type: ignore[arg-type]  # it is open
         except BaseException as error:
-            elapsed = clock._now() - asked
-            if isinstance(error, StopIteration) and self._epoch is not None:
+            if isinstance(error, StopIteration) and self._is_open:
+                elapsed = clock._now() - asked
                 wait = elapsed if self._splitter is None else self._splitter.wait_of(elapsed)
-                clock._end(wait, elapsed - wait)
-                self._epoch.ended()
+                clock._end_wait += wait
+                if before is not None:
+                    clock._syncs[before] += elapsed - wait
+                self._judge_length()
             self.close()
             raise
         finally:
@@ -223,14 +266,19 @@ class _TimedEpoch(Iterator[Batch]):
             clock._since = clock._now()
         elapsed = clock._since - asked
         step.wait = elapsed if self._splitter is None else self._splitter.wait_of(elapsed)
-        step.sync, step.compute = elapsed - step.wait, 0.0
-        if first_shape(batch) != clock._loads.shape:
-            clock._loads.note(batch, len(clock._waits))
-        step.shape = clock._loads.shape
-        if clock._first_sync is None and clock._waits:
-            clock._settle(step.sync, a_steps=True)
-        epoch.batches += 1
+        step.sync = step.compute = 0.0
+        if before is None:  # the sync before an epoch's first step is of no other one
+            step.sync = elapsed - step.wait
+        elif self._splitter is not None:
+            clock._syncs[before] += elapsed - step.wait
+        if not clock._is_first_over and clock._waits:
+            clock._settle()
+        shape = first_shape(batch)
+        if shape != clock._shape:
+            clock._look(batch, shape)
+        step.load = clock._load
         clock._running.append(step)
+        self._batches += 1
         self._under_way = True
         return batch
 
@@ -243,8 +291,12 @@ class _TimedEpoch(Iterator[Batch]):
         if self._is_closed:
             return
         self._is_closed = True
-        if self._epoch is not None:
-            self._clock._leave()
+        if self._is_open:
+            if not self._clock._is_first_over and self._clock._waits:
+                self._clock._settle()
+            self._clock._iterations -= 1
+            if self._clock._iterations == 0:
+                self._clock._compiling.end()
         if self._splitter is not None:
             self._splitter.close()
         close = getattr(self._iterator, "close", None)
@@ -258,21 +310,28 @@ class _TimedEpoch(Iterator[Batch]):
             self._under_way = False
         self.close()
 
-    def _open(self, asked: float) -> Epoch:
+    def _open(self, asked: float) -> None:
         clock = self._clock
-        self._epoch = epoch = clock._epochs.begin(self._loader)
-        clock._begin()
+        self._is_open = True
+        clock._epochs += 1
+        self._number = clock._epochs
+        if clock._iterations == 0:
+            clock._compiling.begin()
+        clock._iterations += 1
         if self._iterator is None:
             self._iterator = iter(self._loader)
         self._splitter = split_waits(self._loader, self._iterator, clock._now() - asked, clock._now)
         clock._splits |= self._splitter is not None
-        epoch.opened(self._iterator)
-        return epoch
+        self._left = None if self._iterator is self._loader else length_of(self._iterator)
 
-    def _next_untimed(self) -> Batch:
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-        return next(self._iterator)
+    def _judge_length(self) -> None:
+        """Note an epoch that ended by itself, not by a `break` or an exception, before its length."""
+        expected = self._left
+        # An epoch of a loader with a state may be the rest of one, of which `len` of the loader knows nothing.
+        if expected is None and not hasattr(getattr(self._loader, "source", self._loader), "load_state_dict"):
+            expected = length_of(self._loader)
+        if expected is not None and self._batches < expected:
+            self._clock._short.append((self._number, self._batches, expected))
 
 
 class TimedLoader(Generic[Batch]):
@@ -286,15 +345,15 @@ class TimedLoader(Generic[Batch]):
         return True  # also where the loader has no length
 
     def __len__(self) -> int:
-        """Batches of an epoch. Raises TypeError where the loader has no length."""
+        """Return the batches of an epoch. Raises TypeError where the loader has no length."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The next epoch, timed."""
+        """Begin the next epoch, timed."""
         return _TimedEpoch(self._loader, self._clock)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the loader has."""
+        """Return whatever else the loader has."""
         if name == "_loader":  # a copy that is being made has none yet
             raise AttributeError(name)
         return getattr(self._loader, name)
@@ -304,7 +363,7 @@ class StatefulTimedLoader(TimedLoader[Batch]):
     """A `TimedLoader` of a loader that has a state: frameworks look for the methods in the class."""
 
     def state_dict(self) -> Any:
-        """The loader's."""
+        """Return the loader's state."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
@@ -312,16 +371,52 @@ class StatefulTimedLoader(TimedLoader[Batch]):
         self._loader.load_state_dict(state)
 
 
-def _notes(steps: int, images: int | None, dropped: int) -> tuple[str, ...]:
-    notes = []
-    if steps < 2:
-        seen = "no step" if steps == 0 else "one step"
-        notes.append(f"{seen} was measured, and the first is left out: let the loop take at least 2, better 100")
-    elif images is None:
-        notes.append("the batches are no arrays, so that images were not counted: give report(batch_size=...)")
-    if dropped:
-        notes.append(
-            f"{dropped} {'step is' if dropped == 1 else 'steps are'} left out, as a loop was left there whose iterator "
-            "was kept: close() the iterator where its loop ends, and the step counts"
-        )
-    return tuple(notes)
+def length_of(sized: Any) -> int | None:
+    """Return the batches that a loader promises; None where it does not."""
+    try:
+        return len(sized)
+    except Exception:  # noqa: BLE001  # TypeError where there is none, but loaders raise what they like
+        return None
+
+
+def first_shape(batch: Any) -> Any:
+    """Return the shape of the first array of a batch, as its framework gives it; None where there is none."""
+    while True:
+        if isinstance(batch, tuple | list):
+            if not batch:
+                return None
+            batch = batch[0]
+            continue
+        shape = getattr(batch, "shape", None)
+        if shape is not None or not isinstance(batch, Mapping):
+            return shape
+        batch = next(iter(batch.values()), None)
+
+
+def load_of(batch: Any) -> Load:
+    """Count one batch. Strings stay on the host and are no bytes."""
+    shape = first_shape(batch)
+    images = int(shape[0]) if shape is not None and len(shape) else None
+    sizes = [_nbytes(leaf) for leaf in _leaves(batch)]
+    return Load(images, sum(sizes) if sizes else None)
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, tuple | list | Mapping):
+        for member in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _leaves(member)
+    elif hasattr(batch, "shape") and hasattr(batch, "dtype"):
+        yield batch
+
+
+def _nbytes(array: Any) -> int:
+    dtype = array.dtype
+    if getattr(dtype, "kind", "") in ("O", "S", "U") or getattr(dtype, "name", "") == "string":
+        return 0
+    shards = getattr(array, "addressable_shards", None)  # of JAX: what lies on this process' devices
+    if shards is not None:
+        return sum(int(shard.data.nbytes) for shard in shards)
+    nbytes = getattr(array, "nbytes", None)
+    if nbytes is not None:
+        return int(nbytes)
+    return math.prod(int(axis) for axis in array.shape) * int(dtype.size)  # of TensorFlow

@@ -5,6 +5,7 @@ A fingerprint is a weighted sum of eight 8-byte words, one from each eighth of a
 one flat colour may; hence the share of repeats that is let pass.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,7 @@ _WEIGHTS = np.random.default_rng(8).integers(0, 1 << 63, _MOST_WORDS, dtype=np.u
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an honest loader gives.
+    """The images that an honest loader gives.
 
     Attributes:
         samples: of the split.
@@ -51,7 +52,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the fingerprints of a run say; None is what cannot be known.
+    """Conclusions from the fingerprints of a run. None stands for unknown.
 
     Attributes:
         images: that were looked at.
@@ -134,35 +135,26 @@ def host_view(images: Any) -> NDArray[Any] | None:
 
 def fingerprint(images: NDArray[Any]) -> Fingerprint:
     """Return the fingerprint of each image of `images`, whose first axis counts them."""
-    count, row_bytes = len(images), images[:1].nbytes
-    if not images.flags.c_contiguous:  # to make it so would copy all of it
-        return _weigh(_elements(images))
-    if row_bytes % _WORD_BYTES == 0 and row_bytes:
+    count, row_bytes, shape = len(images), images[:1].nbytes, images.shape[1:]
+    size = math.prod(shape)
+    if images.flags.c_contiguous and row_bytes and row_bytes % _WORD_BYTES == 0:
         words = images.reshape(count, -1).view(np.uint64)
-        return _weigh(words.take(_places(words.shape[1]), axis=1))
-    return _weigh(_elements(images))
-
-
-def _elements(images: NDArray[Any]) -> Fingerprint:
-    """Return eight elements in place of each word, wherever they are."""
-    shape = images.shape[1:]
-    size = int(np.prod(shape))
-    if not size:
-        return np.zeros((len(images), _WORDS), np.uint64)
-    places = np.minimum(_places(size)[:, None] + np.arange(_WORD_BYTES), size - 1).ravel()
-    picked = images[(slice(None), *np.unravel_index(places, shape))] if shape else images[:, None][:, places]
-    return np.ascontiguousarray(picked).view(np.uint64)
+        words = words.take(_places(words.shape[1]), axis=1)
+    elif size:
+        # Eight elements in place of each word, wherever they are: to make the images contiguous would copy all of them.
+        places = np.minimum(_places(size)[:, None] + np.arange(_WORD_BYTES), size - 1).ravel()
+        picked = images[(slice(None), *np.unravel_index(places, shape))] if shape else images[:, None][:, places]
+        words = np.ascontiguousarray(picked).view(np.uint64)
+    else:
+        words = np.zeros((count, _WORDS), np.uint64)
+    weighed: Fingerprint = np.einsum("ij,j->i", words, _WEIGHTS[: words.shape[1]])  # modulo 2^64
+    return weighed
 
 
 def _places(size: int) -> NDArray[np.intp]:
     """Return one place in each eighth of `size`."""
     numbers = np.arange(_WORDS)
     return np.minimum(((numbers + (numbers + 1) * _GOLDEN % 1) * size / _WORDS).astype(np.intp), size - 1)
-
-
-def _weigh(words: Fingerprint) -> Fingerprint:
-    weighed: Fingerprint = np.einsum("ij,j->i", words, _WEIGHTS[: words.shape[1]])  # modulo 2^64
-    return weighed
 
 
 def _count_repeats(epochs: Sequence[Fingerprint], variants: int | None) -> int:

@@ -1,4 +1,4 @@
-"""What accelerators take and models cost: TPUs, FLOPs, rates in images a second, and MFU.
+"""Tables of TPUs and models: FLOPs, rates in images a second, and MFU.
 
 MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that went into the model.
 """
@@ -6,7 +6,6 @@ MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that went into
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tpufeed.errors import OptionError
 
@@ -32,7 +31,6 @@ class Tpu:
         low: images a second of ResNet-50 training, for all chips.
         high: likewise, of a well tuned one.
         vcpus: of the host's largest VM.
-        ram_gb: likewise.
         nic_gbps: of the host.
     """
 
@@ -43,7 +41,6 @@ class Tpu:
     low: float
     high: float
     vcpus: int
-    ram_gb: int
     nic_gbps: int
 
 
@@ -53,13 +50,13 @@ class Tpu:
 TPUS = {
     tpu.name: tpu
     for tpu in (
-        Tpu("v2-8", 4, 8, 45, 1_500, 2_744, 96, 335, 100),
-        Tpu("v3-8", 4, 8, 123, 4_100, 7_500, 96, 340, 100),
-        Tpu("v4-8", 4, 4, 275, 9_167, 16_768, 240, 407, 100),
-        Tpu("v5e-8", 8, 8, 197, 13_133, 24_024, 224, 384, 200),
-        Tpu("v5p-8", 4, 4, 459, 15_300, 27_988, 208, 448, 200),
-        Tpu("v6e-8", 8, 8, 918, 61_200, 111_951, 180, 1440, 800),
-        Tpu("v7x-4", 4, 8, 2307, 76_900, 140_671, 224, 960, 800),
+        Tpu("v2-8", 4, 8, 45, 1_500, 2_744, 96, 100),
+        Tpu("v3-8", 4, 8, 123, 4_100, 7_500, 96, 100),
+        Tpu("v4-8", 4, 4, 275, 9_167, 16_768, 240, 100),
+        Tpu("v5e-8", 8, 8, 197, 13_133, 24_024, 224, 200),
+        Tpu("v5p-8", 4, 4, 459, 15_300, 27_988, 208, 200),
+        Tpu("v6e-8", 8, 8, 918, 61_200, 111_951, 180, 800),
+        Tpu("v7x-4", 4, 8, 2307, 76_900, 140_671, 224, 800),
     )
 }
 
@@ -87,7 +84,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorProfile:
-    """How many images a second an accelerator trains on when it never waits.
+    """The images a second that an accelerator trains on when it never waits.
 
     Attributes:
         name: for people.
@@ -104,7 +101,7 @@ class AcceleratorProfile:
     tpu: Tpu | None = field(default=None, compare=False)
 
     def training(self, model: str) -> "AcceleratorProfile":
-        """The same TPU with another model, of which it computes as many FLOPs a second.
+        """Return the same TPU with another model, of which it computes as many FLOPs a second.
 
         Raises:
             OptionError: there is no such model, or this is no TPU.
@@ -205,29 +202,3 @@ def mfu_percent(
     if at_work < 1 or flops_per_sample <= 0:
         raise OptionError(f"chips and FLOPs of a sample are positive, not {at_work} and {flops_per_sample}")
     return 100 * images_per_second * flops_per_sample / (tpu.peak_tflops * 1e12 * at_work)
-
-
-def compiled_flops(compiled: Any) -> float | None:
-    """Return the FLOPs of one call, by XLA's own cost analysis of what it compiled.
-
-    JAX gives it: `jax.jit(step).lower(*arguments).compile()` is what is wanted here. For one device's part of a
-    program that is sharded; the body of a loop (`scan`, `while_loop`) counts once. torch_xla has no way to ask, nor has
-    TensorFlow: use `training_flops` there.
-
-    Args:
-        compiled: a `jax.stages.Compiled`, or anything with such a `cost_analysis()`.
-
-    Returns:
-        None where there is no such analysis.
-    """
-    analyse = getattr(compiled, "cost_analysis", None)
-    if analyse is None:
-        return None
-    try:
-        costs = analyse()
-    except Exception:  # noqa: BLE001  # backends that cannot raise what they like
-        return None
-    if isinstance(costs, list | tuple):  # before JAX 0.5
-        costs = costs[0] if costs else None
-    flops = costs.get("flops") if isinstance(costs, dict) else None
-    return float(flops) if flops is not None and flops > 0 else None

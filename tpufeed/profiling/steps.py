@@ -1,18 +1,16 @@
-"""What a step clock saw, as data: figures, a verdict, lines for people, and a file that other programs read."""
+"""Results of a step clock as data: figures, a verdict, lines for people, and a file that other programs read."""
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from tpufeed.errors import OptionError
 
 # Of the time, in percent; the bands of xprof, TensorBoard's profiler, for input-bound programs.
 MODERATE_PERCENT = 5.0
 HIGH_PERCENT = 20.0
-
-_FORMAT = "tpufeed-steps"
-_VERSION = 1
 
 Blame = Literal["data", "tracing", "accelerator"]
 
@@ -23,8 +21,8 @@ class StepTimes:
 
     Attributes:
         wait_seconds: for the step's batch.
-        sync_seconds: before that, of tracing, compiling and launching the step before; empty where the loader is none
-            of torch_xla's, which do this in `next()`.
+        sync_seconds: of tracing, compiling and launching the step, which torch_xla's loaders do in the `next()` after
+            it; that before an epoch's first step counts for it as well. Empty with any other loader.
         compute_seconds: of the step.
     """
 
@@ -35,7 +33,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What a `StepClock` saw. None is what cannot be known: with fewer than two steps there is no steady state.
+    """Figures of a `StepClock`. None stands for unknown: with fewer than two steps there is no steady state.
 
     The steady state is every step but the first, which waits for the pipeline to fill and computes while it compiles.
     All figures are of the steady state, but `steps`, `images`, those that begin with `first_`, and `compile_seconds`.
@@ -44,20 +42,20 @@ class StepReport:
         steps: all of them.
         images: likewise; None where batches have no shape and no batch size was given.
         images_per_second: a second of `wall_seconds`.
-        bytes_per_second: that crossed to the device; of a loader on the host, that would have to.
+        bytes_per_second: of the batches' arrays: what crosses to the device, or would have to.
         step_ms: the median of wait + sync + compute.
         wait_ms_p50: the median of the waits for a batch.
         wait_ms_p95: likewise the 95th percentile.
         wait_ms_p99: likewise the 99th.
         idle_percent: waits / wall.
-        sync_ms_p50: of the syncs that torch_xla's loaders do before they hand a batch out: tracing and compiling the
-            step before, launching it, and waiting for the device to take it. None with any other loader.
+        sync_ms_p50: of the syncs that torch_xla's loaders do before they hand the next batch out: tracing and compiling
+            the step, launching it, and waiting for the device to take it. None with any other loader.
         sync_percent: syncs / wall.
         tracing_percent: the part of the time in which the host traced and compiled: syncs without their waits for the
             device, or what was compiled, whichever is more. None where no framework tells.
         wall_seconds: the time inside the loop, so that evaluation between two epochs is no part of it.
         first_wait_seconds: from asking for the first batch until it was there; it includes `iter(loader)`.
-        first_compute_seconds: of the first step, with the sync after it.
+        first_compute_seconds: of the first step, with the syncs around it.
         compile_seconds: of `first_compute_seconds`, as far as the framework tells (torch_xla, JAX).
         recompilations: after the first step.
         recompile_seconds: of those.
@@ -90,7 +88,7 @@ class StepReport:
 
     @property
     def blame(self) -> Blame | None:
-        """What the loop waits for most; the accelerator, where neither data nor tracing takes 5 % of the time."""
+        """The cause of most waiting; the accelerator, where neither data nor tracing takes 5 % of the time."""
         if self.idle_percent is None:
             return None
         tracing = self.tracing_percent or 0.0
@@ -108,11 +106,10 @@ class StepReport:
             return f"fed: {idle} of the time is waiting for data; what is left is the step itself"
         if self.blame == "tracing":
             return f"your step waits on tracing and compiling ({tracing} of the time), not on data ({idle})"
-        strength = "highly" if self.idle_percent >= HIGH_PERCENT else "moderately"
-        return f"{strength} input-bound: {idle} of the time the step waits for its batch"
+        return f"{idle_band(self.idle_percent)}: {idle} of the time the step waits for its batch"
 
     def summary(self) -> str:
-        """Lines for people; what is not known is n/a."""
+        """Return lines for people; n/a stands for unknown."""
         megabytes = None if self.bytes_per_second is None else self.bytes_per_second / 1e6
         lines = [
             f"{self.steps} steps: idle {_figure(self.idle_percent, ' %')} of {_figure(self.wall_seconds, ' s', 2)}, "
@@ -133,50 +130,39 @@ class StepReport:
         return "\n".join([*lines, self.verdict, *self.notes])
 
 
+def idle_band(idle_percent: float) -> str:
+    """Return xprof's words for so much idle time."""
+    if idle_percent >= HIGH_PERCENT:
+        return "highly input-bound"
+    return "moderately input-bound" if idle_percent >= MODERATE_PERCENT else "not input-bound"
+
+
+class _Saved(msgspec.Struct):
+    format: Literal["tpufeed-steps"]
+    version: Literal[1]
+    report: StepReport
+    times: StepTimes
+
+
 def save_steps(path: str | Path, report: StepReport, times: StepTimes) -> None:
-    """Write both as JSON, for `load_steps`, `load_times` and `tpufeed doctor --clock`."""
-    document = {"format": _FORMAT, "version": _VERSION, "report": asdict(report), "times": asdict(times)}
-    Path(path).write_text(json.dumps(document) + "\n")
+    """Write both as JSON, for `load_steps` and `tpufeed doctor --clock`."""
+    Path(path).write_bytes(msgspec.json.encode(_Saved("tpufeed-steps", 1, report, times)) + b"\n")
 
 
 def load_steps(path: str | Path) -> StepReport:
-    """What `StepClock.save` wrote. Raises OptionError for anything else."""
-    report = _read(path, "report", StepReport)
-    report["short_epochs"] = tuple(tuple(epoch) for epoch in report.get("short_epochs", ()))
-    report["notes"] = tuple(report.get("notes", ()))
-    made: StepReport = _made(path, StepReport, report)
-    return made
+    """Read what `StepClock.save` wrote; fields that a later release has added are left out.
 
-
-def load_times(path: str | Path) -> StepTimes:
-    """Likewise, the seconds of each step."""
-    times = _read(path, "times", StepTimes)
-    made: StepTimes = _made(path, StepTimes, {name: tuple(values) for name, values in times.items()})
-    return made
-
-
-def _made(path: str | Path, kind: Any, values: dict[str, Any]) -> Any:
+    Raises:
+        OptionError: anything else.
+    """
     try:
-        return kind(**values)
-    except TypeError as error:
-        raise OptionError(f"{path} lacks a part of what StepClock.save writes ({error}); save it again") from error
-
-
-def _read(path: str | Path, part: str, kind: Any) -> dict[str, Any]:
-    try:
-        document = json.loads(Path(path).read_text())
+        return msgspec.json.decode(Path(path).read_bytes(), type=_Saved).report
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}; clock.save(path) writes such a file") from error
-    except ValueError as error:
-        raise OptionError(f"{path} is no JSON ({error}); clock.save(path) writes what is wanted here") from error
-    if not isinstance(document, dict) or document.get("format") != _FORMAT or not isinstance(document.get(part), dict):
-        raise OptionError(f"{path} is no file of steps; clock.save(path) writes what is wanted here")
-    if document.get("version") != _VERSION:
+    except msgspec.DecodeError as error:
         raise OptionError(
-            f"{path} is of format version {document.get('version')}, this tpufeed reads {_VERSION}; save it anew"
-        )
-    known = {field.name for field in fields(kind)}
-    return {name: value for name, value in document[part].items() if name in known}
+            f"{path} is no file of steps for this tpufeed ({error}); clock.save(path) writes what is wanted here"
+        ) from error
 
 
 def _figure(value: float | None, unit: str, digits: int = 1) -> str:

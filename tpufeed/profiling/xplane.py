@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.errors import DamageError, MissingExtraError, OptionError
-from tpufeed.profiling.steps import HIGH_PERCENT, MODERATE_PERCENT
+from tpufeed.profiling.steps import MODERATE_PERCENT, idle_band
 
 _SUFFIX = ".xplane.pb"
 _CAPTURE = (
@@ -28,6 +28,10 @@ _CAPTURE = (
     "in the process that trains"
 )
 _TOOLS = ("overview_page", "roofline_model")
+# Properties that hold sentences. Those on infeed are left out: they say "NOT input-bound" of idle JAX programs.
+_REMARKS = (
+    "output_conclusion", "output_statement_html", "eager_statement_html", "outside_compilation_statement_html",
+)  # fmt: skip
 _PROFILE, _RESULT = f"host{_SUFFIX}", "tables.json"
 # These columns add up to a step. Transfers that the host takes part in are in "tcIdleTimeMs" already.
 _STEP_COLUMNS = (
@@ -125,13 +129,6 @@ def read_profile(logdir: str | Path) -> ProfileReport:
     return replace(whole, verdict=_verdict(whole))
 
 
-def idle_band(idle_percent: float) -> str:
-    """Return xprof's words for so much idle time."""
-    if idle_percent >= HIGH_PERCENT:
-        return "highly input-bound"
-    return "moderately input-bound" if idle_percent >= MODERATE_PERCENT else "not input-bound"
-
-
 def convert(profiles: Sequence[Path]) -> list[Tables]:
     """Return the tables of xprof's overview page and roofline model for each profile by itself.
 
@@ -211,8 +208,12 @@ def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
         return ProfileReport(
             run=run, hosts=0, devices=0, device_type=told["device_type"], host=host, notes=tuple(notes)
         )
-    remarks = ("output_conclusion", *(f"{what}_statement_html" for what in ("output", "eager", "outside_compilation")))
-    notes += [f"xprof: {text}" for text in dict.fromkeys(_plain(told.get(name)) for name in remarks) if text]
+    for name in (
+        "output_conclusion",
+        *(f"{what}_statement_html" for what in ("output", "eager", "outside_compilation")),
+    ):
+        remark = re.sub(r"<[^>]*>", "", told.get(name) or "").strip()
+        notes += [f"xprof: {remark}"] if remark else []
     steps = [{column: float(row.get(column) or 0) for column in _STEP_COLUMNS} for row in rows if "tcIdleTimeMs" in row]
     steps = [step for step in steps if sum(step.values()) > 0]
     steps = steps[1:-1] if len(steps) > 2 else steps  # a capture may begin and end in the middle of one
@@ -257,10 +258,6 @@ def _percent(told: dict[str, Any], name: str) -> float | None:
         return float(str(told.get(name)).rstrip(" %"))
     except ValueError:
         return None
-
-
-def _plain(html: str | None) -> str:
-    return re.sub(r"<[^>]*>", "", html or "").strip()
 
 
 def _verdict(report: ProfileReport) -> str:

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
 from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
+from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.rows import Found, Row, listing
 from tpufeed.storage.naming import check_name

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tpufeed.dataset.foreign.files import adopt_advice, is_tfrecord_name
+from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding import folders, tables, tars
 from tpufeed.sharding.options import ShardOptions

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tpufeed
-from tpufeed.loaders.jax.array import jax_loader
+from tpufeed.loaders.jax.loader import jax_loader
 
 SIZE, DEVICES = 2, 4
 COLUMNS = ["image", "sample"]

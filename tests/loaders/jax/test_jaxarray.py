@@ -20,7 +20,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from tpufeed.loaders.jax.array import jax_loader  # noqa: E402
+from tpufeed.loaders.jax.loader import jax_loader  # noqa: E402
 from tpufeed.loaders.jax.sharding import Placement  # noqa: E402
 
 if "TPU_SKIP_MDS_QUERY" not in _before:
@@ -217,7 +217,7 @@ def test_without_jax():
 import sys
 sys.modules["jax"] = None
 from tpufeed.errors import MissingExtraError
-for name in ("array", "pixels"):
+for name in ("loader", "sharding"):
     try:
         __import__("tpufeed.loaders.jax." + name)
     except MissingExtraError as error:

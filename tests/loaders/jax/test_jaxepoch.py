@@ -23,7 +23,7 @@ from tpufeed.images.ops import Custom
 _before = dict(os.environ)
 import jax  # noqa: E402  # it sets TPU_SKIP_MDS_QUERY, over which torch_xla stumbles in processes of other tests
 
-from tpufeed.loaders.jax.array import jax_loader  # noqa: E402
+from tpufeed.loaders.jax.loader import jax_loader  # noqa: E402
 
 if "TPU_SKIP_MDS_QUERY" not in _before:
     os.environ.pop("TPU_SKIP_MDS_QUERY", None)
@@ -211,7 +211,7 @@ def test_an_interrupted_wait_ends_the_thread(cache_url, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tpufeed.loaders.ahead.Future.result", interrupted)
+    monkeypatch.setattr("tpufeed.loaders.prefetch.Future.result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert not threads()
@@ -263,7 +263,7 @@ def forget(url, how):
 
 def test_a_process_ends_though_an_iteration_is_open(cache_url):
     code = (
-        "import sys; from tpufeed.loaders.jax.array import jax_loader; "
+        "import sys; from tpufeed.loaders.jax.loader import jax_loader; "
         "epoch = iter(jax_loader(sys.argv[1], batch_size=8)); next(epoch)"
     )
     command = [sys.executable, "-c", code, cache_url]

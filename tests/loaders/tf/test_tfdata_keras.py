@@ -185,7 +185,7 @@ def test_evaluation_weighs_padding_with_nothing(cache_url, stored):
 
 
 def test_class_weights_and_a_mask_do_not_go_together(cache_url):
-    """Keras has one place for both; docs/keras.md says what to do."""
+    """Keras has one place for both; docs/tfdata.md says what to do."""
     padded = tpufeed.tf_dataset(cache_url, batch_size=8, remainder="pad")
     with pytest.raises(ValueError, match="cannot `class_weight` and `sample_weight` at the same time"):
         make_model().fit(padded, class_weight=tpufeed.open_dataset(cache_url).class_weights("train"), verbose=0)

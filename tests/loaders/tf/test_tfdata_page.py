@@ -1,4 +1,4 @@
-"""The programs of docs/tfdata.md run; its commands are those that test_tfservice.py starts a service with."""
+"""Every command and program of docs/tfdata.md runs as it stands."""
 
 import os
 import re
@@ -7,29 +7,73 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+import pytest
+
+import tpufeed
+from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.framing import encode_record
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, dataset_url, cache_url, photo_folder):
+    """What the page says is there."""
+    folder = tmp_path_factory.mktemp("page")
+    shutil.copytree(dataset_url, folder / "flowers")
+    shutil.copytree(cache_url, folder / "flowers-224")
+    (folder / "examples").symlink_to(DOCS.parent / "examples")
+    photos = sorted(photo_folder.glob("*/*.jpg"))[::8]
+    records = [
+        encode_record(
+            encode_example({"image": Feature("bytes", [photo.read_bytes()]), "class": Feature("int64", [number % 3])})
+        )
+        for number, photo in enumerate(photos)
+    ]
+    (folder / "foreign").mkdir()
+    (folder / "foreign/train-00000-of-00001.tfrecord").write_bytes(b"".join(records))
+    return folder
 
 
 def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs/tfdata.md").read_text(), re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / "tfdata.md").read_text(), re.DOTALL)
 
 
-def test_the_programs_are_one_that_runs(tmp_path, dataset_url):
+def run(command, folder):
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_the_programs_are_one_that_runs(folder):
     programs = blocks("python")
-    assert len(programs) == 3
-    shutil.copytree(dataset_url, tmp_path / "flowers")
-    command = [sys.executable, "-c", "\n".join(programs)]
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(programs) == 11
+    (folder / "program.py").write_text("\n".join(programs))
+    output = run("python program.py", folder)
+    assert output.count("val_accuracy") == 6
+    assert (folder / "backup.json").is_file()
+    assert output.splitlines()[-1] == "(8, 64, 64, 3)"
 
 
-def test_the_commands_are_those_of_the_example():
-    commands = [line.split() for block in blocks("bash") for line in block.splitlines()]
-    assert [command[:3] for command in commands] == [
-        ["python", "examples/tfdata_service.py", role] for role in ("dispatcher", "worker")
-    ]
-    program = (ROOT / "examples/tfdata_service.py").read_text()
-    options = {word for command in commands for word in command if word.startswith("--")}
-    for option in options | set(re.findall(r"--[a-z-]+", blocks("yaml")[0])):
+SERVICE = "python examples/tfdata_service.py "
+
+
+def test_the_commands_run(folder):
+    commands = [line for block in blocks("bash") for line in block.splitlines() if not line.startswith(SERVICE)]
+    assert len(commands) == 2
+    for command in commands:
+        assert run(command, folder).strip()
+    assert tpufeed.open_dataset(folder / "adopted").split("train").class_counts == (4, 4, 4)
+
+
+def test_the_example_has_the_options_of_the_commands_for_a_service():
+    """test_tfservice.py starts such a service."""
+    commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith(SERVICE)]
+    assert [command.split()[2] for command in commands] == ["dispatcher", "worker"]
+    program = (DOCS.parent / "examples/tfdata_service.py").read_text()
+    for option in set(re.findall(r"--[a-z-]+", "".join([*commands, *blocks("yaml")]))):
         assert f'"{option}"' in program

@@ -200,7 +200,7 @@ def test_an_interrupted_wait_ends_the_thread(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tpufeed.loaders.ahead.Future.result", interrupted)
+    monkeypatch.setattr("tpufeed.loaders.prefetch.Future.result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert not threads()

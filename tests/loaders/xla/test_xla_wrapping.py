@@ -15,7 +15,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import LoaderError
-from tpufeed.loaders.meeting import Meeting
+from tpufeed.loaders.rank_check import Rendezvous
 
 
 @pytest.fixture(scope="module")
@@ -173,13 +173,13 @@ def exchange_all(meeting, ranks, size, rounds=1):
 
 
 def test_ranks_meet_again_and_again():
-    found = exchange_all(Meeting(), range(4), 4, rounds=50)
+    found = exchange_all(Rendezvous(), range(4), 4, rounds=50)
     rounds = [[b"%d of %d" % (rank, number) for rank in range(4)] for number in range(50)]
     assert [found[rank] for rank in range(4)] == [rounds] * 4
 
 
 def test_a_rank_that_does_not_come_is_an_error_for_the_others_and_the_next_meeting_is_held():
-    meeting = Meeting(patience_seconds=1)
+    meeting = Rendezvous(patience_seconds=1)
     found = exchange_all(meeting, (0, 2), 3)
     assert list(found) in ([0, 2], [2, 0])
     for message in found.values():

@@ -53,7 +53,7 @@ class Module(LightningModule):
 
 
 def patch_collectives():
-    """Ranks that are threads have none that work: see Meeting."""
+    """Ranks that are threads have none that work: see Rendezvous."""
     import torch_xla.core.xla_model as xm
 
     xm.rendezvous = lambda *_, **__: []

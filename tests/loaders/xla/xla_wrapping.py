@@ -27,8 +27,8 @@ from torch_xla.distributed import parallel_loader
 
 import tpufeed
 from tpufeed.errors import OptionError, TpufeedError
-from tpufeed.loaders.agreement import Claim
-from tpufeed.loaders.xla import epoch as xla_epoch
+from tpufeed.loaders.rank_check import EpochSpec
+from tpufeed.loaders.xla import loader as xla_epoch
 from tpufeed.loaders.xla import runtime as xla_runtime
 
 faulthandler.dump_traceback_later(140, exit=True)
@@ -303,11 +303,11 @@ def on_torch_loader(cache):
 
 
 def over_collectives():
-    """A claim by the way that it takes where ranks are processes, here by a collective of one."""
-    claim, kind = Claim(0, 7, 5, "order", "broken \u00e9"), runtime.device_type
+    """A spec by the way that it takes where ranks are processes, here by a collective of one."""
+    spec, kind = EpochSpec(0, 7, 5, "order", "broken \u00e9"), runtime.device_type
     runtime.device_type = lambda: "TPU"
     try:
-        return list(xla_runtime.exchange(claim, tpufeed.World())) == [claim]
+        return list(xla_runtime.exchange(spec, tpufeed.World())) == [spec]
     finally:
         runtime.device_type = kind
 

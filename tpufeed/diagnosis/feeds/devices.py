@@ -1,30 +1,33 @@
-"""Feeding a device once: emulated, real, or none at all, which drains the loader."""
+"""Feed a device once: emulated, real, or none at all, which drains the loader."""
 
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tpufeed.diagnosis.feeds.loaders import Opened, small_dataset
+import numpy as np
+
+from tpufeed.diagnosis.feeds.loaders import Opened
 from tpufeed.diagnosis.feeds.options import DeviceChoice
 from tpufeed.diagnosis.results import Run, Timeline
+from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError
-from tpufeed.profiling.accelerator import AcceleratorReport, EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
+from tpufeed.profiling.accelerator import EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
 from tpufeed.profiling.clock import StepClock
 from tpufeed.profiling.counters import TpuCounters, read_counters
-from tpufeed.profiling.fingerprints import Findings, Ledger
+from tpufeed.profiling.fingerprints import Ledger
 from tpufeed.profiling.flops import mfu_percent
-from tpufeed.profiling.steps import StepReport
 
 Step = Callable[[Any], None]
 
+FEWEST_BATCHES = 3
 _REASON_CHARACTERS = 150
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured, for people."""
+    """The subject of a measurement, in words for people."""
 
     label: str
     url: str
@@ -39,27 +42,107 @@ def feed(choice: DeviceChoice, batch_size: int, opened: Opened, limits: Limits, 
         OptionError: a device that is not there.
         Exception: whatever the loader raises.
     """
-    if choice.profile is not None:
-        return _feed_emulated(choice, batch_size, opened, limits, subject)
-    return _feed_loop(choice, batch_size, opened, limits, subject)
+    figures = (_feed_loop if choice.profile is None else _feed_emulated)(choice, batch_size, opened, limits)
+    expected = opened.expected
+    if expected is not None and expected.batches < FEWEST_BATCHES:
+        small = (
+            f"an epoch has {number_of(expected.batches, 'batch', 'batches')} of {batch_size}: too few to measure "
+            "anything but the start of epochs; take a larger dataset or a smaller --batch"
+        )
+        figures["problems"] = (small, *figures["problems"])
+    if figures["problems"]:
+        figures["verdict"] = ""
+    return Run(**asdict(subject), device=choice.label, batch_size=batch_size, **figures)
+
+
+def _feed_emulated(choice: DeviceChoice, batch_size: int, opened: Opened, limits: Limits) -> dict[str, Any]:
+    """Return the figures of a run."""
+    profile = choice.profile
+    assert profile is not None
+    device = EmulatedAccelerator(profile, batch_size)
+    report = device.run(opened.loader, limits.steps, limits.seconds, opened.expected, limits.patience_seconds)
+    return _figures_of_both(report) | {
+        "images": report.images,
+        "au_percent": report.au_percent,
+        "mfu_percent": mfu_percent(report.images_per_second, profile.flops_per_sample, profile.tpu),
+        "oversleep_percent": report.oversleep_percent,
+        "first_batch_seconds": report.first_batch_seconds,
+        "repeated": report.findings.repeated,
+        "missing": report.findings.missing,
+        "problems": report.problems,
+        "verdict": report.verdict,
+        "timeline": Timeline(
+            wait_seconds=report.waits,
+            compute_seconds=(device.step_seconds,) * report.steps,
+            ready=report.ready,
+        ),
+    }
+
+
+def _feed_loop(choice: DeviceChoice, batch_size: int, opened: Opened, limits: Limits) -> dict[str, Any]:
+    """Return the figures of a run. Without a device batches are looked at; on one they cannot be."""
+    clock, ledger, counters = StepClock(), Ledger(), TpuCounters()
+    step = None if choice.kind == "none" else open_step(choice)
+    epochs = RepeatedEpochs(clock(opened.loader), True)
+    first = 0.0
+    with closing(epochs.batches()) as batches:
+        for given, batch in enumerate(batches, 1):
+            if step is None:
+                ledger.enter(epochs.number, batch)
+            else:
+                step(batch)
+            del batch
+            now = time.perf_counter()
+            first = now if given == 1 else first  # after what the first step compiled
+            if limits.reached(given, now - first):
+                break
+        if step is not None:
+            counters = read_counters()  # they are of the last second
+    report, times = clock.report(batch_size), clock.timeline()
+    findings = ledger.findings(opened.expected, epochs.ended)
+    problems = (*few_steps(max(0, report.steps - 1)), *epochs.problems(), *findings.problems())
+    figures = {
+        "images": report.steps * batch_size,
+        "first_batch_seconds": report.first_wait_seconds,
+        "repeated": findings.repeated,
+        "missing": findings.missing,
+        "problems": problems,
+    }
+    timeline = Timeline(wait_seconds=times.wait_seconds, sync_seconds=times.sync_seconds)
+    if step is None:  # it does nothing but wait: neither a step nor idle time is anything of a device's
+        return _figures_of_both(report) | figures | {"step_ms": None, "idle_percent": None, "timeline": timeline}
+    return (
+        _figures_of_both(report)
+        | figures
+        | {
+            "mxu_percent": counters.mxu_percent,
+            "duty_cycle_percent": counters.duty_cycle_percent,
+            "compile_seconds": report.compile_seconds,
+            "recompilations": report.recompilations,
+            "bytes_per_second": report.bytes_per_second,
+            "verdict": report.verdict,
+            "timeline": replace(timeline, compute_seconds=times.compute_seconds),
+        }
+    )
+
+
+def _figures_of_both(report: Any) -> dict[str, Any]:
+    """Return what the reports of accelerator and clock both have."""
+    names = ("steps", "images_per_second", "step_ms", "wait_ms_p50", "wait_ms_p95", "wait_ms_p99", "idle_percent")
+    return {name: getattr(report, name) for name in (*names, "wall_seconds")}
 
 
 def open_step(choice: DeviceChoice) -> Step:
-    """The training step on a real device. It imports the framework, torch_xla before a loader imports TensorFlow.
+    """Return the training step of a real device. It is done when it returns: waits that follow are the loader's.
+
+    Its computing is small: what is measured is how it is fed. Imports the framework, torch_xla before a loader imports
+    TensorFlow.
 
     Raises:
         OptionError: there is no such device.
     """
     try:
-        if choice.kind == "xla":
-            from tpufeed.diagnosis.feeds.xlastep import make_step
-
-            return make_step()
-        from tpufeed.diagnosis.feeds.jaxstep import find_devices
-        from tpufeed.diagnosis.feeds.jaxstep import make_step as make_jax_step
-
-        find_devices(choice.platform)
-        return make_jax_step()
+        return _make_xla_step() if choice.kind == "xla" else _make_jax_step(choice.platform)
     except (RuntimeError, OSError) as error:
         reason = str(error).strip().splitlines()[-1][:_REASON_CHARACTERS]
         raise OptionError(
@@ -68,114 +151,61 @@ def open_step(choice: DeviceChoice) -> Step:
         ) from error
 
 
-def _feed_emulated(choice: DeviceChoice, batch_size: int, opened: Opened, limits: Limits, subject: Subject) -> Run:
-    assert choice.profile is not None
-    device = EmulatedAccelerator(choice.profile, batch_size)
-    report = device.run(opened.loader, limits.steps, limits.seconds, opened.expected, limits.patience_seconds)
-    problems = (*small_dataset(opened.expected), *report.problems)
-    return _run(
-        (choice, batch_size, subject),
-        report,
-        report.findings,
-        images=report.images,
-        au_percent=report.au_percent,
-        mfu_percent=mfu_percent(report.images_per_second, choice.profile.flops_per_sample, choice.profile.tpu),
-        oversleep_percent=report.oversleep_percent,
-        first_batch_seconds=report.first_batch_seconds,
-        problems=problems,
-        verdict="" if problems else report.verdict,
-        timeline=Timeline(
-            wait_seconds=report.waits,
-            compute_seconds=(device.step_seconds,) * report.steps,
-            ready=report.ready,
-        ),
-    )
+def _make_xla_step() -> Step:
+    import torch
+    import torch_xla
+    from torch import nn
+
+    device = torch_xla.device()
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 1000)),
+    ).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def on_device(array: Any) -> Any:
+        return (array if isinstance(array, torch.Tensor) else torch.from_numpy(np.asarray(array))).to(device)
+
+    def step(batch: Any) -> None:
+        image, label = (on_device(array) for array in batch[:2])
+        image = image.permute(0, 3, 1, 2).float() / 255
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(image), label.long()).backward()
+        optimizer.step()
+        torch_xla.sync(wait=True)
+
+    return step
 
 
-def _feed_loop(choice: DeviceChoice, batch_size: int, opened: Opened, limits: Limits, subject: Subject) -> Run:
-    loop = _Loop(opened, StepClock())
-    drains = choice.kind == "none"
-    loop.run(None if drains else open_step(choice), limits)
-    report = loop.clock.report(batch_size)
-    findings = loop.ledger.findings(opened.expected, loop.epochs.ended)
-    few = few_steps(max(0, report.steps - 1))
-    problems = (*small_dataset(opened.expected), *few, *loop.epochs.problems(), *findings.problems())
-    if drains:  # it does nothing but wait: neither a step nor idle time is anything of a device's
-        report = replace(report, step_ms=None, idle_percent=None, compile_seconds=None, bytes_per_second=None)
-    return _run(
-        (choice, batch_size, subject),
-        report,
-        findings,
-        images=report.steps * batch_size,
-        mxu_percent=loop.counters.mxu_percent,
-        duty_cycle_percent=loop.counters.duty_cycle_percent,
-        first_batch_seconds=report.first_wait_seconds,
-        compile_seconds=report.compile_seconds,
-        recompilations=None if drains else report.recompilations,
-        bytes_per_second=report.bytes_per_second,
-        problems=problems,
-        verdict="" if problems or drains else report.verdict,
-        timeline=_timeline(loop.clock, drains),
-    )
+def _make_jax_step(platform: str) -> Step:
+    """Make a step of the same network for JAX. Raises RuntimeError where JAX has no device of that platform."""
+    import jax
+    import jax.numpy as jnp
 
+    from tpufeed.loaders.devicefloat import to_device_float
 
-def _run(
-    fed: tuple[DeviceChoice, int, Subject], report: AcceleratorReport | StepReport, findings: Findings, **figures: Any
-) -> Run:
-    """What both reports have, and the `figures` that only one of them has."""
-    choice, batch_size, subject = fed
-    return Run(
-        **asdict(subject),
-        device=choice.label,
-        batch_size=batch_size,
-        steps=report.steps,
-        images_per_second=report.images_per_second,
-        step_ms=report.step_ms,
-        wait_ms_p50=report.wait_ms_p50,
-        wait_ms_p95=report.wait_ms_p95,
-        wait_ms_p99=report.wait_ms_p99,
-        idle_percent=report.idle_percent,
-        wall_seconds=report.wall_seconds,
-        repeated=findings.repeated,
-        missing=findings.missing,
-        **figures,
-    )
+    jax.devices(platform)
+    shapes = (7, 7, 3, 16), (3, 3, 16, 32)
+    params = [*(0.1 * jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(shapes))]
+    params.append(jnp.zeros((32, 1000)))
 
+    def loss_of(params: Any, image: Any, label: Any) -> Any:
+        values = to_device_float(image, dtype=jnp.float32)
+        names = ("NHWC", "HWIO", "NHWC")
+        for kernel, stride in zip(params, (4, 2), strict=False):
+            values = jax.lax.conv_general_dilated(values, kernel, (stride, stride), "VALID", dimension_numbers=names)
+            values = jax.nn.relu(values)
+        scores = jax.nn.log_softmax(values.mean((1, 2)) @ params[-1])
+        return -jnp.take_along_axis(scores, label[:, None], 1).mean()
 
-@dataclass
-class _Loop:
-    """A training loop over a loader, with a clock around it."""
+    @jax.jit
+    def update(params: Any, image: Any, label: Any) -> Any:
+        gradients = jax.grad(loss_of)(params, image, label)
+        return [param - 0.01 * gradient for param, gradient in zip(params, gradients, strict=True)]
 
-    opened: Opened
-    clock: StepClock
-    ledger: Ledger = field(default_factory=Ledger)
-    counters: TpuCounters = field(default_factory=TpuCounters)
+    def step(batch: Any) -> None:
+        nonlocal params
+        params = update(params, *map(jnp.asarray, batch[:2]))
+        jax.block_until_ready(params)  # type: ignore[no-untyped-call]  # JAX leaves it untyped
 
-    def __post_init__(self) -> None:
-        self.epochs = RepeatedEpochs(self.clock(self.opened.loader), True)
-
-    def run(self, step: Step | None, limits: Limits) -> None:
-        """Without a `step` batches are looked at and dropped. On a device they cannot be looked at."""
-        first = 0.0
-        with closing(self.epochs.batches()) as batches:
-            for given, batch in enumerate(batches, 1):
-                if step is None:
-                    self.ledger.enter(self.epochs.number, batch)
-                else:
-                    step(batch)
-                del batch
-                now = time.perf_counter()
-                first = now if given == 1 else first  # after what the first step compiled
-                if limits.reached(given, now - first):
-                    break
-            if step is not None:
-                self.counters = read_counters()  # they are of the last second
-
-
-def _timeline(clock: StepClock, drains: bool) -> Timeline:
-    times = clock.timeline()
-    return Timeline(
-        wait_seconds=times.wait_seconds,
-        sync_seconds=times.sync_seconds,
-        compute_seconds=() if drains else times.compute_seconds,
-    )
+    return step

@@ -1,47 +1,29 @@
-"""One measurement of a benchmark, in a process of its own: no framework's threads disturb the next.
+"""One measurement of a benchmark, in a process of its own: no framework's threads disturb the next."""
 
-    python -m tpufeed.diagnosis.feeds.measure LAUNCHER < measurement.json
-
-prints one line: the run, or the error that kept it from being made. It ends with the process LAUNCHER.
-"""
-
-import dataclasses
 import os
-import signal
-import subprocess
-import sys
 import threading
-from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 
-import msgspec
-
-from tpufeed import errors
 from tpufeed.diagnosis.feeds.devices import Subject, feed
 from tpufeed.diagnosis.feeds.loaders import open_loader
 from tpufeed.diagnosis.feeds.options import BenchOptions, check_loaders
 from tpufeed.diagnosis.results import Run
-from tpufeed.engines.launch import search_path, wait_for_end
-from tpufeed.errors import LoaderError, TpufeedError
+from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
+from tpufeed.errors import LoaderError
 from tpufeed.images.parsing import parse_op
 
+_ENTRY = "tpufeed.diagnosis.feeds.measure:serve"
 _LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to stage and to compile
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one measurement is of; everything that it needs to be made in another process."""
+    """Order for one measurement; holds everything that it needs to be made in another process."""
 
     url: str
     loader: str
     options: BenchOptions
-
-
-class Answer(msgspec.Struct):
-    """Of the other process: a run, or the class and the text of a `TpufeedError`."""
-
-    run: Run | None = None
-    error: str = ""
-    text: str = ""
 
 
 def measure(measurement: Measurement) -> Run:
@@ -77,47 +59,27 @@ def measure_apart(measurement: Measurement) -> Run:
         TpufeedError: as `measure`.
         LoaderError: the process died, or takes longer than a quarter of an hour.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tpufeed.diagnosis.feeds.measure", str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=_environment(measurement),
-        start_new_session=True,  # a loader's workers go with it
-    )
+    what = f"{measurement.url}, {measurement.loader}"
+    child = Child(_ENTRY, variables=_variables(measurement), apart=True, one_thread=False)
     try:
-        output, printed = process.communicate(
-            msgspec.json.encode(measurement), timeout=_LONGEST_SECONDS + (measurement.options.limits.seconds or 0)
-        )
-    except subprocess.TimeoutExpired:
-        raise LoaderError(
-            f"{measurement.url}, {measurement.loader}: not done after {_LONGEST_SECONDS:.0f} s; the loader hangs, or "
-            "the steps are too many"
-        ) from None
+        child.begin(_ENTRY, measurement)
+        if not wait([child.fileno()], _LONGEST_SECONDS + (measurement.options.limits.seconds or 0)):
+            raise LoaderError(
+                f"{what}: not done after {_LONGEST_SECONDS:.0f} s; the loader hangs, or the steps are too many"
+            )
+        run: Run = child.receive()
+    except ChildDiedError:
+        how, printed = child.ending()[1], child.output().splitlines() or ["it said nothing"]
+        raise LoaderError(f"{what}: the measuring process ended {how}: {printed[-1]}") from None
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    lines = output.splitlines()
-    if process.returncode or not lines:
-        said = printed.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise LoaderError(
-            f"{measurement.url}, {measurement.loader}: the measuring process ended with exit code "
-            f"{process.returncode}: {said[-1]}"
-        )
-    answer = msgspec.json.decode(lines[-1], type=Answer)
-    if answer.run is None:
-        kind: type[TpufeedError] = getattr(errors, answer.error, LoaderError)
-        error = kind.__new__(kind)  # some are made of other arguments than of their text
-        error.args = (answer.text,)
-        raise error
-    return answer.run
+        stop_all([child], 0.0)
+    return run
 
 
-def _environment(measurement: Measurement) -> dict[str, str]:
+def _variables(measurement: Measurement) -> dict[str, str]:
+    """Of the environment, beside what this process has."""
     choice = measurement.options.choice
-    found = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
-    found["PYTHONPATH"] = search_path()
+    found = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3")}
     if choice.kind == "xla":
         found["PJRT_DEVICE"] = choice.platform.upper()
     if choice.kind == "jax":
@@ -127,23 +89,19 @@ def _environment(measurement: Measurement) -> dict[str, str]:
     return found
 
 
-def main() -> None:
-    """The other process."""
-    threading.Thread(target=_end_with, args=[int(sys.argv[1])], daemon=True).start()
-    sent = sys.stdout.buffer
-    sys.stdout = sys.stderr  # what frameworks print is no answer
+def serve(measurement: Measurement, connection: Connection) -> None:
+    """Make the measurement in the other process, for as long as its launcher lives."""
+    threading.Thread(target=_end_with, args=[connection], daemon=True).start()
     try:
-        answer = Answer(run=measure(msgspec.json.decode(sys.stdin.buffer.read(), type=Measurement)))
-    except TpufeedError as error:
-        answer = Answer(error=type(error).__name__, text=str(error))
-    sent.write(msgspec.json.encode(answer) + b"\n")
-    sent.flush()
+        run = measure(measurement)
+    except Exception as error:  # noqa: BLE001  # the launcher raises it
+        what = f"{measurement.url}, {measurement.loader}: the measuring process failed: "
+        connection.send(Failure.of(error, what))
+    else:
+        connection.send(run)
 
 
-def _end_with(launcher: int) -> None:
-    wait_for_end(launcher)
+def _end_with(launcher: Connection) -> None:
+    """End at once when the launcher hangs up, which asks for nothing more."""
+    wait([launcher])
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,11 @@
-"""What a benchmark can be told, checked once: loaders, devices and how long."""
+"""Options of a benchmark, checked once: loaders, devices and how long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
+from tpufeed.diagnosis.feeds.loaders import JAX, LOADERS, XLA
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.parsing import parse_op
 from tpufeed.profiling.accelerator import Limits
@@ -16,24 +17,10 @@ REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")
 DRAIN = "none"
 _BATCH_SIZE, _SECONDS, _MOST_SECONDS = 128, 8.0, 86_400.0
 
-# Loader: the packages that it cannot do without, as (module, its name for people, extra).
-_TORCH, _TF = ("torch", "torch", "torch"), ("tensorflow", "TensorFlow", "tf")
-_XLA, _JAX = ("torch_xla", "torch_xla (with torch 2.9)", "xla"), ("jax", "JAX", "jax")
-LOADERS = {
-    "numpy": (),
-    "torch": (_TORCH,),
-    "tf": (_TF,),
-    "tf-direct": (_TF,),
-    "xla": (_XLA,),
-    "jax": (_JAX,),
-    "naive": (),
-}
-_PACKAGES_OF_DEVICE = {"xla": (_XLA,), "jax": (_JAX,)}
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """What is fed.
+    """The device that is fed.
 
     Attributes:
         name: as given.
@@ -49,13 +36,13 @@ class DeviceChoice:
 
     @property
     def label(self) -> str:
-        """For tables: what is emulated says so."""
+        """The name in tables, with EMULATED where it is so."""
         return self.name if self.profile is None else f"EMULATED {self.profile.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """How loaders are measured.
+    """Options of a benchmark.
 
     Attributes:
         device: emulated:PROFILE, emulated with `step_ms`, xla-cpu, xla-tpu, jax-cpu, jax-tpu, or none, which only
@@ -106,7 +93,7 @@ class BenchOptions:
 
     @property
     def choice(self) -> DeviceChoice:
-        """The device, understood."""
+        """The device, with its profile where it is an emulated one."""
         found = self._choose()
         if self.model is None:
             return found
@@ -115,7 +102,9 @@ class BenchOptions:
         return replace(found, profile=found.profile.training(self.model))
 
     def _choose(self) -> DeviceChoice:
-        name = self.device or self._default_device
+        name = self.device or (DEFAULT_DEVICE if self.step_ms is None else EMULATED)
+        if self.tpu is not None:
+            name = f"{EMULATED}:tpu-{find_tpu(self.tpu).name}"
         if name == EMULATED:
             if self.step_ms is None:
                 raise OptionError(f"a device {EMULATED!r} without a profile needs step_ms: --step-ms 40 --batch 256")
@@ -131,12 +120,6 @@ class BenchOptions:
         return DeviceChoice(name, "xla" if kind == "xla" else "jax", platform=platform)
 
     @property
-    def _default_device(self) -> str:
-        if self.tpu is not None:
-            return f"{EMULATED}:tpu-{find_tpu(self.tpu).name}"
-        return DEFAULT_DEVICE if self.step_ms is None else EMULATED
-
-    @property
     def images_a_step(self) -> int:
         """The batch size, as given or as it follows from the device."""
         known = self.choice.profile
@@ -144,13 +127,13 @@ class BenchOptions:
 
     @property
     def limits(self) -> Limits:
-        """When a measurement ends."""
+        """The end of a measurement."""
         seconds = _SECONDS if self.steps is None and self.seconds is None else self.seconds
         return Limits(self.steps, seconds, self.patience_seconds)
 
 
 def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
-    """Raises OptionError for a loader that there is not or that cannot feed the device, and MissingExtraError."""
+    """Raise OptionError for a loader that is unknown or cannot feed the device, or MissingExtraError."""
     if not loaders:
         raise OptionError(f"no loader is given; there are {', '.join(LOADERS)}")
     choice = options.choice
@@ -165,6 +148,6 @@ def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
             raise OptionError(f"the loader jax cannot feed {choice.name}: give --device jax-cpu or jax-tpu")
         if loader == "naive" and options.ops is not None:
             raise OptionError("the loader naive has a random-resized crop and a flip of its own: leave out the ops")
-        for module, name, extra in (*LOADERS[loader], *_PACKAGES_OF_DEVICE.get(choice.kind, ())):
+        for module, name, extra in (*LOADERS[loader].packages, *{"xla": [XLA], "jax": [JAX]}.get(choice.kind, [])):
             if find_spec(module) is None:
                 raise MissingExtraError(name, extra)

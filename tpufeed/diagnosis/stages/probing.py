@@ -1,4 +1,4 @@
-"""What each thing that cores do for an image takes by itself: in as many processes and threads as the loader has.
+"""Measure the stages of an image that take cores, each by itself, in as many processes and threads as the loader has.
 
 What runs here is what the loader's own threads run, a part of it at a time, over some samples again and again.
 """
@@ -6,19 +6,16 @@ What runs here is what the loader's own threads run, a part of it at a time, ove
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from subprocess import TimeoutExpired
 from typing import Literal, Self
 
 import numpy as np
 
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.diagnosis.sampling import Place, draw_evenly
-from tpufeed.engines.engine import Service, failure_message
-from tpufeed.engines.launch import launch_worker
-from tpufeed.errors import ImageError, LoaderError, OptionError, TpufeedError
+from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
+from tpufeed.errors import ImageError, LoaderError, TpufeedError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.mending import mend
 from tpufeed.loaders.decoder import Decoder, decode_samples
@@ -35,7 +32,7 @@ _LEAVE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is measured: samples of a split, which become batches by `options`."""
+    """Subject of a measurement: samples of a split, which become batches by `options`."""
 
     url: str
     split: str
@@ -136,7 +133,7 @@ class Scratch:
         return self._memory[:size]
 
     def images(self, key: int, read: Callable[[], list[memoryview]]) -> list[memoryview]:
-        """What `read` gave for this key."""
+        """Return what `read` gave for this key."""
         if key not in self._images:
             self._images[key] = read()
         return self._images[key]
@@ -148,12 +145,11 @@ class Probes:
     def __init__(self, subject: Subject, workers: Workers) -> None:
         self._workers = workers
         self._here = None if workers.processes else Prober(subject)
-        self._launched = []
+        self._children: list[Child] = []
         try:
             for _ in range(workers.processes):
-                process, connection = launch_worker(_ENTRY)
-                self._launched.append((process, connection))
-                connection.send(Service(_ENTRY, subject))
+                self._children.append(Child(_ENTRY))
+                self._children[-1].begin(_ENTRY, subject)
             self._measure(Order("all", 1, 0.0))  # until all have imported what they need
         except BaseException:
             self.close()
@@ -166,19 +162,12 @@ class Probes:
     def measure_one(self, part: Part, seconds: float) -> float:
         """Images a second of a single thread, nothing beside it. Raises TpufeedError."""
         order = Order(part, 1, seconds)
-        return self._here.measure(order) if self._here is not None else self._ask([self._launched[0][1]], order)
+        return self._here.measure(order) if self._here is not None else _ask(self._children[:1], order)
 
     def close(self) -> None:
         """End the processes."""
-        for _, connection in self._launched:
-            connection.close()
-        for process, _ in self._launched:
-            try:
-                process.wait(_LEAVE_SECONDS)
-            except TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._launched.clear()
+        stop_all(self._children, _LEAVE_SECONDS)
+        self._children.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -187,35 +176,31 @@ class Probes:
         self.close()
 
     def _measure(self, order: Order) -> float:
-        if self._here is not None:
-            return self._here.measure(order)
-        return self._ask([connection for _, connection in self._launched], order)
+        return _ask(self._children, order) if self._here is None else self._here.measure(order)
 
-    def _ask(self, connections: Sequence[Connection], order: Order) -> float:
-        total = 0.0
+
+def _ask(children: Sequence[Child], order: Order) -> float:
+    """Images a second of all these together, at the same time."""
+    for child in children:
+        child.send(order)
+    total = 0.0
+    for child in children:
         try:
-            for connection in connections:
-                connection.send(order)
-            for connection in connections:
-                reply = connection.recv()
-                if isinstance(reply, str):
-                    raise LoaderError(reply)
-                total += reply
-        except (EOFError, OSError) as error:
-            raise LoaderError(f"a worker process of the doctor died: {error or 'its socket closed'}") from error
-        return total
+            total += child.receive()
+        except ChildDiedError:
+            raise LoaderError(f"a worker process of the doctor died {child.ending()[1]}. Out of memory?") from None
+        except TpufeedError as error:
+            raise LoaderError(str(error)) from None
+    return total
 
 
 def serve(subject: Subject, connection: Connection) -> None:
     """Obey orders until the other end closes."""
     prober: Prober | None = None
-    with suppress(EOFError, ConnectionError):
-        while True:
-            order: Order = connection.recv()
-            try:
-                prober = prober or Prober(subject)
-                connection.send(prober.measure(order))
-            except (TpufeedError, OptionError) as error:
-                connection.send(str(error))
-            except Exception as error:  # noqa: BLE001  # the doctor says so
-                connection.send(failure_message(error))
+    while True:
+        order: Order = connection.recv()
+        try:
+            prober = prober or Prober(subject)
+            connection.send(prober.measure(order))
+        except Exception as error:  # noqa: BLE001  # the doctor says so
+            connection.send(Failure.of(error))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.ahead import AheadIterator, Puller
 from tpufeed.loaders.device import DeviceLoader, StatefulDeviceLoader
 from tpufeed.loaders.epoch import Endless, EpochIterator
 from tpufeed.loaders.parcels import map_leaves
+from tpufeed.loaders.prefetch import PrefetchIterator, Producer
 from tpufeed.loaders.torch.loader import EpochSampler, TorchIterator
 
 try:
@@ -46,7 +46,7 @@ def device_prefetch(loader: Iterable[Any], device: Any = None, size: int = 2) ->
 
 
 class DevicePrefetch(DeviceLoader):
-    """See `device_prefetch`. Pickles and copies are loaders at the same place, without what is prefetched."""
+    """Loader of batches on a device, see `device_prefetch`. Pickles and copies are loaders at the same place."""
 
     _is_accelerate_prepared = True  # is on its device, and deals its batches to ranks itself or was prepared inside
 
@@ -59,7 +59,7 @@ class DevicePrefetch(DeviceLoader):
 
     @property
     def device(self) -> torch.device:
-        """Where batches go. By default the accelerator, by the number of the device that is current in this thread."""
+        """Device that batches go to. By default the accelerator, by the number that is current in this thread."""
         if self._device is not None:
             return self._device
         accelerator = torch.accelerator.current_accelerator()
@@ -74,7 +74,7 @@ class DevicePrefetch(DeviceLoader):
 
     @property
     def batch_sampler(self) -> Any:
-        """See `sampler`."""
+        """Batch sampler, see `sampler`."""
         return EpochSampler(self) if hasattr(self.source, "set_epoch") else self.source.batch_sampler
 
     def __len__(self) -> int:
@@ -96,27 +96,27 @@ class StatefulDevicePrefetch(StatefulDeviceLoader, DevicePrefetch):
     """A `DevicePrefetch` of a source that has states: frameworks ask whether the methods are there."""
 
 
-class DeviceIterator(AheadIterator["_Arrival"]):
+class DeviceIterator(PrefetchIterator["_DeviceBatch"]):
     """An epoch of a `DevicePrefetch`."""
 
     def __init__(self, loader: DevicePrefetch) -> None:
         super().__init__(loader._size, "tpufeed-device")
         self._loader = loader
 
-    def _begin(self) -> "_Arrival | None":
+    def _begin(self) -> "_DeviceBatch | None":
         loader = self._loader
         loader.begin(self)
-        self._puller = _Puller(loader.source, loader.device)
-        return self._puller.pull()
+        self._producer = _Producer(loader.source, loader.device)
+        return self._producer.pull()
 
-    def _receive(self, arrival: "_Arrival") -> Any:
-        batch = arrival.receive()
-        self._loader.handed(arrival.state)
+    def _receive(self, device_batch: "_DeviceBatch") -> Any:
+        batch = device_batch.receive()
+        self._loader.handed(device_batch.state)
         return batch
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrival:
+class _DeviceBatch:
     """A batch on its device, or on its way there until `copied`."""
 
     batch: Any
@@ -133,7 +133,7 @@ class _Arrival:
         return self.batch
 
 
-class _Puller(Puller[_Arrival]):
+class _Producer(Producer[_DeviceBatch]):
     """Takes batches from the source and starts their copies."""
 
     def __init__(self, source: Any, device: torch.device) -> None:
@@ -150,14 +150,14 @@ class _Puller(Puller[_Arrival]):
         if isinstance(self._batches, TorchIterator | EpochIterator | Endless):  # no other can be closed while it runs
             self._batches.close()
 
-    def _pull_next(self) -> _Arrival | None:
+    def _pull_next(self) -> _DeviceBatch | None:
         try:
             batch = next(self._batches)
         except StopIteration:
             return None
         return self._copy(batch, self._state())
 
-    def _copy(self, batch: Any, state: Any) -> _Arrival:
+    def _copy(self, batch: Any, state: Any) -> _DeviceBatch:
         # The stream also makes its device the current one, which each thread has of its own and pinning asks for.
         with self._stream or nullcontext():
             if self._pinned:
@@ -166,7 +166,7 @@ class _Puller(Puller[_Arrival]):
             copied = None if self._stream is None else self._stream.record_event()
         if self._asynchronous and self._stream is None:
             torch.accelerator.synchronize(self._device)
-        return _Arrival(batch, state, copied)
+        return _DeviceBatch(batch, state, copied)
 
 
 def _map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:

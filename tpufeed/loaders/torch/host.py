@@ -110,7 +110,7 @@ class TFRecordImages(TorchDataset[Any]):
         return self._split
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on samples are those of epoch number `epoch`: its random numbers and, in a cache, its variant."""
+        """Give samples of epoch number `epoch` from now on: its random numbers and, in a cache, its variant."""
         self._part_from_other_ranks()
         self._shared[_EPOCH] = epoch
         self._shared[_READ] = 0
@@ -145,7 +145,7 @@ class TFRecordImages(TorchDataset[Any]):
         return list(chosen[0]) if len(chosen) == 1 else list(zip(*chosen, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what a process must open for itself."""
+        """Return the state without what a process must open for itself."""
         self._part_from_other_ranks()
         digest = self._digest if self._dataset is None else self._dataset.content_digest
         ranks = max(self._ranks, count_ranks())  # a DataLoader's worker that is spawned cannot know
@@ -156,7 +156,7 @@ class TFRecordImages(TorchDataset[Any]):
         self._shared.share_memory_()  # a copy is in private memory, where forked workers would not see `set_epoch`
 
     def _open(self) -> SplitSamples:
-        """What this process reads with; one that was forked shares no connection, lock or thread with its parent."""
+        """Open what this process reads with; a forked one shares no connection, lock or thread with its parent."""
         if self._samples is None or self._process != os.getpid():
             if self._dataset is None:
                 self._dataset = self._reopen()

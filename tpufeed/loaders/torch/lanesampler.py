@@ -78,7 +78,7 @@ class LaneSampler(DistributedSampler[int]):
 
     @property
     def world(self) -> World:
-        """Who this rank is; where that was not given it is found out each time, as copies go to other ranks."""
+        """World and rank; where they were not given they are found out each time, as copies go to other ranks."""
         return _find_world(self._of_thread) if self._given is None else self._given
 
     @property
@@ -88,7 +88,7 @@ class LaneSampler(DistributedSampler[int]):
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Which of them this is."""
+        """Rank of this process."""
         return self.world.rank
 
     @property

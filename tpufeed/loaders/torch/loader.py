@@ -1,6 +1,7 @@
 """torch: the host loader with DataLoader's conventions. Its tensors share memory with the batch buffers."""
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,15 +9,22 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import OptionError
-from tpufeed.loaders.agreement import Claim, begin_together
+from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.loaders.epoch import Batch, Endless, EpochIterator
 from tpufeed.loaders.options import LoaderKeywords, make_options
 from tpufeed.loaders.parcels import to_torch
+from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.tally import FeedStats
 from tpufeed.loaders.torch.host import TFRecordImages
-from tpufeed.loaders.torch.ranks import find_exchange
+
+try:
+    from torch import distributed
+    from torch.distributed import distributed_c10d
+except ImportError as error:
+    raise MissingExtraError("torch", "torch") from error
+
+_LONGEST_PAUSE_SECONDS = 0.1  # between two looks for the other ranks
 
 
 def torch_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "TorchLoader":
@@ -67,7 +75,7 @@ def _undivided() -> OptionError:
 
 
 class TorchLoader(Undivided):
-    """See `torch_loader`. One thread at a time iterates; closing is safe from any.
+    """Loader of torch tensors, see `torch_loader`. One thread at a time iterates; closing is safe from any.
 
     Pickles and copies are loaders at the same place, without the workers.
     """
@@ -99,7 +107,7 @@ class TorchLoader(Undivided):
 
     @property
     def batch_sampler(self) -> "EpochSampler":
-        """See `sampler`."""
+        """Batch sampler, see `sampler`."""
         return EpochSampler(self)
 
     def __len__(self) -> int:
@@ -111,15 +119,15 @@ class TorchLoader(Undivided):
         return TorchIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """See `NumpyLoader.set_epoch`."""
+        """Set the next epoch, see `NumpyLoader.set_epoch`."""
         self.source.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loop is: what it has been handed, not what is prefetched. Plain data."""
+        """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data."""
         return self.source.state_dict()
 
     def go_on_after(self, state: Mapping[str, Any]) -> None:
-        """See `NumpyLoader.go_on_after`."""
+        """Set the next epoch by a state, see `NumpyLoader.go_on_after`."""
         self.source.go_on_after(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,7 +140,7 @@ class TorchLoader(Undivided):
         self.source.load_state_dict(state)
 
     def stats(self) -> FeedStats:
-        """What the loader has done so far, and what the training loop waited for."""
+        """Return what the loader has done so far, and what the training loop waited for."""
         return self.source.stats()
 
     def close(self) -> None:
@@ -156,11 +164,11 @@ class TorchLoader(Undivided):
         exchange = None if self.source.options.world is not None else find_exchange()
         return self._begin()[1] if exchange is None else begin_together(exchange, self.source.world.rank, self._begin)
 
-    def _begin(self) -> tuple[Claim, tuple[EpochIterator | Endless, Batch]]:
+    def _begin(self) -> tuple[EpochSpec, tuple[EpochIterator | Endless, Batch]]:
         batches = iter(self.source)
         # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
         first = next(batches)
-        return self.source.claim(), (batches, first)
+        return self.source.epoch_spec(), (batches, first)
 
 
 class TorchIterator(Iterator[Any]):
@@ -186,7 +194,7 @@ class TorchIterator(Iterator[Any]):
 
 @dataclass(frozen=True, slots=True)
 class EpochSampler:
-    """Where frameworks look for `set_epoch`: `loader.sampler` and `loader.batch_sampler.sampler`."""
+    """Object in which frameworks look for `set_epoch`: `loader.sampler` and `loader.batch_sampler.sampler`."""
 
     loader: Any
 
@@ -202,3 +210,45 @@ class EpochSampler:
     def set_epoch(self, epoch: int) -> None:
         """Tell the loader."""
         self.loader.set_epoch(epoch)
+
+
+def find_exchange() -> Callable[[EpochSpec], list[EpochSpec]] | None:
+    """Return what ranks exchange specs by; None where there is one rank, or torch.distributed is not initialised."""
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return None
+    return _exchange
+
+
+def _exchange(spec: EpochSpec) -> list[EpochSpec]:
+    """The specs of all ranks, in their order.
+
+    Through the store at which the ranks met, not by a collective: that could cross the training loop's own, wants a
+    device under NCCL, and waits without a word for a rank that never comes.
+    """
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    store: Any = distributed_c10d._get_default_store()
+    number = store.add(f"tpufeed/exchanges/{rank}", 1)
+    meeting = f"tpufeed/exchange/{number}"
+    if number > 2:  # whoever began the last one was through with the one before it, and all have begun the last
+        store.delete_key(f"tpufeed/exchange/{number - 2}/{rank}")
+    keys = [f"{meeting}/{other}" for other in range(size)]
+    store.set(keys[rank], spec.packed())
+    store.add(meeting, 1)
+    _wait(store, meeting, keys)
+    values = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
+    return [EpochSpec.unpacked(value) for value in values]
+
+
+def _wait(store: Any, meeting: str, keys: list[str]) -> None:
+    """Until all ranks have come. Looks again and again: the store's own waiting cannot be interrupted."""
+    seconds = store.timeout.total_seconds()
+    deadline, pause = time.monotonic() + seconds, 0.001
+    while store.add(meeting, 0) < len(keys):
+        if time.monotonic() > deadline:
+            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+            raise LoaderError(
+                f"rank {', '.join(missing)} of {len(keys)} has begun no epoch within {seconds:.0f} s of this rank. All "
+                "ranks iterate a loader; one that a single rank is to iterate alone wants world=(0, 1)"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""What a model wants of uint8 images, done on their device: XLA, or any other of torch."""
+"""Convert, flip and shift uint8 images on their device: XLA, or any other of torch."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,17 +1,15 @@
-"""What tpufeed takes of torch_xla, which ends with 2.9: devices, ranks, ParallelLoader. Only this file imports it."""
+"""Parts of torch_xla that tpufeed uses: devices, ranks, shardings, ParallelLoader. Only this file imports it."""
 
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tpufeed.dataset.partition import World
-from tpufeed.errors import MissingExtraError, UsageError
-from tpufeed.loaders.agreement import Claim
+from tpufeed.errors import MissingExtraError, OptionError, UsageError
 from tpufeed.loaders.device import Crossing
-from tpufeed.loaders.meeting import Meeting
-from tpufeed.loaders.xla.sharding import Shardings
+from tpufeed.loaders.rank_check import EpochSpec, Rendezvous
 
 if "tensorflow.python._pywrap_tensorflow_internal" in sys.modules and "_XLAC" not in sys.modules:
     # It was loaded with RTLD_GLOBAL, and both carry LLVM with the same symbols: "Option ... registered more than once!"
@@ -36,10 +34,10 @@ _LOGGER = logging.getLogger(__name__)
 
 MpDeviceLoader = parallel_loader.MpDeviceLoader
 
-_CLAIM_BYTES = 4096  # always as many: torch_xla compiles the exchange once, and ranks of other sizes would hang
+_SPEC_BYTES = 4096  # always as many: torch_xla compiles the exchange once, and ranks of other sizes would hang
 
 # State of the module, as ranks that are threads have nothing else in common. It is empty but during an exchange.
-_MEETING = Meeting()
+_RENDEZVOUS = Rendezvous()
 
 
 def default_device() -> Any:
@@ -55,35 +53,35 @@ def xla_world() -> World:
 
 
 def spmd_devices() -> int | None:
-    """How many devices this process feeds under SPMD; None without it."""
+    """Return how many devices this process feeds under SPMD; None without it."""
     return runtime.addressable_runtime_device_count() if runtime.is_spmd() else None
 
 
-def exchange(claim: Claim, world: World) -> Sequence[Claim]:
-    """The claims of all ranks, by rank; each has to call this, and as often as the others."""
-    payload = claim.packed(_CLAIM_BYTES)
+def exchange(spec: EpochSpec, world: World) -> Sequence[EpochSpec]:
+    """The specs of all ranks, by rank; each has to call this, and as often as the others."""
+    payload = spec.packed(_SPEC_BYTES)
     if runtime.is_spmd():
         # No collective of torch_xla's own works between the processes there.
         if not (distributed.is_available() and distributed.is_initialized()):
             _LOGGER.warning(
                 "torch.distributed is not initialised: that all processes take the same steps is not proved"
             )
-            return [claim]
+            return [spec]
         payloads: list[Any] = [b""] * world.size
         distributed.all_gather_object(payloads, payload)
     elif runtime.device_type() == "CPU":
-        payloads = list(_MEETING.exchange(payload, world.rank, world.size))
+        payloads = list(_RENDEZVOUS.exchange(payload, world.rank, world.size))
     else:
         # Not mesh_reduce: it unpickles by torch.load, which takes tensors only.
         payloads = xla_model.rendezvous("tpufeed", payload)
-    return [Claim.unpacked(item) for item in payloads]
+    return [EpochSpec.unpacked(item) for item in payloads]
 
 
 class Transfer(parallel_loader.ParallelLoader):
     """A ParallelLoader of parcels, which never fails: an error takes the place of a batch."""
 
     def __init__(
-        self, outbox: Outbox, device: Any, shardings: Shardings | None, crossing: Crossing, queues: tuple[int, int]
+        self, outbox: Outbox, device: Any, shardings: "Shardings | None", crossing: Crossing, queues: tuple[int, int]
     ) -> None:
         # Before the threads begin, which is in the next line but two.
         self._shardings = shardings
@@ -127,3 +125,68 @@ class Transfer(parallel_loader.ParallelLoader):
             return Parcel(error=error)
         self._crossing.transfer_seconds += time.perf_counter() - begin
         return parcel
+
+
+class Shardings:
+    """`torch_xla.distributed.spmd.ShardingSpec`s under SPMD: one for each column, or one that is fitted to all of them.
+
+    torch_xla applies a spec only to tensors of as many axes as it has and replicates all others, labels for instance,
+    without a word. Here one spec alone stands for the tensors of any rank: its axes beyond theirs are left out, theirs
+    beyond its own are not split. In a dict a spec fits, or is None for a tensor that every device holds whole.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self._fitted: dict[tuple[str, int], Any] = {}
+
+    def check(self, names: Iterable[str], batch_size: int | None, devices: int, processes: int) -> None:
+        """Raises OptionError for what would fail in every batch.
+
+        Args:
+            names: of the columns, as far as they are known.
+            batch_size: of this process, where that is known.
+            devices: of this process.
+            processes: that read samples of their own.
+        """
+        for name in names:
+            self._find(name)
+        specs = list(self._given.values()) if isinstance(self._given, Mapping) else [self._given]
+        split = [spec for spec in specs if spec is not None and spec.minibatch]
+        if split and batch_size is not None and batch_size % devices:
+            raise OptionError(
+                f"a batch of {batch_size} cannot be split over the {devices} devices of this process; give a "
+                f"batch_size that {devices} divides"
+            )
+        if processes > 1 and len(split) < len(specs):
+            raise OptionError(
+                f"{processes} processes read samples of their own, so each holds a part of the global batch only: "
+                "give every ShardingSpec minibatch=True"
+            )
+
+    def fit(self, name: str, tensor: Any) -> Any:
+        """The spec of a tensor of column `name`; None replicates it."""
+        spec = self._find(name)
+        if spec is None or spec.can_apply(tensor):
+            return spec
+        axes, shape = tuple(spec.partition_spec), tuple(tensor.shape)
+        if isinstance(self._given, Mapping):
+            raise OptionError(
+                f"the ShardingSpec of {name!r} has {len(axes)} axes, {axes}, but its tensors have {len(shape)}: {shape}"
+            )
+        if not shape:
+            return None
+        key = name, len(shape)
+        if key not in self._fitted:
+            fitted = (*axes, *(None for _ in shape))[: len(shape)]
+            self._fitted[key] = type(spec)(spec.mesh, fitted, spec.minibatch)
+        return self._fitted[key]
+
+    def _find(self, name: str) -> Any:
+        if not isinstance(self._given, Mapping):
+            return self._given
+        if name not in self._given:
+            raise OptionError(
+                f"sharding has no ShardingSpec for the column {name!r}, only for {', '.join(map(repr, self._given))}; "
+                "give None for one that every device holds whole"
+            )
+        return self._given[name]

@@ -1,0 +1,47 @@
+"""Records are walked by their own lengths, and by an index, in chunks."""
+
+import numpy as np
+import pytest
+
+from tpufeed.dataset.walk import Walker
+from tpufeed.storage.local import LocalStore
+from tpufeed.tfrecord.crc32c import crc32c
+from tpufeed.tfrecord.framing import iter_records
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 17, 5000, 1 << 20])
+def test_records_that_span_chunks(photos, write_tfrecords, tmp_path, chunk_bytes):
+    write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo, "label": 1} for photo in photos.values()])
+    store = LocalStore(str(tmp_path))
+    (info,) = store.iter_objects()
+    data = store.read(info.name)
+    expected = list(iter_records(memoryview(data)))
+    offsets = np.array([*(offset for offset, _ in expected), len(data)])
+    for version in ("", info.version):
+        walker = Walker(store, info.name, len(data), version, chunk_bytes)
+        for walk in (walker.by_length(), walker.by_index(0, offsets)):
+            walker.crc32c = 0
+            found = [
+                (offset, bytes(payload))
+                for walked in walk
+                for offset, payload in zip(walked.offsets, walked.payloads, strict=False)
+            ]
+            assert found == [(offset, bytes(payload)) for offset, payload in expected]
+            assert walker.crc32c == crc32c(data)
+    assert max(len(payload) for _, payload in expected) > 5000
+
+
+def test_no_more_is_read_than_a_chunk_or_a_record(photos, write_tfrecords, tmp_path):
+    class Counting(LocalStore):
+        most = 0
+
+        def read_range(self, name, start, stop, version=""):
+            self.most = max(self.most, stop - start)
+            return super().read_range(name, start, stop, version)
+
+    path = write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo} for photo in photos.values()] * 3)
+    store = Counting(str(tmp_path))
+    (info,) = store.iter_objects()
+    walker = Walker(store, info.name, info.size_bytes, info.version, 20_000)
+    longest = max(len(payload) for walked in walker.by_length() for payload in walked.payloads)
+    assert store.most <= longest + 100 < path.stat().st_size / 5

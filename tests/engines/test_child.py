@@ -1,0 +1,169 @@
+"""Child processes: errors on their way to the launcher, how they ended, and that nothing they started stays."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.engines.contract import ROOT
+from tpufeed import errors
+from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
+from tpufeed.errors import DatasetDamagedError, ImageError, LoaderError, MissingExtraError, TpufeedError
+
+HERE = "tests.engines.test_child"
+PATIENCE_SECONDS = 240
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pid):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while is_running(pid):
+        assert time.monotonic() < deadline, "it stays"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def start():
+    """Starts a child that runs a function of this file."""
+    children = []
+
+    def begin(function, context=None, **options):
+        children.append(Child(f"{HERE}:{function}", **options))
+        children[-1].begin(f"{HERE}:{function}", context)
+        return children[-1]
+
+    yield begin
+    stop_all(children, 0.0)
+    assert all(child.process.returncode is not None for child in children)
+
+
+def fail(context, connection):
+    connection.send(Failure.of(context))
+
+
+def divide_by_zero(context, connection):
+    try:
+        connection.send(1 // 0)
+    except ZeroDivisionError as error:
+        connection.send(Failure.of(error, "it went wrong: "))
+
+
+def end_by(number, connection):
+    print("last words", flush=True)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), number) if number else os._exit(7)
+
+
+def start_another(context, connection):
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        connection.send(process.pid)
+
+
+def sleep_unheard(context, connection):
+    connection.send(os.getpid())
+    time.sleep(600)
+
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TpufeedError)]
+ODD = {ImageError: ("too_large", "an image"), MissingExtraError: ("ray", "ray"), DatasetDamagedError: ("damaged", ())}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_comes_to_the_launcher_as_what_it_is(kind):
+    error = kind(*ODD.get(kind, ("what went wrong",)))
+    came = pickle.loads(pickle.dumps(Failure.of(error))).error()
+    assert type(came) is kind
+    assert str(came) == str(error)
+
+
+def test_an_error_of_a_class_that_the_launcher_may_not_have_comes_as_what_that_is_based_on(start):
+    class Mine(ImageError):
+        pass
+
+    assert type(Failure.of(Mine("too_large", "mine")).error()) is ImageError
+    with pytest.raises(ImageError, match=r"^yours$"):
+        start("fail", ImageError("too_large", "yours")).receive()
+
+
+def test_a_bug_comes_with_its_traceback(start):
+    with pytest.raises(LoaderError, match=r"(?s)^it went wrong: Traceback .*in divide_by_zero.*ZeroDivisionError"):
+        start("divide_by_zero").receive()
+
+
+def test_what_cannot_be_imported_is_said(start):
+    with pytest.raises(LoaderError, match=r"cannot import what the job needs: .*nothing_of_that_name"):
+        start("nothing_of_that_name").receive()
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(signal.SIGTERM, (-15, "by SIGTERM")), (40, (-40, "by signal 40")), (0, (7, "with exit code 7"))],
+)
+def test_a_child_that_dies_is_named_with_how_it_ended(start, number, said):
+    child = start("end_by", number, apart=True)
+    with pytest.raises(ChildDiedError):
+        child.receive()
+    assert child.ending() == said
+    assert child.output() == "last words"
+    child.send("anything")  # is no error: it shows when the child is listened to
+
+
+def test_a_child_that_is_apart_ends_with_all_that_it_has_started(start):
+    child = start("start_another", apart=True)
+    pid = child.receive()
+    assert is_running(pid)
+    stop_all([child], 0.0)
+    wait_until_gone(pid)
+
+
+def test_a_child_that_reads_nothing_is_given_up(start):
+    child = start("sleep_unheard", patience_seconds=0.2)
+    child.receive()
+    with pytest.raises(TimeoutError):
+        child.send(bytes(8 << 20))
+
+
+def test_a_measurement_ends_with_the_benchmark_that_asked_for_it(tmp_path):
+    """Though its process reads from no socket while it measures, and has a group of its own."""
+    (tmp_path / "measured.py").write_text(
+        "import os, pathlib, time\n"
+        f"def op(image, rng):\n    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+    )
+    (tmp_path / "photos").mkdir()
+    program = f"""
+import sys
+import numpy as np
+from PIL import Image
+import tpufeed
+from tpufeed.diagnosis.feeds.measure import Measurement, measure_apart
+from tpufeed.diagnosis.feeds.options import BenchOptions
+sys.path.append({str(tmp_path)!r})
+for number in range(4):
+    Image.fromarray(np.full((32, 32, 3), number, np.uint8)).save({str(tmp_path)!r} + f"/photos/{{number}}.png")
+tpufeed.shard({str(tmp_path / "photos")!r}, {str(tmp_path / "d")!r}, label="none", workers=1)
+ops = ("RandomResizedCrop(16)", "measured:op")
+options = BenchOptions(step_ms=1.0, batch_size=2, steps=4, ops=ops, processes=0, threads=1)
+measure_apart(Measurement(url={str(tmp_path / "d")!r}, loader="numpy", options=options))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as launcher:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert launcher.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        pid = int((tmp_path / "pid").read_text())
+        assert is_running(pid)
+        launcher.kill()
+    wait_until_gone(pid)

@@ -1,1 +1,0 @@
-"""What `verify` checks, part by part."""

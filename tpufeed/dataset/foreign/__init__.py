@@ -1,1 +1,0 @@
-"""What `adopt` makes of other tools' TFRecords: which files, what they hold, which keys mean what."""

@@ -1,0 +1,221 @@
+"""Check one record against the manifest: every feature, the label's range, and that its image decodes."""
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.schema import CHANNELS, HEIGHT, LABEL, WIDTH, FeatureSpec, fixed_ints, record_layout
+from tpufeed.errors import ImageError, OptionError, RecordError
+from tpufeed.images.decoding import Pixels, decode
+from tpufeed.images.header import read_header
+from tpufeed.images.mending import mend
+from tpufeed.tfrecord.example import Feature, Kind, decode_example, encode_varint
+from tpufeed.tfrecord.layout import ScalarEntry
+
+Picks = Callable[[str, int], bool]  # (shard's name, record) -> whether its image is decoded
+
+_KIND_OF_DTYPE: dict[str, Kind] = {
+    "uint8": "bytes",
+    "bytes": "bytes",
+    "string": "bytes",
+    "int64": "int64",
+    "float32": "float",
+}
+
+
+class Sample(NamedTuple):
+    """Contents of a sound record. `label` is None where samples have none; `sizes` are those integers that it has."""
+
+    image: memoryview
+    label: int | None
+    sizes: Mapping[str, int]
+
+
+def parse_picks(share: str | None) -> Picks | None:
+    """The records whose images `verify` decodes: "all", or "5%" by a hash, so that it is the same ones each time.
+
+    Raises:
+        OptionError: neither, or not above 0 and at most 100 %.
+    """
+    if share is None:
+        return None
+    if share == "all":
+        return _pick_all
+    try:
+        percent = float(share.removesuffix("%")) if share.endswith("%") else math.nan
+    except ValueError:
+        percent = math.nan
+    if not 0 < percent <= 100:
+        raise OptionError(f"decode is 'all' or a share above 0% and up to 100% like '5%', not {share!r}")
+    bound = round(percent / 100 * 2**64)
+
+    def picks(shard: str, record: int) -> bool:
+        digest = hashlib.blake2b(f"{shard}\0{record}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        return int.from_bytes(digest, "big") < bound
+
+    return picks
+
+
+def _pick_all(_shard: str, _record: int) -> bool:
+    return True
+
+
+class RecordCheck:
+    """Compares payloads with a manifest's schema. Thread-safe.
+
+    Records in the fixed layout cost some 10 us; those of other tools, and unusual ones, are parsed in full.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        features = manifest.features
+        self._features = features
+        self._layout = record_layout(features)
+        self._int_names = fixed_ints(features)
+        self._rest = features[1 + len(self._int_names) :]
+        self._entries = [
+            ScalarEntry(spec.key, _KIND_OF_DTYPE[spec.dtype]) if spec.shape == () else None for spec in self._rest
+        ]
+        self._texts = [spec.dtype == "string" for spec in self._rest]
+        self._classes = len(manifest.class_names)
+        self._tensor_shape = manifest.tensor_shape
+        # An adopted dataset has features that its schema has no place for, and says so. What other tools call channels
+        # is theirs: loaders decode to three in any case.
+        self._left_out = frozenset(manifest.options.get("left_out") or ())
+        self._foreign = manifest.options.get("command") == "adopt"
+        self._local = threading.local()
+
+    @property
+    def encoded(self) -> bool:
+        """Images are files, which may fail to decode, not pixels."""
+        return self._tensor_shape is None
+
+    def check(self, payload: memoryview) -> Sample:
+        """Check a payload and return its contents.
+
+        Raises:
+            RecordError: everything that is wrong with it, in one message.
+        """
+        parts = self._layout.split(payload)
+        if parts is None:
+            return self._check_parsed(_parse(payload))
+        size, values, rest = parts
+        problems = [] if self._is_sound(rest) else self._problems(self._rest, _parse_entries(rest))
+        image = payload[self._layout.image_offset : self._layout.image_offset + size]
+        return self._finish(image, dict(zip(self._int_names, values, strict=True)), problems)
+
+    def check_image(self, sample: Sample) -> None:
+        """Decode the image. Raises RecordError where it does not, or has another size than its record says."""
+        try:
+            image: bytes | memoryview = sample.image
+            try:
+                height, width, channels = decode(image, buffer=self._memory).shape
+            except ImageError as error:
+                image = mend(image, error)  # as loaders do
+                height, width, channels = decode(image, buffer=self._memory).shape
+            if CHANNELS in sample.sizes:
+                header = read_header(bytes(image))
+                channels = header.channels if header is not None else sample.sizes[CHANNELS]
+        except ImageError as error:
+            raise RecordError(f"the image does not decode ({error.reason}): {error}") from error
+        if self._foreign:
+            channels = sample.sizes.get(CHANNELS, channels)
+        problems = _size_problems(sample.sizes, (height, width, channels))
+        if problems:
+            raise RecordError("; ".join(problems))
+
+    def _check_parsed(self, features: dict[str, Feature]) -> Sample:
+        problems = self._problems(self._features, features)
+        ints = {}
+        for spec in self._features[1:]:
+            if spec.dtype == "int64" and spec.shape == () and not problems:
+                (value,) = features[spec.key].values
+                ints[spec.name] = int(value)
+        if problems:
+            raise RecordError("; ".join(problems))
+        (image,) = features[self._features[0].key].values
+        assert isinstance(image, memoryview)
+        return self._finish(image, ints, problems)
+
+    def _finish(self, image: memoryview, ints: Mapping[str, int], problems: list[str]) -> Sample:
+        shape, label = self._tensor_shape, ints.get(LABEL)
+        if shape is not None:
+            if len(image) != math.prod(shape):
+                problems.append(f"the image has {len(image)} bytes; a tensor of {shape} takes {math.prod(shape)}")
+            problems += _size_problems(ints, shape)
+        if label is not None and self._classes and not 0 <= label < self._classes:
+            problems.append(f"label {label}, and there are {self._classes} classes, 0 to {self._classes - 1}")
+        if problems:
+            raise RecordError("; ".join(problems))
+        return Sample(image, label, ints)
+
+    def _is_sound(self, rest: bytes) -> bool:
+        """Return true for the features behind the integers, in order and shortest encoding; False is no verdict."""
+        at = 0
+        for entry, is_text in zip(self._entries, self._texts, strict=True):
+            found = None if entry is None else entry.read(rest, at)
+            if found is None:
+                return False
+            value, at = found
+            if is_text and not value.isascii() and not _is_utf8(value):
+                return False
+        return at == len(rest)
+
+    def _problems(self, specs: Sequence[FeatureSpec], features: Mapping[str, Feature]) -> list[str]:
+        problems = [problem for spec in specs if (problem := _problem(spec, features.get(spec.key)))]
+        unknown = sorted(features.keys() - {spec.key for spec in specs} - self._left_out)
+        return [*problems, *(f"feature {key!r} is not in the manifest's schema" for key in unknown)]
+
+    def _memory(self, size: int) -> Pixels:
+        scratch: Pixels | None = getattr(self._local, "scratch", None)
+        if scratch is None or size > len(scratch):
+            scratch = self._local.scratch = np.empty(size, np.uint8)
+        return scratch[:size]
+
+
+def _parse(payload: memoryview | bytes) -> dict[str, Feature]:
+    try:
+        return decode_example(payload, "")
+    except RecordError as error:
+        raise RecordError(str(error).removeprefix(": ")) from error
+
+
+def _parse_entries(entries: bytes) -> dict[str, Feature]:
+    """Features of the entries of a map, which stand in an Example behind one tag and length."""
+    return _parse(b"\x0a" + encode_varint(len(entries)) + entries)
+
+
+def _problem(spec: FeatureSpec, feature: Feature | None) -> str | None:
+    count = 1 if spec.dtype == "uint8" or spec.shape == () else None if spec.shape is None else math.prod(spec.shape)
+    if feature is None or (feature.kind is None and not feature.values):
+        # An empty list is often left out: to TensorFlow it is the same.
+        return f"feature {spec.key!r} is missing" if count else None
+    if feature.kind != _KIND_OF_DTYPE[spec.dtype]:
+        return f"feature {spec.key!r} holds {feature.kind}, not {spec.dtype}"
+    if count is not None and len(feature.values) != count:
+        return f"feature {spec.key!r} has {len(feature.values)} values, not {count}"
+    if spec.dtype == "string" and not all(
+        _is_utf8(bytes(value)) for value in feature.values if isinstance(value, memoryview)
+    ):
+        return f"feature {spec.key!r} is not valid UTF-8"
+    return None
+
+
+def _size_problems(sizes: Mapping[str, int], shape: tuple[int, int, int]) -> list[str]:
+    return [
+        f"{name} is {sizes[name]}; the image has {found}"
+        for name, found in zip((HEIGHT, WIDTH, CHANNELS), shape, strict=True)
+        if name in sizes and sizes[name] != found
+    ]
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

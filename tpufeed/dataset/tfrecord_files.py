@@ -1,0 +1,163 @@
+"""Foreign TFRecord files: which of a folder's files they are, and which split each belongs to. By names alone."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tpufeed.dataset.naming import OWN_FOLDER, check_split_name, count_ending, is_own, show_endings
+from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.storage.store import ObjectInfo
+
+_EXTENSION = r"\.(?:tfrecords?|tfrec)"
+_PART = r"-\d+-of-\d+"
+# name.tfrec, name-00000-of-00002.tfrecord, TFDS's name.tfrecord-00000-of-00002, ImageNet's name-00000-of-01024. The
+# compressed ones as well: they are refused by what they hold, rather than left out.
+_TFRECORD = re.compile(
+    rf"(?P<stem>.*?)(?:(?P<part>{_PART}){_EXTENSION}|{_EXTENSION}(?P<after>{_PART})?|(?<!\.)(?P<bare>{_PART}))"
+    r"(?:\.(?:gz|gzip|zz|zlib))?",
+    re.IGNORECASE | re.DOTALL,
+)
+_NUMBERS = re.compile(r"(?:[-_.]?\d+(?:x\d+)?)+$")
+_SPLIT_WORDS = frozenset(
+    ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
+)
+_DEFAULT_SPLIT = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFiles:
+    """TFRecord files by split, each in the order of names, and how many other files there are, by their endings."""
+
+    splits: dict[str, list[ObjectInfo]]
+    ignored: dict[str, int]
+
+
+def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | None = None) -> ForeignFiles:
+    """The TFRecord files among `infos`.
+
+    A split is named by a folder called train, val, test or the like, else by the top folder, else by such a word in the
+    files' names, else it is "train".
+
+    Args:
+        url: where they lie; names them in errors.
+        infos: all files below it.
+        wanted: take only these splits.
+
+    Raises:
+        NoInputsError: there are none.
+        OptionError: a split of `wanted` that is not there, or one that would hold files of unlike folders.
+        SourceError: a name that a manifest cannot hold.
+    """
+    found: dict[str, ObjectInfo] = {}
+    ignored, own = Counter[str](), False
+    for info in infos:
+        if is_tfrecord_name(info.name):
+            found[info.name] = info
+        elif is_own(info.name):
+            own = True
+        else:
+            count_ending(ignored, info.name)
+    if not found:
+        hint = show_endings(ignored) if ignored else " (it is a dataset already)" if own else " (is it there?)"
+        among = f"{ignored.total()} files{hint}"
+        raise NoInputsError(
+            f"no TFRecord files below {url} among {among}; give the folder that holds files named like "
+            "train-00000-of-00012.tfrecord or train/00.tfrec. Images become a dataset by tpufeed shard"
+        )
+    for name in found:
+        if not name.isprintable():
+            raise SourceError(f"{url}: the file name {name!r} is not printable UTF-8; rename it")
+    split_of = find_splits(url, list(found))
+    splits: dict[str, list[ObjectInfo]] = defaultdict(list)
+    for name in sorted(found):
+        splits[split_of[name]].append(found[name])
+    for split in wanted or ():
+        if split not in splits:
+            raise OptionError(f"{url} has no split {split!r}; by its files' names it has {', '.join(splits)}")
+    return ForeignFiles({split: splits[split] for split in wanted or splits}, ignored)
+
+
+def find_splits(url: str, names: Sequence[str]) -> dict[str, str]:
+    """The split of each file. Raises OptionError where one would hold files of unlike folders."""
+    parts = {name: name.split("/")[:-1] for name in names}
+    split_of, roots = dict[str, str](), defaultdict[str, set[str]](set)
+    shared = _shared_depth(list(parts.values()))
+    flat = []
+    for name, folders in parts.items():
+        depth = next((n for n in reversed(range(len(folders))) if folders[n].lower() in _SPLIT_WORDS), None)
+        if depth is None and len(folders) > shared:
+            depth = shared
+        if depth is None:
+            flat.append(name)
+        else:
+            split_of[name] = _to_split(folders[depth])
+            roots[split_of[name]].add("/".join(folders[: depth + 1]))
+    for split, several in roots.items():
+        if len(several) > 1:
+            raise OptionError(
+                f"{url}: split {split!r} lies in {len(several)} folders ({', '.join(sorted(several)[:4])}), which may "
+                "hold the same images; adopt one of the folders above them"
+            )
+    return split_of | _splits_by_name(url, flat)
+
+
+def _splits_by_name(url: str, names: Sequence[str]) -> dict[str, str]:
+    prefixes = {name: _stem(name) or "" for name in names}
+    words = {prefix: _split_word(prefix) for prefix in prefixes.values()}
+    if not any(words.values()):
+        above = url.rstrip("/").rsplit("/", 1)[-1]
+        default = above if above.lower() in _SPLIT_WORDS else _DEFAULT_SPLIT
+        return dict.fromkeys(names, default)
+    prefixes_of = _invert(words)
+    # Two prefixes with one word, as train_a and train_b, are two splits; so is one without a word beside one with.
+    chosen = {
+        prefix: word if word and prefixes_of[word] == [prefix] else _to_split(prefix or _DEFAULT_SPLIT)
+        for prefix, word in words.items()
+    }
+    return {name: chosen[prefix] for name, prefix in prefixes.items()}
+
+
+def _invert(words: Mapping[str, str | None]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for prefix, word in words.items():
+        if word is not None:
+            found[word].append(prefix)
+    return found
+
+
+def is_tfrecord_name(name: str) -> bool:
+    """Return true for a file that is called as TFRecord files are."""
+    return _stem(name) is not None
+
+
+def adopt_advice(url: str) -> str:
+    """Say what to do with TFRecords where a dataset, or images, were expected."""
+    return f"TFRecords that another tool wrote become a dataset by: tpufeed adopt {url} --to DATASET"
+
+
+def _stem(name: str) -> str | None:
+    """The name without extension and numbers; None for a file that is no TFRecord file."""
+    match = _TFRECORD.fullmatch(name.rpartition("/")[2])
+    if match is None or name.startswith(OWN_FOLDER) or (match["bare"] and "." in match["stem"]):
+        return None
+    numbered = match["part"] or match["after"] or match["bare"]
+    return match["stem"] if numbered else _NUMBERS.sub("", match["stem"])
+
+
+def _split_word(prefix: str) -> str | None:
+    """The last word of a prefix that names a split: TFDS puts the dataset's name before it."""
+    words = [word for word in re.findall("[A-Za-z]+", prefix) if word.lower() in _SPLIT_WORDS]
+    return words[-1] if words else None
+
+
+def _shared_depth(paths: Sequence[Sequence[str]]) -> int:
+    """Return how many folders all paths have in common."""
+    depth = 0
+    while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:
+        depth += 1
+    return depth
+
+
+def _to_split(text: str) -> str:
+    return check_split_name(re.sub(r"[^A-Za-z0-9_.]", "_", text).lstrip("_.") or _DEFAULT_SPLIT)

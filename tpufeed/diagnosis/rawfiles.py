@@ -1,0 +1,144 @@
+"""Raw images that are no dataset yet: how fast one trains from them with plain Python, the "before" of every story."""
+
+import io
+import itertools
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from tpufeed.dataset.plan import Input
+from tpufeed.diagnosis.prediction import ASSEMBLY, DECODING, OPS, READING, compose
+from tpufeed.diagnosis.results import Stage
+from tpufeed.diagnosis.samples import Sample
+from tpufeed.diagnosis.wording import number_of
+from tpufeed.engines.engine import available_cores
+from tpufeed.errors import ImageError
+from tpufeed.sharding.inputs import Files, iter_read
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.rows import Found
+from tpufeed.sharding.sources import find_source
+
+_MOST_LISTED = 20_000
+_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RawFiles:
+    """A source of raw images.
+
+    Attributes:
+        count: images; at most the first 20,000.
+        bytes: mean size of a file.
+        read_per_second: images, files after one another as `tpufeed shard` reads them.
+        sample: some of them.
+        notes: what a user has to know of them, as sentences.
+    """
+
+    count: int
+    bytes: float
+    read_per_second: float
+    sample: Sample
+    notes: tuple[str, ...]
+
+
+def read_files(url: str, seconds: float) -> RawFiles:
+    """Look at a folder, a table or tars of images; no more of a long listing than its beginning.
+
+    Raises:
+        SourceError, NoInputsError, OptionError: the source cannot be understood.
+    """
+    source = find_source(url, ShardOptions())
+    rows = list(itertools.islice(source.iter_rows(Found()), _MOST_LISTED + 1))
+    drawn = random.Random(0).sample(rows, min(_SAMPLES, len(rows)))
+    inputs = [Input(row.path, row.bytes, row.version, -1, row.file, row.offset, (), row.problem) for row in drawn]
+    images, unreadable = list[bytes](), list[str]()
+    start = time.perf_counter()
+    with closing(iter_read(Files(source.base), inputs)) as read:
+        for item, data in read:
+            if isinstance(data, ImageError):
+                unreadable.append(f"{item.path}: {data}")
+            else:
+                images.append(data)
+            if images and time.perf_counter() - start > seconds:
+                break
+    rate = len(images) / (time.perf_counter() - start)
+    count = min(len(rows), _MOST_LISTED)
+    notes = [f"there is no dataset here yet, but images: {count:,}{' and more' if len(rows) > count else ''}"]
+    if unreadable:
+        notes.append(f"{len(unreadable):,} of those looked at cannot be read, the first: {unreadable[0]}")
+    if source.kind == "table" and rows[0].columns:
+        # What the actions' commands leave out, since the doctor was not told.
+        said = "the actions' commands put all of the table into train (add --split-by COLUMN where one says the split)"
+        if all(row.label is None for row in rows):
+            said += " and make a dataset without labels, as no column is called label, class or the like (add --label "
+            said += "COLUMN)"
+        notes.append(f"{said}; its other columns: {', '.join(rows[0].columns)}")
+    return RawFiles(
+        count=count,
+        bytes=float(np.mean([row.bytes for row in rows])) if rows else 0.0,
+        read_per_second=rate,
+        sample=Sample(images),
+        notes=tuple(notes),
+    )
+
+
+def measure_files(files: RawFiles, side_px: int, seconds: float) -> dict[str, Stage]:
+    """Measure reading, decoding, ops and all together, as a Dataset of one's own does them, on all cores."""
+    cores = available_cores()
+    one = measure_plainly(files.sample, None, 1, seconds)
+    decoding = measure_plainly(files.sample, None, cores, seconds)
+    whole = measure_plainly(files.sample, side_px, cores, seconds)
+    crop = 1 / (1 / whole - 1 / decoding) if 0 < whole < decoding else None
+    return {
+        READING: Stage(name=READING, images_per_second=files.read_per_second, detail="file by file, in one thread"),
+        DECODING: Stage(name=DECODING, images_per_second=decoding or None, one_thread=one or None, detail="Pillow"),
+        OPS: Stage(
+            name=OPS,
+            images_per_second=crop,
+            detail="a crop, resized by Pillow" if crop else "",
+            why_not="cannot be told from decoding",
+        ),
+        ASSEMBLY: Stage(
+            name=ASSEMBLY,
+            images_per_second=compose(whole, files.read_per_second * cores) if whole else None,
+            detail=f"Pillow in {number_of(cores, 'thread')}, as a Dataset of one's own does it; no tpufeed in it",
+            why_not="Pillow decodes none of the images that were looked at",
+        ),
+    }
+
+
+def measure_plainly(sample: Sample, side_px: int | None, threads: int, seconds: float) -> float:
+    """Return images a second of so many threads of this process. An image that Pillow refuses is passed over."""
+
+    def run(number: int) -> float:
+        draw, done = random.Random(number), 0
+        start = now = time.perf_counter()
+        for tried, image in enumerate(itertools.cycle(sample.images[number:] + sample.images[:number]), 1):
+            try:
+                _decode_plainly(image, side_px, draw)
+                done += 1
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+                pass
+            now = time.perf_counter()
+            if now - start >= seconds and (done or tried >= len(sample.images)):
+                break
+        return done / (now - start)
+
+    with ThreadPoolExecutor(threads, "tpufeed-doctor") as executor:
+        return sum(executor.map(run, range(threads)))
+
+
+def _decode_plainly(image: bytes, side_px: int | None, draw: random.Random) -> None:
+    """Decode all of an image with Pillow; where there is a side, crop and resize it."""
+    with Image.open(io.BytesIO(image)) as opened:
+        picture = opened.convert("RGB")
+    if side_px is not None:
+        side = max(1, int(min(picture.size) * draw.uniform(0.5, 1.0)))
+        left, top = draw.randint(0, picture.width - side), draw.randint(0, picture.height - side)
+        box = (left, top, left + side, top + side)
+        np.asarray(picture.resize((side_px, side_px), Image.Resampling.BILINEAR, box=box))

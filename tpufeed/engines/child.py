@@ -1,0 +1,243 @@
+"""Child processes: how one starts, talks with its launcher, ends, and what is said of one that has died.
+
+A child starts afresh: nothing is forked, and the user's `__main__` is not imported again. Launcher and child talk over
+a socket pair, in pickled messages. Its side of the matter is in `worker`.
+"""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from tpufeed import errors
+from tpufeed.engines.engine import failure_message
+from tpufeed.errors import LoaderError, TpufeedError
+
+# A worker is a core's worth: libraries that would start a thread a core have to be told, before they are imported.
+_ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_LONGEST_PATIENCE_SECONDS = 1e6  # more than that the system's calls do not take
+_KILLED_SECONDS = 5.0  # for a child that was killed, or has closed its end, to be gone, dumping its core perhaps
+_OUTPUT_BYTES = 2000
+
+
+class ChildDiedError(Exception):  # between a child's launcher and its caller, which says what the child was for
+    """A child has closed its end: it has ended, or is about to."""
+
+
+class Failure(NamedTuple):
+    """An error on its way to the launcher: the name of a class of `tpufeed.errors`, and a text.
+
+    The error itself could not be sent: some are made of other arguments than of their text, and a traceback has no
+    pickle.
+    """
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException, what: str = "") -> "Failure":
+        """Return it for an error. One that was not raised on purpose has its traceback as a text, after `what`."""
+        if isinstance(error, TpufeedError):
+            kind = next(base for base in type(error).__mro__ if base.__module__ == errors.__name__)
+            return cls(kind.__name__, str(error))
+        text = failure_message(error) if isinstance(error, Exception) else f"it was told to end, by {error!r}"
+        return cls(LoaderError.__name__, f"{what}{text}")
+
+    def error(self) -> TpufeedError:
+        """Return the error, to be raised by the launcher."""
+        kind: type[TpufeedError] = getattr(errors, self.kind)
+        error = kind.__new__(kind)  # without its constructor, which may take other arguments
+        error.args = (self.text,)
+        return error
+
+
+class Child:
+    """A child process, and the launcher's end of its socket.
+
+    It imports the module of `entry` at once, and waits to be told by `begin` what to run. When this process dies, its
+    end of the socket closes and the child leaves. A fork of this process may keep that end open: so the child also
+    watches the process itself.
+
+    Args:
+        entry: "module:function".
+        descriptors: that are open there under the same numbers; made after `fill_streams`.
+        variables: of its environment, beside this process'.
+        patience_seconds: how long `send` waits for a child that does not read; None is for ever.
+        apart: it has a process group of its own, so that all it starts ends with it, and prints to a file.
+        one_thread: libraries there start no threads of their own.
+    """
+
+    def __init__(
+        self,
+        entry: str,
+        *,
+        descriptors: Sequence[int] = (),
+        variables: Mapping[str, str] | None = None,
+        patience_seconds: float | None = None,
+        apart: bool = False,
+        one_thread: bool = True,
+    ) -> None:
+        fill_streams()
+        environment = {**(_ONE_THREAD if one_thread else {}), **os.environ, **(variables or {})}
+        # For -P: the same modules as here, never those that happen to lie in the working folder.
+        environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
+        self._apart = apart
+        self._output = tempfile.TemporaryFile() if apart else None  # noqa: SIM115  # closed by `close`
+        ours, theirs = socket.socketpair()
+        if patience_seconds is not None:
+            whole, rest = divmod(min(patience_seconds, _LONGEST_PATIENCE_SECONDS), 1)
+            limit = struct.pack("ll", int(whole), int(rest * 1e6) or 1)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._connection = Connection(ours.detach())
+        with theirs, _blocked_sigint():
+            end = str(theirs.fileno())
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "tpufeed.engines.worker", end, entry, str(os.getpid())],
+                    pass_fds=[theirs.fileno(), *descriptors],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    start_new_session=apart,
+                    env=environment,
+                )
+            except BaseException:
+                self.close()
+                raise
+
+    def fileno(self) -> int:
+        """Return the descriptor of our end, to wait for messages."""
+        return self._connection.fileno()
+
+    def begin(self, entry: str, context: Any) -> None:
+        """Let it run a function "module:function", once, as `function(context, connection)`; then it ends.
+
+        What the function sends comes out of `receive`; the launcher's end shows there as EOFError.
+        """
+        self.send((entry, context))
+
+    def send(self, message: Any) -> None:
+        """Send a message. A child that is dead shows as such when it is listened to.
+
+        Raises:
+            TimeoutError: it has not read for `patience_seconds`.
+        """
+        try:
+            self._connection.send(message)
+        except BlockingIOError:
+            self.hang_up()
+            raise TimeoutError from None
+        except OSError:
+            return
+        except BaseException:  # Ctrl-C, say: half a message is none, and no other can follow it
+            self.hang_up()
+            raise
+
+    def receive(self) -> Any:
+        """Return its next message.
+
+        Raises:
+            ChildDiedError: there will be none.
+            TpufeedError: what it has failed with, where it has sent that as a `Failure`.
+        """
+        try:
+            message = self._connection.recv()
+        except (EOFError, OSError):
+            raise ChildDiedError from None
+        if isinstance(message, Failure):
+            raise message.error()
+        return message
+
+    def ending(self, seconds: float = _KILLED_SECONDS) -> tuple[int | None, str]:
+        """Return how a child has ended that has closed its end: its exit code, and that in words.
+
+        The code is None for one that lives on after so many seconds.
+        """
+        code = self.wait(seconds)
+        if code is None:
+            return None, "with its socket closed"
+        if code >= 0:
+            return code, f"with exit code {code}"
+        names = {each.value: each.name for each in signal.Signals}
+        return code, f"by {names.get(-code, f'signal {-code}')}"
+
+    def output(self) -> str:
+        """Return the end of what a child that is `apart` has printed."""
+        assert self._output is not None, "others print where their launcher prints"
+        size = os.fstat(self._output.fileno()).st_size
+        end = os.pread(self._output.fileno(), _OUTPUT_BYTES, max(0, size - _OUTPUT_BYTES))
+        return end.decode(errors="replace").strip()
+
+    def wait(self, seconds: float) -> int | None:
+        """Return its exit code, or None where it has not ended after so many seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(max(0.0, seconds))
+        return None
+
+    def hang_up(self) -> None:
+        """End the conversation, whoever holds our end open: the child leaves, and a thread that listens wakes up."""
+        with suppress(OSError, TypeError), socket.socket(fileno=os.dup(self.fileno())) as ours:  # closed meanwhile, say
+            ours.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close our end, and the file of its output."""
+        self._connection.close()
+        if self._output is not None:
+            self._output.close()
+
+    def kill(self) -> None:
+        """Kill it, and where it is `apart` all that it has started. It dies later where it waits for a dead drive."""
+        if self._apart:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+
+
+def stop_all(children: Sequence[Child], patience_seconds: float, terminate: bool = False) -> None:
+    """End children, all at the same time.
+
+    Args:
+        children: they may be dead already.
+        patience_seconds: until those are killed that have not left by themselves.
+        terminate: send SIGTERM as well, which reaches one in the middle of its work.
+    """
+    for child in children:
+        child.hang_up()
+        child.close()
+        if terminate:
+            child.process.terminate()
+    for seconds in (patience_seconds, _KILLED_SECONDS):
+        deadline = time.monotonic() + seconds
+        for child in children:
+            child.wait(deadline - time.monotonic())
+        for child in children:
+            child.kill()
+
+
+def fill_streams() -> None:
+    """Open /dev/null as each standard stream that is closed, for as long as this process lives.
+
+    Its number would go to the next file or socket that is opened. A child would lose that, as it has streams of its
+    own under these numbers, and what a library prints would end up in it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+@contextmanager
+def _blocked_sigint() -> Iterator[None]:
+    """A process that starts here is deaf to Ctrl-C until it has said what that should do."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
