@@ -1,7 +1,6 @@
 """The installed command, in processes of its own: what it says, and what it exits with."""
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -217,17 +216,3 @@ def test_corrupt_images_only(refused, photo_folder, tmp_path):
         *("shard", tmp_path / "photos", tmp_path / "d"),
     )
     assert no_dataset(tmp_path / "d")
-
-
-def test_verify(run, dataset_url, cache_url, tmp_path):
-    for url, records in ((dataset_url, 30), (cache_url, 60)):
-        done = run("verify", url)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(f"sound: {records} records in ")
-    shutil.copytree(dataset_url, tmp_path / "d")
-    shard = max((tmp_path / "d").glob("val-*.tfrecord"))
-    os.truncate(shard, shard.stat().st_size - 100)
-    done = run("verify", tmp_path / "d")
-    assert done.returncode == 1
-    assert re.fullmatch(rf"{shard.name}, record \d+, byte \d+: truncated.*\n", done.stdout)
-    assert done.stderr == f"error: {tmp_path}/d is damaged: 1 damage in 1 file\n"

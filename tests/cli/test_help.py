@@ -13,13 +13,6 @@ def options_of(context):
         yield from options
 
 
-def test_every_option_says_what_it_is_and_what_it_takes():
-    for context in COMMANDS.values():
-        for option in options_of(context):
-            assert option.help.endswith((".", ")")), option.opts
-            assert option.is_flag or re.fullmatch(r"[A-Z=:,.]+", option.metavar), option.opts
-
-
 def test_the_same_flag_takes_the_same_value_everywhere():
     two = {"--split", "--image", "--label"}  # a split is made with shares; of records they are features
     seen = {}

@@ -51,9 +51,8 @@ def processes_of(session):
     return found
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_progress_with_rate_and_time_left_on_a_terminal(workers, large_folder, tmp_path):
-    code, seen = run_at_terminal("shard", large_folder, tmp_path / "d", "--shard-size", "100KB", "--workers", workers)
+def test_progress_with_rate_and_time_left_on_a_terminal(large_folder, tmp_path):
+    code, seen = run_at_terminal("shard", large_folder, tmp_path / "d", "--shard-size", "100KB", "--workers", 2)
     assert code == 0, seen
     assert "Traceback" not in seen
     states = re.findall(r"sharding .*?([\d,]+)/300 images ([\d,]+) img/s ([\d,]+) MB/s .*?ETA ([-\d:]+)", seen)
@@ -66,7 +65,9 @@ def test_progress_with_rate_and_time_left_on_a_terminal(workers, large_folder, t
 
 
 def test_progress_of_a_warmup(dataset_url, tmp_path):
-    code, seen = run_at_terminal("cache", "warmup", dataset_url, tmp_path / "c", "--size", 32, "--variants", 2)
+    code, seen = run_at_terminal(
+        "cache", "warmup", dataset_url, tmp_path / "c", "--size", 32, "--variants", 2, "--workers", 1
+    )
     assert code == 0, seen
     assert re.search(r"warming .* 60/60 images .* img/s .* ETA ", seen)
 
@@ -131,8 +132,11 @@ def test_ctrl_c_ends_with_one_line_and_the_same_command_goes_on(workers, run, la
     assert not (folder / "_tpufeed/tmp").exists()
 
 
-@pytest.mark.parametrize("module", ["numpy", "typer"], ids=["by a command", "by all"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "module"),
+    [(signal.SIGINT, "numpy"), (signal.SIGTERM, "typer")],
+    ids=["SIGINT by a command", "SIGTERM by all"],
+)
 def test_ctrl_c_while_modules_are_imported(number, module, large_folder, tmp_path):
     """Half of the time that a short command takes."""
     (tmp_path / "sitecustomize.py").write_text(f"""

@@ -160,8 +160,8 @@ def test_an_index_that_ends_within_an_offset_is_a_shard_error(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="there is no /proc/self/smaps")
 def test_a_reader_keeps_no_pages_of_a_large_index(tmp_path):
-    """They are the page cache's, but count as the process's own where memory is limited; 16 MB are read here."""
-    offsets = [np.arange(513, dtype=np.uint64) * 20] * 4000
+    """They are the page cache's, but count as the process's own where memory is limited; 8 MB are read here."""
+    offsets = [np.arange(513, dtype=np.uint64) * 20] * 2000
     index = index_of(LocalStore(str(tmp_path)), encode_index(offsets), offsets=offsets)
     kept, resident = index.offsets([0])[0], []
     for shard in range(len(offsets)):

@@ -31,18 +31,6 @@ def prefix_products(lanes):
     return np.cumprod([1, *reversed(factors)]).tolist()
 
 
-@settings(max_examples=150)
-@given(shard_sizes, seeds, st.integers(0, 2**40), lane_counts, st.booleans())
-def test_every_sample_comes_once_an_epoch(sizes, seed, epoch, lanes, shuffle):
-    order = EpochOrder(sizes, seed, epoch, lanes, shuffle)
-    places = order.places(0, order.records)
-    assert order.records == sum(sizes)
-    assert sorted(places.sample.tolist()) == list(range(sum(sizes)))
-    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
-    assert (starts[places.shard] + places.record).tolist() == places.sample.tolist()
-    assert all(0 <= record < sizes[shard] for shard, record in zip(places.shard, places.record, strict=True))
-
-
 def words(length, seed, epoch, *purpose):
     """The raw stream of Philox-4x64 with this key and counter."""
     mask = 2**64 - 1
@@ -79,7 +67,7 @@ def order_by_hand(sizes, seed, epoch, lanes):
     return [segments[g % lanes][g // lanes] for g in range(len(line))]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(shard_sizes, seeds, st.integers(0, 100), lane_counts)
 def test_the_order_is_the_one_of_the_design(sizes, seed, epoch, lanes):
     order = EpochOrder(sizes, seed, epoch, lanes)
@@ -135,18 +123,7 @@ def test_seed_and_epoch_change_the_order():
                 assert same < 20  # of 400; one is to be expected
 
 
-@settings(max_examples=100)
-@given(shard_sizes, seeds, lane_counts)
-def test_lanes_differ_by_one_and_read_the_shards_that_they_say(sizes, seed, lanes):
-    order = EpochOrder(sizes, seed, 1, lanes)
-    for lane in range(lanes):
-        places = order.places(lane, order.records, lanes)
-        assert len(places.sample) == order.records // lanes + (lane < order.records % lanes)
-        in_order = [shard for shard, _ in itertools.groupby(places.shard.tolist())]
-        assert in_order == [part.shard for part in order.lane_parts(lane)]
-
-
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(shard_sizes, seeds, lane_counts, st.booleans())
 def test_the_parts_of_a_lane_hold_its_records_shard_by_shard(sizes, seed, lanes, shuffle):
     order = EpochOrder(sizes, seed, 1, lanes, shuffle)
@@ -163,7 +140,7 @@ def test_the_parts_of_a_lane_hold_its_records_shard_by_shard(sizes, seed, lanes,
         assert not found
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(shard_sizes, lane_counts, st.data())
 def test_lanes_of_a_rank_adjoin(sizes, lanes, data):
     """Without shuffle a rank's samples are a range, for every world size that is a product of the first factors."""
@@ -172,16 +149,6 @@ def test_lanes_of_a_rank_adjoin(sizes, lanes, data):
     ranges = [sorted(order.places(rank, order.records, world).sample.tolist()) for rank in range(world)]
     for samples in ranges:
         assert samples == list(range(samples[0], samples[0] + len(samples))) if samples else True
-
-
-@settings(max_examples=100)
-@given(st.integers(1, 40), st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(32, 50), seeds, st.data())
-def test_a_rank_touches_its_share_of_the_shards_and_two_more(shards, lanes, size, seed, data):
-    world = data.draw(st.sampled_from([w for w in (1, 2, 4, 8, 16, 32) if w <= lanes]))
-    order = EpochOrder([size] * shards, seed, 5, lanes)
-    for rank in range(world):
-        touched = set(order.places(rank, order.records, world).shard.tolist())
-        assert len(touched) <= -(-shards // world) + 2
 
 
 def test_the_first_samples_come_from_as_many_shards_as_there_are_lanes():
@@ -199,11 +166,6 @@ def test_samples_are_spread_over_the_epoch():
     means = where.mean(axis=0)
     assert abs(means.mean() - 99.5) < 1e-9
     assert np.abs(means - 99.5).max() < 30  # the standard error is 5.8
-
-
-@given(st.integers(1, 200))
-def test_digit_reversal_is_a_permutation(number):
-    assert sorted(reverse_digits(i, number) for i in range(number)) == list(range(number))
 
 
 def test_digit_reversal_of_powers_of_two_is_bit_reversal():

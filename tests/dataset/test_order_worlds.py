@@ -32,7 +32,7 @@ def samples_of_ranks(make_order, size, batch, start=0, remainder="pad"):
     return found
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(shard_sizes, seeds, st.integers(0, 2**40), st.integers(1, 40), st.booleans())
 def test_every_sample_comes_once_whatever_the_shards_sizes(sizes, seed, epoch, lanes, shuffle):
     order = EpochOrder(sizes, seed, epoch, lanes, shuffle)
@@ -45,7 +45,7 @@ def test_every_sample_comes_once_whatever_the_shards_sizes(sizes, seed, epoch, l
     assert max(lengths) - min(lengths) <= 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 60), max_size=8), seeds, st.sampled_from([4, 12, 18, 30]), st.integers(1, 5), st.data())
 def test_a_run_that_changes_its_world_again_and_again_sees_each_sample_once(sizes, seed, lanes, batch, data):
     """Each part of the run stops after some batches, and the next one goes on with another world and batch size."""
@@ -64,7 +64,7 @@ def test_a_run_that_changes_its_world_again_and_again_sees_each_sample_once(size
     assert sequence == whole.places(0, whole.records).sample.tolist()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8), seeds, worlds, st.integers(1, 9))
 def test_remainders_differ_in_the_last_batch_alone(sizes, seed, size, batch):
     def make():
@@ -90,7 +90,7 @@ def touched(order, rank, size):
     return {part.shard for lane in range(rank, order.lanes, size) for part in order.lane_parts(lane)}
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(shard_sizes, seeds, worlds, st.sampled_from([1, 2, 4]), st.data())
 def test_a_shard_is_read_by_one_rank_but_for_those_at_the_borders(sizes, seed, size, hosts, data):
     """With the default lanes, and for any shards: ranks split the line of shards, one range each."""
@@ -103,7 +103,7 @@ def test_a_shard_is_read_by_one_rank_but_for_those_at_the_borders(sizes, seed, s
     assert sum(map(len, reads)) <= sum(size > 0 for size in sizes) + borders
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(st.integers(1, 60), st.integers(20, 50), st.integers(2, 60), seeds, st.data())
 def test_shards_of_a_rank_whatever_the_world(shards, records, lanes, seed, data):
     """A world that divides the lanes, but is no default, may have its lanes in several ranges: each adds two."""

@@ -23,7 +23,7 @@ def batches_of(share):
     return [share.positions(number) for number in range(len(share))]
 
 
-@settings(max_examples=200)
+@settings(max_examples=40)
 @given(records, batches, worlds, remainders, st.integers(0, 350))
 def test_all_ranks_have_as_many_batches_of_one_size(count, batch, world, remainder, start):
     lengths = {len(share) for share in shares(count, batch, world, remainder, start)}
@@ -36,7 +36,7 @@ def test_all_ranks_have_as_many_batches_of_one_size(count, batch, world, remaind
             assert ((positions >= 0) & (positions < count)).all()
 
 
-@settings(max_examples=200)
+@settings(max_examples=40)
 @given(records, batches, worlds, st.integers(0, 350))
 def test_under_pad_each_sample_is_real_once(count, batch, world, start):
     real = []
@@ -47,7 +47,7 @@ def test_under_pad_each_sample_is_real_once(count, batch, world, start):
     assert sorted(real) == list(range(start, count))
 
 
-@settings(max_examples=200)
+@settings(max_examples=40)
 @given(records, batches, worlds, st.integers(0, 350))
 def test_under_drop_no_sample_comes_twice_and_less_than_a_batch_is_dropped(count, batch, world, start):
     seen = []
@@ -59,7 +59,7 @@ def test_under_drop_no_sample_comes_twice_and_less_than_a_batch_is_dropped(count
     assert max(0, count - start) - len(seen) < batch * world
 
 
-@settings(max_examples=200)
+@settings(max_examples=40)
 @given(records, batches, worlds, st.integers(0, 350))
 def test_under_repeat_all_are_real_and_the_first_come_again(count, batch, world, start):
     seen = []
@@ -76,7 +76,7 @@ def test_under_repeat_all_are_real_and_the_first_come_again(count, batch, world,
     assert sorted(again) == sorted((count + extra) % count for extra in range(len(again)))
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 40), max_size=8),
     st.integers(1, 6),
@@ -98,7 +98,7 @@ def test_every_world_that_divides_the_lanes_has_the_same_global_sequence(sizes, 
     assert order.places_at(np.array(found, np.int64)).sample.tolist() == whole.tolist()
 
 
-@settings(max_examples=200)
+@settings(max_examples=40)
 @given(st.integers(1, 300), st.tuples(batches, worlds), st.tuples(batches, worlds), remainders, st.data())
 def test_another_world_goes_on_with_exactly_the_rest(count, old, new, remainder, data):
     (batch, world), (new_batch, new_world) = old, new

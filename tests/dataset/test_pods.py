@@ -40,7 +40,7 @@ from tpufeed.storage.memory import MemoryStore
 from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
-WORLDS = (1, 2, 3, 8, 24, 64, 100, 512)
+WORLDS = (1, 2, 3, 24, 512)
 SHARDS_A_RANK = 20
 BATCH = 16
 _fresh = count()
@@ -261,7 +261,7 @@ def pod_of(dataset, size):
     return [NumpyLoader(dataset, "train", replace(options, world=World(rank, size))) for rank in range(size)]
 
 
-@pytest.mark.parametrize(("before", "after"), [(64, 32), (32, 64), (512, 256)])
+@pytest.mark.parametrize(("before", "after"), [(64, 32), (32, 64)])
 def test_a_pod_of_another_size_goes_on_with_exactly_the_rest(before, after):
     """In the middle of an epoch, with what the states of loaders say; and no host fetches what is read already."""
     dataset = made_up(uneven(SHARDS_A_RANK * before, mean=12))

@@ -89,10 +89,12 @@ def in_memory(tmp_path):
 
 @pytest.fixture
 def run():
-    """`run(*words)`: the command line, at its end."""
+    """`run(*words)`: the command line in this process, at its end."""
 
     def go(*words):
-        return subprocess.run([TPUFEED, *map(str, words)], capture_output=True, text=True, check=False)
+        done = CliRunner().invoke(app, list(map(str, words)), prog_name="tpufeed")
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
     return go
 

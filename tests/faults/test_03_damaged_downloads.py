@@ -36,6 +36,9 @@ DAMAGES = {
     "corrupt at the start": {"action": "corrupt", "after_bytes": 4},
 }
 each_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+few_damages = pytest.mark.parametrize(
+    "damage", [DAMAGES["truncated"], DAMAGES["corrupt"]], ids=["truncated", "corrupt"]
+)
 
 
 def reads(server, name):
@@ -108,8 +111,11 @@ def test_a_part_of_the_index_that_is_damaged_each_time_is_no_other_sample(damage
     assert found == expected[: len(found)]
 
 
-@each_damage
-@pytest.mark.parametrize("name", [VICTIM, "train-v0.index.npy"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [*((VICTIM, damage) for damage in DAMAGES.values()), ("train-v0.index.npy", DAMAGES["corrupt"])],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
 def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, tmp_path):
     """Only what has passed its CRC is read."""
     url = f"{kept}/cache"
@@ -126,7 +132,7 @@ def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, 
     assert len(reads(server, f"*/{name}")) == 2
 
 
-@each_damage
+@few_damages
 def test_a_loader_reads_on_by_ranges_while_a_shard_is_fetched_again(damage, server, kept, cache_url, tmp_path):
     server.fault(operation="read", name=f"*/{VICTIM}", **damage)
     server.fault(operation="read", name="*-v1-*.tfrecord", **{**damage, "calls": (1, 2)})
@@ -134,7 +140,7 @@ def test_a_loader_reads_on_by_ranges_while_a_shard_is_fetched_again(damage, serv
     assert len(met(server)) == 3
 
 
-@each_damage
+@few_damages
 def test_a_cache_is_made_of_what_was_sent(damage, server, kept):
     server.fault(operation="read", name="*/dataset/train-0000[25]*", **damage)
     server.fault(operation="read", name="c/_tpufeed/reports/*", **{**damage, "calls": (5,)})
@@ -143,7 +149,7 @@ def test_a_cache_is_made_of_what_was_sent(damage, server, kept):
     assert objects(server, "c") == objects(server, "kept/cache")
 
 
-@pytest.mark.parametrize("damage", [DAMAGES["truncated"], DAMAGES["corrupt"]], ids=["truncated", "corrupt"])
+@few_damages
 def test_photographs_are_taken_as_they_were_sent(damage, server, kept):
     """A bit of a JPEG's pixels is another picture to every decoder, and no error."""
     server.fault(operation="read", name="*/photos/*.jpg", **{**damage, "calls": (1, 17, 40)})
@@ -183,7 +189,7 @@ def test_a_task_that_is_damaged_each_time_is_named(server, kept, command):
     assert not [name for name in names_of(server, "d") if name.endswith((".tfrecord", "manifest.json"))]
 
 
-@each_damage
+@few_damages
 def test_a_plan_is_fetched_again(damage, server, kept, begun, monkeypatch):
     """It is read by ranges, none of which is the whole object, and each task once more before any is run."""
     monkeypatch.setattr(ranges, "_BLOCK_BYTES", 2000)
@@ -424,9 +430,13 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("name", [VICTIM, "train-v0.index.npy"])
-@pytest.mark.parametrize("call", [1, 2, 3])
-@pytest.mark.parametrize("place", [4, 90], ids=["start", "within"])
+@pytest.mark.parametrize(
+    ("name", "call", "place"),
+    [
+        *((VICTIM, 1, 4), (VICTIM, 2, 90), (VICTIM, 3, 4), (VICTIM, 3, 90)),
+        *(("train-v0.index.npy", 1, 90), ("train-v0.index.npy", 2, 4)),
+    ],
+)
 def test_verify_reads_again_before_it_calls_a_file_damaged(name, call, place, server, kept, command):
     server.fault("corrupt", operation="read", name=f"*/cache/{name}", calls=(call,), after_bytes=place)
     done = command("verify", f"{kept}/cache")
@@ -442,8 +452,7 @@ def test_damage_that_a_shard_arrives_with_each_time_is_its_own_to_verify(server,
     assert (done.exit_code, "is damaged" in done.stderr, VICTIM in done.stdout) == (1, True, True)
 
 
-@pytest.mark.parametrize("call", [1, 2, 3])
-@pytest.mark.parametrize("place", [4, 1000], ids=["length", "payload"])
+@pytest.mark.parametrize(("place", "call"), [(4, 1), (1000, 2)], ids=["length", "payload"])
 def test_adopt_fetches_a_damaged_range_again(place, call, server, kept, command):
     """The first request looks at the first record only; the others read it all."""
     shard = next(name for name in names_of(server, "kept/dataset") if name.endswith(".tfrecord"))

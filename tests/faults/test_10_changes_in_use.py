@@ -9,7 +9,6 @@ import pytest
 import tpufeed
 from tests.faults.remote import HURRY, QUICK, epochs_of, met, names_of, pairs, until_error
 from tpufeed import cache
-from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ObjectChangedError, ShardError, TaskError
 from tpufeed.images.ops import CenterCrop, Resize
 
@@ -70,30 +69,13 @@ def test_a_source_that_is_built_anew_while_a_cache_is_made_of_it(cache_copy, dat
     assert not (folder / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("change", ["content", "time"])
-def test_a_photograph_that_changes_after_the_plan_is_a_reject(change, photo_folder, fault, tmp_path):
-    source = Path(shutil.copytree(photo_folder, tmp_path / "photos"))
-    victim = min(source.glob("*/*.jpg"))
-
-    def touch():
-        if change == "content":
-            victim.write_bytes(max(source.glob("*/*.jpg")).read_bytes())
-        else:
-            os.utime(victim, ns=(1, 1))
-
-    with fault("os.link", r"/_tpufeed/plan\.jsonl$", touch):
-        result = tpufeed.shard(source, tmp_path / "d", workers=1)
-    assert result.manifest.rejects == {"changed_during_build": 1}
-    assert open_dataset(tmp_path / "d").manifest.splits["train"].records == 39
-
-
 # In a bucket, where each object has its generation.
 
 VICTIM = "train-v0-00001-of-00003.tfrecord"
 BATCHES = {"columns": ["sample", "image"], "batch_size": 4, "shuffle": False, "lanes": 1, "prefetch": 1, "threads": 1}
 
 
-@pytest.mark.parametrize("change", ["another of the same size", "the same bytes", "gone"])
+@pytest.mark.parametrize("change", ["the same bytes", "gone"])
 def test_a_photograph_in_a_bucket_that_changes_after_the_plan_is_a_reject(change, server, kept, patience):
     """The plan has its generation. An outage stops the build between plan and photographs."""
     for name in names_of(server, "kept/photos"):
@@ -112,7 +94,7 @@ def test_a_photograph_in_a_bucket_that_changes_after_the_plan_is_a_reject(change
     if change == "gone":
         server.remove("bucket", victim)
     else:
-        server.put("bucket", victim, data if change == "the same bytes" else data[:-40] + data[-40:][::-1])
+        server.put("bucket", victim, data)
     server.clear_log()
     result = tpufeed.shard("gs://bucket/p", "gs://bucket/d", **options)
     assert result.manifest.rejects == {"changed_during_build": 1}

@@ -41,7 +41,7 @@ from tpufeed.tfrecord.layout import FixedLayout, ScalarEntry
 pytestmark = pytest.mark.timeout(1200)
 
 MOST_BYTES = 64 << 20
-LONG = 20
+LONG = 60
 
 LAYOUT = FixedLayout("image/encoded", ["image/class/label", "image/height"])
 SPECIAL = [struct.pack("<Q", value) for value in (0, 1, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1)]
@@ -168,7 +168,7 @@ def fuzz(examples, strategy, *works, size=len, fixed=0):
     """Each work on each input; both results and errors have to occur, or the inputs are no test."""
     checks = [Checker(fixed) for _ in works]
 
-    @settings(max_examples=examples, derandomize=examples < 2000, database=None, deadline=None)
+    @settings(max_examples=examples, derandomize=examples < 600, database=None, deadline=None)
     @given(strategy)
     def run(data: Any) -> None:
         for check, work in zip(checks, works, strict=True):
@@ -179,7 +179,7 @@ def fuzz(examples, strategy, *works, size=len, fixed=0):
 
 
 def counts(ordinary):
-    """So many examples, or twenty times as many in the long run."""
+    """So many examples, or `LONG` times as many in the long run."""
     return pytest.mark.parametrize("examples", [ordinary, pytest.param(ordinary * LONG, marks=pytest.mark.long)])
 
 
@@ -202,7 +202,7 @@ EXAMPLES = [
 ]
 
 
-@counts(1000)
+@counts(300)
 def test_framing(examples):
     framed = b"".join(map(encode_record, EXAMPLES))
     checks = fuzz(
@@ -215,7 +215,7 @@ def test_framing(examples):
     assert checks[0].results
 
 
-@counts(1000)
+@counts(300)
 def test_examples(examples):
     scalar = ScalarEntry("n", "int64")
     checks = fuzz(
@@ -231,7 +231,7 @@ def test_examples(examples):
     assert all(check.errors for check in checks[:3])
 
 
-@counts(200)
+@counts(80)
 def test_sound_records_of_damaged_payloads_in_shards_to_adopt(examples):
     def scan(payload):
         data = encode_record(EXAMPLES[0]) + encode_record(payload)
@@ -245,7 +245,7 @@ def test_sound_records_of_damaged_payloads_in_shards_to_adopt(examples):
     assert check.errors
 
 
-@counts(500)
+@counts(150)
 def test_manifests(examples, cache_url, dataset_url):
     texts = [Path(url, "manifest.json").read_bytes() for url in (cache_url, dataset_url)]
 
@@ -265,7 +265,7 @@ def test_manifests(examples, cache_url, dataset_url):
     assert check.errors
 
 
-@counts(120)
+@counts(40)
 def test_datasets_of_odd_manifests_and_indexes(examples, cache_url, tmp_path):
     """All the way to batches, in place and by ranges."""
     folder = tmp_path / "c"
@@ -306,7 +306,7 @@ def test_datasets_of_odd_manifests_and_indexes(examples, cache_url, tmp_path):
     assert check.errors
 
 
-@counts(500)
+@counts(150)
 def test_plans(examples, dataset_url, cache_url, tmp_path):
     plans = [Path(url, "_tpufeed/plan.jsonl").read_bytes() for url in (dataset_url, cache_url)]
     store = MemoryStore("memory://fuzz/plan")
@@ -328,7 +328,7 @@ def test_plans(examples, dataset_url, cache_url, tmp_path):
     assert check.errors
 
 
-@counts(500)
+@counts(150)
 def test_reports(examples, dataset_url):
     """One that cannot be read is as good as none: its task runs again."""
     report = Path(dataset_url, "_tpufeed/reports/000000.json").read_bytes()
@@ -407,7 +407,7 @@ def images():
 
 
 @pytest.mark.parametrize("kind", images())
-@counts(300)
+@counts(100)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's of what it makes of a TIFF
 def test_headers_of_images(examples, kind):
     (check,) = fuzz(examples, damaged(images()[kind]), read_header)
@@ -443,7 +443,7 @@ def fuzz_source(examples, valid, name, read):
     assert check.errors
 
 
-@counts(500)
+@counts(150)
 def test_tars(examples):
     def read(store):
         list(iter_tar(store, store.stat("x.tar"), None, "auto", Found()))
@@ -459,12 +459,12 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-@counts(300)
+@counts(100)
 def test_tables(examples, name):
     fuzz_source(examples, TABLES[name], name, lambda store: list(iter_table(store, name, None, "auto", None)))
 
 
-@counts(25)
+@counts(10)
 def test_parquet(examples):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

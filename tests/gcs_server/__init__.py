@@ -9,8 +9,7 @@
 By hand: `python -m tests.gcs_server --help`.
 """
 
-from tests.gcs_server.faults import ACTIONS, Fault
-from tests.gcs_server.records import Record
+from tests.gcs_server.faults import ACTIONS, Fault, Record
 from tests.gcs_server.server import GcsServer
 
 __all__ = ["ACTIONS", "Fault", "GcsServer", "Record"]

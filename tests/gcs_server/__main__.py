@@ -7,10 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.gcs_server.conditions import Conditions
 from tests.gcs_server.listener import Listener
-from tests.gcs_server.objects import Bucket, StoredObject
-from tests.gcs_server.vault import Vault
+from tests.gcs_server.objects import Bucket, Conditions, StoredObject, Vault
 from tests.gcs_server.world import Settings, World
 
 

@@ -2,16 +2,62 @@
 
 import contextlib
 import json
+import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from tests.gcs_server.errors import ApiError
-from tests.gcs_server.messages import Request
-from tests.gcs_server.multipart import multipart_metadata
-from tests.gcs_server.uploads import Uploads
+from tests.gcs_server.messages import ApiError, Request
+from tests.gcs_server.objects import Uploads
 
-_METHODS_OF_A_BUCKET = {"GET": "bucket.stat", "DELETE": "bucket.delete"}
-_METHODS_OF_AN_OBJECT = {"GET": "stat", "DELETE": "delete", "PATCH": "patch", "PUT": "patch"}
+_HEAD_BYTES = 64 << 10  # metadata lie in the first bytes; the rest may not even have come
+
+
+def multipart_metadata(request: Request) -> dict[str, object]:
+    """The metadata alone, {} where they cannot be read; a body of which the first 64 KiB are there will do."""
+    try:
+        return _metadata(bytes(request.body[:_HEAD_BYTES]), _boundary(request))[0]
+    except ApiError:
+        return {}
+
+
+def split_multipart(request: Request) -> tuple[dict[str, object], str, memoryview]:
+    """Metadata, content type of the media, the media (a view of the body, no copy). Raises ApiError 400."""
+    boundary = _boundary(request)
+    metadata, start, content_type = _metadata(bytes(request.body[:_HEAD_BYTES]), boundary)
+    tail = bytes(request.body[-len(boundary) - 16 :])
+    found = re.search(rb"\r?\n" + re.escape(boundary) + rb"--\s*$", tail)
+    if found is None:
+        raise ApiError(400, "Malformed multipart body.", "badRequest")
+    return metadata, content_type, request.body[start : len(request.body) - len(tail) + found.start()]
+
+
+def _boundary(request: Request) -> bytes:
+    found = re.search(r'boundary="?([^";]+)"?', request.headers.get("content-type", ""))
+    if found is None:
+        raise ApiError(400, "Missing end boundary in multipart body.", "badRequest")
+    return b"--" + found.group(1).encode()
+
+
+def _metadata(head: bytes, boundary: bytes) -> tuple[dict[str, object], int, str]:
+    """The metadata, where the media start, their content type."""
+    marks = [found.end() for found in re.finditer(re.escape(boundary) + rb"\r?\n", head)][:2]
+    if len(marks) < 2:
+        raise ApiError(400, "Malformed multipart body.", "badRequest")
+    blank = re.compile(rb"\r?\n\r?\n")
+    json_start, media_start = (blank.search(head, mark) for mark in marks)
+    if json_start is None or media_start is None:
+        raise ApiError(400, "Malformed multipart body.", "badRequest")
+    try:
+        metadata = json.loads(head[json_start.end() : head.rindex(boundary, 0, marks[1])])
+    except ValueError:
+        raise ApiError(400, "Parse Error", "parseError") from None
+    if not isinstance(metadata, dict):
+        raise ApiError(400, "Parse Error", "parseError")
+    kind = re.search(rb"content-type:\s*([^\r\n]+)", head[marks[1] : media_start.end()], re.IGNORECASE)
+    return metadata, media_start.end(), kind.group(1).decode("latin-1") if kind else ""
+
+
+_METHODS_OF_AN_OBJECT = {"GET": "stat", "DELETE": "delete"}
 _METHODS_OF_XML = {"GET": "read", "HEAD": "read", "PUT": "write", "DELETE": "delete"}
 
 
@@ -20,10 +66,9 @@ class Call:
     """What a request asks for.
 
     Attributes:
-        operation: `read`, `stat`, `list`, `write` (a whole upload in one request), `start`, `chunk`, `query` and
-            `cancel` (of a resumable upload), `delete`, `patch`, `compose`, `copy`, `bucket.stat` and so on, or `?`.
-        dialect: of the answer, as `errors.response` has it.
-        target: bucket and name that a copy goes to.
+        operation: `read`, `stat`, `list`, `write` (a whole upload in one request), `start`, `chunk` and `query` (of a
+            resumable upload), `delete`, or `?`.
+        dialect: of the answer, as `messages.response` has it.
         query: the request's, parsed once.
     """
 
@@ -32,7 +77,6 @@ class Call:
     bucket: str = ""
     name: str = ""
     dialect: str = "json"
-    target: tuple[str, str] = ("", "")
     query: dict[str, str] = field(default_factory=dict)
 
 
@@ -50,23 +94,15 @@ def call_of(request: Request, uploads: Uploads) -> Call:
     return call
 
 
-def _routed(request: Request, parts: list[str], query: dict[str, str]) -> Call:  # noqa: PLR0911
+def _routed(request: Request, parts: list[str], query: dict[str, str]) -> Call:
     method = request.method
     match parts:
-        case ["storage", "v1", "b"]:
-            return Call(request, "bucket.create" if method == "POST" else "bucket.list")
-        case ["storage", "v1", "b", bucket]:
-            return Call(request, _METHODS_OF_A_BUCKET.get(method, "?"), bucket)
         case ["storage", "v1", "b", bucket, "o"]:
             return Call(request, "list" if method == "GET" else "?", bucket)
         case ["storage", "v1", "b", bucket, "o", name] | ["download", "storage", "v1", "b", bucket, "o", name]:
             if method == "GET" and (query.get("alt") == "media" or parts[0] == "download"):
                 return Call(request, "read", bucket, name, "media")
             return Call(request, _METHODS_OF_AN_OBJECT.get(method, "?"), bucket, name)
-        case ["storage", "v1", "b", bucket, "o", name, "compose"]:
-            return Call(request, "compose", bucket, name)
-        case ["storage", "v1", "b", bucket, "o", name, "rewriteTo" | "copyTo", "b", to_bucket, "o", to_name]:
-            return Call(request, "copy", bucket, name, target=(to_bucket, to_name))
         case ["upload", "storage", "v1", "b", bucket, "o"] | ["resumable", "upload", "storage", "v1", "b", bucket, "o"]:
             return _upload(request, bucket, query)
         case [bucket, *rest] if bucket and rest and rest != [""] and bucket not in {"storage", "upload", "download"}:
@@ -77,8 +113,6 @@ def _routed(request: Request, parts: list[str], query: dict[str, str]) -> Call: 
 def _upload(request: Request, bucket: str, query: dict[str, str]) -> Call:
     name = query.get("name", "")
     if "upload_id" in query:
-        if request.method == "DELETE":
-            return Call(request, "cancel", bucket, name)
         is_query = request.headers.get("content-range", "").startswith("bytes */") and not request.body_bytes
         return Call(request, "query" if is_query else "chunk", bucket, name)
     kind = query.get("uploadType") or request.headers.get("x-goog-upload-protocol", "media")
@@ -107,10 +141,3 @@ def json_body(request: Request) -> dict[str, object]:
     if not isinstance(found, dict):
         raise ApiError(400, "Parse Error", "parseError")
     return found
-
-
-def mapping(value: object) -> dict[str, object]:
-    """A JSON object within one; null is an empty one. Raises ApiError 400."""
-    if not isinstance(value or {}, dict):
-        raise ApiError(400, "Parse Error", "parseError")
-    return value or {}  # type: ignore[return-value]

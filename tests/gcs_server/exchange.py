@@ -1,5 +1,9 @@
-"""One request and its answer, with the fault that the script has for them."""
+"""One request and its answer over a client's connection, with the fault that the script has for them."""
 
+import contextlib
+import socket
+import ssl
+import struct
 import time
 from dataclasses import dataclass
 
@@ -7,14 +11,129 @@ import numpy as np
 
 from tests.gcs_server import service
 from tests.gcs_server.calls import Call, call_of
-from tests.gcs_server.errors import ApiError, response
-from tests.gcs_server.faults import Fault
-from tests.gcs_server.messages import Data, Request, Response
-from tests.gcs_server.records import Record
-from tests.gcs_server.throttle import Throttle
-from tests.gcs_server.wire import Wire
+from tests.gcs_server.faults import Fault, Record
+from tests.gcs_server.messages import ApiError, Data, ProtocolError, Request, Response, response
+from tests.gcs_server.service import keep_partial
 from tests.gcs_server.world import World
-from tests.gcs_server.writing import keep_partial
+
+
+class Throttle:
+    """Sleeps to absolute deadlines, so that what one sleep is late the next makes up for. One thread at a time."""
+
+    def __init__(self, bytes_per_second: float):
+        self.bytes_per_second = bytes_per_second
+        self.piece_bytes = int(min(max(bytes_per_second / 200, 1 << 10), 256 << 10))
+        self._due = 0.0
+
+    def begin(self) -> None:
+        """A transfer starts: idle time before it is not made up for."""
+        self._due = max(self._due, time.monotonic())
+
+    def take(self, size: int) -> None:
+        """Return when the last of `size` bytes is through."""
+        self._due += size / self.bytes_per_second
+        wait = self._due - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+
+
+_PIECE = 4 << 20
+_HEAD_LIMIT = 64 << 10
+
+
+class Wire:
+    """Reads ahead of a request's head only; bodies go from and to the caller's memory. One thread at a time."""
+
+    def __init__(self, sock: socket.socket):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._ahead = bytearray()
+        self.sent_bytes = 0
+
+    def read_head(self) -> bytes | None:
+        """The next request's head without its empty line; None where the client has gone."""
+        while (end := self._ahead.find(b"\r\n\r\n")) < 0:
+            if len(self._ahead) > _HEAD_LIMIT:
+                raise ProtocolError("the head of a request is longer than 64 KiB")
+            piece = self._sock.recv(_HEAD_LIMIT)
+            if not piece:
+                return None
+            self._ahead += piece
+        head = bytes(self._ahead[:end])
+        del self._ahead[: end + 4]
+        return head
+
+    def read_line(self) -> bytes:
+        while (end := self._ahead.find(b"\r\n")) < 0:
+            self._ahead += self._some()
+        line = bytes(self._ahead[:end])
+        del self._ahead[: end + 2]
+        return line
+
+    def read_into(self, buffer: memoryview, throttle: Throttle | None = None) -> None:
+        """Fill `buffer`. Raises ConnectionError where the client goes first."""
+        at = min(len(buffer), len(self._ahead))
+        buffer[:at] = self._ahead[:at]
+        del self._ahead[:at]
+        piece = throttle.piece_bytes if throttle else len(buffer)
+        if throttle:
+            throttle.begin()
+            throttle.take(at)
+        while at < len(buffer):
+            got = self._sock.recv_into(buffer[at : at + piece])
+            if not got:
+                raise ConnectionError("the client went in the middle of a body")
+            at += got
+            if throttle:
+                throttle.take(got)
+
+    def send(self, head: bytes, body: Data, throttle: Throttle | None = None) -> None:
+        """Counts in `sent_bytes` what of `body` went out."""
+        self.sent_bytes = 0
+        if len(body) < 16 << 10 and throttle is None:
+            self._sock.sendall(head + body)
+            self.sent_bytes = len(body)
+            return
+        self._sock.sendall(head)
+        self.send_more(body, throttle)
+
+    def send_more(self, body: Data, throttle: Throttle | None = None) -> None:
+        view = memoryview(body)
+        piece = throttle.piece_bytes if throttle else _PIECE
+        if throttle:
+            throttle.begin()
+        for start in range(0, len(view), piece):
+            part = view[start : start + piece]
+            if throttle:
+                throttle.take(len(part))
+            self._sock.sendall(part)
+            self.sent_bytes += len(part)
+
+    def encrypt(self, context: ssl.SSLContext) -> None:
+        """TLS from here on, as the server."""
+        self._sock = context.wrap_socket(self._sock, server_side=True)
+
+    def reset(self) -> None:
+        """Close with an RST; what was not read or not sent is lost."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._sock.close()
+
+    def hang_up(self) -> None:
+        """End both directions, from any thread: who waits on the connection wakes up."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.hang_up()
+        self._sock.close()
+
+    def _some(self) -> bytes:
+        piece = self._sock.recv(_HEAD_LIMIT)
+        if not piece:
+            raise ConnectionError("the client went in the middle of a body")
+        return piece
+
 
 _PEEK_BYTES = 64 << 10  # of an upload, read before its fault is chosen: the object's name may lie in there
 _UPLOADS = {"write", "chunk"}

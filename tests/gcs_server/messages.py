@@ -1,10 +1,17 @@
-"""Requests and responses of HTTP/1.1 as data."""
+"""HTTP/1.1 as data: requests, responses, refusals in the words of GCS, hashes and ranges."""
 
+import base64
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import NamedTuple
 from urllib.parse import parse_qsl
+from xml.sax.saxutils import escape
+
+from crc32c import crc32c
 
 Data = bytes | bytearray | memoryview
 
@@ -83,3 +90,122 @@ def parse_head(head: bytes, scheme: str) -> Request:
         key, value = name.strip().lower(), value.strip()
         headers[key] = f"{headers[key]},{value}" if key == "x-goog-hash" and key in headers else value
     return Request(method, target, headers, scheme)
+
+
+_REASONS = {
+    400: ("invalid", "InvalidArgument", "Invalid argument."),
+    401: ("authError", "AuthenticationRequired", "Invalid Credentials"),
+    403: ("forbidden", "AccessDenied", "The caller does not have storage.objects access to the resource."),
+    404: ("notFound", "NoSuchKey", "Not Found"),
+    408: ("requestTimeout", "RequestTimeout", "Request Timeout"),
+    412: ("conditionNotMet", "PreconditionFailed", "At least one of the pre-conditions you specified did not hold."),
+    416: ("requestedRangeNotSatisfiable", "InvalidRange", "The requested range cannot be satisfied."),
+    429: ("rateLimitExceeded", "SlowDown", "The rate of requests to this object exceeds the limit. Reduce it."),
+    500: ("internalError", "InternalError", "We encountered an internal error. Please try again."),
+    502: ("badGateway", "BadGateway", "Bad Gateway"),
+    503: ("backendError", "ServiceUnavailable", "We encountered an internal error. Please try again."),
+    504: ("gatewayTimeout", "GatewayTimeout", "Gateway Timeout"),
+}
+
+
+class ApiError(Exception):
+    """An answer that is no success; `headers` go with it."""
+
+    def __init__(self, status: int, message: str = "", reason: str = "", headers: dict[str, str] | None = None):
+        known = _REASONS.get(status, ("unknown", "Unknown", "Unknown"))
+        self.status, self.message, self.reason = status, message or known[2], reason or known[0]
+        self.code, self.headers = reason or known[1], dict(headers or {})
+        super().__init__(f"{status} {self.reason}: {self.message}")
+
+
+def missing_bucket() -> ApiError:
+    error = ApiError(404, "The specified bucket does not exist.")
+    error.code = "NoSuchBucket"
+    return error
+
+
+def missing_object(bucket: str, name: str) -> ApiError:
+    return ApiError(404, f"No such object: {bucket}/{name}")
+
+
+def response(error: ApiError, dialect: str) -> Response:
+    """The answer in the dialect of the call: `json`, `media` (plain text, as GCS does for downloads) or `xml`."""
+    if error.status in {304, 308}:
+        return Response(error.status, error.headers)
+    if dialect == "xml":
+        body = "<?xml version='1.0' encoding='UTF-8'?>" + (
+            f"<Error><Code>{escape(error.code)}</Code><Message>{escape(error.message)}</Message></Error>"
+        )
+        kind = "application/xml; charset=UTF-8"
+    elif dialect == "media":
+        body, kind = error.message, "text/html; charset=UTF-8"
+    else:
+        item = {"message": error.message, "domain": "global", "reason": error.reason}
+        body = json.dumps({"error": {"code": error.status, "message": error.message, "errors": [item]}})
+        kind = "application/json; charset=UTF-8"
+    if error.status == 401:
+        error.headers.setdefault("WWW-Authenticate", 'Bearer realm="https://accounts.google.com/"')
+    return Response(error.status, {"Content-Type": kind, **error.headers}, body.encode())
+
+
+def crc_text(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
+
+
+def md5_text(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
+def crc_of(data: Data) -> int:
+    return crc32c(data)
+
+
+def md5_of(data: Data) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def hash_header(crc: int, md5: bytes | None) -> str:
+    return f"crc32c={crc_text(crc)}" + (f",md5={md5_text(md5)}" if md5 else "")
+
+
+def expected_hashes(headers: Mapping[str, str], metadata: dict[str, object]) -> dict[str, str]:
+    """What the client says its bytes hash to, by `crc32c` and `md5`: the JSON metadata first, then the headers."""
+    found = {}
+    for item in headers.get("x-goog-hash", "").split(","):
+        kind, _, text = item.strip().partition("=")
+        found[kind] = text
+    found["md5"] = found.get("md5") or headers.get("content-md5", "")
+    found["crc32c"] = str(metadata.get("crc32c") or found.get("crc32c") or "")
+    found["md5"] = str(metadata.get("md5Hash") or found["md5"])
+    return {kind: text for kind, text in found.items() if kind in {"crc32c", "md5"} and text}
+
+
+def check_hashes(expected: dict[str, str], crc: int, md5: bytes | None) -> None:
+    """Raises ApiError 400 where the bytes that came are not those that were sent."""
+    if (told := expected.get("crc32c")) and told != crc_text(crc):
+        raise ApiError(400, f'Provided CRC32C "{told}" doesn\'t match calculated CRC32C "{crc_text(crc)}".')
+    if md5 is not None and (told := expected.get("md5")) and told != md5_text(md5):
+        raise ApiError(400, f'Provided MD5 hash "{told}" doesn\'t match calculated MD5 hash "{md5_text(md5)}".')
+
+
+class Span(NamedTuple):
+    """Bytes `[start, stop)`."""
+
+    start: int
+    stop: int
+
+
+def requested_span(header: str, size: int) -> Span | None:
+    """What of an object of `size` bytes is asked for; None: all of it.
+
+    A header that cannot be read and several ranges ask for all, as with GCS. Raises ApiError 416.
+    """
+    found = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
+    if found is None or found.groups() == ("", "") or (found[1] and found[2] and int(found[2]) < int(found[1])):
+        return None
+    first, last = found.groups()
+    if not first:
+        first, last = str(max(size - int(last), 0)), ""
+    if int(first) >= size or found.groups() == ("", "0"):
+        raise ApiError(416, headers={"Content-Range": f"bytes */{size}"})
+    return Span(int(first), min(int(last) + 1, size) if last else size)

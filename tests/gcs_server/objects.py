@@ -1,14 +1,28 @@
-"""Buckets and the objects in them, in memory."""
+"""What the server keeps: buckets, generations of objects, uploads under way; and what it tells of them."""
 
+import re
+import secrets
 import threading
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from urllib.parse import quote
 
-from tests.gcs_server.errors import ApiError, missing_bucket
-from tests.gcs_server.messages import Data
+from tests.gcs_server.messages import (
+    ApiError,
+    Data,
+    Response,
+    check_hashes,
+    crc_of,
+    crc_text,
+    hash_header,
+    json_response,
+    md5_of,
+    md5_text,
+    missing_bucket,
+)
 
 _PAGE = 1000
 _LAST = "\U0010ffff"  # sorts behind all that follows a prefix
@@ -24,7 +38,6 @@ class StoredObject:
     crc: int
     md5: bytes | None = None
     attributes: dict[str, object] = field(default_factory=dict)
-    components: int = 0
     generation: int = 0
     metageneration: int = 1
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -60,10 +73,6 @@ class Buckets:
         self._buckets: dict[str, Bucket] = {}
         self._generation = 0
 
-    def __iter__(self) -> Iterator[Bucket]:
-        with self._lock:
-            return iter([self._buckets[name] for name in sorted(self._buckets)])
-
     def create(self, bucket: Bucket, replace_rules: bool = False) -> Bucket:
         """Raises ApiError 409 where it exists, unless only its rules are to be replaced."""
         with self._lock:
@@ -82,12 +91,6 @@ class Buckets:
             return self._buckets[name]
         except KeyError:
             raise missing_bucket() from None
-
-    def remove_bucket(self, name: str) -> None:
-        with self._lock:
-            if self.bucket(name).objects:
-                raise ApiError(409, "The bucket you tried to delete is not empty.", "conflict")
-            del self._buckets[name]
 
     def live(self, bucket: str, name: str) -> StoredObject | None:
         return self.bucket(bucket).objects.get(name)
@@ -149,3 +152,257 @@ def _page_size(asked: str) -> int:
 
 def _under(name: str, prefixes: list[str]) -> bool:
     return bool(prefixes) and name.startswith(prefixes[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Each is unset (None) or a number; generation 0 stands for "no live object"."""
+
+    generation_match: int | None = None
+    generation_not_match: int | None = None
+    metageneration_match: int | None = None
+    metageneration_not_match: int | None = None
+
+    def check(self, live: StoredObject | None, reading: bool = False) -> None:
+        """Raises ApiError: 412, or 304 where a read asked for anything but what there is."""
+        generation, metageneration = (live.generation, live.metageneration) if live else (0, 0)
+        if self.generation_match not in {None, generation} or self.metageneration_match not in {None, metageneration}:
+            raise ApiError(412)
+        if self.generation_not_match == generation or self.metageneration_not_match == metageneration:
+            raise ApiError(304 if reading else 412)
+
+
+def conditions(query: Mapping[str, str], headers: Mapping[str, str]) -> Conditions:
+    """Those of the query (JSON) and the headers (XML)."""
+    names = ("GenerationMatch", "GenerationNotMatch", "MetagenerationMatch", "MetagenerationNotMatch")
+    values = [_number("if" + name, query.get("if" + name)) for name in names]
+    for index, name in ((0, "x-goog-if-generation-match"), (2, "x-goog-if-metageneration-match")):
+        if name in headers:
+            values[index] = _number(name, headers[name])
+    return Conditions(*values)
+
+
+def _number(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise ApiError(400, f"Invalid value for {name}: '{text}'. It must be a non-negative integer.")
+    return int(text)
+
+
+QUANTUM = 256 << 10  # GCS keeps whole multiples of it until the upload ends
+_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+
+
+@dataclass(slots=True)
+class Upload:
+    """An upload under way; `result` is the object's JSON when it is finished."""
+
+    bucket: str
+    name: str
+    attributes: dict[str, object]
+    conditions: Conditions
+    expected: dict[str, str]
+    pieces: list[Data] = field(default_factory=list)
+    held_bytes: int = 0
+    result: dict[str, object] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, chunk: memoryview, start: int, final: bool) -> None:
+        """Keep what is new in `chunk`, which begins at byte `start`; what ends no upload is cut to the quantum.
+
+        Raises:
+            ApiError: there is a gap before it, or it is too small to continue after.
+        """
+        if start > self.held_bytes:
+            raise ApiError(
+                503,
+                f"Invalid request.  According to the Content-Range header, the upload offset is {start} byte(s), "
+                f"which exceeds already uploaded size of {self.held_bytes} byte(s).",
+            )
+        if not final and 0 < len(chunk) < QUANTUM:
+            raise ApiError(
+                400,
+                "Invalid request.  The number of bytes uploaded is required to be equal or greater than 262144, except "
+                f"for the final request. The received request contained {len(chunk)} bytes.",
+            )
+        new = chunk[self.held_bytes - start :]
+        if not final:
+            new = new[: (self.held_bytes + len(new)) // QUANTUM * QUANTUM - self.held_bytes]
+        if len(new):
+            self.pieces.append(new)
+            self.held_bytes += len(new)
+
+    def data(self) -> Data:
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
+    def range_headers(self) -> dict[str, str]:
+        """Those of a 308: how much is held."""
+        return {"Range": f"bytes=0-{self.held_bytes - 1}"} if self.held_bytes else {}
+
+
+@dataclass(frozen=True, slots=True)
+class ContentRange:
+    """`start` is None in a status query; `total` is None while the client does not know."""
+
+    start: int | None
+    total: int | None
+
+
+def content_range(text: str, body_bytes: int) -> ContentRange:
+    """Without a header the body is all there is. Raises ApiError 400."""
+    if not text:
+        return ContentRange(0, body_bytes)
+    found = _RANGE.fullmatch(text.strip())
+    if found is None or (found[1] and int(found[2]) - int(found[1]) + 1 != body_bytes):
+        raise ApiError(400, "Failed to parse Content-Range header.")
+    return ContentRange(int(found[1]) if found[1] else None, None if found[3] == "*" else int(found[3]))
+
+
+class Uploads:
+    """Sessions by id. Thread-safe; an upload is changed under its own lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uploads: dict[str, Upload] = {}
+
+    def __len__(self) -> int:
+        return sum(upload.result is None for upload in list(self._uploads.values()))
+
+    def start(self, upload: Upload) -> str:
+        key = secrets.token_urlsafe(24)
+        with self._lock:
+            self._uploads[key] = upload
+        return key
+
+    def get(self, key: str) -> Upload:
+        """Raises ApiError 404."""
+        try:
+            return self._uploads[key]
+        except KeyError:
+            raise ApiError(404, "No such upload session.") from None
+
+
+# What a client may set, besides `metadata` (its own names and values).
+WRITABLE = (
+    "contentType", "contentEncoding", "contentDisposition", "contentLanguage", "cacheControl", "customTime",
+    "storageClass", "metadata", "temporaryHold", "eventBasedHold",
+)  # fmt: skip
+_OCTETS = "application/octet-stream"
+
+
+def object_resource(stored: StoredObject, base: str) -> dict[str, object]:
+    path = f"b/{stored.bucket}/o/{quote(stored.name, safe='')}"
+    resource: dict[str, object] = {
+        "kind": "storage#object",
+        "id": f"{stored.bucket}/{stored.name}/{stored.generation}",
+        "selfLink": f"{base}/storage/v1/{path}",
+        "mediaLink": f"{base}/download/storage/v1/{path}?generation={stored.generation}&alt=media",
+        "name": stored.name,
+        "bucket": stored.bucket,
+        "generation": str(stored.generation),
+        "metageneration": str(stored.metageneration),
+        "contentType": _OCTETS,
+        "storageClass": "STANDARD",
+        "size": str(len(stored.data)),
+        "crc32c": crc_text(stored.crc),
+        "etag": _etag(stored),
+        "timeCreated": _time(stored.created),
+        "updated": _time(stored.updated),
+        "timeStorageClassUpdated": _time(stored.created),
+        **stored.attributes,
+    }
+    if stored.md5 is not None:
+        resource["md5Hash"] = md5_text(stored.md5)
+    return resource
+
+
+def object_response(stored: StoredObject, base: str) -> Response:
+    answer = json_response(object_resource(stored, base))
+    answer.generation = str(stored.generation)
+    return answer
+
+
+def page_resource(page: Page, base: str) -> dict[str, object]:
+    """A listing; GCS leaves out what is empty."""
+    resource: dict[str, object] = {"kind": "storage#objects"}
+    if page.token:
+        resource["nextPageToken"] = page.token
+    if page.prefixes:
+        resource["prefixes"] = page.prefixes
+    if page.objects:
+        resource["items"] = [object_resource(stored, base) for stored in page.objects]
+    return resource
+
+
+def object_headers(stored: StoredObject) -> dict[str, str]:
+    """The headers of a read of the object, whole or in part: hashes and lengths are the whole object's."""
+    attributes = stored.attributes
+    headers = {
+        "Content-Type": str(attributes.get("contentType", _OCTETS)),
+        "Accept-Ranges": "bytes",
+        "ETag": f'"{_etag(stored)}"',
+        "Last-Modified": stored.updated.strftime("%a, %d %b %Y %H:%M:%S GMT"),
+        "X-Goog-Generation": str(stored.generation),
+        "X-Goog-Metageneration": str(stored.metageneration),
+        "X-Goog-Hash": hash_header(stored.crc, stored.md5),
+        "X-Goog-Stored-Content-Length": str(len(stored.data)),
+        "X-Goog-Stored-Content-Encoding": str(attributes.get("contentEncoding", "identity")),
+        "X-Goog-Storage-Class": str(attributes.get("storageClass", "STANDARD")),
+    }
+    for key, name in (
+        ("contentEncoding", "Content-Encoding"),
+        ("cacheControl", "Cache-Control"),
+        ("contentDisposition", "Content-Disposition"),
+        ("contentLanguage", "Content-Language"),
+    ):
+        if attributes.get(key):
+            headers[name] = str(attributes[key])
+    own = attributes.get("metadata") or {}
+    assert isinstance(own, dict)
+    return headers | {f"x-goog-meta-{key}": quote(str(value), safe=" /:;,.=+") for key, value in own.items()}
+
+
+def writable_attributes(asked: dict[str, object]) -> dict[str, object]:
+    """What of `asked` a client may set; null is as if it were not there, also under one name of `metadata`."""
+    found = {key: value for key, value in asked.items() if key in WRITABLE}
+    own = asked.get("metadata", {})
+    if isinstance(own, dict):
+        found["metadata"] = {key: value for key, value in own.items() if value is not None}
+    return {key: value for key, value in found.items() if value or value is False}
+
+
+def _etag(stored: StoredObject) -> str:
+    return f"{stored.generation:x}/{stored.metageneration:x}"
+
+
+def _time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Vault:
+    """Thread-safe.
+
+    Attributes:
+        md5: objects get one. Without, they look like composite objects, and large uploads take a third of the time.
+    """
+
+    md5: bool = True
+    buckets: Buckets = field(default_factory=Buckets)
+    uploads: Uploads = field(default_factory=Uploads)
+
+    def store(self, draft: StoredObject, demands: Conditions, expected: dict[str, str] | None = None) -> StoredObject:
+        """Put `draft` in the place of what `demands` allow to be replaced. Raises ApiError 400 or 412."""
+        expected = expected or {}
+        md5 = md5_of(draft.data) if "md5" in expected or self.md5 else None
+        draft = replace(draft, crc=crc_of(draft.data), md5=md5)
+        check_hashes(expected, draft.crc, md5)
+
+        def step(live: StoredObject | None) -> StoredObject:
+            demands.check(live)
+            return draft
+
+        stored = self.buckets.change(draft.bucket, draft.name, step)
+        assert stored is not None
+        return stored

@@ -11,11 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
-from tests.gcs_server.faults import Fault
+from tests.gcs_server.faults import Fault, Record
 from tests.gcs_server.listener import Listener
-from tests.gcs_server.objects import Bucket
-from tests.gcs_server.records import Record
-from tests.gcs_server.vault import Vault
+from tests.gcs_server.objects import Bucket, Vault
 from tests.gcs_server.world import Settings, World
 
 _ROOT = Path(__file__).parents[2]

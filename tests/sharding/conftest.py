@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import tpufeed
+from tpufeed.cli.app import app
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import make_options
 from tpufeed.sharding.sources import find_source
@@ -206,6 +208,15 @@ class Command:
         out, err = process.communicate()
         assert "Traceback" not in out + err, err
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def run_here(self, destination, *further_flags):
+        """The command without orders in this process, at its end: most of the time of `run` is the start of Python."""
+        words = ["shard", self.source, destination, *self.flags, *further_flags]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(self.temporary))
+            done = CliRunner().invoke(app, list(map(str, words)), prog_name="tpufeed", env={"COLUMNS": "80"})
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
     def run_killed(self, destination, *further_flags):
         """To the end that the first order puts to it."""

@@ -56,7 +56,7 @@ def test_killed_at_a_moment(moment, command, is_whole, tmp_path):
         assert standing(folder, "*.tfrecord") >= standing(folder, "_tpufeed/reports/*") > 0
     planning = moment.startswith("before the plan's")
     assert list(killed.temporary.iterdir()) or not planning
-    done = command().run(folder, "--workers", 1)
+    done = command().run_here(folder, "--workers", 1)
     assert done.returncode == 0, done.stderr
     assert is_whole(folder)
     assert not (planning and list(killed.temporary.iterdir()))
@@ -73,10 +73,10 @@ def test_killed_as_the_manifest_stands(command, is_whole, tmp_path):
     assert tpufeed.verify(folder).records == 86
     (left,) = folder.glob("_tpufeed/tmp/*/*")
     assert left.samefile(folder / "manifest.json")
-    done = command().run(folder)
+    done = command().run_here(folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "complete already" in done.stdout
-    assert command().run(folder, "--overwrite").returncode == 0
+    assert command().run_here(folder, "--overwrite").returncode == 0
     assert is_whole(folder)
 
 
@@ -116,7 +116,7 @@ def test_killed_at_random_moments(rounds, command, is_whole, tmp_path):
             kills += is_killed
             with_shards += is_killed and standing(folder, "*.tfrecord") > 0
             print(f"round {number}: {nth if killed.orders else 'time'}, {is_killed}, {standing(folder, '*.tfrecord')}")
-        done = command().run(folder, "--workers", rng.choice([1, 3]))
+        done = command().run_here(folder, "--workers", rng.choice([1, 3]))
         assert done.returncode == 0, done.stderr
         assert is_whole(folder)
         shutil.rmtree(folder)
@@ -190,7 +190,7 @@ def test_overwrite_that_is_killed(order, command, older, is_whole, tmp_path):
         assert tpufeed.verify(folder).records == older.images
     assert killed.fired(1) >= 1 or killed_first
     assert killed.count("violations") == 0
-    done = command().run(folder, "--overwrite", "--workers", 1)
+    done = command().run_here(folder, "--overwrite", "--workers", 1)
     assert done.returncode == 0, done.stderr
     assert is_whole(folder)
 
@@ -216,7 +216,7 @@ def test_after_a_kill_nothing_is_trusted_that_is_damaged(command, is_whole, tmp_
     reports[9].write_bytes(counts.replace(b'"class_counts":[', b'"class_counts":[1'))
     assert reports[9].read_bytes() != counts
     before = identities(folder)
-    done = command().run(folder, "--workers", 2)
+    done = command().run_here(folder, "--workers", 2)
     assert done.returncode == 0, done.stderr
     assert is_whole(folder)
     after = identities(folder)

@@ -55,7 +55,7 @@ def test_a_task_at_which_every_worker_is_killed(victim, command, is_whole, tmp_p
         done.stderr,
     )
     assert no_dataset(tmp_path / "d")
-    done = command().run(tmp_path / "d")
+    done = command().run_here(tmp_path / "d")
     assert done.returncode == 0, done.stderr
     assert is_whole(tmp_path / "d")
 
@@ -87,7 +87,7 @@ def test_a_bug_of_ours_is_no_reject(tmp_path, monkeypatch):
 def test_more_rejects_than_the_budget_allows(command, expected, is_whole, tmp_path):
     """The same command with a larger budget goes on: finished shards stay the very files."""
     folder = tmp_path / "d"
-    done = command().run(folder, "--max-rejects", 2)
+    done = command().run_here(folder, "--max-rejects", 2)
     assert (done.returncode, done.stdout) == (1, "")
     lines = (folder / "rejects.jsonl").read_text().splitlines()
     assert 3 <= len(lines) <= 4
@@ -105,10 +105,10 @@ def test_more_rejects_than_the_budget_allows(command, expected, is_whole, tmp_pa
     reported = {shard["name"] for path in folder.glob("_tpufeed/reports/*") for shard in shards_of(path)}
     before = {name: identity for name, identity in identities(folder).items() if name in reported}
     assert before
-    again = command().run(folder, "--max-rejects", 2)
+    again = command().run_here(folder, "--max-rejects", 2)
     assert again.returncode == 1
     assert "inputs cannot be taken so far" in again.stderr
-    done = command().run(folder, "--max-rejects", "5%", "--workers", 1)
+    done = command().run_here(folder, "--max-rejects", "5%", "--workers", 1)
     assert done.returncode == 0, done.stderr
     assert {name: identity for name, identity in identities(folder).items() if name in before} == before
     assert "rejected: 4 images" in done.stdout

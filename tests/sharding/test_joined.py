@@ -62,28 +62,50 @@ def secret(photo_folder, tmp_path):
     return Path(shutil.copy(min(photo_folder.glob("*/*.jpg")), tmp_path / "private/secret.jpg"))
 
 
-@pytest.fixture
-def tables(photo_folder, tmp_path):
-    """A table of photographs elsewhere, with a column."""
+@pytest.fixture(scope="module")
+def begin(tmp_path_factory):
+    """`begin(source, folder)`: the plan of a build of `source` stands in `folder`, and nothing else."""
+    plans = {}
+
+    def put(source, folder):
+        if source not in plans:
+            built = tmp_path_factory.mktemp("begun") / "d"
+            tpufeed.shard(source, built, **OPTIONS)
+            plans[source] = (built / PLAN).read_bytes()
+        (folder / PLAN).parent.mkdir(parents=True)
+        (folder / PLAN).write_bytes(plans[source])
+        return folder
+
+    return put
+
+
+@pytest.fixture(scope="module")
+def tables(photo_folder, tmp_path_factory):
+    """A table of photographs elsewhere, with a column; not to be changed."""
+    folder = tmp_path_factory.mktemp("tables")
     rows = [
         {"path": str(path), "label": path.parent.name, "note": path.name}
         for path in sorted(photo_folder.glob("*/*.jpg"))
     ]
-    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return tmp_path / "table.jsonl"
+    (folder / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "table.jsonl"
 
 
-@pytest.fixture
-def tar(photo_folder, tmp_path):
-    (tmp_path / "tars").mkdir()
+@pytest.fixture(scope="module")
+def tar(photo_folder, tmp_path_factory):
+    """Two tars, and a photograph beside their folder; the URL names the first."""
+    folder = tmp_path_factory.mktemp("joined")
+    (folder / "private").mkdir()
+    shutil.copy(min(photo_folder.glob("*/*.jpg")), folder / "private/secret.jpg")
+    (folder / "tars").mkdir()
     for name in ("a-0.tar", "b-0.tar"):
-        with tarfile.open(tmp_path / "tars" / name, "w") as file:
+        with tarfile.open(folder / "tars" / name, "w") as file:
             for number, path in enumerate(sorted(photo_folder.glob("*/*.jpg"))[:20]):
                 for extension, data in (("jpg", path.read_bytes()), ("cls", b"%d" % (number % 3))):
                     member = tarfile.TarInfo(f"{number}.{extension}")
                     member.size = len(data)
                     file.addfile(member, io.BytesIO(data))
-    return tmp_path / "tars/a-{0..0}.tar"
+    return folder / "tars/a-{0..0}.tar"
 
 
 def named(secret, way):
@@ -118,34 +140,30 @@ def refused(source, folder, match="which is none of its", **options):
 
 
 @each_way
-def test_a_plan_of_a_folder_names_nothing_else(way, photo_folder, secret, tmp_path):
-    tpufeed.shard(photo_folder, tmp_path / "d", **OPTIONS)
-    forge(begun(tmp_path / "d"), of_input(**named(secret, way)))
+def test_a_plan_of_a_folder_names_nothing_else(way, begin, photo_folder, secret, tmp_path):
+    forge(begin(photo_folder, tmp_path / "d"), of_input(**named(secret, way)))
     refused(photo_folder, tmp_path / "d")
 
 
 @each_way
-def test_a_plan_of_a_table_names_nothing_else(way, tables, secret, tmp_path):
-    tpufeed.shard(tables, tmp_path / "d", **OPTIONS)
+def test_a_plan_of_a_table_names_nothing_else(way, begin, tables, secret, tmp_path):
     change = named(secret, way)
     change = {"file": change["path"], **change} if "path" in change else change
-    forge(begun(tmp_path / "d"), of_input(**change))
+    forge(begin(tables, tmp_path / "d"), of_input(**change))
     refused(tables, tmp_path / "d")
 
 
 @pytest.mark.parametrize(
     "file", ["b-0.tar", "../private/secret.jpg", "a-0.tar/../b-0.tar", "sub/a-0.tar", "", "a-1.tar"]
 )
-def test_a_plan_of_tars_names_no_other(file, tar, secret, tmp_path):
-    tpufeed.shard(tar, tmp_path / "d", **OPTIONS)
-    forge(begun(tmp_path / "d"), of_input(file=file))
+def test_a_plan_of_tars_names_no_other(file, begin, tar, tmp_path):
+    forge(begin(tar, tmp_path / "d"), of_input(file=file))
     refused(tar, tmp_path / "d")
 
 
 @pytest.mark.parametrize("name", ["notes.txt", ".hidden.jpg", "a//b.jpg", "./a.jpg"])
-def test_what_no_listing_gives_is_no_image_of_a_folder(name, photo_folder, tmp_path):
-    tpufeed.shard(photo_folder, tmp_path / "d", **OPTIONS)
-    forge(begun(tmp_path / "d"), of_input(path=name))
+def test_what_no_listing_gives_is_no_image_of_a_folder(name, begin, photo_folder, tmp_path):
+    forge(begin(photo_folder, tmp_path / "d"), of_input(path=name))
     refused(photo_folder, tmp_path / "d")
 
 
@@ -165,7 +183,8 @@ def test_an_honest_plan_is_gone_on_with(kind, photo_folder, tables, tar, bytes_o
     assert bytes_of(tmp_path / "d") == expected
 
 
-def test_a_table_may_have_got_more_rows(tables, photo_folder, bytes_of, tmp_path):
+def test_a_table_may_have_got_more_rows(tables, bytes_of, tmp_path):
+    tables = Path(shutil.copy(tables, tmp_path))
     tpufeed.shard(tables, tmp_path / "d", **OPTIONS)
     expected = bytes_of(tmp_path / "d")
     begun(tmp_path / "d")
@@ -214,26 +233,13 @@ def set_task(at=0, **values):
         lambda _, tasks: tasks.reverse(),
     ],
 )
-def test_a_plan_that_contradicts_itself_is_refused(change, photo_folder, tmp_path):
-    tpufeed.shard(photo_folder, tmp_path / "d", **OPTIONS)
-    forge(begun(tmp_path / "d"), change)
+def test_a_plan_that_contradicts_itself_is_refused(change, begin, photo_folder, tmp_path):
+    forge(begin(photo_folder, tmp_path / "d"), change)
     refused(photo_folder, tmp_path / "d", match=r"no plan of|not a readable plan|no task at")
 
 
 @pytest.mark.parametrize("of", ["images", "dataset"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        set_header(variants=1),
-        set_header(input_digest="0" * 32, class_names=["x"]),
-        set_task(first=1),
-        set_task(stop=1 << 40),
-        set_task(inputs=[["/etc/passwd.jpg", 1, "1", 0]]),
-        set_header(splits={"../train": 2}),
-        set_header(base="/"),
-    ],
-)
-def test_a_plan_of_a_cache_is_of_its_source(change, of, photo_folder, tmp_path):
+def test_a_plan_of_a_cache_is_of_its_source(of, photo_folder, tmp_path):
     source = photo_folder
     if of == "dataset":
         source = tmp_path / "dataset"
@@ -242,11 +248,20 @@ def test_a_plan_of_a_cache_is_of_its_source(change, of, photo_folder, tmp_path):
     cache.warmup(source, tmp_path / "c", **options)
     begun(tmp_path / "c")
     honest = (tmp_path / "c" / PLAN).read_bytes()
-    forge(tmp_path / "c", change)
-    for work in (cache.warmup, cache.build.preview_warmup):
-        with pytest.raises(ManifestError, match=r"no plan of|not a readable plan|no task at"):
-            work(source, tmp_path / "c", **options)
-    (tmp_path / "c" / PLAN).write_bytes(honest)
+    for change in (
+        set_header(variants=1),
+        set_header(input_digest="0" * 32, class_names=["x"]),
+        set_task(first=1),
+        set_task(stop=1 << 40),
+        set_task(inputs=[["/etc/passwd.jpg", 1, "1", 0]]),
+        set_header(splits={"../train": 2}),
+        set_header(base="/"),
+    ):
+        forge(tmp_path / "c", change)
+        for work in (cache.warmup, cache.build.preview_warmup):
+            with pytest.raises(ManifestError, match=r"no plan of|not a readable plan|no task at"):
+                work(source, tmp_path / "c", **options)
+        (tmp_path / "c" / PLAN).write_bytes(honest)
     assert cache.warmup(source, tmp_path / "c", **options).rejects == 0
 
 

@@ -124,11 +124,6 @@ def test_the_manifest_goes_first_and_the_plan_last(finished):
     assert len(set(names)) == len(names)
 
 
-def test_there_may_be_nothing(tmp_path):
-    assert find_build(LocalStore(str(tmp_path / "d"))) == []
-    assert not (tmp_path / "d").exists()
-
-
 def test_in_memory(photo_folder, tmp_path):
     url = f"memory://{tmp_path}"
     tpufeed.shard(photo_folder, url, shard_bytes="90KB")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -32,6 +33,7 @@ class Steps:
 
     def __init__(self, monkeypatch, kind):
         self.thread, self.count, self.at, self.do = None, 0, 0, lambda: None
+        self.kinds = []
         for name in CALLS:
             monkeypatch.setattr(kind, name, self._wrap(getattr(kind, name)))
 
@@ -39,6 +41,7 @@ class Steps:
         def step(store, *args, **kwargs):
             if threading.current_thread() is self.thread:
                 self.count += 1
+                self.kinds.append((call.__name__.removesuffix("_file"), re.sub(r"[0-9a-f]{6,}|\d+", "#", args[0])))
                 if self.count == self.at:
                     self.thread = None
                     self.do()
@@ -50,12 +53,22 @@ class Steps:
     def run(self, build, at=0, do=lambda: None):
         """`build`, with `do` just before its change number `at`; the result or what it raised, and all changes."""
         self.thread, self.count, self.at, self.do = threading.current_thread(), 0, at, do
+        self.kinds = []
         try:
             return build(), self.count
         except (BuildError, DuplicateWriterError, Killed) as error:
             return error, self.count
         finally:
             self.thread = None
+
+    def moments(self, build, every):
+        """The steps of `build`: all of them, or the last of each kind of call and object."""
+        _, changes = self.run(build)
+        return range(1, changes + 1) if every else sorted({kind: at for at, kind in enumerate(self.kinds, 1)}.values())
+
+
+# In ordinary runs a step of each kind, in the long ones every step.
+each_step = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)], ids=["kinds", "all"])
 
 
 def kill():
@@ -72,11 +85,11 @@ def few(photo_folder, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=["local", "gs"])
-def place(request, tmp_path, monkeypatch):
+@pytest.fixture
+def place(where, tmp_path, monkeypatch):
     """`(steps, fresh)`: `fresh()` is the URL of an empty place each time."""
-    kind, numbers = {"local": LocalStore, "gs": GcsStore}[request.param], iter(range(1000))
-    if request.param == "local":
+    kind, numbers = {"local": LocalStore, "gs": GcsStore}[where], iter(range(1000))
+    if where == "local":
         yield Steps(monkeypatch, kind), lambda: str(tmp_path / f"d{next(numbers)}")
         return
     with GcsServer(md5=False) as server:
@@ -97,8 +110,9 @@ def is_clean(url, images):
     return True
 
 
-@pytest.mark.parametrize("other", ["the same", "other options"])
-def test_a_build_that_is_overwritten_at_any_step_publishes_nothing_and_breaks_nothing(other, few, place):
+@each_step
+@pytest.mark.parametrize(("where", "other"), [("local", "the same"), ("gs", "other options")])
+def test_a_build_that_is_overwritten_at_any_step_publishes_nothing_and_breaks_nothing(other, every, few, place):
     """The first is at work, and the second runs from its start to its end within one of the first one's steps."""
     steps, fresh = place
     seed = 0 if other == "the same" else 1
@@ -109,9 +123,9 @@ def test_a_build_that_is_overwritten_at_any_step_publishes_nothing_and_breaks_no
     def second(url):
         return lambda: tpufeed.shard(few, url, overwrite=True, seed=seed, **OPTIONS)
 
-    _, changes = steps.run(first(fresh()))
+    moments = steps.moments(first(fresh()), every)
     lost = 0
-    for at in range(1, changes + 1):
+    for at in moments:
         url = fresh()
         result, _ = steps.run(first(url), at, second(url))
         if isinstance(result, BuildError):
@@ -121,11 +135,12 @@ def test_a_build_that_is_overwritten_at_any_step_publishes_nothing_and_breaks_no
             assert isinstance(result, DuplicateWriterError) == (seed == 1), (at, result)
         assert tpufeed.open_dataset(url).manifest.options["seed"] == seed
         assert is_clean(url, 6), at
-    assert lost > changes // 2
+    assert lost > len(moments) // 2
 
 
-@pytest.mark.parametrize("again", ["with --overwrite", "without"])
-def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, few, place):
+@each_step
+@pytest.mark.parametrize(("where", "again"), [("gs", "with --overwrite"), ("local", "without")])
+def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, every, few, place):
     steps, fresh = place
 
     def build(url, **more):
@@ -133,9 +148,9 @@ def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, few, place):
 
     url = fresh()
     build(url, seed=1)()
-    _, changes = steps.run(build(url))
+    moments = steps.moments(build(url), every)
     taken = 0
-    for at in range(1, changes + 1):
+    for at in moments:
         url = fresh()
         build(url, seed=1)()
         result, _ = steps.run(build(url), at, kill)
@@ -150,10 +165,12 @@ def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, few, place):
         taken += 1
         assert done.manifest.options["seed"] == 0
         assert is_clean(url, 6), at
-    assert taken > changes // 2
+    assert taken > len(moments) // 2
 
 
-def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(few, place):
+@each_step
+@pytest.mark.parametrize("where", ["local", pytest.param("gs", marks=pytest.mark.long)])
+def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(every, few, place):
     """At no moment does a manifest stand over shards that are gone; the one that was killed can be repeated."""
     steps, fresh = place
 
@@ -162,9 +179,9 @@ def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(few, place):
 
     url = fresh()
     build(url, 1)()
-    _, changes = steps.run(build(url, 0))
+    moments = steps.moments(build(url, 0), every)
     kills = []
-    for at in range(1, changes + 1):
+    for at in moments:
         url = fresh()
         build(url, 1)()
 
@@ -182,7 +199,7 @@ def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(few, place):
             assert tpufeed.verify(url).records == 6
         build(url, 0)()
         assert is_clean(url, 6), at
-    assert len(kills) > changes // 2
+    assert len(kills) > len(moments) // 2
 
 
 @pytest.mark.parametrize("words", [["shard"], ["cache", "warmup", "--size", "32"]], ids=["shard", "warmup"])
@@ -232,7 +249,7 @@ def test_who_loses_to_another_overwrite_is_told_so(few, tmp_path, monkeypatch):
 
     build(1)
     _, changes = steps.run(lambda: build(2))
-    for at in range(1, changes):
+    for at in range(1, changes, 3):
         error, _ = steps.run(lambda: build(2), at, lambda: build(3))
         assert isinstance(error, BuildError), at
         assert "another run with --overwrite" in str(error)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpufeed.dataset.naming import PLAN
@@ -23,6 +23,7 @@ from tpufeed.storage.local import LocalStore
 SPLITS = st.sampled_from([{"train": 1.0}, {"train": 0.9, "val": 0.1}, {"a": 0.5, "b": 0.3, "c": 0.2}])
 PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1, max_size=12)
 RECORD = SizeEstimate(1.0, 50)
+few = settings(max_examples=20)
 
 
 @st.composite
@@ -58,6 +59,7 @@ def size_of(item):
     return item.bytes + 50 + len(item.path.encode())
 
 
+@few
 @given(listings(), SPLITS, st.integers(1150, 20_000), st.integers(0, 5))
 def test_every_input_is_in_exactly_one_task_of_its_split(rows, splits, shard_bytes, seed):
     header, tasks = make_plan(rows, ShardOptions(shard_bytes=shard_bytes, split=splits, seed=seed))
@@ -76,6 +78,7 @@ def test_every_input_is_in_exactly_one_task_of_its_split(rows, splits, shard_byt
     assert len(set(names)) == len(names)
 
 
+@few
 @given(listings(), SPLITS, st.integers(1150, 20_000))
 def test_a_stored_plan_gives_back_its_tasks(rows, splits, shard_bytes):
     header, tasks = make_plan(rows, ShardOptions(shard_bytes=shard_bytes, split=splits))
@@ -91,6 +94,7 @@ def test_a_stored_plan_gives_back_its_tasks(rows, splits, shard_bytes):
         assert [ref.name for ref in plan.tasks] == [header.shard_names(task)[0] for task in tasks]
 
 
+@few
 @given(listings(), st.permutations(range(60)), SPLITS)
 def test_the_order_of_a_listing_changes_nothing(rows, order, splits):
     shuffled = [rows[n] for n in order if n < len(rows)]
@@ -101,6 +105,7 @@ def test_the_order_of_a_listing_changes_nothing(rows, order, splits):
     assert again.input_digest == header.input_digest
 
 
+@few
 @given(st.permutations(range(6)))
 def test_the_order_of_rows_for_the_same_path_changes_nothing(order):
     rows = [Row("a.jpg", 10, "1", "cat", columns={"x": n}) for n in range(3)]
@@ -111,6 +116,7 @@ def test_the_order_of_rows_for_the_same_path_changes_nothing(order):
     assert header.notes["listed_twice"] == 5
 
 
+@few
 @given(st.sets(PATHS, min_size=1), st.sets(PATHS), SPLITS)
 def test_a_split_keeps_its_files_when_others_are_added(paths, more, splits):
     def dealt(names):
@@ -139,6 +145,7 @@ def test_the_order_is_the_same_on_every_machine():
     assert [int(item.path[3:9]) for item in tasks[0].inputs] == [11, 7, 10, 3, 5, 2, 1, 8, 4, 9, 6, 0]
 
 
+@few
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_the_order_depends_on_the_seed(one, other):
     def order(seed):
@@ -167,6 +174,7 @@ def test_classes_are_spread_over_the_shards():
     assert all(len({item.label for item in task.inputs}) == 3 for task in tasks)
 
 
+@few
 @given(
     st.integers(300, 2000), st.integers(25, 100), st.integers(0, 99), st.sampled_from([(1, 1), (80, 120), (90, 130)])
 )
@@ -195,6 +203,7 @@ def test_estimated_sizes_are_cut_evenly():
     assert max(sizes) <= 1.15 * min(sizes)
 
 
+@few
 @given(
     st.integers(1, 200),
     st.integers(1, 9),
@@ -214,6 +223,7 @@ def test_all_hosts_read_equally_many_shards(count, hosts, size, times, splits):
     assert all(task.inputs for task in tasks)
 
 
+@few
 @given(st.integers(1, 6), st.integers(0, 99))
 def test_as_many_shards_as_asked_for(shards, seed):
     header, tasks = make_plan(equal_rows(300), ShardOptions(shards=shards, seed=seed))

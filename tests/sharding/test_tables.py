@@ -109,13 +109,10 @@ def test_every_kind_of_table_makes_the_same_dataset(suffix, images, table, small
     assert tpufeed.verify(result.url).records == 3
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_workers_makes_the_same_bytes(workers, table, bytes_of, tmp_path):
+def test_any_number_of_workers_makes_the_same_bytes(table, bytes_of, tmp_path):
     rows = [{"path": f"{n}.jpg", "label": n % 3, "x": n / 7} for n in range(10)]
     first = tpufeed.shard(table(rows, "jsonl"), tmp_path / "a", shards=4, workers=1)
-    assert bytes_of(first.url) == bytes_of(
-        tpufeed.shard(table(rows, "jsonl"), tmp_path / "b", shards=4, workers=workers).url
-    )
+    assert bytes_of(first.url) == bytes_of(tpufeed.shard(table(rows, "jsonl"), tmp_path / "b", shards=4, workers=3).url)
 
 
 def test_lists_missing_values_and_bytes(table, tmp_path):

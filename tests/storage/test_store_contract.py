@@ -105,18 +105,18 @@ def test_only_the_stores_that_have_preconditions_say_so(tmp_path):
 
 
 @both_puts
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_put_is_read_listed_and_deleted(store, put, name):
+def test_what_is_put_is_read_listed_and_deleted(store, put):
     data = bytes(range(256))
-    put(store, name, data)
-    assert store.read(name) == data
-    assert store.stat(name).size_bytes == 256
-    assert store.stat(name).name == name
-    assert listing(store) == {name: 256}
-    assert list(store.iter_objects()) == [store.stat(name)]
-    store.delete(name)
-    assert store.stat(name) is None
-    assert listing(store) == {}
+    for name in NAMES:
+        put(store, name, data)
+        assert store.read(name) == data
+        assert store.stat(name).size_bytes == 256
+        assert store.stat(name).name == name
+        assert listing(store) == {name: 256}
+        assert list(store.iter_objects()) == [store.stat(name)]
+        store.delete(name)
+        assert store.stat(name) is None
+        assert listing(store) == {}
 
 
 @both_puts
@@ -143,22 +143,10 @@ def test_an_object_without_bytes_is_an_object(store):
         store.put("empty", b"x")
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "expected"),
-    [
-        (0, 10, b"0123456789"),
-        (0, 1, b"0"),
-        (3, 7, b"3456"),
-        (9, 10, b"9"),
-        (8, 100, b"89"),
-        (10, 12, b""),
-        (50, 60, b""),
-        (4, 4, b""),
-    ],
-)
-def test_a_range_is_cut_off_only_by_the_end(store, start, stop, expected):
+def test_a_range_is_cut_off_only_by_the_end(store):
     store.put("digits", b"0123456789")
-    assert store.read_range("digits", start, stop) == expected
+    for start, stop in ((0, 10), (0, 1), (3, 7), (9, 10), (8, 100), (10, 12), (50, 60), (4, 4)):
+        assert store.read_range("digits", start, stop) == b"0123456789"[start:stop]
 
 
 def test_a_large_object_comes_back_whole(store):
@@ -229,7 +217,7 @@ def test_the_version_stays_while_nothing_changes(store):
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_names_cannot_leave_the_store(store, name, tmp_path):
+def test_names_cannot_leave_the_store(store, name):
     calls = [
         lambda: store.read(name),
         lambda: store.read_range(name, 0, 1),
@@ -305,11 +293,11 @@ def test_exactly_one_of_concurrent_puts_of_a_name_wins(conditional_store, put):
         return number
 
     with ThreadPoolExecutor(8) as pool:
-        for turn in range(25):
+        for turn in range(8):
             winners = [number for number in pool.map(race, range(8)) if number is not None]
             assert len(winners) == 1
             assert conditional_store.read(f"folder/object-{turn}") == b"%d" % winners[0] * 1000
-    assert len(listing(conditional_store)) == 25
+    assert len(listing(conditional_store)) == 8
 
 
 def test_concurrent_puts_of_other_names_all_succeed(store):
@@ -385,7 +373,7 @@ def test_of_two_that_replace_a_version_at_once_one_is_told(conditional_store):
         return number
 
     with ThreadPoolExecutor(4) as pool:
-        for turn in range(25):
+        for turn in range(8):
             seen = replace_later(conditional_store, "a", b"%d" % turn)
             (winner,) = [number for number in pool.map(race, range(4)) if number is not None]
             assert conditional_store.read("a") == b"%d" % winner * (1000 + winner)
