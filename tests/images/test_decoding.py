@@ -82,8 +82,10 @@ def test_a_buffer_is_what_pixels_lie_in(photos, reduce):
     assert pixels.tolist() == decode(photos["china.jpg"], reduce).tolist()
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize(
+    ("image_format", "orientation"),
+    [*(("JPEG", number) for number in range(1, 9)), ("PNG", 3), ("TIFF", 5), ("WEBP", 6)],
+)
 def test_upright_is_what_pillow_makes_upright(cat, encoded, orientation, image_format):
     exif = Image.Exif()
     exif[0x0112] = orientation

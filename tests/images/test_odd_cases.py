@@ -69,7 +69,7 @@ def test_every_orientation_comes_out_as_the_upright_image(cat, encoded, orientat
         assert difference(pixels_of(small), pixels_of(upright)) < 6
 
 
-@pytest.mark.parametrize("orientation", range(2, 9))
+@pytest.mark.parametrize("orientation", [2, 6])
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_an_ignored_orientation_leaves_the_pixels_and_no_tag(cat, encoded, orientation, image_format):
     data = encoded(cat, image_format, exif=with_orientation(orientation))

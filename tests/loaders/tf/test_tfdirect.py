@@ -112,10 +112,10 @@ def test_draws_depend_on_seed_epoch_and_sample_alone(source, ops, request):
 
     one, other = epochs(2)
     assert len(one) == len(other) == 70
-    assert [epochs(), epochs(threads=1), epochs(shuffle=False, batch_size=20, lanes=4)] == [[one]] * 3
-    ranks = [epochs(world=(rank, 3), threads=5)[0] for rank in range(3)]
+    assert epochs(shuffle=False, batch_size=20, lanes=4, threads=1) == [one]
+    ranks = [epochs(world=(rank, 2), threads=5)[0] for rank in range(2)]
     assert sum(map(len, ranks)) == 70
-    assert ranks[0] | ranks[1] | ranks[2] == one
+    assert ranks[0] | ranks[1] == one
     for changed in (other, epochs(seed=4)[0]):
         assert np.mean([changed[sample][0] == one[sample][0] for sample in one]) < 0.1
 
@@ -125,32 +125,23 @@ def difference(one, other):
 
 
 @pytest.mark.parametrize(
-    "op",
+    "ops",
     [
-        VerticalFlip(),
-        RandomCrop(40, padding=4),
-        RandomResizedCrop(32),
-        ColorJitter(brightness=0.2),
-        ColorJitter(0.4, 0.4, 0.4, 0.1),
-        Grayscale(p=0.5),
-        RandomErasing(),
-        RandomErasing(value="random"),
+        [VerticalFlip(), RandomCrop(60, padding=4), ColorJitter(brightness=0.2), RandomErasing()],
+        [RandomResizedCrop(60), ColorJitter(0.4, 0.4, 0.4, 0.1), Grayscale(p=0.5), RandomErasing(value="random")],
     ],
     ids=str,
 )
-def test_every_op_runs_in_the_graph_of_a_dataset(dataset_url, op):
-    options = {
-        "ops": [Resize(70), CenterCrop(60), op],
-        "batch_size": 8,
-        "seed": 3,
-        "columns": COLUMNS,
-        "remainder": "pad",
-    }
-    first, again = (by_sample(tpufeed.tf_dataset(dataset_url, direct=True, **options)) for _ in range(2))
-    plain = by_sample(tpufeed.tf_dataset(dataset_url, direct=True, **{**options, "ops": options["ops"][:2]}))
+def test_every_op_runs_in_the_graph_of_a_dataset(dataset_url, ops):
+    """And changes images as often as test_graph.py says of each."""
+    plain = [Resize(70), CenterCrop(60)]
+    given = {"direct": True, "split": "val", "batch_size": 8, "seed": 3, "columns": COLUMNS, "remainder": "pad"}
+    first, again, unchanged = (
+        by_sample(tpufeed.tf_dataset(dataset_url, ops=each, **given)) for each in (plain + ops, plain + ops, plain)
+    )
     assert first == again
-    assert first.keys() == plain.keys()
-    assert sum(first[sample] != plain[sample] for sample in first) > len(first) // 5
+    assert first.keys() == unchanged.keys()
+    assert sum(first[sample] != unchanged[sample] for sample in first) > 0.9 * len(first)
 
 
 def test_without_shuffle_the_order_is_that_of_numpy_loader(cache_url):
@@ -163,12 +154,11 @@ def test_without_shuffle_the_order_is_that_of_numpy_loader(cache_url):
     assert sorted(first) == list(range(70))
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-def test_a_seed_for_all_of_tensorflow_changes_nothing(cache_url, seed):
+def test_a_seed_for_all_of_tensorflow_changes_nothing(cache_url):
     options = {"direct": True, "batch_size": 7, "columns": ["sample"]}
     expected = samples_of(tpufeed.tf_dataset(cache_url, **options))
     try:
-        tf.random.set_seed(seed)  # as keras.utils.set_random_seed does; 0 was an error
+        tf.random.set_seed(0)  # as keras.utils.set_random_seed does; 0 was an error
         found = samples_of(tpufeed.tf_dataset(cache_url, **options))
     finally:
         tf.random.set_seed(None)
@@ -198,16 +188,23 @@ def test_an_adopted_dataset_whose_manifest_is_elsewhere(dataset_url, tmp_path):
     assert all(difference(found[sample][0], expected[sample][0]) < 6 for sample in found)
 
 
-@pytest.mark.parametrize("remainder", ["drop", "pad", "repeat"])
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(("world", "lanes"), [(1, 16), (3, 12), (80, 80)])
+@pytest.mark.parametrize(
+    ("world", "lanes", "shuffle", "remainder"),
+    [
+        (1, 16, False, "drop"),
+        (1, 16, True, "repeat"),
+        (3, 12, True, "drop"),
+        (3, 12, False, "pad"),
+        (3, 12, True, "repeat"),
+        (80, 80, True, "pad"),
+        (80, 80, False, "repeat"),
+    ],
+)
 def test_ranks_have_equal_numbers_of_batches_and_each_sample_once(cache_url, world, lanes, shuffle, remainder):
     batch = 1 if world > 3 else 4
     given = {"direct": True, "columns": ["sample"], "remainder": remainder, "batch_size": batch, "shuffle": shuffle}
-    if remainder == "drop" and batch * world > 70:
-        return
     found, counts = [], set()
-    for rank in sorted({0, 1, 2, world // 2, world - 1} & set(range(world))) if world > 3 else range(world):
+    for rank in (0, 2, world - 1) if world > 3 else range(world):
         batches = list(tpufeed.tf_dataset(cache_url, world=(rank, world), lanes=lanes, **given).as_numpy_iterator())
         counts.add(len(batches))
         if remainder == "pad":
@@ -250,16 +247,14 @@ def test_a_shard_of_another_size_and_one_that_is_gone_are_named(copied):
     assert len(list(dataset)) == 14  # the second variant is sound
 
 
-@pytest.mark.parametrize("batch_size", [3, 8])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("batch_size", "shuffle"), [(3, True), (8, False)])
 def test_a_damaged_record_among_images_is_named(dataset_url, damage, ops, shuffle, batch_size):
     damaged = damage(dataset_url, 33)
     with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
         list(tpufeed.tf_dataset(damaged.url, direct=True, ops=ops, batch_size=batch_size, shuffle=shuffle))
 
 
-@pytest.mark.parametrize("lanes", [2, 16])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("lanes", "shuffle"), [(2, False), (16, True)])
 def test_a_damaged_record_is_named(cache_url, damage, lanes, shuffle):
     damaged = damage(cache_url, 33)
     with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
