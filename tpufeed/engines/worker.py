@@ -26,6 +26,7 @@ def main(descriptor: int, entry: str, launcher: int) -> None:
     fill_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher has blocked it until here
+    os.set_inheritable(descriptor, False)  # or what a framework executes here would keep the launcher waiting
     connection = Connection(descriptor)
     threading.Thread(target=_watch, args=[launcher, connection], name="tpufeed-watch", daemon=True).start()
     with suppress(ImportError):  # it is said below
