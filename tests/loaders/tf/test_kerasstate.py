@@ -54,8 +54,7 @@ def test_a_training_that_is_killed_takes_the_steps_that_were_left(cache_url, tmp
     "given",
     [
         {"save_freq": "epoch"},
-        {"save_freq": 3, "place_first": True},
-        {"save_freq": 1, "deterministic": True},
+        {"save_freq": 3, "place_first": True, "deterministic": True},
         {"save_freq": 4, "spe": 4},  # an epoch is 4, 4 and 2 steps
         {"save_freq": 5, "fit": {"steps_per_epoch": 6, "epochs": 5}, "repeat": True},
         {"save_freq": 4, "spe": 4, "fit": {"steps_per_epoch": 6, "epochs": 3}, "repeat": True},  # Keras takes 8
