@@ -95,7 +95,9 @@ def test_killed_in_mid_epoch_on_two_devices_it_goes_on_with_the_very_next_sample
     flowers, run_example, folder, arguments, one_device
 ):
     given = [EXAMPLES, *arguments, "--every", "3", "--epochs", "1", "--out", "two"]
-    two = {"folder": folder, "CPU_NUM_DEVICES": "2", **QUICK}  # each compiles for itself
+    # Each device compiles for itself, and the second process reads what the first one compiled.
+    compiled = {"XLA_PERSISTENT_CACHE_PATH": str(folder / "compiled"), "XLA_PERSISTENT_CACHE_READ_ONLY": "0"}
+    two = {"folder": folder, "CPU_NUM_DEVICES": "2", **QUICK, **compiled}
     killed = run_example(folder / "two_devices.py", *given, returncode=1, LABELS="killed", KILLED="yes", **two)
     assert "saved: epoch 0, 48 samples\n" in killed.text
     assert "saved: epoch 0, 96 samples\n" not in killed.text
