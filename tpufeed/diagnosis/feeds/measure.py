@@ -77,9 +77,9 @@ def measure_apart(measurement: Measurement) -> Run:
 
 
 def _variables(measurement: Measurement) -> dict[str, str]:
-    """Of the environment, beside what this process has."""
+    """Return the variables that the child has beside those of this process."""
     choice = measurement.options.choice
-    found = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3")}
+    found = {} if "TF_CPP_MIN_LOG_LEVEL" in os.environ else {"TF_CPP_MIN_LOG_LEVEL": "3"}
     if choice.kind == "xla":
         found["PJRT_DEVICE"] = choice.platform.upper()
     if choice.kind == "jax":
