@@ -24,36 +24,25 @@ def run_fresh(program):
     return json.loads(done.stdout)
 
 
-def test_importing_it_loads_no_other_package():
+def test_what_is_loaded_follows_what_is_asked_for():
+    """Importing tpufeed loads no other package, nor does asking what there is; names without a framework load none."""
     program = """
 import json, sys
 before = set(sys.modules)
 import tpufeed
-print(json.dumps([sorted(before), sorted(set(sys.modules) - before)]))
+imported = set(sys.modules)
+dir(tpufeed), tpufeed.__version__, hasattr(tpufeed, "nothing")
+asked = set(sys.modules)
+tpufeed.errors.TpufeedError, tpufeed.World, tpufeed.open_dataset, tpufeed.shard, tpufeed.cache.warmup
+print(json.dumps([sorted(names) for names in (before, imported, asked, sys.modules)]))
 """
-    before, loaded = map(set, run_fresh(program))
-    assert not {name.partition(".")[0] for name in before | loaded} & (HEAVY - {"google"})
+    before, imported, asked, at_last = map(set, run_fresh(program))
+    assert not {name.partition(".")[0] for name in imported | asked} & (HEAVY - {"google"})
+    loaded = imported - before
     assert {name for name in loaded if name.startswith("tpufeed")} == {"tpufeed"}
     assert {name.partition(".")[0] for name in loaded} <= sys.stdlib_module_names | {"tpufeed"}
-
-
-def test_asking_what_there_is_loads_nothing_either():
-    program = """
-import json, sys, tpufeed
-dir(tpufeed), tpufeed.__version__, hasattr(tpufeed, "nothing")
-print(json.dumps(sorted(sys.modules)))
-"""
-    assert not {name.partition(".")[0] for name in run_fresh(program)} & (HEAVY - {"google"})
-
-
-def test_errors_and_world_load_no_framework():
-    program = """
-import json, sys, tpufeed
-tpufeed.errors.TpufeedError, tpufeed.World, tpufeed.open_dataset, tpufeed.shard, tpufeed.cache.warmup
-print(json.dumps(sorted(sys.modules)))
-"""
-    loaded = {name.partition(".")[0] for name in run_fresh(program)}
-    assert not loaded & {"tensorflow", "torch", "torch_xla", "jax", "gcsfs", "typer", "rich"}
+    frameworks = {"tensorflow", "torch", "torch_xla", "jax", "gcsfs", "typer", "rich"}
+    assert not {name.partition(".")[0] for name in at_last} & frameworks
 
 
 def test_each_name_is_there_and_stays_the_same_whatever_is_imported():
@@ -105,38 +94,35 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 import tpufeed
-try:
-    tpufeed.{name}({arguments})
-except tpufeed.errors.MissingExtraError as error:
-    print(json.dumps([str(error), isinstance(error, ImportError), error.exit_code]))
+tpufeed.numpy_loader, tpufeed.open_dataset, tpufeed.shard, tpufeed.cache.warmup, tpufeed.verify, tpufeed.StepClock
+said = {{}}
+for name in {names!r}:
+    try:
+        getattr(tpufeed, name)("/nowhere")
+    except tpufeed.errors.MissingExtraError as error:
+        said[name] = [str(error), isinstance(error, ImportError), error.exit_code]
+print(json.dumps(said))
 """
+EXTRAS = {
+    "tf_dataset": "tf",
+    "jax_loader": "jax",
+    "TFRecordImages": "torch",
+    "LaneSampler": "torch",
+    "device_prefetch": "torch",
+    "torch_loader": "torch",
+    "xla_loader": "xla",
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "blocked", "extra"),
-    [
-        ("tf_dataset", ["tensorflow"], "tf"),
-        ("jax_loader", ["jax"], "jax"),
-        ("TFRecordImages", ["torch"], "torch"),
-        ("xla_loader", ["torch_xla"], "xla"),
-        ("xla_loader", ["torch", "torch_xla"], "xla"),
-        ("LaneSampler", ["torch"], "torch"),
-        ("device_prefetch", ["torch"], "torch"),
-        ("torch_loader", ["torch"], "torch"),
-    ],
+    ("blocked", "names"),
+    [(["tensorflow", "torch", "torch_xla", "jax"], list(EXTRAS)), (["torch_xla"], ["xla_loader"])],
+    ids=["no framework", "torch alone"],
 )
-def test_a_missing_package_is_said_with_the_command_that_mends_it(name, blocked, extra):
-    program = BLOCKED.format(blocked=blocked, name=name, arguments="'/nowhere'")
-    message, is_import_error, code = run_fresh(program)
-    assert message.endswith(f"is not installed: pip install 'tpufeed[{extra}]'")
-    assert (is_import_error, code) == (True, 2)
-
-
-def test_other_loaders_need_no_framework():
-    program = f"""
-{BLOCKED.partition("import tpufeed")[0].format(blocked=["tensorflow", "torch", "torch_xla", "jax"])}
-import tpufeed
-tpufeed.numpy_loader, tpufeed.open_dataset, tpufeed.shard, tpufeed.cache.warmup, tpufeed.verify, tpufeed.StepClock
-print(json.dumps("well"))
-"""
-    assert run_fresh(program) == "well"
+def test_a_missing_package_is_said_with_the_command_that_mends_it(blocked, names):
+    """Other loaders need none of them."""
+    said = run_fresh(BLOCKED.format(blocked=blocked, names=names))
+    assert list(said) == names
+    for name, (message, is_import_error, code) in said.items():
+        assert message.endswith(f"is not installed: pip install 'tpufeed[{EXTRAS[name]}]'"), name
+        assert (is_import_error, code) == (True, 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.cli.conftest import run_here
 from tests.one_core import take_one_core
 from tpufeed.cache import warmup
 from tpufeed.cache.build import preview_warmup
@@ -19,19 +20,24 @@ from tpufeed.errors import OpError, TpufeedError
 from tpufeed.images.ops import CenterCrop, GaussianBlur, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, to_dict
 from tpufeed.storage.local import LocalStore
 
-TPUFEED = [str(Path(sys.executable).with_name("tpufeed")), "cache", "warmup"]
 MODULE = [sys.executable, "-m", "tpufeed.cache", "warmup"]
 FLAGS = ["--size", "64", "--variants", "3", "--shard-size", "40KB"]
 OPTIONS = {"size": 64, "variants": 3, "shard_bytes": "40KB"}
 
 
-def run(command, *arguments, **environment):
+def run(*arguments):
+    """`tpufeed cache warmup` in this process."""
+    return run_here("cache", "warmup", *arguments)
+
+
+def run_module(*arguments):
+    """`python -m tpufeed.cache warmup` in a process of its own."""
     done = subprocess.run(
-        [*command, *map(str, arguments)],
+        [*MODULE, *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **environment},
+        env={**os.environ, "COLUMNS": "80"},
         preexec_fn=take_one_core,
     )
     assert "Traceback" not in done.stderr, done.stderr
@@ -44,19 +50,19 @@ def undisturbed(source, tmp_path_factory):
 
 
 def test_both_commands_do_the_same(source, undisturbed, bytes_of, tmp_path):
-    for number, command in enumerate((TPUFEED, MODULE)):
-        done = run(command, source, tmp_path / f"{number}", *FLAGS)
+    for number, command in enumerate((run, run_module)):
+        done = command(source, tmp_path / f"{number}", *FLAGS)
         assert done.returncode == 0, done.stderr
         assert all(line.startswith("warning: split ") for line in done.stderr.splitlines())
         assert re.search(r"^ *train +[0-9]+ +3 ", done.stdout, re.MULTILINE)
         assert bytes_of(tmp_path / f"{number}") == bytes_of(undisturbed.url)
     for dry_run in ([], ["--dry-run"]):
-        again = run(MODULE, source, tmp_path / "1", *FLAGS, *dry_run)
+        again = run(source, tmp_path / "1", *FLAGS, *dry_run)
         assert (again.returncode, again.stdout) == (0, f"{tmp_path}/1 is complete already: nothing to do\n")
 
 
 def test_both_commands_take_the_same_options():
-    helps = [run(command, "--help", COLUMNS="100") for command in (TPUFEED, MODULE)]
+    helps = [command("--help") for command in (run, run_module)]
     assert [done.returncode for done in helps] == [0, 0]
     assert helps[0].stdout == helps[1].stdout
     assert "--variants" in helps[0].stdout
@@ -90,7 +96,7 @@ def test_every_flag_reaches_the_manifest(kind, source, photo_folder, tmp_path):
         keywords |= {"classes": ["cat", "astronaut", "coffee", "rocket", "camera", "no one"]}
         stored |= chosen | {"alpha": "black", "exif": "ignore", "split": [["train", 0.7], ["val", 0.3]]}
         stored |= {"classes": keywords["classes"]}
-    done = run(TPUFEED, source, tmp_path / "cli", *flags)
+    done = run(source, tmp_path / "cli", *flags)
     assert done.returncode == 0, done.stderr
     built = warmup(source, tmp_path / "api", workers=1, **keywords)
     manifest = open_dataset(tmp_path / "cli").manifest
@@ -109,7 +115,7 @@ def test_flags_for_tables(photo_folder, tmp_path):
     ]
     (tmp_path / "t.csv").write_text("\n".join(rows))
     done = run(
-        *(TPUFEED, tmp_path / "t.csv", tmp_path / "c", "--size", 24),
+        *(tmp_path / "t.csv", tmp_path / "c", "--size", 24),
         *("--image", "where", "--label", "what", "--split-by", "part", "--workers", 1),
     )
     assert done.returncode == 0, done.stderr
@@ -124,25 +130,25 @@ def test_flags_for_tables(photo_folder, tmp_path):
 
 
 def test_ways_out_on_the_command_line(source, tmp_path):
-    assert run(TPUFEED, source, tmp_path / "c", "--size", 24).returncode == 0
-    refused = run(TPUFEED, source, tmp_path / "c", "--size", 32)
+    assert run(source, tmp_path / "c", "--size", 24).returncode == 0
+    refused = run(source, tmp_path / "c", "--size", 32)
     assert refused.returncode == 2
     assert re.fullmatch(
         r"error: .* already holds another cache: size of RandomResizedCrop \(ops, number 1\) is 24 there and 32 here "
         r"\(see.*--overwrite.*--new-dir.*\n",
         refused.stderr,
     )
-    beside = run(TPUFEED, source, tmp_path / "c", "--size", 32, "--new-dir", "--json")
+    beside = run(source, tmp_path / "c", "--size", 32, "--new-dir", "--json")
     assert json.loads(beside.stdout)["url"].startswith(f"{tmp_path / 'c'}-")
-    over = run(TPUFEED, source, tmp_path / "c", "--size", 32, "--overwrite", "--json")
+    over = run(source, tmp_path / "c", "--size", 32, "--overwrite", "--json")
     assert json.loads(over.stdout)["content_digest"] == json.loads(beside.stdout)["content_digest"]
-    both = run(TPUFEED, source, tmp_path / "c", "--size", 32, "--overwrite", "--new-dir")
+    both = run(source, tmp_path / "c", "--size", 32, "--overwrite", "--new-dir")
     assert (both.returncode, "not both" in both.stderr) == (2, True)
-    assert run(TPUFEED, source, tmp_path / "c", "--size", 32, "--op", "Resize(3)").returncode == 2
+    assert run(source, tmp_path / "c", "--size", 32, "--op", "Resize(3)").returncode == 2
 
 
 def test_json_and_log_json(source, undisturbed, tmp_path):
-    done = run(TPUFEED, source, tmp_path / "c", *FLAGS, "--json", "--log-json")
+    done = run(source, tmp_path / "c", *FLAGS, "--json", "--log-json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["images"] == undisturbed.images
@@ -152,7 +158,7 @@ def test_json_and_log_json(source, undisturbed, tmp_path):
     events = [json.loads(line) for line in done.stderr.splitlines()]
     assert {"progress", "done"} >= {event["event"] for event in events}
     assert events[-1] == {"event": "done", **report}
-    refused = run(TPUFEED, source, tmp_path / "c", "--size", 9, "--log-json")
+    refused = run(source, tmp_path / "c", "--size", 9, "--log-json")
     (event,) = map(json.loads, refused.stderr.splitlines())
     assert (refused.returncode, event["event"], event["type"]) == (2, "error", "DatasetExistsError")
 
@@ -161,8 +167,9 @@ def state_of(folder):
     return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
 
 
-@pytest.mark.parametrize("encode", ["raw", "jpeg", "png", "webp"])
-@pytest.mark.parametrize("kind", ["dataset", "raw images"])
+@pytest.mark.parametrize(
+    ("kind", "encode"), [*(("dataset", encode) for encode in ("raw", "jpeg", "png", "webp")), ("raw images", "jpeg")]
+)
 def test_a_preview_changes_nothing_and_comes_near(kind, encode, source, photo_folder, tmp_path):
     url = source if kind == "dataset" else photo_folder
     before = state_of(Path(url)), state_of(tmp_path)
@@ -181,15 +188,15 @@ def test_a_preview_changes_nothing_and_comes_near(kind, encode, source, photo_fo
 
 def test_dry_run(source, undisturbed, tmp_path):
     before = state_of(tmp_path)
-    done = run(TPUFEED, source, tmp_path / "c", *FLAGS, "--dry-run")
+    done = run(source, tmp_path / "c", *FLAGS, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.endswith("nothing was changed\n")
     assert f"fingerprint: {undisturbed.manifest.cache.fingerprint}\n" in done.stdout
-    foretold = json.loads(run(MODULE, source, tmp_path / "c", *FLAGS, "--dry-run", "--json").stdout)
+    foretold = json.loads(run(source, tmp_path / "c", *FLAGS, "--dry-run", "--json").stdout)
     assert foretold["bytes"] == pytest.approx(undisturbed.bytes, rel=0.1)
     assert foretold["samples"] == {"train": 50, "val": 10}
-    assert run(TPUFEED, source, tmp_path / "c", "--op", "HorizontalFlip", "--dry-run").returncode == 2
+    assert run(source, tmp_path / "c", "--op", "HorizontalFlip", "--dry-run").returncode == 2
     assert state_of(tmp_path) == before
 
 
@@ -232,7 +239,7 @@ def test_what_warmup_refuses_a_preview_refuses(way, source, undisturbed, monkeyp
 
 def test_warnings_of_raw_images(photo_folder, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "source/all")
-    done = run(TPUFEED, tmp_path / "source", tmp_path / "c", "--size", "32", "--dry-run")
+    done = run(tmp_path / "source", tmp_path / "c", "--size", "32", "--dry-run")
     assert done.stderr.startswith("warning: all images lie in one folder, all, and so are of one class; ")
     foretold = preview_warmup(tmp_path / "source", tmp_path / "c", size=32).warnings
     assert warmup(tmp_path / "source", tmp_path / "c", size=32, workers=1).warnings[:1] == foretold

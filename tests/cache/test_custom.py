@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.cli.conftest import run_here
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OpError, OptionError, TaskError
+from tpufeed.images import custom
+from tpufeed.images.decoding import decode
 from tpufeed.images.ops import CenterCrop, Custom
 
 SIDE = 32
@@ -34,7 +37,17 @@ def here(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def importable(here, monkeypatch):
+    """The same folder, from which this process imports as well."""
+    monkeypatch.syspath_prepend(str(here))
+    yield here
+    sys.modules.pop("my_ops", None)
+    custom._load.cache_clear()
+
+
 def run(command, folder, *arguments):
+    """The command in a process of its own, which finds the user's module by the current folder alone."""
     done = subprocess.run(
         [*COMMANDS[command], *map(str, arguments)],
         capture_output=True,
@@ -47,17 +60,18 @@ def run(command, folder, *arguments):
     return done
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_workers_import_it_from_the_current_folder(command, source, here, bytes_of):
+def test_workers_import_it_from_the_current_folder(source, importable, monkeypatch, bytes_of):
     flags = ("--op", CROP, "--op", "my_ops:heavy@2", "--variants", 2, "--shard-size", "40KB")
-    done = run(command, here, source, "c", *flags, "--workers", 2)
-    assert done.returncode == 0, done.stderr
-    (_, op) = open_dataset(here / "c").manifest.cache.ops
-    assert op == {"op": "Custom", "version": "2", "target": "my_ops:heavy"}
-    assert run(command, here, source, "one", *flags, "--workers", 1).returncode == 0
-    assert bytes_of(here / "c") == bytes_of(here / "one")
-    assert "complete already" in run(command, here, source, "c", *flags).stdout
-    other = run(command, here, source, "c", "--op", CROP, "--op", "my_ops:heavy@3", *flags[4:])
+    for command in COMMANDS:
+        done = run(command, importable, source, command, *flags, "--workers", 2)
+        assert done.returncode == 0, done.stderr
+        (_, op) = open_dataset(importable / command).manifest.cache.ops
+        assert op == {"op": "Custom", "version": "2", "target": "my_ops:heavy"}
+    monkeypatch.chdir(importable)
+    assert run_here("cache", "warmup", source, "one", *flags, "--workers", 1).returncode == 0
+    assert bytes_of("tpufeed") == bytes_of("module") == bytes_of("one")
+    assert "complete already" in run_here("cache", "warmup", source, "one", *flags).stdout
+    other = run_here("cache", "warmup", source, "one", "--op", CROP, "--op", "my_ops:heavy@3", *flags[4:])
     assert other.returncode == 2
     assert 'version of Custom (ops, number 2) is "2" there and "3" here' in other.stderr
 
@@ -79,35 +93,24 @@ BAD = {
 
 
 @pytest.mark.parametrize("target", BAD)
-def test_what_is_wrong_is_said_at_the_probe(target, source, here, monkeypatch, capsys):
+def test_what_is_wrong_is_said_at_the_probe(target, source, importable, monkeypatch):
     """In this process, as nothing gets as far as a worker; it names the op, the sample and the way out."""
-    from typer.testing import CliRunner
-
-    from tpufeed.cli.app import app
-
-    monkeypatch.chdir(here)
-    monkeypatch.syspath_prepend(str(here))
+    monkeypatch.chdir(importable)
     code, message = BAD[target]
-    before = sorted(here.iterdir())
-    done = CliRunner().invoke(
-        app, ["cache", "warmup", str(source), "c", "--op", CROP, "--op", target, "--workers", "2"]
-    )
-    said = capsys.readouterr().err + done.stderr
-    assert done.exit_code == code, said
-    assert re.search(message, said), said
+    before = sorted(importable.iterdir())
+    done = run_here("cache", "warmup", source, "c", "--op", CROP, "--op", target, "--workers", "2")
+    assert done.returncode == code, done.stderr
+    assert re.search(message, done.stderr), done.stderr
     if code == 1:
-        assert re.search(r"error: (cat|coffee|astronaut)/\d+\.(jpg|png) \(sample \d+\): ", said), said
-    assert [path for path in sorted(here.iterdir()) if path.name != "__pycache__"] == before
-    sys.modules.pop("my_ops", None)
-    from tpufeed.images import custom
-
-    custom._load.cache_clear()
+        assert re.search(r"error: (cat|coffee|astronaut)/\d+\.(jpg|png) \(sample \d+\): ", done.stderr), done.stderr
+    assert [path for path in sorted(importable.iterdir()) if path.name != "__pycache__"] == before
 
 
-def test_none_can_be_a_final_op(source, here):
+def test_none_can_be_a_final_op(source, here, monkeypatch):
     """A loader would import what a manifest names."""
+    monkeypatch.chdir(here)
     for flags in ((), ("--dry-run",)):
-        done = run("tpufeed", here, source, "c", "--op", CROP, "--final", "my_ops:heavy@2", *flags)
+        done = run_here("cache", "warmup", source, "c", "--op", CROP, "--final", "my_ops:heavy@2", *flags)
         assert (done.returncode, done.stdout) == (2, "")
         assert re.fullmatch(r"error: .*'my_ops:heavy'.* pass all final ops to each loader: ops=\[.*\]\n", done.stderr)
     assert not (here / "c").exists()
@@ -124,17 +127,6 @@ def test_one_of_main_is_refused(source, tmp_path):
     with pytest.raises(OptionError, match=r"workers cannot import __main__:heavy, as their __main__ is another: put"):
         warmup(source, tmp_path / "c", ops=[CenterCrop(32), Custom("__main__:heavy")], workers=1)
     assert not (tmp_path / "c").exists()
-
-
-@pytest.fixture
-def importable(here, monkeypatch):
-    """my_ops with a limit that no image but a few bright ones passes."""
-    monkeypatch.syspath_prepend(str(here))
-    yield here
-    sys.modules.pop("my_ops", None)
-    from tpufeed.images import custom
-
-    custom._load.cache_clear()
 
 
 @pytest.mark.parametrize("engine", [SerialEngine(), ProcessEngine(2)], ids=["serial", "processes"])
@@ -166,8 +158,6 @@ def test_one_that_fails_late_is_an_error_that_names_op_and_sample(engine, source
 
 def middles(url, split):
     dataset = open_dataset(url)
-    from tpufeed.images.decoding import decode
-
     for found in dataset.iter_examples(split):
         pixels = decode(found["image/encoded"].values[0])
         top, left = (pixels.shape[0] - SIDE) // 2, (pixels.shape[1] - SIDE) // 2

@@ -67,7 +67,7 @@ def kill(process, folder, files, whole_group):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_at_random_moments_it_goes_on_with_any_number_of_workers(rounds, undisturbed, bytes_of, tmp_path):
     seed = secrets.randbelow(2**32) if SEED is None else SEED
     print(f"seed {seed}")

@@ -124,16 +124,6 @@ def test_a_bug_of_ours_is_no_image_error(encoded, kinds, monkeypatch):
         assert caught.type is ValueError
 
 
-def test_alpha_lies_over_white(encoded):
-    pixels = np.zeros((2, 3, 4), np.uint8)
-    pixels[..., 0] = 200
-    pixels[:, 0, 3], pixels[:, 1, 3], pixels[:, 2, 3] = 0, 255, 128
-    for image_format, options in (("PNG", {}), ("WEBP", {"lossless": True, "exact": True}), ("TIFF", {})):
-        row = decode_upright(encoded(Image.fromarray(pixels), image_format, **options))[0].tolist()
-        assert row[:2] == [[255, 255, 255], [200, 0, 0]]
-        assert np.abs(np.array(row[2]) - [227, 127, 127]).max() <= 1
-
-
 def test_transparent_palette_entries_are_white(kinds):
     image = Image.open(io.BytesIO(kinds["png, palette with transparency"]))
     transparent = np.asarray(image) == 3
@@ -142,10 +132,6 @@ def test_transparent_palette_entries_are_white(kinds):
     assert (pixels[transparent] == 255).all()
     opaque = np.asarray(image.convert("RGB"))[~transparent]
     assert pixels[~transparent].tolist() == opaque.tolist()
-
-
-def test_of_an_animation_the_first_frame_is_taken(kinds, cat):
-    assert difference(decode_upright(kinds["gif, animated"]), np.asarray(cat)) < 8
 
 
 def test_cmyk_has_the_colours_that_pillow_gives_it(kinds):

@@ -67,6 +67,8 @@ def test_every_orientation_comes_out_as_the_upright_image(cat, encoded, orientat
         upright = store_image(encoded(cat, "PNG"), ImagePolicy(presize_px=40, presize_mode=mode))
         assert (small.height, small.width) == (upright.height, upright.width)
         assert difference(pixels_of(small), pixels_of(upright)) < 6
+    if orientation > 1:
+        assert not image.kept
 
 
 @pytest.mark.parametrize("orientation", [2, 6])
@@ -92,12 +94,14 @@ def test_an_ignored_orientation_leaves_the_pixels_and_no_tag(cat, encoded, orien
 @pytest.mark.parametrize(("image_format", "options"), [("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})])
 def test_alpha_lies_over_white_or_black(encoded, policy, level, image_format, options):
     pixels = np.full((20, 30, 4), (200, 40, 90, 255), np.uint8)
-    pixels[:, :15, 3] = 0
+    pixels[:, :10, 3], pixels[:, 10:15, 3] = 0, 128
     image = store_image(
         encoded(Image.fromarray(pixels), image_format, **options), ImagePolicy(alpha=policy, encode="png")
     )
     assert image.odd == ("alpha",)
-    assert (pixels_of(image)[:, :15] == level).all()
+    assert (pixels_of(image)[:, :10] == level).all()
+    half = level + (np.array((200, 40, 90)) - level) * 128 / 255
+    assert np.abs(pixels_of(image)[:, 10:15] - half).max() <= 1
     assert (pixels_of(image)[:, 15:] == (200, 40, 90)).all()
 
 
@@ -165,6 +169,7 @@ def test_cmyk_is_rgb_as_pillow_converts_it(cat, encoded):
 
 
 def test_a_name_of_another_format_is_odd(kinds):
+    assert store_image(kinds["png"], ImagePolicy(), "photo.jpg").format == "png"
     for name in ("photo.jpg", "a.b/PHOTO.JPEG", "x.tif"):
         assert store_image(kinds["png"], ImagePolicy(), name).odd == ("extension",)
         assert store_image(kinds["png"], ImagePolicy(), name).kept

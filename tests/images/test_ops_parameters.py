@@ -32,6 +32,7 @@ SAME = [
     (RandomResizedCrop(scale=(0.08, 1)), RandomResizedCrop(scale=[0.08, 1.0])),
     (RandomResizedCrop([96, 128]), RandomResizedCrop((np.int64(96), np.uint8(128)))),
     (Resize(np.int32(5)), Resize(5)),
+    (CenterCrop((1, 16384)), CenterCrop([1, np.int64(16384)])),
     (HorizontalFlip(1), HorizontalFlip(1.0)),
     (HorizontalFlip(0), HorizontalFlip(-0.0)),
     (HorizontalFlip(0.5), HorizontalFlip(Fraction(1, 2))),
@@ -100,7 +101,8 @@ def test_signatures_are_what_one_writes():
         *((kind, {"size": size}, "a size is one or two") for kind in (Resize, RandomCrop) for size in (0, True, 3.0)),
         *((RandomCrop, {"size": 3, "padding": value}, "padding is a whole number") for value in (-1, 1.5, None, True)),
         *((RandomCrop, {"size": 3, "fill": value}, "fill is a level") for value in (-1, 256, 0.5, "red", (1, 2), True)),
-        *((kind, {"p": p}, "p is a probability") for kind in (VerticalFlip, Grayscale, GaussianBlur, RandomErasing)
+        *((kind, {"p": p}, "p is a probability")
+          for kind in (HorizontalFlip, VerticalFlip, Grayscale, GaussianBlur, RandomErasing)
           for p in (-0.1, 1.1, math.nan, "x", None, True, 1j, Decimal("0.5"))),
         *((Rotate, {"degrees": value}, "degrees is a number") for value in (-1, 361, (3, 2), (-361, 0), "9", math.nan)),
         *((Rotate, {"degrees": 3, "fill": value}, "fill is a level") for value in (300, (0, 0, 256), "black")),

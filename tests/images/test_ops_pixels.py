@@ -1,5 +1,6 @@
 """What every pixel op keeps to: memory, size, draws, and pixels that only change with the version."""
 
+import functools
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -134,13 +135,15 @@ def test_threads_give_the_same_pixels(op):
     assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
-@pytest.mark.parametrize("op", [VerticalFlip, Grayscale, GaussianBlur, RandomErasing, lambda p: Rotate(9, p=p)])
-def test_ops_happen_with_their_probability(op):
+def test_ops_happen_with_their_probability():
     draws = uniforms(0, 0, np.arange(10_000), 0, 30).tolist()
-    for p in (0.0, 0.1, 0.5, 1.0):
-        assert abs(sum(not op(p=p).skips(drawn) for drawn in draws) / 10_000 - p) < 0.02
-    assert op(p=0.0).skips([0.0] * 30)
-    assert not op(p=1.0).skips([LARGEST] * 30)
+    rotate = functools.partial(Rotate, 9)
+    for op in (HorizontalFlip, VerticalFlip, Grayscale, GaussianBlur, RandomErasing, rotate):
+        for p in (0.0, 0.1, 0.5, 1.0):
+            made = op(p=p)
+            assert abs(sum(not made.skips(drawn) for drawn in draws) / 10_000 - p) < 0.02, made
+        assert op(p=0.0).skips([0.0] * 30)
+        assert not op(p=1.0).skips([LARGEST] * 30)
 
 
 @pytest.mark.parametrize(

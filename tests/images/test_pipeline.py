@@ -213,9 +213,9 @@ def test_drawing_samples_one_at_a_time_is_drawing_the_batch():
         assert drawn_for(pipeline, 2, sample) == [drawn[sample] for drawn in batch]
 
 
-@pipelines
-def test_any_number_of_threads_gives_the_same_pixels(photos, ops):
-    pipeline = Pipeline(ops, 5)
+@pytest.mark.parametrize("name", ["train", "windows in a row", "crop behind", "colours"])
+def test_any_number_of_threads_gives_the_same_pixels(photos, name):
+    pipeline = Pipeline(PIPELINES[name], 5)
     names = ["china.jpg", "flower.jpg", "chelsea.png", "rocket.jpg"]
     jobs = [(photos[names[sample % 4]], drawn_for(pipeline, 0, sample)) for sample in range(24)]
     alone = [pipeline.run_encoded(*job) for job in jobs]

@@ -80,11 +80,6 @@ def test_we_read_tensorflow_s(features):
     assert by_bits(decode_example(to_tensorflow(features).SerializeToString())) == by_bits(features)
 
 
-@pytest.mark.parametrize("features", CASES.values(), ids=CASES.keys())
-def test_round_trip(features):
-    assert by_bits(decode_example(encode_example(features))) == by_bits(features)
-
-
 def test_bytes_of_an_example_never_change():
     features = {
         "a": Feature("int64", [1, -1]),
