@@ -199,6 +199,12 @@ def test_subsamplings_that_only_tolerant_decoders_know_are_not_mended(jpegs):
             mend(rare[:cut], ImageError("truncated", "no end marker"))
 
 
+def test_a_second_start_is_another_image_and_not_left_out(jpegs):
+    """As where a thumbnail's file lies between segments."""
+    for name, data in jpegs.items():
+        assert mended(put(data, data.index(b"\xff\xdb"), b"\xff\xd8")) is None, name
+
+
 def test_segments_that_lost_their_marker_are_missed(jpegs):
     for name, data in jpegs.items():
         for code in (0xDB, 0xC4, 0xEE):
