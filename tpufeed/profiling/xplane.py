@@ -28,10 +28,6 @@ _CAPTURE = (
     "in the process that trains"
 )
 _TOOLS = ("overview_page", "roofline_model")
-# Properties that hold sentences. Those on infeed are left out: they say "NOT input-bound" of idle JAX programs.
-_REMARKS = (
-    "output_conclusion", "output_statement_html", "eager_statement_html", "outside_compilation_statement_html",
-)  # fmt: skip
 _PROFILE, _RESULT = f"host{_SUFFIX}", "tables.json"
 # These columns add up to a step. Transfers that the host takes part in are in "tcIdleTimeMs" already.
 _STEP_COLUMNS = (

@@ -83,7 +83,7 @@ def shard(  # noqa: PLR0913  # the public face
     with request.engine.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source, checked.to_dict(), make_plan, overwrite)
         if joined:
-            check_plan_of(destination, plan, source, checked)
+            check_joined_plan(destination, plan, source, checked)
         job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images, owner_of(plan)), REACH)
         result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, fsync=fsync), listener)
     unlabelled = iter_label_warnings(source, checked.label, plan.header.features)
@@ -139,7 +139,7 @@ def write_shard_plan(path: Path, source: str, destination: Store, options: Shard
         write_plan(path, *plan_shards(inventory, options, estimate, source))
 
 
-def check_plan_of(destination: Store, plan: Plan, source: str, options: ShardOptions) -> None:
+def check_joined_plan(destination: Store, plan: Plan, source: str, options: ShardOptions) -> None:
     """Raise ManifestError where the plan at the destination cannot be one of this source and these options."""
     header = plan.header
     if header.variants is not None or header.features[:1] != record_schema(labelled=False)[:1]:

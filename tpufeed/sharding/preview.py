@@ -13,7 +13,7 @@ from tpufeed.dataset.schema import further_columns
 from tpufeed.engines.engine import Engine, available_cores
 from tpufeed.errors import BuildError
 from tpufeed.sharding.advice import iter_label_warnings
-from tpufeed.sharding.build import check_plan_of, check_request, take_inventory
+from tpufeed.sharding.build import check_joined_plan, check_request, take_inventory
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardKeywords
 from tpufeed.sharding.plan import KIND, Probe, count_shards, plan_shards, probe_images
@@ -99,7 +99,7 @@ def preview_shard(
     finished = request.finished is not None
     plan, old = (None, []) if finished else check_destination(destination, KIND, source, checked.to_dict(), overwrite)
     if plan is not None:
-        check_plan_of(destination, plan, source, checked)
+        check_joined_plan(destination, plan, source, checked)
     with take_inventory(source, checked) as inventory:
         probe = probe_images(inventory, checked.images)
         shards, totals = count_shards(inventory, checked, probe.estimate), inventory.totals()

@@ -28,7 +28,7 @@ from torch_xla.distributed import parallel_loader
 import tpufeed
 from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.xla import loader as xla_epoch
+from tpufeed.loaders.xla import loader as xla_loader_file
 from tpufeed.loaders.xla import runtime as xla_runtime
 
 faulthandler.dump_traceback_later(140, exit=True)
@@ -167,7 +167,7 @@ def stuck():
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("tpufeed").addHandler(handler)
-    xla_epoch._STOPPING_SECONDS = 0.3
+    xla_loader_file._STOPPING_SECONDS = 0.3
     released = threading.Event()
 
     def make(value):
@@ -185,7 +185,7 @@ def stuck():
     deadline = time.monotonic() + 20
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
-    xla_epoch._STOPPING_SECONDS = 10.0
+    xla_loader_file._STOPPING_SECONDS = 10.0
     return seen, messages, threads()
 
 
