@@ -37,7 +37,7 @@ from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import Workers
 from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
-from tpufeed.storage.staging.folder import RemoteShard, copy_key, find_folder
+from tpufeed.storage.shard_folder import RemoteShard, copy_key, find_folder
 
 OPS = [RandomResizedCrop(32), HorizontalFlip()]
 SHORT = DoctorOptions(seconds=1.0, ops=OPS, batch_size=8)

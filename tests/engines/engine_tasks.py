@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tpufeed.engines.engine import Progress, ProgressMeter, ReportProgress
 from tpufeed.errors import StoreError
-from tpufeed.storage.temporary import temporary_folder
+from tpufeed.storage.local import temporary_folder
 
 
 def nothing(context: object, task: object, report_progress: ReportProgress) -> None:

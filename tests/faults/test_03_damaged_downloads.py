@@ -20,11 +20,11 @@ from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError, UnavailableError
-from tpufeed.storage import ranges
+from tpufeed.storage import reading
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.staging.folder import RemoteShard
-from tpufeed.storage.staging.stage import Stage
+from tpufeed.storage.shard_cache import ShardCache
+from tpufeed.storage.shard_folder import RemoteShard
 
 VICTIM = "train-v0-00001-of-00003.tfrecord"
 IN_ORDER = {"shuffle": False, "lanes": 1}
@@ -121,7 +121,7 @@ def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, 
     url = f"{kept}/cache"
     server.fault(operation="read", name=f"*/{name}", **damage)
     (file,) = (file for file in open_dataset(url).split("train").variants[0].files if file.name == name)
-    with Stage(open_store(url), tmp_path) as stage:
+    with ShardCache(open_store(url), tmp_path) as stage:
         stage.fetch([RemoteShard(file.name, file.bytes, file.crc32c)])
         view = stage.wait(RemoteShard(file.name, file.bytes, file.crc32c), 20)
         assert bytes(view) == server.get("bucket", f"kept/cache/{name}")
@@ -192,7 +192,7 @@ def test_a_task_that_is_damaged_each_time_is_named(server, kept, command):
 @few_damages
 def test_a_plan_is_fetched_again(damage, server, kept, begun, monkeypatch):
     """It is read by ranges, none of which is the whole object, and each task once more before any is run."""
-    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 2000)
     server.fault(operation="read", name="d/_tpufeed/plan.jsonl", **{**damage, "calls": (1, 3)})
     tpufeed.shard(f"{kept}/photos", begun, shard_bytes="30KB", workers=1)
     assert len(met(server)) == 2
@@ -200,7 +200,7 @@ def test_a_plan_is_fetched_again(damage, server, kept, begun, monkeypatch):
 
 
 def test_a_plan_that_is_damaged_each_time_is_named(server, kept, begun, monkeypatch):
-    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 2000)
     server.fault("corrupt", operation="read", name="d/_tpufeed/plan.jsonl", calls=None)
     with pytest.raises(ManifestError, match=r"gs://bucket/d/_tpufeed/plan.jsonl: not a readable plan"):
         tpufeed.shard(f"{kept}/photos", begun, shard_bytes="30KB", workers=1)
@@ -210,7 +210,7 @@ def test_a_plan_that_is_damaged_each_time_is_named(server, kept, begun, monkeypa
 
 def test_a_host_looks_again_at_a_plan_of_another_run(server, begun, monkeypatch):
     """Before it says that it sees another destination than the others."""
-    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 2000)
     store = open_store(begun)
     run_id = read_plan(store).header.run_id
     header = server.get("bucket", "d/_tpufeed/plan.jsonl")
@@ -348,7 +348,7 @@ def test_two_equal_readings_of_three_decide(server, source):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Tars are read in many requests: one that brings the whole object is compared by the store."""
-    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 20_000)
 
 
 def damage_list(server, member, within, times=1):

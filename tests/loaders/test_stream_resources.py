@@ -20,7 +20,7 @@ from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, RecordError
 from tpufeed.loaders.buffers import BufferPool
-from tpufeed.storage.mapping import map_file
+from tpufeed.storage.local import map_file
 
 THREADS = 3
 

@@ -19,7 +19,7 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError
 from tpufeed.sharding.preview import preview_shard
 from tpufeed.storage.local import LocalStore
-from tpufeed.storage.reading import read_span
+from tpufeed.storage.store import read_span
 from tpufeed.tfrecord.crc32c import crc32c
 
 OPTIONS = {"shard_bytes": "40KB", "workers": 1}

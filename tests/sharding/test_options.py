@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tpufeed.errors import OptionError
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options, parse_splits
-from tpufeed.storage.sizes import parse_size
+from tpufeed.storage.store import parse_size
 
 
 @pytest.mark.parametrize(

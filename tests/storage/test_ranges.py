@@ -11,8 +11,7 @@ from tpufeed.errors import ObjectNotFoundError, StoreError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.ranges import open_compared, open_object
-from tpufeed.storage.reading import DamagedReadError
+from tpufeed.storage.reading import DamagedReadError, open_compared, open_object
 
 STORES = {
     "memory": lambda path: MemoryStore(f"memory://{path.name}-ranges"),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tpufeed.errors import OptionError
-from tpufeed.storage.staging import folder as stage_folder
-from tpufeed.storage.staging.folder import Claim, Part, StageFolder
-from tpufeed.storage.staging.stage import Stage
+from tpufeed.storage import shard_folder as stage_folder
+from tpufeed.storage.shard_cache import ShardCache
+from tpufeed.storage.shard_folder import PartialCopy, ShardFolder
 
 from .test_staging import PATIENCE, SIZE, WatchedStore, put, staged, until, use, warnings_of
 
@@ -22,7 +22,7 @@ def store():
 
 
 def make(store, parent, shards=100, **options):
-    return Stage(store, parent, shards * SIZE, connections=2, range_bytes=300, **options)
+    return ShardCache(store, parent, shards * SIZE, connections=2, range_bytes=300, **options)
 
 
 def test_the_folder_is_the_users_alone_and_names_nothing(store, tmp_path):
@@ -87,42 +87,36 @@ def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
     monkeypatch.setattr(stage_folder, "_default_places", lambda: places)
     room = {places[1]: stage_folder._LEAST_ROOM_BYTES - 1, places[2]: stage_folder._LEAST_ROOM_BYTES}
     monkeypatch.setattr(stage_folder, "free_bytes", lambda folder: room.get(folder, 0))
-    with Stage(store) as stage:
+    with ShardCache(store) as stage:
         assert stage.folder == folder_of(places[2])
         (stage.folder / "0.shard").write_bytes(b"x")
     room[places[2]] -= 1  # taken by that copy, which does not drive the stage away
-    with Stage(store) as stage:
+    with ShardCache(store) as stage:
         assert stage.folder == folder_of(places[2])
     room[places[2]] -= 1
-    with Stage(store) as stage:
+    with ShardCache(store) as stage:
         assert stage.folder == folder_of(places[3])  # small as it is: there is no other
     assert not folder_of(places[1]).exists()
 
 
 def test_the_default_budget_is_half_of_what_would_be_free_without_the_copies(store, tmp_path):
     size = 8 << 20
-    first = Stage(store, tmp_path)
+    first = ShardCache(store, tmp_path)
     free = stage_folder.free_bytes(tmp_path)
     assert abs(first.budget_bytes - free // 2) < free // 10
     first.close()
     folder_of(tmp_path).joinpath("0.shard").write_bytes(bytes(size))
-    assert Stage(store, tmp_path)._folder.used_bytes() == size
+    assert ShardCache(store, tmp_path)._folder.used_bytes() == size
 
 
-def test_what_is_in_memory_has_no_more_room_than_memory():
-    if not stage_folder.is_in_memory(Path("/dev/shm")):
+def test_what_is_in_memory_has_no_more_room_than_the_machine_or_its_container(monkeypatch):
+    if not stage_folder.is_in_memory(stage_folder.MEMORY):
         pytest.skip("/dev/shm is no tmpfs here")
-    available = stage_folder._free_memory_bytes()
-    assert 0 < available < 1 << 50
-    assert stage_folder.free_bytes(Path("/dev/shm")) <= available * 1.1
-    assert not stage_folder.is_in_memory(Path("/proc"))
-
-
-def test_the_limit_of_a_container_counts(monkeypatch):
-    monkeypatch.setattr(stage_folder, "memory_left", lambda: 2500)
-    assert stage_folder._free_memory_bytes() == 2500
     monkeypatch.setattr(stage_folder, "memory_left", lambda: None)
-    assert stage_folder._free_memory_bytes() > 2500
+    assert 2500 < stage_folder.free_bytes(stage_folder.MEMORY) < 1 << 50
+    monkeypatch.setattr(stage_folder, "memory_left", lambda: 2500)
+    assert stage_folder.free_bytes(stage_folder.MEMORY) == 2500
+    assert not stage_folder.is_in_memory(Path("/proc"))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -164,9 +158,9 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("lied_to", [False, True], ids=["asked", "allocating"])
 def test_a_disk_that_is_smaller_than_the_budget(store, small_disk, caplog, monkeypatch, lied_to):
     if lied_to:
-        monkeypatch.setattr("tpufeed.storage.staging.folder.free_bytes", lambda _: 1 << 40)
+        monkeypatch.setattr("tpufeed.storage.shard_folder.free_bytes", lambda _: 1 << 40)
     shards = [put(store, f"s{number}", 400_000) for number in range(4)]
-    with Stage(store, small_disk, 1 << 40, connections=2, range_bytes=100_000) as stage:
+    with ShardCache(store, small_disk, 1 << 40, connections=2, range_bytes=100_000) as stage:
         stage.fetch(shards)
         for shard in shards[:2]:
             assert bytes(stage.wait(shard, PATIENCE)) == store.read(shard.name)
@@ -193,12 +187,12 @@ class Fetching:
     """One copy on its way, a step at a time, as a process of its own would take them."""
 
     def __init__(self, parent, data):
-        self.folder, self.data = StageFolder(parent, 1 << 20), data
+        self.folder, self.data = ShardFolder(parent, 1 << 20), data
         self.part = self.descriptor = None
 
     def claim(self):
-        claimed = self.folder.claim(Claim("key", len(self.data)))
-        self.part = claimed if isinstance(claimed, Part) else None
+        claimed = self.folder.claim("key", len(self.data))
+        self.part = claimed if isinstance(claimed, PartialCopy) else None
 
     def write(self):
         self.folder.reserve(self.part)

@@ -16,7 +16,7 @@ from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Op, to_dict
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.sharding.options import ShardKeywords
-from tpufeed.storage.sizes import parse_size
+from tpufeed.storage.store import parse_size
 
 KIND = "cache warmup"
 Encoding = Literal["raw", "jpeg", "png", "webp"]

@@ -25,8 +25,7 @@ from tpufeed.errors import (
     StoreError,
     mask_secrets,
 )
-from tpufeed.storage.ranges import open_object
-from tpufeed.storage.reading import READS
+from tpufeed.storage.reading import READS, open_object
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.crc32c import crc32c
 

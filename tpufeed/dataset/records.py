@@ -18,11 +18,10 @@ from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.remote import Range, RemoteShards
 from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import OptionError, RecordError, ShardError, StoreError
-from tpufeed.storage.mapping import map_file
-from tpufeed.storage.plainfile import open_plain
+from tpufeed.storage.local import map_file, open_plain
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.staging.folder import RemoteShard
-from tpufeed.storage.staging.stage import Stage
+from tpufeed.storage.shard_cache import ShardCache
+from tpufeed.storage.shard_folder import RemoteShard
 from tpufeed.tfrecord.framing import decode_records
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -60,7 +59,7 @@ class Reader:
         dataset: "Dataset",
         split: str,
         variant: int = 0,
-        stage: Stage | None = None,
+        stage: ShardCache | None = None,
         open_shards: int | None = None,
     ) -> None:
         variants = dataset.split(split).variants
@@ -138,7 +137,7 @@ class Reader:
                 yield from ahead.result()
 
     def due(self, shards: Iterable[int]) -> Iterator[RemoteShard]:
-        """List these shards and the index for `Stage.fetch`, unless they are files of this machine already.
+        """List these shards and the index for `ShardCache.fetch`, unless they are files of this machine already.
 
         The index is left out where a host of many reads so few of the shards that most of it would be for others: then
         its parts come by ranges, a request for each shard that is opened.

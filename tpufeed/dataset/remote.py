@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tpufeed.dataset.manifest import Shard
 from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, ShardError, StoreError
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.staging.folder import RemoteShard
+from tpufeed.storage.shard_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 
 _MERGED_BYTES = 4 << 20  # neighbours in one request, but not so many that none run beside it

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import RecordError, ShardError, StoreError
-from tpufeed.storage.ranges import open_object
-from tpufeed.storage.reading import settle
+from tpufeed.storage.reading import open_object, settle
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.framing import HEADER_BYTES, OVERHEAD_BYTES, decode_record, decode_records, encode_header

@@ -37,8 +37,8 @@ from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import Workers, plan_workers
-from tpufeed.storage.staging.folder import MEMORY, free_bytes, make_folder
-from tpufeed.storage.temporary import temporary_folder
+from tpufeed.storage.local import temporary_folder
+from tpufeed.storage.shard_folder import MEMORY, free_bytes, make_folder
 from tpufeed.tfrecord.crc32c import crc32c
 
 SPLIT = "train"

@@ -12,7 +12,7 @@ from tpufeed.dataset.partition import Remainder, World
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import Op
 from tpufeed.loaders.world import WorldLike
-from tpufeed.storage.sizes import parse_size
+from tpufeed.storage.store import parse_size
 
 _LEAST = {"batch_size": 1, "processes": 0, "threads": 1, "prefetch": 1, "lanes": 1, "max_bad_records": 0}
 

@@ -7,8 +7,8 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.loaders.crew import Due
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.storage.staging.folder import RemoteShard
-from tpufeed.storage.staging.stage import Stage
+from tpufeed.storage.shard_cache import ShardCache
+from tpufeed.storage.shard_folder import RemoteShard
 
 _FEWEST_STAGED = 32
 
@@ -86,12 +86,12 @@ class VariantSource:
                 reader.release()
 
 
-def make_stage(dataset: Dataset, options: LoaderOptions, connections: int = 16) -> Stage | None:
-    """The stage of a remote dataset, unless the options want none; `connections` as in `Stage`."""
+def make_stage(dataset: Dataset, options: LoaderOptions, connections: int = 16) -> ShardCache | None:
+    """The stage of a remote dataset, unless the options want none; `connections` as in `ShardCache`."""
     if options.stage_bytes == 0 or not dataset.is_remote:
         return None
     folder, budget = options.stage_dir, options.stage_bytes
-    return Stage(
+    return ShardCache(
         dataset.shards,
         None if folder is None else Path(folder),
         None if budget is None else int(budget),

@@ -9,8 +9,8 @@ from contextlib import suppress
 from tpufeed.dataset.manifest import Variant
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import ShardError, mask_secrets
-from tpufeed.storage.staging.folder import RemoteShard
-from tpufeed.storage.staging.stage import Stage
+from tpufeed.storage.shard_cache import ShardCache
+from tpufeed.storage.shard_folder import RemoteShard
 
 _logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class TouchedShards:
         where: names the split in a warning.
     """
 
-    def __init__(self, stage: Stage, variants: Sequence[Variant], where: str) -> None:
+    def __init__(self, stage: ShardCache, variants: Sequence[Variant], where: str) -> None:
         self.stage = stage
         self._variants = variants
         self._where = where

@@ -28,9 +28,9 @@ from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_shards, probe_images
 from tpufeed.sharding.sources import find_source
 from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
+from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
-from tpufeed.storage.temporary import temporary_folder
 
 
 def shard(  # noqa: PLR0913  # the public face

@@ -7,8 +7,7 @@ from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.rows import Found, Row, listing
-from tpufeed.storage.naming import check_name
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _SPLIT_OF_WORD = {

@@ -20,10 +20,9 @@ from tpufeed.errors import (
     UnavailableError,
 )
 from tpufeed.sharding.columns import decode_values
-from tpufeed.storage.naming import check_name
-from tpufeed.storage.reading import read_span, settle
+from tpufeed.storage.reading import settle
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import ObjectInfo, Span, Store
+from tpufeed.storage.store import ObjectInfo, Span, Store, check_name, read_span
 from tpufeed.tfrecord.example import Feature
 
 T = TypeVar("T")

@@ -21,9 +21,8 @@ from tpufeed.dataset.schema import LABEL, record_schema
 from tpufeed.errors import ManifestError, OptionError, mask_secrets
 from tpufeed.sharding import folders, tables, tars
 from tpufeed.sharding.sources import expand, find_files, named_files
-from tpufeed.storage.naming import check_name
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, check_name
 
 _WILD = re.compile(r"[*?\[]")
 _MOST_BYTES = 1 << 53  # files end there

@@ -9,7 +9,7 @@ from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import OptionError
 from tpufeed.images.policy import ImagePolicy
-from tpufeed.storage.sizes import parse_size
+from tpufeed.storage.store import parse_size
 
 
 class ShardKeywords(TypedDict, total=False):

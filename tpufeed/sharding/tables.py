@@ -22,7 +22,7 @@ from tpufeed.errors import (
 )
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.rows import Label, Row, resolve
-from tpufeed.storage.ranges import open_compared
+from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError,
 from tpufeed.sharding.folders import SUFFIXES as IMAGE_SUFFIXES
 from tpufeed.sharding.rows import Found, Row
 from tpufeed.sharding.tables import LOADERS_OWN, to_label
-from tpufeed.storage.ranges import open_object
-from tpufeed.storage.reading import DamagedReadError
+from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo, Store
 
 SUFFIXES = (".tar",)

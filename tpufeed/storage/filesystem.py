@@ -19,10 +19,9 @@ from tpufeed.errors import (
     UnavailableError,
     mask_secrets,
 )
-from tpufeed.storage.naming import check_name
+from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import read_by_threads
-from tpufeed.storage.store import ObjectInfo, Span
-from tpufeed.storage.temporary import temporary_folder
+from tpufeed.storage.store import ObjectInfo, Span, check_name
 
 # By name, as no backend is imported for them: of Python, botocore and aiohttp.
 _NETWORK_ERRORS = {"ConnectionError", "TimeoutError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError"}

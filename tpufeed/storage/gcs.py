@@ -27,8 +27,8 @@ from tpufeed.storage.gcs_transfers import (
     content_of_file,
     read_many,
 )
+from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import ObjectInfo, Span
-from tpufeed.storage.temporary import temporary_folder
 
 _NO_GENERATION = "0"  # as a precondition: there is no object
 _LOOKS = 3  # how often what a put met may be gone when it is looked at

@@ -31,7 +31,7 @@ from tpufeed.errors import (
     UnavailableError,
     mask_secrets,
 )
-from tpufeed.storage.naming import check_name
+from tpufeed.storage.store import check_name
 
 _logger = logging.getLogger(__name__)
 # The system's, as a seeded generator gives all workers the same pauses and would take draws from the user's.

@@ -35,8 +35,7 @@ from tpufeed.storage.gcs_requests import (
     from_crc32c,
     generation_of,
 )
-from tpufeed.storage.naming import check_name
-from tpufeed.storage.store import Span
+from tpufeed.storage.store import Span, check_name
 
 # Lost of a body that breaks off. The time limit of a socket is for one send as a whole: pieces let a slow line be slow.
 _PIECE_BYTES = 256 << 10

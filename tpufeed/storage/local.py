@@ -1,28 +1,35 @@
-"""Objects as files of a local folder. Create-only puts are hard links, which fail where the name is taken."""
+"""Local files: a store over a folder, temporary folders, and files mapped into memory."""
 
+import ctypes
 import errno
 import fcntl
+import mmap
 import os
+import secrets
 import shutil
 import stat
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import tempfile
+import weakref
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from io import FileIO
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
-from tpufeed.storage.naming import check_name
-from tpufeed.storage.plainfile import open_plain
-from tpufeed.storage.reading import read_span
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Span
-from tpufeed.storage.temporary import temporary_folder
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Span, check_name, read_span
 
 _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_SYSTEM_PREFIX = "tpufeed-put-"
+_TRIES = 100
 
 
 class LocalStore:
-    """A `Store` over a local folder."""
+    """A `Store` over a local folder. A create-only put is a hard link, which fails where the name is taken."""
 
     shared = True
     conditional = True
@@ -139,11 +146,15 @@ class LocalStore:
         """Make a folder in the store's own file system, so that a put is a link. Parents that stay empty go again."""
         with self._errors(_TEMPORARY):
             above = [folder for folder in (self._root / _TEMPORARY).parents if not folder.exists()]
-        with ExitStack() as stack:
-            stack.callback(_remove_empty, above)
-            with self._errors(_TEMPORARY):
-                folder = stack.enter_context(temporary_folder(self._root / _TEMPORARY))
-            yield folder
+        try:
+            with ExitStack() as stack:
+                with self._errors(_TEMPORARY):
+                    folder = stack.enter_context(temporary_folder(self._root / _TEMPORARY))
+                yield folder
+        finally:
+            with suppress(OSError):  # another process at work has a temporary folder of its own in them: they stay
+                for parent in above:  # innermost first
+                    parent.rmdir()
 
     def _path(self, name: str) -> str:
         return self._prefix + check_name(name)
@@ -207,13 +218,6 @@ def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Innermost first. Another process at work has a temporary folder of its own in them, so that they stay."""
-    with suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
-
-
 def _move_to_new(path: Path, final: Path) -> None:
     try:
         os.link(path, final)
@@ -228,3 +232,131 @@ def _move_to_new(path: Path, final: Path) -> None:
         path.rename(final)
         return
     path.unlink()
+
+
+def open_plain(path: str, flags: int) -> int:
+    """Open a plain file, for `open(..., opener=open_plain)`; refuse what could be read, or waited for, without end.
+
+    Raises:
+        IsADirectoryError: a folder.
+        OSError: a pipe, a device or a socket, as a link in a dataset from elsewhere may lead to.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "it is no plain file but a pipe or a device", path)
+
+
+@contextmanager
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """A new folder in `parent`, removed on exit; those of killed processes are removed first.
+
+    Args:
+        parent: holds nothing else, is made where it is missing and removed where this leaves it empty. None is where
+            the system keeps temporary files.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    prefix = _SYSTEM_PREFIX if parent is None else ""
+    where = Path(tempfile.gettempdir()) if parent is None else parent
+    _remove_abandoned(where, prefix)
+    folder, descriptor = _make_locked(where, prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+        if parent is not None:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def _make_locked(parent: Path, prefix: str) -> tuple[Path, int]:
+    for tries_left in reversed(range(_TRIES)):
+        folder = parent / f"{prefix}{secrets.token_hex(8)}"
+        try:
+            with suppress(FileExistsError):  # exist_ok=True fails where another thread removes it at this moment
+                parent.mkdir(parents=True)
+            folder.mkdir(mode=0o700)
+            descriptor = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+            continue  # another process has tidied up in between
+        with suppress(OSError):  # a file system without locks: nothing is tidied there
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if folder.exists():
+            return folder, descriptor
+        os.close(descriptor)
+    raise FileNotFoundError(f"{parent}: folders vanish as they are made")
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    try:
+        names = os.listdir(parent)
+    except FileNotFoundError:
+        return
+    for name in names:
+        if name.startswith(prefix):
+            with suppress(OSError):
+                _remove_unlocked(parent / name)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid == os.getuid():  # the system's folder is everyone's
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def map_file(descriptor: int, size_bytes: int) -> memoryview:
+    """The bytes of an open file, read-only. They stay mapped as long as the view, or anything made from it, lives.
+
+    The descriptor may be closed at once. A file that is truncated while it is mapped ends the process with SIGBUS, as
+    with Python's own mmap.
+
+    Args:
+        descriptor: of the file.
+        size_bytes: how much of it, at least one byte.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+    libc = _libc()
+    address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return np.asarray(_Mapping(address, size_bytes), np.uint8).data
+
+
+class _Mapping:
+    """Memory that numpy makes an array of, which refers to this."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        read_only = True
+        self.__array_interface__ = {
+            "data": (address, read_only),
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+        # Not when the interpreter exits: other threads may still read.
+        weakref.finalize(self, _libc().munmap, address, size_bytes).atexit = False
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long
+    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    return libc

@@ -6,10 +6,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
-from tpufeed.storage.naming import check_name
-from tpufeed.storage.reading import read_span
-from tpufeed.storage.store import ObjectInfo, Span
-from tpufeed.storage.temporary import temporary_folder
+from tpufeed.storage.local import temporary_folder
+from tpufeed.storage.store import ObjectInfo, Span, check_name, read_span
 
 _lock = threading.Lock()
 _objects: dict[str, tuple[bytes, int]] = {}

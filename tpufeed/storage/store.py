@@ -1,14 +1,18 @@
-"""A store holds named bytes below one URL."""
+"""The `Store` protocol, names and spans in it, and sizes as people write them."""
 
+import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
 
-from tpufeed.errors import StoreError
+from tpufeed.errors import OptionError, StoreError
 
 BROKEN_LINK = "broken link"  # the version of a link to nothing
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +115,37 @@ class Store(Protocol):
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         """A local folder for files to be `put_file`d; it is removed on exit, and after a kill by the next one made."""
+
+
+def check_name(name: str) -> str:
+    """Return `name`, where it is relative and has no `.` or `..` parts and no NUL.
+
+    Raises:
+        OptionError: the name could lead out of its store.
+    """
+    if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
+        raise OptionError(f"{name!r} is no name within a store; names are relative, without empty, '.' or '..' parts")
+    return name
+
+
+def read_span(store: Store, span: Span) -> bytes | StoreError:
+    """Return the bytes of a span, or why they cannot be read."""
+    try:
+        if span.stop is None and not span.start:
+            return store.read(span.name, span.version)
+        stop = span.stop
+        if stop is None:
+            info = store.stat(span.name)
+            stop = span.start if info is None else max(span.start, info.size_bytes)
+        return store.read_range(span.name, span.start, stop, span.version)
+    except StoreError as error:
+        return error
+
+
+def parse_size(text: str | int) -> int:
+    """Return the bytes that "64MB", "1GiB" or 1048576 stand for. Raises OptionError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
+    unit = None if match is None else _UNITS.get(match.group(2).lower())
+    if match is None or unit is None:
+        raise OptionError(f"{text!r} is no size; write it like 64MB or 128MiB")
+    return int(Decimal(match.group(1)) * unit)  # a float would overflow

@@ -23,7 +23,7 @@ from tpufeed.errors import StoreError, TpufeedError
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.workers import Workers
-from tpufeed.storage.staging.folder import RemoteShard, copy_key, find_folder, free_bytes, is_in_memory
+from tpufeed.storage.shard_folder import RemoteShard, copy_key, find_folder, free_bytes, is_in_memory
 
 CONNECTIONS = 16  # as loaders stage
 

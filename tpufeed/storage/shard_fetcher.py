@@ -1,4 +1,4 @@
-"""Fetching shards into the stage: what is due next, the downloads, pauses after failures, and what was counted."""
+"""Fetch shards into the shard cache: the queue of what is due, the downloads, and pauses after failures."""
 
 import logging
 import os
@@ -6,17 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from tpufeed.errors import ShardError, StoreError, mask_secrets
-from tpufeed.storage.staging.folder import (
+from tpufeed.storage.shard_folder import (
     FULL,
-    Claim,
-    Part,
+    PartialCopy,
     Refusal,
     RemoteShard,
-    StageFolder,
+    ShardFolder,
     copy_key,
     read_crc32c,
     release,
@@ -33,15 +32,18 @@ _STOP_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class Counts:
-    """Counted from the making of a `Stage` on.
+class ShardCacheStats:
+    """Counts of one `ShardCache` since it was made, and figures of its folder.
 
     Attributes:
         shards_fetched: copies that it has published.
-        bytes_fetched: what those hold.
+        bytes_fetched: bytes in those.
         retries: downloads that had to be made again.
         hits: times that a copy was opened.
-        misses: times that one was not there.
+        misses: times that a copy was looked for and not there.
+        evictions: copies that it has evicted.
+        used_bytes: bytes that the folder takes now, by all processes.
+        budget_bytes: bytes that the folder may take.
     """
 
     shards_fetched: int = 0
@@ -49,29 +51,12 @@ class Counts:
     retries: int = 0
     hits: int = 0
     misses: int = 0
+    evictions: int = 0
+    used_bytes: int = 0
+    budget_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StageStatistics:
-    """Counts of a stage, as in `Counts`, and figures of its folder.
-
-    Attributes:
-        evictions: copies that this stage has evicted.
-        used_bytes: what the folder takes now, whoever fetched it.
-        budget_bytes: what it may take.
-    """
-
-    shards_fetched: int
-    bytes_fetched: int
-    retries: int
-    hits: int
-    misses: int
-    evictions: int
-    used_bytes: int
-    budget_bytes: int
-
-
-class Troubles:
+class Backoff:
     """Failed downloads of the shards of the store at `url`.
 
     Attributes:
@@ -119,7 +104,7 @@ class Troubles:
             _logger.warning("%s", mask_secrets(message))
 
 
-class Agenda:
+class FetchQueue:
     """The shards of one consumer in the order in which they are due.
 
     A shard is due, then begun or put off, then ahead (its copy is there), then opened. What an earlier list asked for
@@ -276,7 +261,7 @@ class Download:
         error: why it failed, or None; set at most once.
     """
 
-    def __init__(self, store: Store, shard: RemoteShard, part: Part) -> None:
+    def __init__(self, store: Store, shard: RemoteShard, part: PartialCopy) -> None:
         self.shard = shard
         self.part = part
         self.error: Exception | None = None
@@ -310,30 +295,24 @@ class Download:
         """
         if self.error is None:
             try:
-                self._read(start, buffer[: stop - start])
+                buffer = buffer[: stop - start]
+                found = self._store.read_into(self.shard.name, start, buffer, self._version)
+                if found < len(buffer):
+                    raise ShardError(
+                        f"it ends at byte {start + found}; the manifest says {self.shard.size_bytes} bytes"
+                    )
+                written = 0
+                while written < found:
+                    written += os.pwrite(self.part.descriptor, buffer[written:], start + written)
             except Exception as error:  # noqa: BLE001  # the thread goes on, and the last one raises it
                 self.error = error
         with self._lock:
             self._left -= 1
             return not self._left
 
-    def cancel(self, error: Exception) -> None:
-        """Let the ranges that are not begun fail with `error`."""
-        self.error = self.error or error
-
-    def verify(self) -> None:
-        """Raises ShardError where the bytes are not the manifest's."""
-        found = read_crc32c(self.part.descriptor, self.shard.size_bytes)
-        if found != self.shard.crc32c:
-            raise ShardError(f"its CRC-32C is {found:#010x}; the manifest says {self.shard.crc32c:#010x}")
-
-    def _read(self, start: int, buffer: memoryview) -> None:
-        found = self._store.read_into(self.shard.name, start, buffer, self._version)
-        if found < len(buffer):
-            raise ShardError(f"it ends at byte {start + found}; the manifest says {self.shard.size_bytes} bytes")
-        written = 0
-        while written < found:
-            written += os.pwrite(self.part.descriptor, buffer[written:], start + written)
+    def cancel(self) -> None:
+        """Let the ranges that are not begun fail."""
+        self.error = self.error or StoreError("the stage was closed")
 
 
 class Fetcher:
@@ -349,7 +328,9 @@ class Fetcher:
         range_bytes: how long they are.
     """
 
-    def __init__(self, store: Store, folder: StageFolder, counts: Counts, connections: int, range_bytes: int) -> None:
+    def __init__(
+        self, store: Store, folder: ShardFolder, counts: ShardCacheStats, connections: int, range_bytes: int
+    ) -> None:
         self._counts = counts
         self._store = store
         self._folder = folder
@@ -358,19 +339,19 @@ class Fetcher:
         self._changed = threading.Condition()
         self._news = False
         self._stopped = False
-        self._agenda = Agenda()
+        self._queue = FetchQueue()
         self._downloads: set[Download] = set()
         self._ranges: SimpleQueue[tuple[Download, int, int] | None] = SimpleQueue()
-        self._troubles = Troubles(store.url)
+        self._backoff = Backoff(store.url)
         self._threads: list[threading.Thread] = []
 
     def fetch(self, shards: Iterable[RemoteShard], in_use: Container[RemoteShard]) -> None:
         """These are due, in this order, instead of what was asked for before and is not begun."""
         keyed = [(shard, copy_key(self._store.url, shard)) for shard in shards]
         with self._changed:
-            keyed = [(shard, key) for shard, key in keyed if shard not in self._troubles.damaged]
-            self._agenda.forget_gone(self._folder.has)
-            self._agenda.replace(keyed, self._troubles.retry_at, in_use)
+            keyed = [(shard, key) for shard, key in keyed if shard not in self._backoff.damaged]
+            self._queue.forget_gone(self._folder.has)
+            self._queue.replace(keyed, self._backoff.retry_at, in_use)
             if not self._threads and keyed and not self._stopped:
                 self._start()
             self._tell()
@@ -379,29 +360,29 @@ class Fetcher:
         """Note that a copy has been opened."""
         with self._changed:
             self._counts.hits += 1
-            self._agenda.drop(shard)
+            self._queue.drop(shard)
             self._tell()
 
     def missed(self, shard: RemoteShard, key: str) -> None:
         """It was looked for, and is not there. Raises ShardError where it never will be, as its bytes are wrong."""
         with self._changed:
             self._counts.misses += 1
-            if shard in self._troubles.damaged:
-                raise ShardError(self._troubles.damaged[shard])
-            if self._agenda.lose(shard, key):
+            if shard in self._backoff.damaged:
+                raise ShardError(self._backoff.damaged[shard])
+            if self._queue.lose(shard, key):
                 self._tell()
 
     def evicted(self, shard: RemoteShard, key: str) -> None:
         """Note that a damaged copy has gone: it is fetched again at once, if this process fetches."""
         with self._changed:
             if self._threads and not self._stopped:
-                self._agenda.want_again(shard, key)
+                self._queue.want_again(shard, key)
                 self._tell()
 
     def warn_once(self, kind: str, message: str) -> None:
         """A warning, for the first of each `kind`."""
         with self._changed:
-            self._troubles.warn_once(kind, message)
+            self._backoff.warn_once(kind, message)
 
     def wait(self, seconds: float) -> None:
         """Until something has changed, or that long."""
@@ -414,9 +395,9 @@ class Fetcher:
             if self._stopped:
                 return
             self._stopped = True
-            self._agenda.clear()
+            self._queue.clear()
             for download in self._downloads:
-                download.cancel(StoreError("the stage was closed"))
+                download.cancel()
             for _ in self._threads:
                 self._ranges.put(None)
             self._tell()
@@ -429,7 +410,7 @@ class Fetcher:
 
     def close_descriptors(self) -> None:
         """Close all descriptors in a forked process, which would keep locked what this holds and fetches."""
-        for descriptor in (*(each.part.descriptor for each in self._downloads), *self._agenda.descriptors()):
+        for descriptor in (*(each.part.descriptor for each in self._downloads), *self._queue.descriptors()):
             with suppress(OSError):
                 os.close(descriptor)
 
@@ -461,9 +442,9 @@ class Fetcher:
         while self._ranges.qsize() < self._connections:
             with self._changed:
                 now = time.monotonic()
-                first = self._agenda.first(now)
+                first = self._queue.first(now)
                 if first is None:
-                    later = self._agenda.next_time()
+                    later = self._queue.next_time()
                     return None if later is None else max(0.0, later - now)
             try:
                 if not self._begin(*first):
@@ -481,41 +462,39 @@ class Fetcher:
                 f"budget of {self._folder.budget_bytes:,}: shards like it are read by ranges. Give more stage_bytes",
             )
             with self._changed:
-                self._agenda.drop(shard)
+                self._queue.drop(shard)
             return True
         descriptor = self._folder.hold(key, shard.size_bytes)
         if descriptor is not None:
             self._stage(shard, key, descriptor)
             return True
         claimed = self._claim(shard, key)
-        if isinstance(claimed, Part):
+        if isinstance(claimed, PartialCopy):
             self._launch(shard, claimed)
         elif claimed is not Refusal.FULL:
             with self._changed:
-                self._agenda.put_off(shard, key, time.monotonic() + _POLL_SECONDS, elsewhere=True)
+                self._queue.put_off(shard, key, time.monotonic() + _POLL_SECONDS, elsewhere=True)
         return claimed is not Refusal.FULL
 
-    def _claim(self, shard: RemoteShard, key: str) -> Part | Refusal:
+    def _claim(self, shard: RemoteShard, key: str) -> PartialCopy | Refusal:
         with self._changed:
-            claim = Claim(key, shard.size_bytes, self._agenda.spared(), self._agenda.due())
-            needed = self._agenda.is_needed_next()
-        claimed = self._folder.claim(claim)
-        if claimed is not Refusal.FULL or not needed:
-            return claimed
-        with self._changed:
-            self._agenda.forget_left_over()
-            claim = replace(claim, spared=self._agenda.spared())
-        claimed = self._folder.claim(claim)
-        if claimed is not Refusal.FULL:
-            return claimed
-        self.warn_once(
-            "exceeded",
-            f"all shards in {self._folder.path} are in use: it will exceed its budget of "
-            f"{self._folder.budget_bytes:,} bytes. Give more stage_bytes, or fewer lanes",
-        )
-        return self._folder.claim(replace(claim, exceed=True))
+            spared, due, needed = self._queue.spared(), self._queue.due(), self._queue.is_needed_next()
+        claimed = self._folder.claim(key, shard.size_bytes, spared, due)
+        if claimed is Refusal.FULL and needed:
+            with self._changed:
+                self._queue.forget_left_over()
+                spared = self._queue.spared()
+            claimed = self._folder.claim(key, shard.size_bytes, spared, due)
+            if claimed is Refusal.FULL:
+                self.warn_once(
+                    "exceeded",
+                    f"all shards in {self._folder.path} are in use: it will exceed its budget of "
+                    f"{self._folder.budget_bytes:,} bytes. Give more stage_bytes, or fewer lanes",
+                )
+                claimed = self._folder.claim(key, shard.size_bytes, spared, due, exceed=True)
+        return claimed
 
-    def _launch(self, shard: RemoteShard, part: Part) -> None:
+    def _launch(self, shard: RemoteShard, part: PartialCopy) -> None:
         download = Download(self._store, shard, part)
         try:
             self._folder.reserve(part)
@@ -524,12 +503,12 @@ class Fetcher:
             self._folder.discard(part)
             raise
         with self._changed:
-            self._agenda.begin(shard)
+            self._queue.begin(shard)
             self._downloads.add(download)
-            self._counts.retries += self._troubles.has(shard)
+            self._counts.retries += self._backoff.has(shard)
             if self._stopped:
                 ranges = []
-                download.cancel(StoreError("the stage was closed"))
+                download.cancel()
             for start, stop in ranges:
                 self._ranges.put((download, start, stop))
         if not ranges:
@@ -552,7 +531,9 @@ class Fetcher:
         try:
             if download.error is not None:
                 raise download.error
-            download.verify()
+            found = read_crc32c(part.descriptor, shard.size_bytes)
+            if found != shard.crc32c:
+                raise ShardError(f"its CRC-32C is {found:#010x}; the manifest says {shard.crc32c:#010x}")
             descriptor = self._folder.publish(part)
         except Exception as error:  # noqa: BLE001  # logged, and the shard is tried again
             download.error = None  # a cycle otherwise: its traceback holds this frame, which holds the download
@@ -570,35 +551,28 @@ class Fetcher:
 
     def _stage(self, shard: RemoteShard, key: str, descriptor: int) -> None:
         with self._changed:
-            self._troubles.clear(shard)
+            self._backoff.clear(shard)
             if self._stopped:
                 release(descriptor)
             else:
-                self._agenda.stage(shard, key, descriptor)
+                self._queue.stage(shard, key, descriptor)
             self._tell()
 
     def _fail(self, shard: RemoteShard, key: str, error: Exception) -> None:
         full = isinstance(error, OSError) and error.errno in FULL
         if full:
-            self._shrink()
+            with suppress(OSError):
+                used, budget = self._folder.used_bytes(), self._folder.budget_bytes
+                if used < budget:
+                    self._folder.budget_bytes = used
+                    text = f"{self._folder.path} is full: the stage there goes on with {used:,} bytes"
+                    _logger.warning(f"{text} instead of {budget:,}")
         with self._changed:
             if self._stopped:
                 return
-            self._troubles.add(shard, error, time.monotonic(), quiet=full)
-            if shard in self._troubles.damaged:
-                self._agenda.drop(shard)
+            self._backoff.add(shard, error, time.monotonic(), quiet=full)
+            if shard in self._backoff.damaged:
+                self._queue.drop(shard)
             else:
-                self._agenda.put_off(shard, key, self._troubles.retry_at[shard])
+                self._queue.put_off(shard, key, self._backoff.retry_at[shard])
             self._tell()
-
-    def _shrink(self) -> None:
-        with suppress(OSError):
-            used, budget = self._folder.used_bytes(), self._folder.budget_bytes
-            if used < budget:
-                self._folder.budget_bytes = used
-                _logger.warning(
-                    "%s is full: the stage there goes on with %s bytes instead of %s",
-                    self._folder.path,
-                    f"{used:,}",
-                    f"{budget:,}",
-                )

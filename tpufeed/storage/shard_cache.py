@@ -1,8 +1,9 @@
-"""The stage: verified local copies of remote shards, fetched ahead of need and shared by all processes of a host.
+"""The shard cache: verified local copies of remote shards, fetched ahead of need and shared by all processes of a host.
 
-A copy has passed its CRC-32C when it appears, and another process that finds one trusts its name, which holds size and
-CRC, and its size. While it is looked at it is not evicted. It stays when the process ends, for the next one. A reader
-that finds it damaged since, by a disk or by another program, evicts it.
+It keeps the bytes of shards as they are; a cache of augmented images (`tpufeed cache warmup`) is a dataset of its own.
+A copy has passed its CRC-32C when it appears. Another process that finds a copy trusts its name, which holds size and
+CRC, and its size. A copy is not evicted while a process looks at it, and stays for the next process. A reader that
+finds a copy damaged since then, by a disk or by another program, evicts it.
 """
 
 import logging
@@ -11,7 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -19,8 +20,8 @@ from typing import Self
 from crc32c import crc32c
 
 from tpufeed.errors import OptionError, mask_secrets
-from tpufeed.storage.staging.fetcher import Counts, Fetcher, StageStatistics
-from tpufeed.storage.staging.folder import RemoteShard, StageFolder, copy_key
+from tpufeed.storage.shard_fetcher import Fetcher, ShardCacheStats
+from tpufeed.storage.shard_folder import RemoteShard, ShardFolder, copy_key
 from tpufeed.storage.store import Store
 
 _POLL_SECONDS = 0.05  # other processes fetch, too
@@ -28,7 +29,7 @@ _POLL_SECONDS = 0.05  # other processes fetch, too
 _logger = logging.getLogger(__name__)
 
 
-class Stage:
+class ShardCache:
     """Copies of the shards of one store, for one consumer. Thread-safe; a forked process goes on with a fresh plan.
 
     Threads start with the first `fetch`; who only opens needs none.
@@ -58,9 +59,9 @@ class Stage:
                 "1 on (to do without a stage, make none)"
             )
         self._store = store
-        self._folder = StageFolder(parent, budget_bytes)
-        self._counts = Counts()
-        self._make_fetcher = partial(Fetcher, store, self._folder, self._counts, connections, range_bytes)
+        self._folder = ShardFolder(parent, budget_bytes)
+        self._stats = ShardCacheStats()
+        self._make_fetcher = partial(Fetcher, store, self._folder, self._stats, connections, range_bytes)
         self._mapped: weakref.WeakValueDictionary[RemoteShard, mmap.mmap] = weakref.WeakValueDictionary()
         self._renew()
         os.register_at_fork(after_in_child=partial(_after_fork, weakref.ref(self)))
@@ -138,10 +139,10 @@ class Stage:
             self._fetcher.wait(min(left, _POLL_SECONDS))
         return view
 
-    def statistics(self) -> StageStatistics:
+    def statistics(self) -> ShardCacheStats:
         """Return what the stage has done so far."""
-        return StageStatistics(
-            **asdict(self._counts),
+        return replace(
+            self._stats,
             evictions=self._folder.evictions,
             used_bytes=self._folder.used_bytes(),
             budget_bytes=self._folder.budget_bytes,
@@ -189,7 +190,7 @@ class Stage:
         self._renew()
 
 
-def _after_fork(stage: weakref.ref[Stage]) -> None:
+def _after_fork(stage: weakref.ref[ShardCache]) -> None:
     found = stage()
     if found is not None:
         found._forked()

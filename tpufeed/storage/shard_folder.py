@@ -1,4 +1,9 @@
-"""The stage's folder on disk or in memory: where it is, its copies of shards, and what other processes do there."""
+"""The shard cache's folder on disk or in memory: its place, its copies of shards, and its locks.
+
+Processes share the folder by `flock`, which the kernel releases when a process dies: a shared lock on a copy keeps it
+from being evicted, an exclusive lock on a partial copy says that a process is fetching it, and the file `lock` is held
+while copies are counted, made or removed.
+"""
 
 import errno
 import fcntl
@@ -13,16 +18,17 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 
 from crc32c import crc32c
 
 from tpufeed.cgroups import memory_left
 from tpufeed.errors import OptionError, mask_secrets
 
-STAGE_DIR = "TPUFEED_STAGE_DIR"  # an environment variable: where to stage when nobody says
+STAGE_DIR = "TPUFEED_STAGE_DIR"  # an environment variable: where copies go when no folder is given
 MEMORY = Path("/dev/shm")
 _FORMAT_VERSION = 1
 _LEAST_ROOM_BYTES = 2 << 30  # a default place with less is passed over for the next
@@ -44,7 +50,9 @@ def find_folder(parent: Path | None) -> Path:
     for place in places:
         path = place / name
         try:
-            if place is places[-1] or _room_bytes(place, path) >= _LEAST_ROOM_BYTES:
+            place.mkdir(parents=True, exist_ok=True)
+            used = sum(copy.stat().st_size for copy in path.iterdir()) if path.is_dir() else 0  # would be kept
+            if place is places[-1] or used + free_bytes(place) >= _LEAST_ROOM_BYTES:
                 make_folder(path)
                 return path
         except OSError as error:
@@ -88,8 +96,13 @@ def is_in_memory(folder: Path) -> bool:
 
 def free_bytes(folder: Path) -> int:
     """Return how much more fits into an existing folder; in memory no more than the machine or container has."""
-    free = shutil.disk_usage(folder).free
-    return min(free, _free_memory_bytes()) if is_in_memory(folder) else free
+    free = [shutil.disk_usage(folder).free]
+    if is_in_memory(folder):
+        left = memory_left()
+        free += [] if left is None else [left]
+        lines = _read_lines(Path("/proc/meminfo"))
+        free += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return min(free)
 
 
 def _default_places() -> list[Path]:
@@ -97,21 +110,6 @@ def _default_places() -> list[Path]:
         return [Path(os.environ[STAGE_DIR]).absolute()]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return [MEMORY, cache, Path(tempfile.gettempdir())]
-
-
-def _room_bytes(place: Path, path: Path) -> int:
-    place.mkdir(parents=True, exist_ok=True)
-    used = sum(copy.stat().st_size for copy in path.iterdir()) if path.is_dir() else 0
-    return used + free_bytes(place)
-
-
-def _free_memory_bytes() -> int:
-    left = memory_left()
-    free = [] if left is None else [left]
-    for line in _read_lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            free.append(int(line.split()[1]) << 10)
-    return min(free, default=1 << 62)
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -152,7 +150,7 @@ class Refusal(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartialCopy:
     """A copy that we are fetching to `path`; `descriptor` has the exclusive lock."""
 
     key: str
@@ -161,28 +159,8 @@ class Part:
     descriptor: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Shard that is to be fetched, and copies that may be removed for it.
-
-    Attributes:
-        key: names the copy.
-        size_bytes: how long it is.
-        spared: copies that do not go, whether in use or not.
-        due: when others are due, as rising numbers; they go after the rest, the last due first. The rest goes from the
-            one that was used longest ago.
-        exceed: take it also where there is no room.
-    """
-
-    key: str
-    size_bytes: int
-    spared: frozenset[str] = frozenset()
-    due: Mapping[str, int] = field(default_factory=dict)
-    exceed: bool = False
-
-
-class StageFolder:
-    """Folder of local copies, see the module. Thread-safe.
+class ShardFolder:
+    """A folder of local copies. Thread-safe.
 
     Args:
         parent: holds the folder, or None for the best of the default places.
@@ -263,32 +241,62 @@ class StageFolder:
         with suppress(OSError):
             _touch(self.path / f"{key}{_SHARD}")
 
-    def claim(self, claim: Claim) -> Part | Refusal:
-        """Begin to fetch a copy. Others see so, and its bytes count, until `publish` or `discard`. Raises OSError."""
+    def claim(
+        self,
+        key: str,
+        size_bytes: int,
+        spared: frozenset[str] = frozenset(),
+        due: Mapping[str, int] = MappingProxyType({}),
+        exceed: bool = False,
+    ) -> PartialCopy | Refusal:
+        """Begin to fetch a copy. Others see so, and its bytes count, until `publish` or `discard`.
+
+        Args:
+            key: names the copy.
+            size_bytes: how long it is.
+            spared: copies that are not removed for it.
+            due: when other copies are due, as rising numbers. They are removed after the rest, the last due first; the
+                rest is removed from the copy that was used longest ago.
+            exceed: take it also where there is no room.
+
+        Raises:
+            OSError: the folder cannot be used.
+        """
         with self._locked(), ExitStack() as stack:
-            if self.has(claim.key):
+            if self.has(key):
                 return Refusal.STAGED
-            if not self._remove_parts(claim.key):
+            if not self._remove_parts(key):
                 return Refusal.ELSEWHERE
-            path = self.path / f"{claim.key}.{secrets.token_hex(8)}{_PART}"
+            path = self.path / f"{key}.{secrets.token_hex(8)}{_PART}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
             stack.callback(os.close, descriptor)
             stack.callback(path.unlink, missing_ok=True)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not self._make_room(claim):
-                return Refusal.FULL
-            os.ftruncate(descriptor, claim.size_bytes)
+            excess = self.used_bytes() + size_bytes - self.budget_bytes
+            if excess > 0:
+                excess -= self._remove_abandoned()
+                copies = [copy for copy in self._copies() if copy.name.endswith(_SHARD) and copy.key not in spared]
+                copies.sort(key=lambda copy: (copy.key in due, -due.get(copy.key, 0), copy.used_ns))
+                if excess > sum(copy.size_bytes for copy in copies) and not exceed:
+                    return Refusal.FULL  # evicting all of them would not be enough
+                for copy in copies:
+                    if excess > 0 and self._remove_unlocked(copy):
+                        excess -= copy.size_bytes
+                        self.evictions += 1
+                if excess > 0 and not exceed:
+                    return Refusal.FULL
+            os.ftruncate(descriptor, size_bytes)
             stack.pop_all()
-            return Part(claim.key, claim.size_bytes, path, descriptor)
+            return PartialCopy(key, size_bytes, path, descriptor)
 
-    def reserve(self, part: Part) -> None:
+    def reserve(self, part: PartialCopy) -> None:
         """Have its bytes allocated. Raises OSError, with one of `FULL` where they do not fit."""
         if part.size_bytes > free_bytes(self.path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if part.size_bytes:
             os.posix_fallocate(part.descriptor, 0, part.size_bytes)
 
-    def publish(self, part: Part) -> int:
+    def publish(self, part: PartialCopy) -> int:
         """Make a verified copy visible; returns its descriptor, which holds it as `hold` does. Raises OSError."""
         if not self._in_memory:  # a copy that a crash of the machine has emptied would be trusted after it
             os.fdatasync(part.descriptor)
@@ -298,7 +306,7 @@ class StageFolder:
             fcntl.flock(part.descriptor, fcntl.LOCK_SH)
         return part.descriptor
 
-    def discard(self, part: Part) -> None:
+    def discard(self, part: PartialCopy) -> None:
         """Give up a copy. Raises OSError."""
         try:
             with self._locked():
@@ -309,23 +317,6 @@ class StageFolder:
     def used_bytes(self) -> int:
         """Return the bytes that copies and parts take. Raises OSError."""
         return sum(copy.size_bytes for copy in self._copies())
-
-    def _make_room(self, claim: Claim) -> bool:
-        excess = self.used_bytes() + claim.size_bytes - self.budget_bytes
-        if excess <= 0:
-            return True
-        excess -= self._remove_abandoned()
-        copies = [copy for copy in self._copies() if copy.name.endswith(_SHARD) and copy.key not in claim.spared]
-        copies.sort(key=lambda copy: (copy.key in claim.due, -claim.due.get(copy.key, 0), copy.used_ns))
-        if excess > sum(copy.size_bytes for copy in copies) and not claim.exceed:
-            return False  # evicting them would help nobody
-        for copy in copies:
-            if excess <= 0:
-                break
-            if self._remove_unlocked(copy):
-                excess -= copy.size_bytes
-                self.evictions += 1
-        return excess <= 0 or claim.exceed
 
     def _remove_parts(self, key: str) -> bool:
         """Remove what dead processes have left of a copy; False where somebody is fetching it."""

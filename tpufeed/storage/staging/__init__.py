@@ -1,1 +1,0 @@
-"""Verified local copies of remote shards, fetched ahead of need; `tpufeed.storage.staging.stage` is the way in."""
