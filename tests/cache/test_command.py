@@ -17,7 +17,8 @@ from tpufeed.cache import warmup
 from tpufeed.cache.build import preview_warmup
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OpError, TpufeedError
-from tpufeed.images.ops import CenterCrop, GaussianBlur, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, to_dict
+from tpufeed.images import CenterCrop, GaussianBlur, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
+from tpufeed.images.ops import to_dict
 from tpufeed.storage.local import LocalStore
 
 MODULE = [sys.executable, "-m", "tpufeed.cache", "warmup"]

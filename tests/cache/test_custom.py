@@ -17,9 +17,8 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OpError, OptionError, TaskError
-from tpufeed.images import custom
+from tpufeed.images import CenterCrop, Custom, custom
 from tpufeed.images.decoding import decode
-from tpufeed.images.ops import CenterCrop, Custom
 
 SIDE = 32
 CROP = f"CenterCrop({SIDE})"

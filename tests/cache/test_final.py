@@ -6,7 +6,8 @@ import pytest
 import tpufeed
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, from_dict
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
+from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.loaders.torch.host import TFRecordImages
 

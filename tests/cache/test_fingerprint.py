@@ -9,7 +9,7 @@ import pytest
 
 from tpufeed.cache.plan import fingerprint, make_options
 from tpufeed.errors import OptionError
-from tpufeed.images.ops import Custom, HorizontalFlip, RandomCrop, RandomResizedCrop
+from tpufeed.images import Custom, HorizontalFlip, RandomCrop, RandomResizedCrop
 
 DIGEST = "0123456789abcdef0123456789abcdef"
 CROP, FLIP = RandomResizedCrop(size=224), HorizontalFlip()

@@ -12,7 +12,7 @@ from tpufeed.cache.build import preview_warmup
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
-from tpufeed.images.ops import HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
+from tpufeed.images import HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
 
 SIDE = 32
 

@@ -13,7 +13,7 @@ from tpufeed.cache import build as build_module
 from tpufeed.cache import warmup
 from tpufeed.dataset.manifest import encode_manifest
 from tpufeed.errors import BuildError, DatasetExistsError, DatasetNotFoundError, DuplicateWriterError, OptionError
-from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomResizedCrop
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop
 from tpufeed.storage.local import LocalStore
 
 SIDE = 32

@@ -15,7 +15,7 @@ import tpufeed
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetExistsError, DuplicateWriterError, NoInputsError, OptionError, TooManyRejectsError
-from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomResizedCrop
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop
 
 ROOT = Path(__file__).parents[2]
 SIDE = 32

@@ -15,7 +15,7 @@ from tpufeed.cache.plan import CacheOptions
 from tpufeed.cache.source import Sample
 from tpufeed.cache.worker import Augmenter
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.storage.memory import MemoryStore
 

@@ -30,8 +30,7 @@ from tpufeed.diagnosis.stages.measure import read_rate
 from tpufeed.diagnosis.stages.probing import Order, Prober, Probes, Subject
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import DamageError, DatasetNotFoundError, LoaderError, OptionError
-from tpufeed.images.flips import HorizontalFlip
-from tpufeed.images.ops import Custom
+from tpufeed.images import Custom, HorizontalFlip
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.loaders.options import LoaderOptions

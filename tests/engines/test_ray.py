@@ -18,7 +18,7 @@ from tpufeed import __version__, cache
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.ray import RayEngine
 from tpufeed.errors import BuildError, TaskError
-from tpufeed.images.ops import CenterCrop, Custom
+from tpufeed.images import CenterCrop, Custom
 
 ray = pytest.importorskip("ray")
 

@@ -11,7 +11,7 @@ import tpufeed
 from tpufeed import cache
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, TaskError, TpufeedError
-from tpufeed.images.ops import CenterCrop, Resize
+from tpufeed.images import CenterCrop, Resize
 from tpufeed.tfrecord.framing import HEADER_BYTES, encode_header, iter_records
 
 RECORD = 2

@@ -10,7 +10,7 @@ import tpufeed
 from tests.faults.remote import HURRY, QUICK, epochs_of, met, names_of, pairs, until_error
 from tpufeed import cache
 from tpufeed.errors import ObjectChangedError, ShardError, TaskError
-from tpufeed.images.ops import CenterCrop, Resize
+from tpufeed.images import CenterCrop, Resize
 
 OPS = [Resize(40), CenterCrop(32)]
 CACHE = {"size": 32, "variants": 2, "shard_bytes": "40KB", "workers": 1}

@@ -10,7 +10,7 @@ import tpufeed
 from tests.faults.remote import names_of, objects
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetExistsError
-from tpufeed.images.ops import CenterCrop, Resize
+from tpufeed.images import CenterCrop, Resize
 
 OPS = [Resize(40), CenterCrop(32)]
 

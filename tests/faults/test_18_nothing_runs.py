@@ -11,7 +11,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import TpufeedError
-from tpufeed.images.ops import Custom
+from tpufeed.images import Custom
 
 SOURCES = sorted((Path(__file__).parents[2] / "tpufeed").rglob("*.py"))
 MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}

@@ -15,7 +15,7 @@ import tpufeed
 from tpufeed import cache
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import NoInputsError
-from tpufeed.images.ops import CenterCrop, Resize
+from tpufeed.images import CenterCrop, Resize
 from tpufeed.tfrecord.example import decode_example
 
 OPS = [Resize(40), CenterCrop(32)]

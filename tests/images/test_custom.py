@@ -18,9 +18,8 @@ import pytest
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images import Custom, HorizontalFlip, RandomCrop, RandomResizedCrop
 from tpufeed.images.decoding import decode
-from tpufeed.images.determinism import check_deterministic
 from tpufeed.images.ops import from_dict, is_op, to_dict
-from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pipeline import Pipeline, check_deterministic
 
 HERE = Path(__file__).parent
 DRAWS = [0.1, 0.2, 0.3, 0.4]

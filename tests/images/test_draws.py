@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufeed.images.draws import uniforms
+from tpufeed.images.rng import uniforms
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tpufeed.errors import OptionError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
-from tpufeed.images.draws import uniforms
 from tpufeed.images.ops import from_dict, is_op
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.resizing import reduction, resize, short_side_size
+from tpufeed.images.rng import uniforms
 
 sides = st.integers(1, 5000)
 sizes = sides | st.tuples(sides, sides)

@@ -22,8 +22,7 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
-from tpufeed.images.ops import OPS, from_dict, to_dict
-from tpufeed.images.parsing import parse_op
+from tpufeed.images.ops import OPS, from_dict, parse_op, to_dict
 
 lengths = st.integers(1, 16384)
 sizes = lengths | st.tuples(lengths, lengths)

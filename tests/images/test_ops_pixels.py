@@ -26,9 +26,9 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
-from tpufeed.images.draws import generator, noise, uniforms
+from tpufeed.images.affine import warp
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.warping import warp
+from tpufeed.images.rng import generator, noise, uniforms
 
 LARGEST = 1 - 2**-53
 unit = st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 0.5, LARGEST])

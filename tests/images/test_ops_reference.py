@@ -20,10 +20,10 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
+from tpufeed.images.color import autocontrast, equalize
 from tpufeed.images.decoding import decode
-from tpufeed.images.draws import uniforms
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.tones import autocontrast, equalize
+from tpufeed.images.rng import uniforms
 
 LARGEST = 1 - 2**-53
 ENHANCERS = {

@@ -24,9 +24,9 @@ from tpufeed.images import (
     Rotate,
 )
 from tpufeed.images.decoding import decode
-from tpufeed.images.draws import uniforms
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
+from tpufeed.images.rng import uniforms
 
 PIPELINES = {
     "train": [RandomResizedCrop(224), HorizontalFlip()],

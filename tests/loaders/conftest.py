@@ -17,7 +17,7 @@ import pytest
 import tpufeed
 from tpufeed import cache
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.images.ops import CenterCrop, HorizontalFlip, RandomResizedCrop
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop
 
 ROOT = Path(__file__).parents[2]
 PHOTOS = 96

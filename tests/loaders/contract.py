@@ -25,7 +25,7 @@ import numpy as np
 
 import tpufeed
 from tpufeed.errors import OptionError
-from tpufeed.images.ops import Custom
+from tpufeed.images import Custom
 
 SECONDS = 10  # only keep a failing test from hanging
 OPTIONS = {"batch_size": 8, "seed": 3, "remainder": "pad", "columns": ["image", "label", "sample"]}

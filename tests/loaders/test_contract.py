@@ -20,7 +20,7 @@ from tpufeed import cache
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.images.ops import HorizontalFlip, RandomCrop
+from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.loaders.decoder import Decoder
 
 SAMPLES, BATCH, SEED = 70, OPTIONS["batch_size"], OPTIONS["seed"]

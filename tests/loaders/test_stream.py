@@ -10,7 +10,7 @@ import simplejpeg
 import tpufeed
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.errors import OptionError
-from tpufeed.images.ops import CenterCrop
+from tpufeed.images import CenterCrop
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.storage.filesystem import FsspecStore

@@ -11,7 +11,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import LoaderError, OptionError, RecordError
-from tpufeed.images.ops import CenterCrop, Custom
+from tpufeed.images import CenterCrop, Custom
 
 
 def make(url, **options):

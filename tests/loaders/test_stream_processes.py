@@ -18,7 +18,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError, RecordError
-from tpufeed.images.ops import Custom
+from tpufeed.images import Custom
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import plan_workers
 

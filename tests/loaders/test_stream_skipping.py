@@ -9,7 +9,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import OptionError, RecordError
-from tpufeed.images.ops import RandomCrop
+from tpufeed.images import RandomCrop
 
 OPTIONS = {"columns": ["sample", "image", "label"], "shuffle": False, "batch_size": 10}
 

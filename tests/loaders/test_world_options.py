@@ -15,7 +15,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.images.ops import Resize
+from tpufeed.images import Resize
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions
 from tpufeed.loaders.world import find_tf_world, find_world, to_world
 

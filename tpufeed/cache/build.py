@@ -28,7 +28,8 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget
 from tpufeed.engines.engine import Engine, Job, available_cores
 from tpufeed.errors import DamageError, DatasetExistsError, DuplicateWriterError, ObjectNotFoundError, OptionError
-from tpufeed.images.ops import Custom, from_dict, to_dict
+from tpufeed.images import Custom
+from tpufeed.images.ops import from_dict, to_dict
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store

@@ -12,8 +12,9 @@ from tpufeed.dataset.manifest import CacheInfo
 from tpufeed.dataset.plan import Task
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
 from tpufeed.errors import OptionError
-from tpufeed.images.flips import HorizontalFlip
-from tpufeed.images.ops import Op, to_dict
+from tpufeed.images import HorizontalFlip
+from tpufeed.images.ops import to_dict
+from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.sharding.options import ShardKeywords
 from tpufeed.storage.store import parse_size

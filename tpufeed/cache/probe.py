@@ -13,8 +13,7 @@ from tpufeed.cache.worker import Augmenter, encode_pixels
 from tpufeed.dataset.plan import PlanHeader, Task
 from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import decode
-from tpufeed.images.determinism import check_deterministic
-from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pipeline import Pipeline, check_deterministic
 
 _PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
 _PROBED_SECONDS = 1.0  # an op may take seconds an image

@@ -20,8 +20,8 @@ from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.encoding import encode
 from tpufeed.images.mending import mend
-from tpufeed.images.ops import Draws
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
+from tpufeed.images.protocols import Draws
 from tpufeed.storage.registry import open_store
 from tpufeed.tfrecord.crc32c import BytesLike
 from tpufeed.tfrecord.example import Feature, encode_entry

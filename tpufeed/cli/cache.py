@@ -133,7 +133,7 @@ def warmup_command(
     """
     find_own_modules()
     from tpufeed.cache.build import preview_warmup, warmup
-    from tpufeed.images.parsing import parse_op
+    from tpufeed.images.ops import parse_op
 
     chosen: dict[str, Any] = {
         "size": size,

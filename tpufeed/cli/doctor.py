@@ -110,7 +110,7 @@ def doctor_command(
     find_own_modules()
     from tpufeed.diagnosis.doctor import DoctorOptions, examine
     from tpufeed.diagnosis.report import check_report_path
-    from tpufeed.images.parsing import parse_op
+    from tpufeed.images.ops import parse_op
 
     if report is not None:
         check_report_path(report)

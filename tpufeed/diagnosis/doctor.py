@@ -58,9 +58,9 @@ from tpufeed.diagnosis.stages.measure import (
 from tpufeed.diagnosis.stages.probing import Subject
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import DatasetNotFoundError, NoInputsError, OptionError, SourceError, TpufeedError
-from tpufeed.images.flips import HorizontalFlip
-from tpufeed.images.ops import Op
+from tpufeed.images import HorizontalFlip
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.decoder import Decoder
 from tpufeed.loaders.options import LoaderOptions

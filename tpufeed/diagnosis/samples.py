@@ -30,10 +30,10 @@ from tpufeed.diagnosis.stages.measure import measure_throughput
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import ImageError, RecordError, StoreError, TpufeedError
-from tpufeed.images.flips import HorizontalFlip
-from tpufeed.images.ops import Op
+from tpufeed.images import HorizontalFlip
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import Workers, plan_workers

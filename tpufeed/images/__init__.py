@@ -1,27 +1,11 @@
-"""Pixels: decoding, resizing, encoding and the augmentation ops. No I/O.
+"""Pixels: decoding, resizing, encoding and the augmentation ops. No I/O. An op is listed here and nowhere else."""
 
-The ops are imported when they are first used: whoever only stores images does without them.
-"""
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tpufeed.images.ops import (
-        CenterCrop,
-        ColorJitter,
-        Custom,
-        GaussianBlur,
-        Grayscale,
-        HorizontalFlip,
-        RandAugment,
-        RandomCrop,
-        RandomErasing,
-        RandomResizedCrop,
-        Resize,
-        Rotate,
-        VerticalFlip,
-    )
+from tpufeed.images.affine import HorizontalFlip, Rotate, VerticalFlip
+from tpufeed.images.color import ColorJitter, GaussianBlur, Grayscale
+from tpufeed.images.custom import Custom
+from tpufeed.images.erasing import RandomErasing
+from tpufeed.images.randaugment import RandAugment
+from tpufeed.images.windows import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 
 __all__ = [
     "CenterCrop",
@@ -38,13 +22,3 @@ __all__ = [
     "Rotate",
     "VerticalFlip",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("tpufeed.images.ops"), name)
-    raise AttributeError(f"module 'tpufeed.images' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__

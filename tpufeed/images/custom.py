@@ -13,16 +13,16 @@ import numpy as np
 
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.draws import generator
-from tpufeed.images.parameters import shown
-from tpufeed.images.protocols import Draws
+from tpufeed.images.protocols import Draws, SameSizeOp
+from tpufeed.images.rng import generator
+from tpufeed.images.validation import shown
 
 Augmentation = Callable[[Pixels, np.random.Generator], Pixels]
 _WAY_OUT = "put it, by `def` and under a name of its own, into a module that workers can import, and give 'module:name'"
 
 
 @dataclass(frozen=True, slots=True)
-class Custom:
+class Custom(SameSizeOp):
     """Any function of (uint8 RGB array, numpy Generator) that returns a uint8 array of the same shape.
 
     The function gets a copy of the image, which it may change and return. All its random numbers must come from the
@@ -47,9 +47,6 @@ class Custom:
         target = self.target if isinstance(self.target, str) else _name_of(self.target)
         object.__setattr__(self, "target", _check_target(target))
         object.__setattr__(self, "version", _check_version(self.version))
-
-    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        return size
 
     def skips(self, draws: Draws) -> bool:
         return False

@@ -6,16 +6,16 @@ from typing import ClassVar, Literal
 
 from tpufeed.errors import OptionError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.draws import noise
-from tpufeed.images.parameters import between, check_fill, check_positive_range, check_probability, shown
-from tpufeed.images.protocols import Draws, Fill, copied
+from tpufeed.images.protocols import Draws, Fill, RandomlyApplied, copied
+from tpufeed.images.rng import noise
+from tpufeed.images.validation import between, check_fill, check_positive_range, check_probability, shown
 
 _TRIES = range(1, 21, 2)
 _TOP, _LEFT, _NOISE = 21, 22, 23
 
 
 @dataclass(frozen=True, slots=True)
-class RandomErasing:
+class RandomErasing(RandomlyApplied):
     """A random rectangle erased with probability `p` (torchvision's rule).
 
     Ten tries for one that is smaller than the image in both directions; then none is erased.
@@ -44,12 +44,6 @@ class RandomErasing:
                     f"RandomErasing: value is a level, (red, green, blue) or 'random', not {shown(self.value)}"
                 )
             object.__setattr__(self, "value", check_fill("RandomErasing", "value", self.value))
-
-    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        return size
-
-    def skips(self, draws: Draws) -> bool:
-        return draws[0] >= self.p
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         top, left, height, width = self._rectangle(image.shape[0], image.shape[1], draws)

@@ -1,67 +1,24 @@
-"""List of all ops by name, and their descriptions as plain data."""
+"""All ops by name, and their two descriptions: plain data for manifests, and text for the command line."""
 
+import ast
+import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
+from tpufeed import images
 from tpufeed.errors import OptionError
-from tpufeed.images.colour import ColorJitter, GaussianBlur, Grayscale
 from tpufeed.images.custom import Custom
-from tpufeed.images.erasing import RandomErasing
-from tpufeed.images.flips import HorizontalFlip, VerticalFlip
-from tpufeed.images.geometry import Rotate
-from tpufeed.images.parameters import shown
-from tpufeed.images.protocols import Draws, Op, PixelOp, Window, WindowOp
-from tpufeed.images.randaugment import RandAugment
-from tpufeed.images.windows import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from tpufeed.images.protocols import Op, PixelOp, WindowOp
+from tpufeed.images.validation import shown
 
-__all__ = [
-    "OPS",
-    "CenterCrop",
-    "ColorJitter",
-    "Custom",
-    "Draws",
-    "GaussianBlur",
-    "Grayscale",
-    "HorizontalFlip",
-    "Op",
-    "PixelOp",
-    "RandAugment",
-    "RandomCrop",
-    "RandomErasing",
-    "RandomResizedCrop",
-    "Resize",
-    "Rotate",
-    "VerticalFlip",
-    "Window",
-    "WindowOp",
-    "from_dict",
-    "is_op",
-    "signature",
-    "to_dict",
-]
-
-OPS: Mapping[str, type[Any]] = MappingProxyType(
-    {
-        op.__name__: op
-        for op in (
-            CenterCrop,
-            ColorJitter,
-            Custom,
-            GaussianBlur,
-            Grayscale,
-            HorizontalFlip,
-            RandAugment,
-            RandomCrop,
-            RandomErasing,
-            RandomResizedCrop,
-            Resize,
-            Rotate,
-            VerticalFlip,
-        )
-    }
-)
+OPS: Mapping[str, type[Any]] = MappingProxyType({name: getattr(images, name) for name in images.__all__})
+_MOST_CHARACTERS = 1000
+_SHOWN_CHARACTERS = 100
+_CUSTOM = re.compile(r"(?P<target>[^\s()@'\"]*:[^\s()@'\"]*)(?:@(?P<version>.*))?", re.DOTALL)
 
 
 def is_op(value: object) -> TypeGuard[Op]:
@@ -114,3 +71,126 @@ def _short(value: object) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_short, value))})"
     return f"{value:.4g}" if isinstance(value, float) else repr(value)
+
+
+def parse_op(text: str) -> Op:
+    """The op that `text` names; `parse_op(repr(op)) == op`.
+
+    Either a call, of literals alone and with or without names ("Resize(256)", "RandomResizedCrop(scale=(0.3, 1.0))"),
+    a name ("HorizontalFlip"), or a function of the user's ("my.augment:heavy", "my.augment:heavy@2" for version "2").
+    Nothing is evaluated and nothing imported.
+
+    Raises:
+        OptionError: names the text, the place in it, and what could stand there.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise OptionError(f"op {_quoted(text)} has {len(text)} characters; {_MOST_CHARACTERS} are the most")
+    text = text.strip()
+    custom = _CUSTOM.fullmatch(text)
+    try:
+        if custom is not None:
+            op = Custom(custom["target"], "1" if custom["version"] is None else custom["version"])
+            if op.obstacle:  # a text is for a command, whose __main__ is its own
+                raise OptionError(op.obstacle)
+            return op
+        return _parse_call(text)
+    except _Misfit as error:
+        raise OptionError(f"op {_quoted(text)}: {error}") from None
+    except OptionError as error:
+        raise OptionError(f"op {_quoted(text)}: {error}") from error
+
+
+class _Misfit(Exception):  # never leaves this file
+    """Description of what is wrong with the text, still without the text."""
+
+
+def _parse_call(text: str) -> Op:
+    tree = _parse(text)
+    if isinstance(tree, ast.Name):
+        return _make(tree.id, {})
+    if not isinstance(tree, ast.Call):
+        _refuse_name(text)
+    if not isinstance(tree.func, ast.Name):
+        _refuse_name(ast.get_source_segment(text, tree.func) or text)
+    name = tree.func.id
+    if name not in OPS:
+        _refuse_name(name)
+    names = [field.name for field in fields(OPS[name])]
+    if len(tree.args) > len(names):
+        raise _Misfit(f"{len(tree.args)} values are too many: it is {signature(OPS[name])}")
+    parameters = {key: _literal(text, node) for key, node in zip(names, tree.args, strict=False)}
+    for keyword in tree.keywords:
+        key = keyword.arg
+        if key is None:
+            raise _Misfit(f"'**'{_place(text, keyword.value)} cannot stand here; write each parameter by its name")
+        if key not in names:
+            near = get_close_matches(key, names, 1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise _Misfit(f"{name} has no parameter {key!r}{_place(text, keyword)}. {hint}It is {signature(OPS[name])}")
+        if key in parameters:
+            raise _Misfit(f"{key!r}{_place(text, keyword)} is there twice")
+        parameters[key] = _literal(text, keyword.value)
+    return _make(name, parameters)
+
+
+def _parse(text: str) -> ast.expr:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a literal's odd escapes: it is an error below, or a fine text
+            return ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        place = f" at character {error.offset}" if error.offset else ""
+        raise _Misfit(f"{error.msg}{place}; write a name or a call, like RandomResizedCrop(size=224)") from error
+    except (ValueError, MemoryError, RecursionError) as error:
+        raise _Misfit(f"it cannot be read ({error or type(error).__name__})") from error
+
+
+def _make(name: str, parameters: dict[str, Any]) -> Op:
+    op = OPS.get(name)
+    if op is None:
+        _refuse_name(name)
+    missing = [field.name for field in fields(op) if field.default is MISSING and field.name not in parameters]
+    if missing:
+        raise _Misfit(f"{name} needs {' and '.join(missing)}: it is {signature(op)}")
+    try:
+        made: Op = op(**parameters)
+    except OptionError as error:
+        raise _Misfit(f"{error}. It is {signature(op)}") from error
+    return made
+
+
+def _literal(text: str, node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        written = _shorten(ast.get_source_segment(text, node) or "it")
+        raise _Misfit(
+            f"{written}{_place(text, node)} is no number, text or tuple of them; nothing else can stand there"
+        ) from None
+
+
+def _refuse_name(name: str) -> NoReturn:
+    near = get_close_matches(name, OPS, 1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    module, _, function = name.rpartition(".")
+    if all(part.isidentifier() for part in (*module.split("."), function)):
+        hint = f"A function of your own is written {_shorten(f'{module}:{function}')}. "
+    raise _Misfit(
+        f"no op is called {_shorten(name)!r}. {hint}There are {', '.join(OPS)}, and functions of your own as "
+        "module:function or module:function@version"
+    )
+
+
+def _place(text: str, node: ast.expr | ast.keyword) -> str:
+    """Columns are in bytes of UTF-8; a person counts characters, the first as 1."""
+    line = re.split(r"\r\n|\r|\n", text)[node.lineno - 1]
+    column = len(line.encode()[: node.col_offset].decode(errors="replace")) + 1
+    return f" at character {column}" + (f" of line {node.lineno}" if node.lineno > 1 else "")
+
+
+def _quoted(text: str) -> str:
+    return repr(_shorten(text))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

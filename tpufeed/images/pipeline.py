@@ -6,15 +6,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.errors import ImageError, OptionError
+from tpufeed.errors import ImageError, OpError, OptionError
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, orientation_of
-from tpufeed.images.draws import uniforms
 from tpufeed.images.mending import mend
 from tpufeed.images.ops import is_op
 from tpufeed.images.orientation import turn
-from tpufeed.images.padding import cut_padded
 from tpufeed.images.protocols import Draws, Fill, Op, PixelOp, Window, WindowOp, keep
-from tpufeed.images.resizing import reduction, resize, resize_reduced
+from tpufeed.images.resizing import cut_padded, reduction, resize, resize_reduced
+from tpufeed.images.rng import uniforms
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
 _Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image
@@ -168,3 +167,32 @@ def _cut(pixels: Pixels, window: Window, fill: Fill, out: Pixels | None) -> Pixe
         view = cut_padded(pixels, window[:4], fill, out if as_it_is else None)
         return view if as_it_is else resize(view, out_height, out_width, out)
     return resize(pixels[top : top + height, left : left + width], out_height, out_width, out)
+
+
+def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draws]) -> None:
+    """Run each op twice, on copies of the pixels that the op before it made, and compare.
+
+    Args:
+        pipeline: its ops are run.
+        pixels: uint8 RGB of any size; stays as it is.
+        draws: one entry an op.
+
+    Raises:
+        OpError: names the first op that gives other pixels the second time; or an op failed.
+        OptionError: a function of the user's cannot be imported.
+    """
+    for number, (op, drawn) in enumerate(zip(pipeline.ops, draws, strict=True), 1):
+        alone = Pipeline((op,), pipeline.seed)
+        first, second = (alone.run(pixels.copy(), [drawn]) for _ in range(2))
+        if not np.array_equal(first, second):
+            difference = (
+                f"it gave {second.shape} after {first.shape}"
+                if first.shape != second.shape
+                else f"{int((first != second).sum())} of {first.size} values were others"
+            )
+            raise OpError(
+                f"{op}, number {number} of {len(pipeline.ops)} ops, is not deterministic: {difference} "
+                "when it ran again on the same image with the same random numbers. Take all of them from the Generator "
+                "that the function is given, none from random, np.random or torch, and keep nothing between calls"
+            )
+        pixels = first

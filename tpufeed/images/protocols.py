@@ -66,6 +66,25 @@ class PixelOp(Op, Protocol):
         """
 
 
+class SameSizeOp:
+    """Base of pixel ops: the size of an image does not change."""
+
+    __slots__ = ()
+
+    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        return size
+
+
+class RandomlyApplied(SameSizeOp):
+    """Base of pixel ops that are applied with probability `p`: the first draw decides."""
+
+    __slots__ = ()
+    p: float
+
+    def skips(self, draws: Draws) -> bool:
+        return draws[0] >= self.p
+
+
 def keep(image: Pixels, out: Pixels | None) -> Pixels:
     """The image unchanged: copied to `out`, or itself where there is none."""
     if out is None or out is image:

@@ -4,10 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import check_fill, check_int
-from tpufeed.images.protocols import Draws, Fill, keep
-from tpufeed.images.tones import (
+from tpufeed.images.affine import rotate, shear_x, shear_y, shift
+from tpufeed.images.color import (
     autocontrast,
     brighten,
     contrast,
@@ -17,7 +15,9 @@ from tpufeed.images.tones import (
     sharpen,
     solarize,
 )
-from tpufeed.images.warping import rotate, shear_x, shear_y, shift
+from tpufeed.images.decoding import Pixels
+from tpufeed.images.protocols import Draws, Fill, SameSizeOp, keep
+from tpufeed.images.validation import check_fill, check_int
 
 _MOST_OPS = 100
 _LARGEST_MAGNITUDE = 30  # of 31 bins
@@ -27,7 +27,7 @@ _Transform: TypeAlias = Callable[[Pixels, int, Fill, Pixels | None], Pixels]
 
 
 @dataclass(frozen=True, slots=True)
-class RandAugment:
+class RandAugment(SameSizeOp):
     """`num_ops` transforms one after another, each drawn from 14 (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719).
 
     Transforms and magnitudes are those of torchvision's RandAugment (torchvision/transforms/autoaugment.py) with
@@ -55,106 +55,43 @@ class RandAugment:
         """Number of draws of an image: for each transform which it is, and its sign."""
         return 2 * self.num_ops
 
-    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        return size
-
     def skips(self, draws: Draws) -> bool:
-        return all(_drawn(draw) is _identity for draw in draws[::2])
+        return all(_TRANSFORMS[int(draw * len(_TRANSFORMS))] is None for draw in draws[::2])
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         changed = False
         for number in range(0, self.draws, 2):
-            transform = _drawn(draws[number])
-            if transform is not _identity:
+            transform = _TRANSFORMS[int(draws[number] * len(_TRANSFORMS))]
+            if transform is not None:
                 signed = self.magnitude if draws[number + 1] < 0.5 else -self.magnitude
                 image = out = transform(image, signed, self.fill, out)
                 changed = True
         return image if changed else keep(image, out)
 
 
-def _drawn(draw: float) -> _Transform:
-    return _TRANSFORMS[int(draw * len(_TRANSFORMS))]
-
-
-def _identity(image: Pixels, _signed: int, _fill: Fill, out: Pixels | None) -> Pixels:
-    return keep(image, out)
-
-
-def _shear_x(image: Pixels, signed: int, fill: Fill, out: Pixels | None) -> Pixels:
-    return shear_x(image, 0.3 * signed / 30, fill, out)
-
-
-def _shear_y(image: Pixels, signed: int, fill: Fill, out: Pixels | None) -> Pixels:
-    return shear_y(image, 0.3 * signed / 30, fill, out)
-
-
-def _translate_x(image: Pixels, signed: int, fill: Fill, out: Pixels | None) -> Pixels:
-    return shift(image, 0, _shift_px(image.shape[1], signed), fill, out)
-
-
-def _translate_y(image: Pixels, signed: int, fill: Fill, out: Pixels | None) -> Pixels:
-    return shift(image, _shift_px(image.shape[0], signed), 0, fill, out)
-
-
 def _shift_px(side_px: int, signed: int) -> int:
-    """150 / 331 of the side at full magnitude, cut off to whole pixels."""
+    """Return 150 / 331 of the side at full magnitude, cut off to whole pixels."""
     pixels = 150 * side_px * abs(signed) // (331 * 30)
     return pixels if signed > 0 else -pixels
-
-
-def _rotate(image: Pixels, signed: int, fill: Fill, out: Pixels | None) -> Pixels:
-    return rotate(image, float(signed), fill, out)
-
-
-def _brightness(image: Pixels, signed: int, _fill: Fill, out: Pixels | None) -> Pixels:
-    return brighten(image, _factor(signed), out)
-
-
-def _color(image: Pixels, signed: int, _fill: Fill, out: Pixels | None) -> Pixels:
-    return saturate(image, _factor(signed), out)
-
-
-def _contrast(image: Pixels, signed: int, _fill: Fill, out: Pixels | None) -> Pixels:
-    return contrast(image, _factor(signed), out)
-
-
-def _sharpness(image: Pixels, signed: int, _fill: Fill, out: Pixels | None) -> Pixels:
-    return sharpen(image, _factor(signed), out)
 
 
 def _factor(signed: int) -> float:
     return 1 + 0.9 * signed / 30
 
 
-def _posterize(image: Pixels, signed: int, _fill: Fill, out: Pixels | None) -> Pixels:
-    return posterize(image, 8 - round(abs(signed) / 7.5), out)
-
-
-def _solarize(image: Pixels, signed: int, _fill: Fill, out: Pixels | None) -> Pixels:
-    return solarize(image, 255 - 8.5 * abs(signed), out)
-
-
-def _autocontrast(image: Pixels, _signed: int, _fill: Fill, out: Pixels | None) -> Pixels:
-    return autocontrast(image, out)
-
-
-def _equalize(image: Pixels, _signed: int, _fill: Fill, out: Pixels | None) -> Pixels:
-    return equalize(image, out)
-
-
-_TRANSFORMS: tuple[_Transform, ...] = (
-    _identity,
-    _shear_x,
-    _shear_y,
-    _translate_x,
-    _translate_y,
-    _rotate,
-    _brightness,
-    _color,
-    _contrast,
-    _sharpness,
-    _posterize,
-    _solarize,
-    _autocontrast,
-    _equalize,
+_TRANSFORMS: tuple[_Transform | None, ...] = (
+    None,  # the identity
+    lambda image, signed, fill, out: shear_x(image, 0.3 * signed / 30, fill, out),
+    lambda image, signed, fill, out: shear_y(image, 0.3 * signed / 30, fill, out),
+    lambda image, signed, fill, out: shift(image, 0, _shift_px(image.shape[1], signed), fill, out),
+    lambda image, signed, fill, out: shift(image, _shift_px(image.shape[0], signed), 0, fill, out),
+    lambda image, signed, fill, out: rotate(image, float(signed), fill, out),
+    lambda image, signed, _, out: brighten(image, _factor(signed), out),
+    lambda image, signed, _, out: saturate(image, _factor(signed), out),
+    lambda image, signed, _, out: contrast(image, _factor(signed), out),
+    lambda image, signed, _, out: sharpen(image, _factor(signed), out),
+    lambda image, signed, _, out: posterize(image, 8 - round(abs(signed) / 7.5), out),
+    lambda image, signed, _, out: solarize(image, 255 - 8.5 * abs(signed), out),
+    lambda image, _signed, _, out: autocontrast(image, out),
+    lambda image, _signed, _, out: equalize(image, out),
 )

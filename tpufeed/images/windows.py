@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tpufeed.images.parameters import check_fill, check_int, check_positive_range, check_size
 from tpufeed.images.protocols import Draws, Fill, Window
 from tpufeed.images.resizing import short_side_size
+from tpufeed.images.validation import check_fill, check_int, check_positive_range, check_size
 
 _MOST_PADDING_PX = 16384
 

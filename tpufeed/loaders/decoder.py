@@ -12,10 +12,12 @@ import numpy as np
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
+from tpufeed.images import Custom
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.ops import Custom, Draws, Op, from_dict
-from tpufeed.images.parameters import shown
+from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Draws, Op
+from tpufeed.images.validation import shown
 from tpufeed.tfrecord.layout import FixedLayout
 
 _NO_SIZE = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from tpufeed.dataset.partition import Remainder, World
 from tpufeed.errors import OptionError
-from tpufeed.images.ops import Op
+from tpufeed.images.protocols import Op
 from tpufeed.loaders.world import WorldLike
 from tpufeed.storage.store import parse_size
 

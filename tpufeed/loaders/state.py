@@ -7,7 +7,7 @@ from typing import Any
 from tpufeed.dataset.partition import World, default_lanes
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
-from tpufeed.images.parameters import shown
+from tpufeed.images.validation import shown
 
 _VERSION = 2  # of the order: 1 did not rotate shards
 

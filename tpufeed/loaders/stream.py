@@ -9,8 +9,8 @@ import numpy as np
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import OptionError, mask_secrets
-from tpufeed.images.parameters import shown
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.validation import shown
 from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, resolve_columns
 from tpufeed.loaders.crew import Crew

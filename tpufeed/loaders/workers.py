@@ -9,7 +9,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import OptionError
 from tpufeed.images.custom import Custom
-from tpufeed.images.parameters import shown
+from tpufeed.images.validation import shown
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.registry import url_scheme
 

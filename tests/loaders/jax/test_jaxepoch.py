@@ -18,7 +18,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import LoaderError, OptionError, RecordError
-from tpufeed.images.ops import Custom
+from tpufeed.images import Custom
 
 _before = dict(os.environ)
 import jax  # noqa: E402  # it sets TPU_SKIP_MDS_QUERY, over which torch_xla stumbles in processes of other tests

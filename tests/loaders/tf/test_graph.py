@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tpufeed.images.draws import uniforms
-from tpufeed.images.ops import (
+from tpufeed.images import (
     CenterCrop,
     ColorJitter,
     Grayscale,
@@ -18,6 +17,7 @@ from tpufeed.images.ops import (
     Resize,
     VerticalFlip,
 )
+from tpufeed.images.rng import uniforms
 from tpufeed.loaders.tf.graph import find_window, run_ops
 
 COUNT = 3000

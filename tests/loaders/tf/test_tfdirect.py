@@ -11,7 +11,7 @@ import tensorflow as tf
 import tpufeed
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
-from tpufeed.images.ops import (
+from tpufeed.images import (
     CenterCrop,
     ColorJitter,
     Custom,

@@ -12,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import tpufeed
 from tpufeed.errors import DatasetNotFoundError, OptionError, RecordError
-from tpufeed.images.ops import CenterCrop
+from tpufeed.images import CenterCrop
 
 SAMPLES = 70
 

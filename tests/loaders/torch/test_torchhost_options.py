@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 import tpufeed
 from tpufeed.dataset.manifest import encode_manifest
 from tpufeed.errors import OptionError
-from tpufeed.images.ops import CenterCrop
+from tpufeed.images import CenterCrop
 from tpufeed.storage.registry import open_store
 
 # Columns

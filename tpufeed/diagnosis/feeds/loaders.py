@@ -14,7 +14,8 @@ import tpufeed
 from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError
-from tpufeed.images.ops import HorizontalFlip, Op, RandomResizedCrop
+from tpufeed.images import HorizontalFlip, RandomResizedCrop
+from tpufeed.images.protocols import Op
 from tpufeed.profiling.fingerprints import Expected
 from tpufeed.tfrecord.example import Feature, decode_example
 

@@ -11,7 +11,7 @@ from tpufeed.diagnosis.feeds.options import BenchOptions, check_loaders
 from tpufeed.diagnosis.results import Run
 from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.errors import LoaderError
-from tpufeed.images.parsing import parse_op
+from tpufeed.images.ops import parse_op
 
 _ENTRY = "tpufeed.diagnosis.feeds.measure:serve"
 _LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to stage and to compile

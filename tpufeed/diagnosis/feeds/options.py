@@ -7,7 +7,7 @@ from typing import Literal
 
 from tpufeed.diagnosis.feeds.loaders import JAX, LOADERS, XLA
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.images.parsing import parse_op
+from tpufeed.images.ops import parse_op
 from tpufeed.profiling.accelerator import Limits
 from tpufeed.profiling.flops import AcceleratorProfile, custom_profile, find_tpu, nearest, profile
 

@@ -12,7 +12,7 @@ import numpy as np
 from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.images.parameters import shown
+from tpufeed.images.validation import shown
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.device import Crossing, DeviceStats, StatefulDeviceLoader
 from tpufeed.loaders.epoch import Endless, EpochIterator

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from tpufeed import images
 from tpufeed.dataset.index import Index
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.partition import Share, World
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
-from tpufeed.images import ops as images
-from tpufeed.images.parameters import as_range
 from tpufeed.images.protocols import Op, WindowOp
+from tpufeed.images.validation import as_range
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE
 from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.tf.options import Sharding, service_address

@@ -12,7 +12,7 @@ import numpy as np
 from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
-from tpufeed.images.ops import Op
+from tpufeed.images.protocols import Op
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.options import make_options
 from tpufeed.loaders.samples import SplitSamples

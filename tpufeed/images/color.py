@@ -1,24 +1,32 @@
-"""Changes of brightness and colour, as pure functions of image and amount.
+"""Brightness and colour: the ops `ColorJitter`, `Grayscale` and `GaussianBlur`, and the functions they are made of.
 
-All take uint8 RGB of any strides and write to `out` (C-contiguous, maybe the image itself) where it is given, else to
-memory of their own: the result may be written to. A factor is that of Pillow's ImageEnhance: 1 leaves the image as it
-is, 0 takes the quality away, above 1 there is more of it; results are rounded where Pillow cuts them off. What maps one
-level to another is a table: exact on every machine, and OpenCV looks it up without the GIL.
+All functions take uint8 RGB of any strides and write to `out` (C-contiguous, maybe the image itself) where it is given,
+else to memory of their own: the result may be written to. A factor is that of Pillow's ImageEnhance: 1 leaves the image
+as it is, 0 takes the quality away, above 1 there is more of it; results are rounded where Pillow cuts them off. Where
+one level is mapped to another, a table does so: exact on every machine, and OpenCV looks it up without the GIL.
 """
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from itertools import permutations
+from typing import Any, ClassVar
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import apart, copied
+from tpufeed.images.protocols import Draws, RandomlyApplied, SameSizeOp, apart, copied, keep
+from tpufeed.images.validation import as_range, between, check_positive_range, check_probability, check_spread
 
 _LEVELS = np.arange(256, dtype=np.float64)
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and torchvision have it
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / np.float32(13)  # Pillow's ImageFilter.SMOOTH
+_ORDERS = tuple(permutations(range(4)))
+_HUE_STEPS = 256
+_LARGEST_FACTOR = 100.0
+_LARGEST_SIGMA_PX = 100.0
 
 
 def brighten(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
@@ -134,3 +142,102 @@ def _written(result: Any, out: Pixels | None) -> Pixels:
     """OpenCV's result, which lies in `out` where that was given; its stubs do not know that uint8 stays uint8."""
     pixels: Pixels = result if out is None else out
     return pixels
+
+
+_STEPS: tuple[Callable[[Pixels, float, Pixels | None], Pixels], ...] = (
+    brighten,
+    contrast,
+    saturate,
+    lambda image, turn, out: shift_hue(image, round(turn * _HUE_STEPS), out),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ColorJitter(SameSizeOp):
+    """Brightness, contrast, saturation and hue changed in a random order (torchvision's rule).
+
+    Attributes:
+        brightness: the factor is uniform in [max(0, 1 - b), 1 + b], or in (low, high); 1 changes nothing.
+        contrast: see `brightness`.
+        saturation: see `brightness`.
+        hue: of the colour wheel's turn, uniform in [-h, h] with h of at most 0.5, or in (low, high); 0 changes nothing.
+
+    All four are held as (low, high).
+    """
+
+    brightness: float | tuple[float, float] = 0.0
+    contrast: float | tuple[float, float] = 0.0
+    saturation: float | tuple[float, float] = 0.0
+    hue: float | tuple[float, float] = 0.0
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 5
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            spread = check_spread("ColorJitter", name, getattr(self, name), 1.0, 0.0, _LARGEST_FACTOR)
+            object.__setattr__(self, name, spread)
+        object.__setattr__(self, "hue", check_spread("ColorJitter", "hue", self.hue, 0.0, -0.5, 0.5))
+
+    def skips(self, draws: Draws) -> bool:
+        return next(self._changes(draws), None) is None
+
+    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
+        changed = False
+        for number, amount in self._changes(draws):
+            image = out = _STEPS[number](image, amount, out)
+            changed = True
+        return image if changed else keep(image, out)
+
+    def _changes(self, draws: Draws) -> Iterator[tuple[int, float]]:
+        """Return the changes of the four in their order, and how much; without those that change nothing."""
+        spreads = (self.brightness, self.contrast, self.saturation, self.hue)
+        for number in _ORDERS[int(draws[4] * len(_ORDERS))]:
+            amount = between(as_range(spreads[number]), draws[number])
+            if round(amount * _HUE_STEPS) % _HUE_STEPS if number == 3 else amount != 1:
+                yield number, amount
+
+
+@dataclass(frozen=True, slots=True)
+class Grayscale(RandomlyApplied):
+    """Grey in all three channels with probability `p` (torchvision's RandomGrayscale).
+
+    Attributes:
+        p: the probability, 0 to 1.
+    """
+
+    p: float = 0.1
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", check_probability("Grayscale", self.p))
+
+    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
+        return desaturate(image, out)
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianBlur(RandomlyApplied):
+    """A Gaussian blur with probability `p`; the kernel reaches three `sigma`.
+
+    Beyond its edges the image is mirrored, the outermost pixels not repeated. OpenCV computes it in integers.
+
+    Attributes:
+        sigma: in pixels, uniform in (low, high).
+        p: the probability, 0 to 1.
+    """
+
+    sigma: tuple[float, float] = (0.1, 2.0)
+    p: float = 0.5
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        sigma = (self.sigma, self.sigma) if isinstance(self.sigma, int | float) else self.sigma
+        object.__setattr__(self, "sigma", check_positive_range("GaussianBlur", "sigma", sigma, _LARGEST_SIGMA_PX))
+        object.__setattr__(self, "p", check_probability("GaussianBlur", self.p))
+
+    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
+        sigma = between(self.sigma, draws[1])
+        blurred: Pixels = cv2.GaussianBlur(image, (0, 0), sigma, dst=out)  # type: ignore[assignment]
+        return blurred if out is None else out

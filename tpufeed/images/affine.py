@@ -1,6 +1,8 @@
-"""Affine maps of images at an unchanged size."""
+"""Affine maps at an unchanged size: rotations, shears, shifts, and `Rotate`, `HorizontalFlip`, `VerticalFlip`."""
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import cv2
 import numpy as np
@@ -8,11 +10,13 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.padding import cut_padded, scalar
-from tpufeed.images.protocols import Fill, apart
+from tpufeed.images.protocols import Draws, Fill, RandomlyApplied, SameSizeOp, apart
+from tpufeed.images.resizing import cut_padded, scalar
+from tpufeed.images.validation import as_range, between, check_fill, check_probability, check_spread
 
 Row = tuple[float, float, float]
 _LONGEST_SIDE_PX = 24_000
+_UPSIDE_DOWN, _LEFT_TO_RIGHT = 0, 1  # as cv2.flip counts axes
 
 
 def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -> Pixels:
@@ -84,3 +88,77 @@ def _places(row: Row, height: int, width: int) -> npt.NDArray[np.int32]:
     places: npt.NDArray[np.int32] = across[None] + down[:, None]
     places >>= 5
     return places
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate(SameSizeOp):
+    """A rotation about the middle with probability `p`: bilinear, at the same size.
+
+    Attributes:
+        degrees: counter-clockwise; d is uniform in [-d, d], or in (low, high). Held as (low, high).
+        fill: the corners that the image leaves.
+        p: the probability.
+    """
+
+    degrees: float | tuple[float, float]
+    fill: Fill = 0
+    p: float = 1.0
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "degrees", check_spread("Rotate", "degrees", self.degrees, 0.0, -360.0, 360.0))
+        object.__setattr__(self, "fill", check_fill("Rotate", "fill", self.fill))
+        object.__setattr__(self, "p", check_probability("Rotate", self.p))
+
+    def skips(self, draws: Draws) -> bool:
+        return draws[0] >= self.p or self._angle(draws) == 0
+
+    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
+        return rotate(image, self._angle(draws), self.fill, out)
+
+    def _angle(self, draws: Draws) -> float:
+        return between(as_range(self.degrees), draws[1])
+
+
+@dataclass(frozen=True, slots=True)
+class HorizontalFlip(RandomlyApplied):
+    """Mirror left and right with probability `p`.
+
+    Attributes:
+        p: the probability, 0 to 1.
+    """
+
+    p: float = 0.5
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", check_probability("HorizontalFlip", self.p))
+
+    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
+        return _flip(image, _LEFT_TO_RIGHT, out)
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalFlip(RandomlyApplied):
+    """Mirror top and bottom with probability `p`.
+
+    Attributes:
+        p: the probability, 0 to 1.
+    """
+
+    p: float = 0.5
+    version: ClassVar[int] = 1
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", check_probability("VerticalFlip", self.p))
+
+    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
+        return _flip(image, _UPSIDE_DOWN, out)
+
+
+def _flip(image: Pixels, axis: int, out: Pixels | None) -> Pixels:
+    flipped: Pixels = cv2.flip(image, axis, dst=out)  # type: ignore[assignment]  # uint8 in, uint8 out
+    return flipped if out is None else out
