@@ -48,7 +48,6 @@ def make_tree(root: Path, own: str, mounts: str, files: Mapping[str, object]) ->
             3.0,
             id="v2, the least is in the middle",
         ),
-        pytest.param("0::/a\n", V2_MOUNT, {"b/cpu.max": "1000 100000"}, None, id="v2, a group that is another's"),
         pytest.param(
             "5:cpu,cpuacct:/\n4:cpuset:/\n0::/\n",
             V1_MOUNTS,
@@ -105,8 +104,6 @@ def make_tree(root: Path, own: str, mounts: str, files: Mapping[str, object]) ->
         ),
         pytest.param("0::/../other\n", V2_MOUNT, {"cpu.max": "200000 100000"}, 2.0, id="a group outside its namespace"),
         pytest.param("0::/\n", V2_MOUNT, {"cpu.max": "nonsense"}, None, id="nonsense"),
-        pytest.param("", "", {"cpu.max": "50000 100000"}, None, id="no groups"),
-        pytest.param("?\n\n::\n", "?\n - cgroup2\n", {"cpu.max": "50000 100000"}, None, id="lines of another kind"),
     ],
 )
 def test_the_quota_of_a_process(tmp_path: Path, own: str, mounts: str, files: dict[str, object], quota: float) -> None:

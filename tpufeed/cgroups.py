@@ -18,7 +18,7 @@ _MEMORY_IDLE = re.compile(r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE)  # 
 
 
 def cpu_quota(root: Path = _HOST) -> float | None:
-    """Processors whose whole time this process may take, such as 0.5; None where no group limits it.
+    """Return how many processors' time this process may take, such as 0.5; None where no group limits it.
 
     Args:
         root: where /proc and /sys lie.
@@ -34,7 +34,7 @@ def cpu_quota(root: Path = _HOST) -> float | None:
 
 
 def memory_limit(root: Path = _HOST) -> int | None:
-    """Bytes that this process and what else is in its groups may take; None where no group limits them.
+    """Return the bytes that this process and others of its groups may take; None where no group limits them.
 
     Version 1 has a number near 2**63 for no limit.
     """
@@ -43,7 +43,7 @@ def memory_limit(root: Path = _HOST) -> int | None:
 
 
 def memory_left(root: Path = _HOST) -> int | None:
-    """Bytes of these that are not taken, or that the kernel would take back from its page cache at once."""
+    """Return the bytes of that limit that are free, or that the kernel would free of its page cache at once."""
     left = []
     for group in _iter_groups(root, "memory"):
         used = sum(_numbers(group, _MEMORY_USED))
@@ -53,7 +53,7 @@ def memory_left(root: Path = _HOST) -> int | None:
 
 
 def _iter_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process' groups with all above them, from the top, as far as they are mounted here."""
+    """Yield the folders of this process' groups and of those above, from the top, as far as they are mounted."""
     own: dict[str, str] = {}
     for names, group in _OWN.findall(_read(root / "proc/self/cgroup")):
         own |= dict.fromkeys(names.split(","), group)  # version 2 has one group for all controllers, under no name

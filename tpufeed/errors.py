@@ -49,7 +49,7 @@ _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def mask_secrets(text: str) -> str:
-    """`text` with `***` for each password, token and signature within its URLs: to be read, logged and stored.
+    """Replace each password, token and signature within the URLs of `text` by `***`, for logs and files.
 
     A name and a password before a host, and the values of a query whose names say what they are (`X-Goog-Signature`,
     `sig`, `access_token` and the like).
@@ -60,7 +60,7 @@ def mask_secrets(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` as a terminal may have it: without secrets, and control characters written as their escapes.
+    """Return `text` for a terminal: without secrets, and with control characters as their escapes.
 
     Names in datasets, tables and tars are a stranger's, and may hold sequences that a terminal would obey.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tpufeed.cli import completion
+from tpufeed.cli import flags
 from tpufeed.cli.app import app
 
 TPUFEED = str(Path(sys.executable).with_name("tpufeed"))
@@ -28,10 +28,10 @@ def test_names_are_those_that_are_obeyed():
     from tpufeed.engines import choice
     from tpufeed.images import policy
 
-    assert completion.ENGINES == choice._NAMES
-    assert tuple(loaders.LOADERS) == completion.LOADERS
-    assert options.REAL_DEVICES == completion.REAL_DEVICES
-    assert {name: policy._CHOICES[name] for name in completion.POLICIES} == completion.POLICIES
+    assert flags.ENGINES == choice._NAMES
+    assert tuple(loaders.LOADERS) == flags.LOADERS
+    assert options.REAL_DEVICES == flags.REAL_DEVICES
+    assert {name: policy._CHOICES[name] for name in flags.POLICIES} == flags.POLICIES
 
 
 @pytest.mark.parametrize(

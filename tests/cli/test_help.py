@@ -3,14 +3,12 @@
 import re
 
 from tests.docs.test_cli_page import all_commands
-from tpufeed.cli.helptext import panels
 
 COMMANDS = all_commands()
 
 
 def options_of(context):
-    for options in panels(context.command, context).values():
-        yield from options
+    return [option for option in context.command.params if option.param_type_name == "option"]
 
 
 def test_the_same_flag_takes_the_same_value_everywhere():

@@ -56,11 +56,10 @@ def test_names_that_a_terminal_might_take_amiss(run, dataset_url, tmp_path):
     place = tmp_path / "x[/red][bold]x größe 猫 b\udcffd"
     place.parent.mkdir()
     place.symlink_to(dataset_url)
-    for encoding in ("utf-8", "ascii"):
-        done = run("info", place, PYTHONIOENCODING=encoding)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert counted(done.stdout)["astronaut"] == 10
-    assert str(tmp_path) in run("info", place, "--json", PYTHONIOENCODING="utf-8").stdout
+    done = run("info", place, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert counted(done.stdout)["astronaut"] == 10
+    assert str(tmp_path) in run("info", place, "--json").stdout
     assert run("info", place / "no", PYTHONIOENCODING="ascii").returncode == 2
 
 

@@ -20,12 +20,12 @@ def clock():
     return Clock()
 
 
-def test_time_left_is_not_known_before_anything_is_done(clock):
-    line = Progress("verifying", clock=clock)
-    assert line.left is None
-    clock.now = 3
-    line.update(0, 100, ["0 records"])
-    assert "ETA -:--:--" in line.line(80)
+def test_time_left_is_not_known_before_anything_is_done(clock, capsys):
+    with Progress("verifying", clock=clock) as line:
+        assert line.left is None
+        clock.now = 30.0
+        line.update(0, 100, ["0 records"])
+    assert capsys.readouterr().err == "verifying: 0 records, ETA -:--:--\n"
 
 
 def test_a_log_gets_a_line_now_and_then(clock, capsys):
@@ -50,7 +50,6 @@ def test_nothing_where_it_is_to_be_quiet(clock, capsys):
     with Status("measuring") as status:
         status.say("storage")
     assert capsys.readouterr() == ("", "")
-    assert status.line(80) == "measuring: storage"
 
 
 def test_what_can_be_written_over(monkeypatch):

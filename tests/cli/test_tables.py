@@ -48,9 +48,3 @@ def test_prose_is_folded_while_there_is_room(show):
         "storage: img/s 135,626, page cache, 1.5 GB/s, all of it",
         "ops: img/s n/a",
     ]
-
-
-def test_prose_is_folded_to_100_columns_in_a_pipe(show):
-    lines = show(None, ("stage", "img/s", "what"), [("storage", "135,626", "page cache " * 20), *STAGES], prose=True)
-    assert max(map(len, lines)) <= 100
-    assert " ".join(lines).count("page cache") == 21

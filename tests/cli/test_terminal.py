@@ -64,14 +64,6 @@ def test_progress_with_rate_and_time_left_on_a_terminal(large_folder, tmp_path):
     assert "dataset: " in seen
 
 
-def test_progress_of_a_warmup(dataset_url, tmp_path):
-    code, seen = run_at_terminal(
-        "cache", "warmup", dataset_url, tmp_path / "c", "--size", 32, "--variants", 2, "--workers", 1
-    )
-    assert code == 0, seen
-    assert re.search(r"warming .* 60/60 images .* img/s .* ETA ", seen)
-
-
 def test_progress_counts_what_an_earlier_run_has_done(large_folder, tmp_path):
     (tmp_path / "photos").symlink_to(large_folder)
     tpufeed.shard(tmp_path / "photos", tmp_path / "d", shard_bytes="100KB", workers=1)
@@ -86,13 +78,6 @@ def test_progress_counts_what_an_earlier_run_has_done(large_folder, tmp_path):
     assert min(map(int, re.findall(r"(\d+)/300 images", seen))) >= earlier > 100
     assert f"done by an earlier run: {earlier} images" in seen
     assert f"wrote {missing} images" in seen
-
-
-def test_errors_at_a_terminal_are_one_line(tmp_path):
-    code, seen = run_at_terminal("shard", tmp_path / "nowhere", tmp_path / "d")
-    assert code == 2
-    assert re.findall(r"^\r?error: .* does not exist\r?$", seen, re.MULTILINE)
-    assert "Traceback" not in seen
 
 
 def test_nothing_but_the_summary_where_there_is_no_terminal(run, photo_folder, tmp_path):

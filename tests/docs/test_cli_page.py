@@ -12,7 +12,6 @@ import typer
 from typer.testing import CliRunner
 
 from tpufeed.cli.app import app
-from tpufeed.cli.helptext import split_examples
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/cli.md"
@@ -36,7 +35,8 @@ def all_commands() -> dict[str, Any]:
 
 def examples_of(context: Any) -> list[str]:
     """The command lines in a command's help."""
-    return split_examples(context.command.help)[1]
+    examples = context.command.help.partition("Examples:")[2]
+    return [line.strip() for line in examples.splitlines() if line.strip()]
 
 
 COMMANDS = all_commands()

@@ -74,13 +74,6 @@ def test_the_references_are_torch_s(photos, window):
         assert np.allclose(reference(image, window), expected[0].permute(1, 2, 0).numpy(), atol=1e-6)
 
 
-def test_the_reference_of_a_reduced_window_is_exact_where_reduced_pixels_fit(photos):
-    image = decode(photos["china.jpg"])
-    means = image[8:328, 16:496].reshape(80, 4, 120, 4, 3).mean(axis=(1, 3))
-    found = bilinear_reduced(image, 4, Window(8, 16, 320, 480, 80, 120))
-    assert np.allclose(found, means)
-
-
 @pytest.mark.parametrize("window", [window for window in WINDOWS if window.height < 2 * window.out_height], ids=str)
 def test_resizing_rounds_and_does_no_more(photos, window):
     for name in ("china.jpg", "flower.jpg"):

@@ -80,9 +80,3 @@ def test_the_command_counts(tmp_path, capsys, corpus):
     said = capsys.readouterr().out
     assert said.startswith(f"{len(corpus[1])} files: ")
     assert load_script().main([str(tmp_path / "corpus")]) == 2
-
-
-def test_it_is_the_same_each_time(tmp_path, corpus):
-    folder, expectations = corpus
-    assert load_script().make_corpus(tmp_path) == expectations
-    assert all((tmp_path / path).read_bytes() == (folder / path).read_bytes() for path in expectations)

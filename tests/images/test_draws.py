@@ -1,7 +1,6 @@
 """Random numbers as a pure function, the same for ever."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,10 +29,6 @@ def of(*samples):
     return np.array(samples, np.int64)
 
 
-def test_the_step_is_splitmix64():
-    assert splitmix64(0) == 0xE220A8397B1DCDAF  # the generator's published first output from seed 0
-
-
 def test_the_numbers_never_change():
     assert uniforms(0, 0, of(0, 1), 0, 3).tolist() == [
         [0.3796756921450898, 0.5136698827367079, 0.8954052258173005],
@@ -59,10 +54,6 @@ def test_a_sample_s_numbers_do_not_depend_on_its_batch(seed, samples, count):
         assert row.tolist() == uniforms(seed, 3, of(sample), 1, count)[0].tolist()
 
 
-def test_more_numbers_begin_with_the_same_ones():
-    assert uniforms(5, 1, of(3, 4), 0, 22)[:, :7].tolist() == uniforms(5, 1, of(3, 4), 0, 7).tolist()
-
-
 def test_each_key_counts():
     base = uniforms(1, 2, of(3), 4, 8).tolist()
     for other in (uniforms(2, 2, of(3), 4, 8), uniforms(1, 3, of(3), 4, 8), uniforms(1, 2, of(4), 4, 8)):
@@ -84,8 +75,3 @@ def test_they_are_uniform_in_zero_to_one_and_independent():
     assert abs(np.corrcoef(numbers[:-1, 0], numbers[1:, 0])[0, 1]) < 0.04  # neighbouring samples
     epochs = np.stack([uniforms(42, epoch, np.arange(20_000), 0, 1)[:, 0] for epoch in range(4)])
     assert np.abs(np.corrcoef(epochs) - np.eye(4)).max() < 0.04
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint64])
-def test_the_type_of_the_samples_does_not_count(dtype):
-    assert uniforms(1, 1, np.array([5, 9], dtype), 0, 2).tolist() == uniforms(1, 1, of(5, 9), 0, 2).tolist()

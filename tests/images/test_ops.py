@@ -67,12 +67,6 @@ def test_extreme_images_have_windows(height, width, draw):
         check_window(op, height, width, [draw] * op.draws)
 
 
-def test_resize_is_the_whole_image():
-    assert Resize(100).window(300, 200, ()) == (0, 0, 300, 200, 150, 100)
-    assert Resize(100).window(200, 301, ()) == (0, 0, 200, 301, 100, 150)
-    assert Resize((7, 9)).window(300, 200, ()) == (0, 0, 300, 200, 7, 9)
-
-
 def test_center_crop_is_the_middle():
     assert CenterCrop(100).window(300, 201, ()) == (100, 50, 100, 100, 100, 100)
     assert CenterCrop((100, 50)).window(100, 50, ()) == (0, 0, 100, 50, 100, 50)
@@ -164,11 +158,6 @@ def test_resize_averages_where_it_shrinks():
     stripes = np.zeros((64, 64, 3), np.uint8)
     stripes[::2] = 200
     assert set(resize(stripes, 16, 16).reshape(-1).tolist()) == {100}
-
-
-def test_memory_of_another_size_is_refused():
-    with pytest.raises(AssertionError, match="no memory for 5 x 5"):
-        resize(np.zeros((9, 9, 3), np.uint8), 5, 5, np.zeros((5, 6, 3), np.uint8))
 
 
 @given(sides, sides, sides, sides)

@@ -100,14 +100,6 @@ def test_jitter_s_four_changes_come_in_every_order(photo):
     assert len(seen) == 24
 
 
-def test_jitter_s_factors_span_their_range():
-    grey = np.full((2, 2, 3), 100, np.uint8)
-    op = ColorJitter(brightness=0.4)
-    assert [int(op.apply(grey, [draw] * 5, None)[0, 0, 0]) for draw in (0.0, 0.5, LARGEST)] == [60, 100, 140]
-    assert ColorJitter(brightness=1.5).brightness == (0.0, 2.5)
-    assert ColorJitter(hue=0.3).hue == (-0.3, 0.3)
-
-
 def test_grayscale_and_flip_are_pillow_s(photo):
     image = Image.fromarray(photo)
     assert difference(Grayscale(1).apply(photo, [0.0], None), image.convert("L").convert("RGB")).max() <= 1
@@ -136,14 +128,6 @@ def test_rotation_is_pillow_s(photo, degrees):
     assert (edge & inside).sum() <= 2 * sum(photo.shape[:2])
     assert difference(found, expected)[inside & ~edge].mean() < 0.7
     assert (found[outside] == (1, 2, 3)).all()
-
-
-def test_angles_span_their_range(photo):
-    op = Rotate(30)
-    for draw, degrees in ((0.0, -30.0), (0.75, 15.0)):
-        fixed = Rotate((degrees, degrees))
-        assert np.array_equal(op.apply(photo, [0.0, draw], None), fixed.apply(photo, [0.0, 0.0], None))
-    assert op.skips([0.0, 0.5])
 
 
 def erased(op, draws, shape=(100, 150, 3)):
@@ -216,15 +200,6 @@ def test_random_crop_is_torchvision_s(shape, size, padding, data):
     out = np.empty((*op.output_size(None), 3), np.uint8)
     assert Pipeline([op], 0).run(image, [draws], out) is out
     assert np.array_equal(out, found)
-
-
-def test_crops_lie_at_every_place_equally_often():
-    op = RandomCrop(32, padding=4)
-    places = np.array([op.window(32, 32, drawn)[:2] for drawn in uniforms(0, 0, np.arange(9000), 0, 2).tolist()])
-    for column in places.T:
-        values, counts = np.unique(column, return_counts=True)
-        assert values.tolist() == list(range(-4, 5))
-        assert (abs(counts - 1000) < 130).all()
 
 
 def torchvision_s(name, image, magnitude, sign):

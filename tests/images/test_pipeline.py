@@ -1,14 +1,10 @@
 """Ops in a row: encoded against decoded pixels, memory, threads."""
 
-import io
 import random
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image
 
 from tpufeed.errors import ImageError
 from tpufeed.images import (
@@ -136,14 +132,6 @@ def test_a_jpeg_s_window_that_is_not_shrunk_by_two_is_cut_exactly(photos):
         assert np.array_equal(pipeline.run_encoded(photos["china.jpg"], draws), pipeline.run(pixels, draws))
 
 
-@pytest.mark.parametrize("op", [RandomCrop(20), RandomCrop(90, 30), RandomCrop((900, 50), 3, 7)], ids=str)
-def test_a_crop_that_is_not_resized_is_cut_from_the_whole_jpeg(photos, op):
-    pipeline, pixels = Pipeline([op], 1), decode(photos["china.jpg"])
-    draws = [drawn_for(pipeline, 0, sample) for sample in range(5)]
-    for drawn, found in zip(draws, pipeline.run_variants(photos["china.jpg"], draws, [None] * 5), strict=True):
-        assert np.array_equal(found, pipeline.run(pixels, drawn))
-
-
 def test_a_window_beyond_the_image_may_be_resized(photos):
     class Shrunk:
         version, draws, fill = 1, 0, (50, 60, 70)
@@ -206,13 +194,6 @@ def test_draws_are_those_of_seed_round_sample_and_position():
     assert draws[2] == uniforms(17, 9, samples, 2, 1).tolist()
 
 
-def test_drawing_samples_one_at_a_time_is_drawing_the_batch():
-    pipeline = Pipeline([RandomResizedCrop(4), HorizontalFlip(), Resize(3)], 17)
-    batch = pipeline.draw(2, np.arange(50))
-    for sample in range(50):
-        assert drawn_for(pipeline, 2, sample) == [drawn[sample] for drawn in batch]
-
-
 @pytest.mark.parametrize("name", ["train", "windows in a row", "crop behind", "colours"])
 def test_any_number_of_threads_gives_the_same_pixels(photos, name):
     pipeline = Pipeline(PIPELINES[name], 5)
@@ -254,18 +235,3 @@ def test_damage_is_an_image_error(photos):
         for data in (photos["china.jpg"][:50_000], photos["chelsea.png"][:50_000], b"", b"text"):
             with pytest.raises(ImageError):
                 pipeline.run_encoded(data, drawn_for(pipeline, 0, 0))
-
-
-@settings(max_examples=80)
-@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 70), st.integers(0, 1000), st.booleans())
-def test_images_of_any_size_come_out_at_the_size_of_the_ops(height, width, size, sample, grey):
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
-    buffer = io.BytesIO()
-    (image.convert("L") if grey else image).save(buffer, "JPEG")
-    for ops in ([RandomResizedCrop(size)], [CenterCrop((size, 7))], [Resize((3, size)), HorizontalFlip()]):
-        pipeline = Pipeline(ops, 0)
-        out = np.empty((*pipeline.output_size((height, width)), 3), np.uint8)
-        pipeline.run_encoded(buffer.getvalue(), drawn_for(pipeline, 0, sample), out)
-        whole = pipeline.run(decode(buffer.getvalue()), drawn_for(pipeline, 0, sample))
-        assert out.shape == whole.shape
-        assert difference(out, whole) < 60  # noise is what a reduced decoding differs most on

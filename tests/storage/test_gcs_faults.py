@@ -375,18 +375,6 @@ def test_patience_ends_with_what_was_tried_and_why_it_failed(server, read, rule)
     assert 0 < impatient.retries < len(struck(server, impatient.retries + 1))
 
 
-def test_a_put_and_a_listing_run_out_of_patience_too(server):
-    server.fault("status", calls=None, status=503)
-    impatient = GcsStore("gs://bucket/folder", HURRY)
-    for call in (lambda: impatient.put("a", DATA), lambda: impatient.put("a", LARGE * 2), lambda: impatient.stat("a")):
-        with pytest.raises(StoreError, match="gs://bucket/folder/a: gave up after"):
-            call()
-    with pytest.raises(StoreError, match="gs://bucket/folder/: gave up after"):
-        list(impatient.iter_objects())
-    assert set(struck(server)) == {"status"}
-    assert server.names("bucket") == []
-
-
 def test_slow_progress_is_progress(server, chunked):
     server.put("bucket", "folder/large", LARGE)
     server.fault("truncate", operation="read", after_bytes=(1 << 20) + 1000, calls=(1, 2, 3, 4))
@@ -394,14 +382,3 @@ def test_slow_progress_is_progress(server, chunked):
     store = GcsStore("gs://bucket/folder", patience)
     assert store.read("large") == LARGE
     assert struck(server) == ["truncate"] * 4
-
-
-def test_one_of_many_that_cannot_be_read_does_not_stop_the_others(server, store):
-    for number in range(40):
-        server.put("bucket", f"folder/{number}", b"%d" % number)
-    server.fault("status", operation="read", name="folder/7", status=403, calls=None)
-    server.fault("reset", operation="read", name="folder/1*", calls=(1, 3, 5))
-    found = list(store.read_many(Span(str(number)) for number in range(40)))
-    assert isinstance(found[7], AccessError)
-    assert found[:7] + found[8:] == [b"%d" % number for number in range(40) if number != 7]
-    assert sorted(struck(server)) == ["reset", "reset", "reset", "status"]

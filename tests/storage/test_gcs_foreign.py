@@ -64,11 +64,6 @@ def test_a_missing_object_is_missing_whatever_its_name(server, read, name):
         read(GcsStore(f"gs://my-bucket/{name}", PATIENCE), f"{name} does not exist")
 
 
-@each_name
-def test_what_is_missing_has_no_stat_whatever_its_name(server, name):
-    assert GcsStore("gs://my-bucket", PATIENCE).stat(f"{name} does not exist") is None
-
-
 @each_read
 def test_one_listing_tells_a_missing_bucket_from_missing_objects(server, read):
     store = GcsStore("gs://my-bucket/folder", PATIENCE)
@@ -254,14 +249,6 @@ def test_the_words_of_a_refusal_are_found_in_each_of_its_forms(foreign, body):
         GcsStore("gs://b/f", PATIENCE).stat("a")
 
 
-@pytest.mark.parametrize("body", [{"error": "the words"}, {"error": {}}, [1]])
-def test_a_refusal_in_no_known_form_is_shown_as_it_is(foreign, body):
-    foreign.answers["GET"] = 403, {}, body
-    with pytest.raises(AccessError) as caught:
-        GcsStore("gs://b/f", PATIENCE).stat("a")
-    assert json.dumps(body) in str(caught.value)
-
-
 # Hosts
 
 WRONG_HOST = Patience(
@@ -295,16 +282,6 @@ def test_a_host_that_does_not_exist_is_named_with_the_variable(monkeypatch, reso
     said = r"gs://b/f/a: gave up .* the host nosuch.invalid, which STORAGE_EMULATOR_HOST names, cannot be resolved"
     with pytest.raises(UnavailableError, match=said):
         read(GcsStore("gs://b/f", WRONG_HOST), "a")
-
-
-def test_a_proxy_that_does_not_exist_is_named_with_the_variable(monkeypatch, resolve):
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://storage.invalid")
-    monkeypatch.setenv("http_proxy", "http://proxy.invalid:3128")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    resolve(socket.EAI_NONAME, 100_000)
-    with pytest.raises(UnavailableError, match=r"the host proxy.invalid, which http_proxy names, cannot be resolved"):
-        GcsStore("gs://b/f", WRONG_HOST).read("a")
 
 
 @each_read

@@ -170,15 +170,6 @@ def test_a_new_list_replaces_what_has_not_begun(store, make_stage):
     assert stage.open(b) is None
 
 
-def test_another_stage_finds_what_is_there(store, make_stage):
-    shard = put(store, "a")
-    use(make_stage(), shard)
-    assert len(store.reads) == 4
-    assert bytes(make_stage().open(shard)) == store.read("a")
-    use(make_stage(), shard)
-    assert len(store.reads) == 4
-
-
 def test_copies_of_other_urls_names_and_contents_are_other_copies(store):
     shard = put(store, "a")
     others = [RemoteShard("b", SIZE, shard.crc32c), RemoteShard("a", 1, shard.crc32c), RemoteShard("a", SIZE, 1)]

@@ -46,7 +46,7 @@ def _run() -> str | int | None:
 
 
 def _flush(code: str | int | None) -> str | int | None:
-    """Write out what stdout still holds, as the interpreter would with a trace; the exit code."""
+    """Write out what stdout still holds, which the interpreter would do with a trace; return the exit code."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -68,6 +68,6 @@ def drop_stdout() -> None:
 
 
 def _stop(number: int, _: object) -> None:
-    """Once: `timeout` sends it to a process and then to its group, and the second one would cut the tidying short."""
+    """Stop once: `timeout` signals a process and then its group, and a second signal would cut the tidying short."""
     signal.signal(number, signal.SIG_IGN)
     raise Stopped(TERMINATED)

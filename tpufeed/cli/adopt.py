@@ -8,8 +8,8 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import say_left_out
-from tpufeed.cli.completion import one_of
 from tpufeed.cli.console import print_json, reports_errors, say
+from tpufeed.cli.flags import one_of
 from tpufeed.cli.progress import Progress
 from tpufeed.diagnosis.wording import number_of
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tpufeed.cli import completion, flags
+from tpufeed.cli import flags
 from tpufeed.cli.console import complain, find_own_modules, print_json, reports_errors, say
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
@@ -27,7 +27,7 @@ def bench_command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            autocompletion=completion.one_of(*completion.LOADERS),
+            autocompletion=flags.one_of(*flags.LOADERS),
             help="numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pillow. Repeatable.",
             show_default="numpy",
             rich_help_panel=flags.FEEDING,
@@ -48,7 +48,7 @@ def bench_command(
         str | None,
         typer.Option(
             metavar="DEVICE",
-            autocompletion=completion.devices,
+            autocompletion=flags.devices,
             help="emulated:PROFILE, like emulated:tpu-v5e-8-low or emulated:mlperf-h100; emulated with --step-ms; "
             "xla-cpu, xla-tpu, jax-cpu, jax-tpu for a small real step; none only drains the loader.",
             show_default="emulated:tpu-v3-8",
@@ -59,7 +59,7 @@ def bench_command(
         str | None,
         typer.Option(
             metavar="NAME",
-            autocompletion=completion.tpus,
+            autocompletion=flags.tpus,
             help="v5e-8 is short for --device emulated:tpu-v5e-8.",
             rich_help_panel=flags.DEVICE,
         ),

@@ -6,9 +6,9 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build, say_complete, say_cost
-from tpufeed.cli.completion import one_of, ops
 from tpufeed.cli.console import find_own_modules, print_json, reports_build_errors, say, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
+from tpufeed.cli.flags import one_of, ops
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
 

@@ -96,12 +96,12 @@ class _EventHandler(logging.Handler):
 
 
 def printable(text: str) -> str:
-    """`text` in one line, without secrets, that moves no cursor and sets no colour: names may hold anything."""
+    """Return `text` as one line without secrets and control characters: names may hold anything."""
     return _BREAK.sub(lambda found: found[0].encode("unicode_escape").decode(), errors.printable(text))
 
 
 def say(text: object = "") -> None:
-    """A line of the result, on stdout."""
+    """Print a line of the result on stdout."""
     try:
         print(printable(str(text)))
     except BrokenPipeError:
@@ -112,25 +112,25 @@ def say(text: object = "") -> None:
 
 
 def complain(text: object) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     if sys.stderr is not None:  # or print would take stdout
         print(printable(str(text)), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
-    """A line on stderr that changes no exit code."""
+    """Print a warning on stderr; the exit code stays."""
     complain(f"warning: {message}")
 
 
 def find_own_modules() -> None:
-    """Functions that --op names are found in the current folder, as by `python -m`; last, so it hides no module."""
+    """Let --op find functions in the current folder, as `python -m` does; last, so that it hides no module."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
 
 
 def print_json(facts: Any) -> None:
-    """A JSON document on stdout."""
+    """Print a JSON document on stdout."""
     import msgspec
 
     text = errors.mask_secrets(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
@@ -138,7 +138,7 @@ def print_json(facts: Any) -> None:
 
 
 def log_event(event: dict[str, Any]) -> None:
-    """A JSON line on stderr."""
+    """Print a JSON line on stderr."""
     import msgspec
 
     line = _CONTROL_IN_JSON.sub(_escape_in_json, errors.mask_secrets(msgspec.json.encode(event).decode()))

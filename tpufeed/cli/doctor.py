@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tpufeed.cli import completion, flags
+from tpufeed.cli import flags
 from tpufeed.cli.console import find_own_modules, print_json, reports_errors, say, warn
 from tpufeed.cli.progress import Status
 from tpufeed.cli.tables import print_table
@@ -52,7 +52,7 @@ def doctor_command(
         str | None,
         typer.Option(
             metavar="NAME",
-            autocompletion=completion.tpus,
+            autocompletion=flags.tpus,
             help="The TPU to be fed, like v5e-8.",
             show_default="that of this host, else v3-8",
             rich_help_panel=flags.DEVICE,

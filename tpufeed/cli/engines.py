@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tpufeed.cli.completion import ENGINES, one_of
-from tpufeed.cli.flags import RUN
+from tpufeed.cli.flags import ENGINES, RUN, one_of
 
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.engines.engine import Engine

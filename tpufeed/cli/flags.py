@@ -1,14 +1,70 @@
-"""Options that several commands have: the same thing has the same flag, the same value and the same words."""
+"""Options that several commands have, each with the same flag, value and words, and what shells complete in them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tpufeed.cli import completion
-
 SOURCE, SHARDS, IMAGES, RUN, OUTPUT = "Source", "Shards", "Images", "Run", "Output"
 FEEDING, DEVICE, MEASURING = "Data", "Device", "Measuring"
+# The same names stand where they are obeyed, in modules that import numpy and more. A test compares them.
+ENGINES = ("local", "ray", "beam")
+LOADERS = ("numpy", "torch", "tf", "tf-direct", "xla", "jax", "naive")
+REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")
+POLICIES = {
+    "exif": ("apply", "ignore"),
+    "cmyk": ("rgb", "reject"),
+    "alpha": ("white", "black", "reject"),
+    "deep": ("scale", "reject"),
+    "greyscale": ("keep", "rgb", "reject"),
+    "animated": ("first", "reject"),
+    "extension": ("sniff", "reject"),
+    "damaged": ("mend", "reject"),
+}
+
+
+def one_of(*names: str) -> Callable[[str], list[str]]:
+    """Return a function that completes a word to one of `names`."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def policies(incomplete: str) -> list[str]:
+    """Complete `--policy`."""
+    return one_of(*(f"{name}={choice}" for name, choices in POLICIES.items() for choice in choices))(incomplete)
+
+
+def ops(incomplete: str) -> list[str]:
+    """Complete the name of an op."""
+    from tpufeed import images
+
+    return one_of(*(name for name in images.__all__ if name != "Custom"))(incomplete)
+
+
+def tpus(incomplete: str) -> list[str]:
+    """Complete `--tpu`."""
+    from tpufeed.profiling.flops import TPUS
+
+    return one_of(*TPUS)(incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    """Complete `--model`."""
+    from tpufeed.profiling.flops import MODELS
+
+    return one_of(*MODELS)(incomplete)
+
+
+def devices(incomplete: str) -> list[str]:
+    """Complete `--device`."""
+    from tpufeed.profiling.flops import profiles
+
+    return one_of(*(f"emulated:{name}" for name in profiles()), "emulated", *REAL_DEVICES, "none")(incomplete)
+
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A dataset or cache: a path or URL.")]
 Src = Annotated[
@@ -65,9 +121,9 @@ Policy = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CASE=CHOICE",
-        autocompletion=completion.policies,
+        autocompletion=policies,
         help="What becomes of odd images, like alpha=black: "
-        + ", ".join(f"{case}={'|'.join(choices)}" for case, choices in completion.POLICIES.items())
+        + ", ".join(f"{case}={'|'.join(choices)}" for case, choices in POLICIES.items())
         + " (the first is the default). Repeatable.",
         rich_help_panel=IMAGES,
     ),
@@ -95,7 +151,7 @@ SplitBy = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        autocompletion=completion.one_of("folder"),
+        autocompletion=one_of("folder"),
         help="'folder', or the column of a table that says the split.",
         rich_help_panel=SOURCE,
     ),
@@ -113,7 +169,7 @@ Label = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        autocompletion=completion.one_of("auto", "none"),
+        autocompletion=one_of("auto", "none"),
         help="auto; none; or the column of a table, or part of a tar's samples, that says the label.",
         show_default="auto",
         rich_help_panel=SOURCE,
@@ -141,7 +197,7 @@ LiveOp = Annotated[
     list[str] | None,
     typer.Option(
         metavar="OP",
-        autocompletion=completion.ops,
+        autocompletion=ops,
         help="What loaders apply live, as in `tpufeed cache warmup`. Repeatable.",
         show_default="a cache's final ops, else RandomResizedCrop and HorizontalFlip",
         rich_help_panel=FEEDING,
@@ -169,7 +225,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        autocompletion=completion.models,
+        autocompletion=models,
         help="The model that a TPU trains.",
         show_default="resnet50",
         rich_help_panel=DEVICE,

@@ -1,21 +1,20 @@
-"""Progress of a command: one live line on a terminal, else a line now and then."""
+"""Progress of a command: a live line on a terminal, else a line now and then."""
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from tpufeed.cli.console import complain, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.live import Live
-    from rich.text import Text
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 _LINE_SECONDS = 30.0  # between the lines of a log
-_SMALLEST_BAR = 8
-_NO_TIME = "-:--:--"
+_BAR_COLUMNS = 12
+_LEAST_COLUMNS = 60  # on a narrower terminal bar and clocks would leave no room for the figures
 
 
 class Progress:
@@ -25,36 +24,35 @@ class Progress:
         self._verb, self._quiet, self._clock = verb, quiet, clock
         self._start = clock()
         self._due = self._start + _LINE_SECONDS
-        self._done, self._earlier, self._total = 0.0, 0.0, 0.0
-        self._parts: tuple[str, ...] = ()
-        self._live: Live | None = None
+        self._done = self._earlier = self._total = 0.0
+        self._live: tuple[Bar, TaskID] | None = None
 
     def __enter__(self) -> Self:
         if not self._quiet and is_live():
             from rich.console import Console
-            from rich.live import Live
+            from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
 
-            self._live = Live(self, console=Console(stderr=True, highlight=False), refresh_per_second=8)
-            self._live.start()
+            console = Console(stderr=True, highlight=False)
+            said, left = "{task.fields[said]}", TextColumn("ETA {task.fields[left]}")
+            columns: list[ProgressColumn] = [TextColumn("{task.description} " + said, markup=False)]
+            if console.width >= _LEAST_COLUMNS:
+                verb, bar_ = TextColumn("{task.description}"), BarColumn(_BAR_COLUMNS)
+                columns = [verb, bar_, TextColumn(said, markup=False), TimeElapsedColumn(), left]
+            # Where there was nothing to tell, nothing is left behind: `update` makes the line stay.
+            bar = Bar(*columns, console=console, transient=True)
+            self._live = bar, bar.add_task(self._verb, total=None, said="", left=_clock_face(None))
+            bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.transient = not self._parts  # where there was nothing to tell, nothing is left behind
-            self._live.stop()
+            self._live[0].stop()
 
     @property
     def seconds(self) -> float:
-        """Since the beginning, and never 0."""
+        """Seconds since the beginning, never 0."""
         return max(self._clock() - self._start, 1e-3)
-
-    def update(self, done: float, total: float, parts: Sequence[str], earlier: float = 0) -> None:
-        """Show `parts`, the most important first; the time left follows from how much is `done` but not `earlier`."""
-        self._done, self._total, self._earlier = done, total, earlier
-        self._parts = tuple(map(printable, parts))
-        if self._live is None and not self._quiet and self._clock() >= self._due:
-            self._due = self._clock() + _LINE_SECONDS
-            complain(f"{self._verb}: {', '.join(self._said())}")
 
     @property
     def left(self) -> float | None:
@@ -62,45 +60,44 @@ class Progress:
         rate = (self._done - self._earlier) / self.seconds
         return (self._total - self._done) / rate if rate > 0 else None
 
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[Text]":
-        from rich.text import Text
-
-        yield Text(self.line(options.max_width - 1, ascii_only=options.ascii_only), no_wrap=True, overflow="crop")
-
-    def line(self, width: int, ascii_only: bool = False) -> str:
-        """The line for so many columns: what does not fit is left out, the least important first."""
-        parts = [*self._parts, _clock_face(self.seconds), f"ETA {_clock_face(self.left)}"]
-        if self._total and len(f"{self._verb} {parts[0]}") > width:
-            parts[0] = f"{self._done / self._total:.0%}"
-        order = [*range(len(self._parts))[:1], len(parts) - 1, *range(1, len(self._parts)), len(parts) - 2]
-        shown = set[int]()
-        for number in order:
-            if len(" ".join([self._verb, *(parts[i] for i in {*shown, number})])) <= width:
-                shown.add(number)
-        texts = [parts[number] for number in sorted(shown)]
-        room = width - len(" ".join([self._verb, *texts])) - 1
-        if room >= _SMALLEST_BAR and self._total:
-            texts.insert(0, _bar(min(self._done / self._total, 1.0), room, ascii_only))
-        return " ".join([self._verb, *texts])[:width]
-
-    def _said(self) -> Iterable[str]:
-        yield from self._parts
-        yield f"ETA {_clock_face(self.left)}"
+    def update(self, done: float, total: float, parts: Sequence[str], earlier: float = 0) -> None:
+        """Show `parts`; the time left follows from what is `done` but was not `earlier`."""
+        self._done, self._total, self._earlier = done, total, earlier
+        left = _clock_face(self.left)
+        if self._live is not None:
+            bar, task = self._live
+            bar.live.transient = False
+            bar.update(task, completed=done, total=total, said=" ".join(map(printable, parts)), left=left)
+        elif not self._quiet and self._clock() >= self._due:
+            self._due = self._clock() + _LINE_SECONDS
+            complain(f"{self._verb}: {', '.join([*parts, f'ETA {left}'])}")
 
 
-class Status(Progress):
-    """Message that says what is at work, where progress cannot be told; only a terminal shows it."""
+class Status:
+    """A line that says what is at work, where progress cannot be told; only a terminal shows it."""
 
     def __init__(self, verb: str) -> None:
-        super().__init__(verb, quiet=not is_live())
-        self._what = ""
+        self._verb = verb
+        self._live: Any = None
+
+    def __enter__(self) -> Self:
+        if is_live():
+            from rich.console import Console
+
+            self._live = Console(stderr=True, highlight=False).status(self._verb)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
 
     def say(self, what: str) -> None:
         """Show `what`."""
-        self._what = printable(what)
+        if self._live is not None:
+            from rich.text import Text
 
-    def line(self, width: int, ascii_only: bool = False) -> str:
-        return f"{self._verb}: {self._what}"[:width]
+            self._live.update(Text(f"{self._verb}: {printable(what)}"))
 
 
 def is_live(stream: Any = None) -> bool:
@@ -116,14 +113,8 @@ def is_terminal(stream: Any) -> bool:
         return False
 
 
-def _bar(share: float, width: int, ascii_only: bool) -> str:
-    full, empty = ("#", ".") if ascii_only else ("━", "┈")
-    done = int(share * width)
-    return full * done + empty * (width - done)
-
-
 def _clock_face(seconds: float | None) -> str:
     if seconds is None:
-        return _NO_TIME
+        return "-:--:--"
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

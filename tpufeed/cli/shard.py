@@ -14,9 +14,9 @@ from tpufeed.cli.builds import (
     say_cost,
     say_left_out,
 )
-from tpufeed.cli.completion import one_of
 from tpufeed.cli.console import print_json, reports_build_errors, say, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
+from tpufeed.cli.flags import one_of
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
 

@@ -18,7 +18,7 @@ def print_table(
     texts: Collection[int] = (0,),
     prose: bool = False,
 ) -> None:
-    """A table on stdout where there is room for it, else a line a row.
+    """Print a table on stdout where there is room for it, else a line a row.
 
     Args:
         title: above it.

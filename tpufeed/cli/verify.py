@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.completion import one_of
 from tpufeed.cli.console import complain, print_json, reports_errors, say
+from tpufeed.cli.flags import one_of
 from tpufeed.cli.progress import Progress
 from tpufeed.diagnosis.wording import number_of
 

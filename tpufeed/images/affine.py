@@ -20,7 +20,7 @@ _UPSIDE_DOWN, _LEFT_TO_RIGHT = 0, 1  # as cv2.flip counts axes
 
 
 def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -> Pixels:
-    """Bilinear, in integers: places are rounded to 1/32 pixel.
+    """Map an image by an affine map: bilinear, in integers, with places rounded to 1/32 pixel.
 
     OpenCV's own warpAffine gives other pixels from 4.9 to 5.0; a map of whole numbers gives the same in both and is as
     fast (benchmarks/bench_ops.py).
@@ -60,19 +60,19 @@ def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -
 
 
 def rotate(image: Pixels, degrees: float, fill: Fill, out: Pixels | None) -> Pixels:
-    """Counter-clockwise about the middle, as Pillow's Image.rotate."""
+    """Rotate counter-clockwise about the middle, as Pillow's Image.rotate does."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = (image.shape[0] - 1) / 2, (image.shape[1] - 1) / 2
     return warp(image, ((cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y)), fill, out)
 
 
 def shear_x(image: Pixels, shear: float, fill: Fill, out: Pixels | None) -> Pixels:
-    """Rows move left by `shear` pixels for each that they lie below the upper edge."""
+    """Move each row left by `shear` pixels for each pixel that it lies below the upper edge."""
     return warp(image, ((1, shear, shear / 2), (0, 1, 0)), fill, out)
 
 
 def shear_y(image: Pixels, shear: float, fill: Fill, out: Pixels | None) -> Pixels:
-    """Columns move up by `shear` pixels for each that they lie right of the left edge."""
+    """Move each column up by `shear` pixels for each pixel that it lies right of the left edge."""
     return warp(image, ((1, 0, 0), (shear, 1, shear / 2)), fill, out)
 
 

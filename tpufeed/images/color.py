@@ -66,7 +66,7 @@ def shift_hue(image: Pixels, steps: int, out: Pixels | None) -> Pixels:
 
 
 def desaturate(image: Pixels, out: Pixels | None) -> Pixels:
-    """The grey image in all three channels."""
+    """Return the grey image in all three channels."""
     return _written(cv2.cvtColor(_grey(image), cv2.COLOR_GRAY2RGB, dst=out), out)
 
 
@@ -83,17 +83,17 @@ def sharpen(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
 
 
 def posterize(image: Pixels, bits: int, out: Pixels | None) -> Pixels:
-    """Only the upper `bits` of each level."""
+    """Keep only the upper `bits` of each level."""
     return _look_up(image, np.arange(256) & (0xFF << (8 - bits)), out)
 
 
 def solarize(image: Pixels, threshold: float, out: Pixels | None) -> Pixels:
-    """Levels of `threshold` and above are inverted."""
+    """Invert levels of `threshold` and above."""
     return _look_up(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS), out)
 
 
 def autocontrast(image: Pixels, out: Pixels | None) -> Pixels:
-    """Each channel stretched to 0 to 255, as Pillow's ImageOps.autocontrast; one of a single level stays."""
+    """Stretch each channel to 0 to 255, as Pillow's ImageOps.autocontrast; a channel of a single level stays."""
     table = np.empty((256, 3))
     for channel, counts in enumerate(_histograms(image)):
         found = np.flatnonzero(counts)
@@ -104,7 +104,7 @@ def autocontrast(image: Pixels, out: Pixels | None) -> Pixels:
 
 
 def equalize(image: Pixels, out: Pixels | None) -> Pixels:
-    """Each channel with its levels spread evenly, as Pillow's ImageOps.equalize."""
+    """Spread the levels of each channel evenly, as Pillow's ImageOps.equalize."""
     table = np.empty((256, 3))
     for channel, counts in enumerate(_histograms(image)):
         present = counts[counts > 0]
@@ -122,7 +122,7 @@ def _hue_shares() -> list[Pixels]:
 
 
 def _look_up(image: Any, table: npt.NDArray[Any], out: Pixels | None) -> Pixels:
-    """`table`: 256 numbers, or (256, 3) for one column a channel; rounded and cut off at 0 and 255."""
+    """Map levels by `table`: 256 numbers, or (256, 3) for a column a channel; rounded and cut off at 0 and 255."""
     levels = np.maximum(np.minimum(np.rint(table), 255), 0).astype(np.uint8)  # np.clip takes five times as long
     return _written(cv2.LUT(image, levels if levels.ndim == 1 else levels[None], dst=out), out)
 
@@ -132,14 +132,14 @@ def _grey(image: Pixels) -> Pixels:
 
 
 def _histograms(image: Pixels) -> list[npt.NDArray[np.int64]]:
-    """Counts of the 256 levels a channel."""
+    """Count the pixels of each of the 256 levels, for each channel."""
     return [
         cv2.calcHist([image], [channel], None, [256], [0, 256]).reshape(-1).astype(np.int64) for channel in range(3)
     ]
 
 
 def _written(result: Any, out: Pixels | None) -> Pixels:
-    """OpenCV's result, which lies in `out` where that was given; its stubs do not know that uint8 stays uint8."""
+    """Return OpenCV's result, which is in `out` where that was given; its stubs do not know that uint8 stays uint8."""
     pixels: Pixels = result if out is None else out
     return pixels
 
@@ -189,7 +189,7 @@ class ColorJitter(SameSizeOp):
         return image if changed else keep(image, out)
 
     def _changes(self, draws: Draws) -> Iterator[tuple[int, float]]:
-        """Return the changes of the four in their order, and how much; without those that change nothing."""
+        """Yield number and amount of each change in the order that was drawn, without those that change nothing."""
         spreads = (self.brightness, self.contrast, self.saturation, self.hue)
         for number in _ORDERS[int(draws[4] * len(_ORDERS))]:
             amount = between(as_range(spreads[number]), draws[number])

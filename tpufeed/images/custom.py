@@ -46,7 +46,11 @@ class Custom(SameSizeOp):
     def __post_init__(self) -> None:
         target = self.target if isinstance(self.target, str) else _name_of(self.target)
         object.__setattr__(self, "target", _check_target(target))
-        object.__setattr__(self, "version", _check_version(self.version))
+        version: object = self.version
+        text = str(version) if isinstance(version, int) and not isinstance(version, bool) else version
+        if not isinstance(text, str) or not 0 < len(text) <= 100 or not text.isprintable() or text != text.strip():
+            raise OptionError(f"Custom: a version is a short text, like '2', not {shown(version)}")
+        object.__setattr__(self, "version", text)
 
     def skips(self, draws: Draws) -> bool:
         return False
@@ -59,7 +63,7 @@ class Custom(SameSizeOp):
         return f"Custom: workers cannot import {self.target}, as their __main__ is another: {_WAY_OUT}"
 
     def load(self) -> Augmentation:
-        """The function. Raises OptionError where it cannot be imported."""
+        """Return the function. Raises OptionError where it cannot be imported."""
         # A notebook defines the functions of its __main__ anew, under the same names.
         return _find(str(self.target)) if self.obstacle else _load(str(self.target))
 
@@ -93,24 +97,14 @@ class Custom(SameSizeOp):
 
 def _check_target(target: str) -> str:
     module, colon, name = target.partition(":")
-    if not colon or not all(_is_name(part) for part in (*module.split("."), *name.split("."))):
+    parts = (*module.split("."), *name.split("."))
+    if not colon or not all(part.isidentifier() and not iskeyword(part) for part in parts):
         raise OptionError(f"Custom: the target is 'module:function', like 'my.augment:heavy', not {shown(target)}")
     return target
 
 
-def _is_name(text: str) -> bool:
-    return text.isidentifier() and not iskeyword(text)
-
-
-def _check_version(version: object) -> str:
-    text = str(version) if isinstance(version, int) and not isinstance(version, bool) else version
-    if not isinstance(text, str) or not 0 < len(text) <= 100 or not text.isprintable() or text != text.strip():
-        raise OptionError(f"Custom: a version is a short text, like '2', not {shown(version)}")
-    return text
-
-
 def _name_of(value: object) -> str:
-    """`module:qualname`, if that is what gives `value`."""
+    """Return `module:qualname` of `value`, where an import by that name gives `value` again."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not callable(value) or not isinstance(module, str) or not isinstance(name, str):
         raise OptionError(f"Custom: {shown(value)} has no name by which workers could import it: {_WAY_OUT}")
@@ -125,7 +119,7 @@ def _name_of(value: object) -> str:
 
 
 def _holds(module: object, name: str) -> bool:
-    """A module that is being imported may hold what it uses itself, and must not be waited for."""
+    """Return true where a module has `name` already: one that is being imported must not be waited for then."""
     try:
         operator.attrgetter(name)(module)
     except AttributeError:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes
 
 
 def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = None, fast: bool = False) -> Pixels:
-    """The stored pixels as uint8 RGB of shape (height, width, 3). Does not look at EXIF: `decode_upright` does.
+    """Decode the stored pixels to uint8 RGB of shape (height, width, 3). EXIF is for `decode_upright`.
 
     Args:
         data: an encoded image.
@@ -63,7 +64,7 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
 
 
 def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: int = 255) -> Pixels:
-    """The stored pixels, orientation not applied: alpha over a backdrop, 16 bits scaled to 8, frame or page 0.
+    """Decode the stored pixels, not turned: alpha over a backdrop, 16 bits scaled to 8, frame or page 0.
 
     Args:
         data: an encoded image.
@@ -91,7 +92,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
 
 
 def decode_upright(data: bytes) -> Pixels:
-    """`decode_stored` with the orientation applied: as a person should see the image.
+    """Decode an image and apply its orientation, as a person should see it.
 
     Raises:
         ImageError: with its reason code.
@@ -101,7 +102,7 @@ def decode_upright(data: bytes) -> Pixels:
 
 
 def check_pixels(data: bytes, header: ImageHeader) -> None:
-    """Refuses what `decode` refuses, for less: of a JPEG it decodes no more than the entropy code.
+    """Refuse what `decode` refuses, in less time: of a JPEG only the entropy code is decoded.
 
     That is all that can fail in a JPEG. Of 9,100 damaged files, and 2,400 in CMYK, the one at 1/8 refused those that
     the full one did and no others (tests/images/test_checking.py repeats it with fewer), in two thirds of the time.
@@ -126,13 +127,13 @@ def decodes_strictly(data: bytes) -> bool:
 
 
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
-    """`(height, width)` of the stored pixels, from the header. Raises ImageError."""
+    """Return `(height, width)` of the stored pixels, from the header. Raises ImageError."""
     header = _read_jpeg_header(data) if sniff(data) == "jpeg" else None
     return _open_by_pillow(data, lambda image: image).size[::-1] if header is None else header[:2]
 
 
 def orientation_of(data: bytes | memoryview) -> int:
-    """The orientation, 1 to 8, that `decode` leaves to be applied; 1 where the header cannot be read."""
+    """Return the orientation, 1 to 8, that `decode` leaves to be applied; 1 where the header cannot be read."""
     try:
         header = read_header(bytes(data))
     except ImageError:
@@ -141,7 +142,7 @@ def orientation_of(data: bytes | memoryview) -> int:
 
 
 def _read_jpeg_header(data: bytes | memoryview) -> tuple[int, int, str] | None:
-    """`(height, width, colorspace)`; None for the rare subsamplings that simplejpeg does not know and Pillow does."""
+    """Return `(height, width, colorspace)`; None for the rare subsamplings that only Pillow knows."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except KeyError:  # 4:4:1
@@ -156,7 +157,7 @@ def _read_jpeg_header(data: bytes | memoryview) -> tuple[int, int, str] | None:
 
 
 def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min_width: int, reduce: int) -> Pixels:
-    """simplejpeg leaves `min_factor` out of account where the least sides are not positive."""
+    """Decode a JPEG. Sides must be positive, as simplejpeg ignores `min_factor` otherwise."""
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
             data, colorspace, min_height=min_height, min_width=min_width, min_factor=reduce
@@ -167,7 +168,7 @@ def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min
 
 
 def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
-    """Pixels in `mode`, "RGB" or "L". What fails in our own scaling is no fault of the image."""
+    """Decode to pixels in `mode`, "RGB" or "L". Errors of our own scaling are not errors of the image."""
     image = _open_by_pillow(data, lambda image: flatten(image, mode, backdrop))
     return np.asarray(image if image.mode == mode else to_8_bits(image, backdrop).convert(mode))
 
@@ -201,7 +202,7 @@ def _jpeg_reason(error: ValueError) -> str:
 
 
 def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:
-    """`image` in `mode`, "RGB" or "L", with alpha over a grey `backdrop`; one that is left to `to_8_bits` as it is.
+    """Convert to `mode`, "RGB" or "L", with alpha over a grey `backdrop`; images for `to_8_bits` stay as they are.
 
     Colour images of 16 bits are cut to 8 by Pillow itself, which is within one level of scaling.
     """
@@ -217,26 +218,19 @@ def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:
 
 
 def to_8_bits(image: Image.Image, backdrop: int) -> Image.Image:
-    """A grey image of integers of 16 or 32 bits or of floats, scaled to 8 bits; transparent ones are `backdrop`.
+    """Scale a grey image of integers of 16 or 32 bits, or of floats, to 8 bits; transparent pixels are `backdrop`.
 
     Integers of 32 bits are taken for 0 to 65,535. What floats mean is no part of a file: their range is [0, 1],
     [0, 255] or [0, 65535], the first that holds every pixel, and NaN is black.
     """
+    values: npt.NDArray[Any] = np.asarray(image)
     if image.mode == "F":
-        return Image.fromarray(_scale_floats(np.asarray(image)))
-    return Image.fromarray(_scale_integers(np.asarray(image), image.info.get("transparency"), backdrop))
-
-
-def _scale_integers(values: npt.NDArray[np.integer], transparent: object, backdrop: int) -> npt.NDArray[np.uint8]:
-    scaled: npt.NDArray[np.uint8] = ((np.clip(values, 0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
+        values = np.nan_to_num(values, nan=0.0, posinf=65535.0, neginf=0.0)
+        highest = float(values.max())
+        top = 1.0 if highest <= 1 else 255.0 if highest <= 255 else 65535.0
+        return Image.fromarray((np.clip(values, 0, top) * (255 / top)).round().astype(np.uint8))
+    scaled = ((np.clip(values, 0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
+    transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         scaled[values == transparent] = backdrop
-    return scaled
-
-
-def _scale_floats(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
-    values = np.nan_to_num(values, nan=0.0, posinf=65535.0, neginf=0.0)
-    highest = float(values.max())
-    top = 1.0 if highest <= 1 else 255.0 if highest <= 255 else 65535.0
-    scaled: npt.NDArray[np.uint8] = (np.clip(values, 0, top) * (255 / top)).round().astype(np.uint8)
-    return scaled
+    return Image.fromarray(scaled)

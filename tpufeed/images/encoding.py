@@ -15,7 +15,7 @@ _LONGEST_SIDE_PX = {"jpeg": 65_500, "png": 2**31 - 1, "webp": 16_383}
 
 
 def encode(image: Pixels, image_format: StoredFormat, quality: int) -> bytes:
-    """`image` (uint8, height x width x 1 or 3) as JPEG, PNG or WebP.
+    """Encode `image` (uint8, height x width x 1 or 3) as JPEG, PNG or WebP.
 
     Args:
         image: grey or RGB; WebP knows no grey and holds it as RGB.

@@ -56,7 +56,7 @@ class RandomErasing(RandomlyApplied):
         return pixels
 
     def _rectangle(self, height: int, width: int, draws: Draws) -> tuple[int, int, int, int]:
-        """`(top, left, height, width)`."""
+        """Draw `(top, left, height, width)` of what is erased."""
         log_ratio = math.log(self.ratio[0]), math.log(self.ratio[1])
         for attempt in _TRIES:
             area = height * width * between(self.scale, draws[attempt])

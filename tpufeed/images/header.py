@@ -213,13 +213,23 @@ def _read_webp(data: bytes) -> ImageHeader:
         body = offset + 8
         if body + size > end:
             raise ImageError("truncated", f"the WebP's chunk {kind!r} at byte {offset} goes past the end")
-        if kind == b"VP8X":
+        across = down = 0
+        if kind == b"VP8X":  # of the canvas
             alpha, animated = bool(data[body] & 0x10), bool(data[body] & 0x02)
-        if kind in _SIZES:
-            found = _SIZES[kind](data, body)
-            width, height = max(width, found[0]), max(height, found[1])
-        if kind == b"VP8L":
+            across = 1 + int.from_bytes(data[body + 4 : body + 7], "little")
+            down = 1 + int.from_bytes(data[body + 7 : body + 10], "little")
+        elif kind == b"VP8 ":
+            start, across, down = struct.unpack_from("<3sHH", data, body + 3)
+            if start != b"\x9d\x01\x2a":
+                raise ImageError("unreadable", f"no VP8 key frame at byte {body}")
+            across, down = across & 0x3FFF, down & 0x3FFF
+        elif kind == b"VP8L":
+            signature, bits = struct.unpack_from("<BI", data, body)
+            if signature != 0x2F:
+                raise ImageError("unreadable", f"no VP8L signature at byte {body}")
+            across, down = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
             alpha = alpha or bool(data[body + 4] & 0x10)
+        width, height = max(width, across), max(height, down)
         alpha, animated = alpha or kind == b"ALPH", animated or kind == b"ANMF"
         if kind == b"EXIF" and not place:
             start = body + 6 if data.startswith(b"Exif\0\0", body) else body  # some write JPEG's prefix here, too
@@ -231,30 +241,8 @@ def _read_webp(data: bytes) -> ImageHeader:
     return ImageHeader("webp", width, height, 3, not alpha and not animated, orientation, place, odd)
 
 
-def _canvas_size(data: bytes, body: int) -> tuple[int, int]:
-    width, height = data[body + 4 : body + 7], data[body + 7 : body + 10]
-    return 1 + int.from_bytes(width, "little"), 1 + int.from_bytes(height, "little")
-
-
-def _lossy_size(data: bytes, body: int) -> tuple[int, int]:
-    start, width, height = struct.unpack_from("<3sHH", data, body + 3)
-    if start != b"\x9d\x01\x2a":
-        raise ImageError("unreadable", f"no VP8 key frame at byte {body}")
-    return width & 0x3FFF, height & 0x3FFF
-
-
-def _lossless_size(data: bytes, body: int) -> tuple[int, int]:
-    signature, bits = struct.unpack_from("<BI", data, body)
-    if signature != 0x2F:
-        raise ImageError("unreadable", f"no VP8L signature at byte {body}")
-    return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-
-
-_SIZES = {b"VP8X": _canvas_size, b"VP8 ": _lossy_size, b"VP8L": _lossless_size}
-
-
 def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
-    """Read a BMP, a GIF or a TIFF: of several frames or pages the first, which alone says whether others follow.
+    """Read a BMP, a GIF or a TIFF: the first frame or page, which also says if others follow.
 
     These are always decoded and encoded again, which costs far more than Pillow's parsing. A WebP may be kept: there
     Pillow's parsing would take 140 us where ours takes 4 us.
@@ -267,7 +255,8 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
             if image_format == "tiff":
                 tags: Any = image.tag_v2  # type: ignore[attr-defined]  # of TiffImageFile
                 # Pillow's size is that of the turned image.
-                width, height, orientation = (_first(tags.get(tag, 0)) for tag in (256, 257, 274))
+                values = (tags.get(tag, 0) for tag in (256, 257, 274))
+                width, height, orientation = (int(v[0] if isinstance(v, tuple) else v) for v in values)
                 orientation = orientation if 1 <= orientation <= 8 else 1
                 deep = deep or max(tags.get(258, (1,))) > 8
     except Image.DecompressionBombError as error:
@@ -282,10 +271,6 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
         exif=orientation != 1, cmyk=mode == "CMYK", alpha=alpha, deep=deep, greyscale=grey, animated=animated
     )
     return ImageHeader(image_format, width, height, 1 if grey else 3, False, orientation, odd=odd)
-
-
-def _first(value: Any) -> int:
-    return int(value[0] if isinstance(value, tuple) else value)
 
 
 _READERS: dict[Format, Callable[[bytes], ImageHeader]] = {

@@ -20,7 +20,7 @@ _LEAST_FILLING = 4  # decoders read up to three bytes ahead and say nothing of t
 
 
 def mend(data: bytes | memoryview, error: ImageError) -> bytes:
-    """A copy of a JPEG that decodes strictly, to the pixels that tolerant decoders see in `data`.
+    """Return a copy of a JPEG that decodes strictly, to the pixels that tolerant decoders see in `data`.
 
     Left out are bytes behind segments that tell no pixels (EXIF, comments), bytes of one value that fill the end of a
     scan, and what follows the end marker. A missing end marker is added where no part of a scan is missing. Bytes
@@ -54,7 +54,7 @@ def _is_sound(copy: bytes, whole: bytes) -> bool:
 
 
 def _copy_segments(data: bytes, trim: bool) -> bytes | None:
-    """Segments and scans as libjpeg finds them; None where what lies between may matter, or a scan is missing.
+    """Copy segments and scans as libjpeg finds them; None where bytes between may matter, or a scan is missing.
 
     `trim` leaves out bytes of one value at the ends of scans.
     """
@@ -103,7 +103,7 @@ def _note(marker: int, body: bytes, missing: dict[int, set[int]]) -> None:
 
 
 def _trimmed(scan: bytes) -> bytes:
-    """A scan without the bytes of one value that end it: all of them, so that none is taken for its own."""
+    """Return a scan without the bytes of one value that end it: all of them, so that none is taken for its own."""
     kept = scan.rstrip(scan[-1:])
     if kept.endswith(b"\xff"):
         kept += scan[len(kept) : len(kept) + 1]  # the zero that makes a byte of 0xFF no marker

@@ -27,13 +27,13 @@ def is_op(value: object) -> TypeGuard[Op]:
 
 
 def to_dict(op: Op) -> dict[str, Any]:
-    """The op as plain data for a manifest: name, version and parameters. Equal ops have equal descriptions."""
+    """Return the op as plain data for a manifest: name, version, parameters. Equal ops have equal descriptions."""
     parameters = {field.name: getattr(op, field.name) for field in fields(op)}  # type: ignore[arg-type]  # a dataclass
     return {"op": type(op).__name__, "version": op.version, **parameters}
 
 
 def from_dict(data: Mapping[str, Any]) -> Op:
-    """The op of `to_dict`; nothing is imported for it.
+    """Return the op that `to_dict` has described; nothing is imported for it.
 
     Raises:
         OptionError: this tpufeed does not have the op, or has another version of it, or it has no such parameters.
@@ -59,7 +59,7 @@ def from_dict(data: Mapping[str, Any]) -> Op:
 
 
 def signature(op: type[Any]) -> str:
-    """An op's parameters with their defaults, as one writes them: `RandomCrop(size, padding=0, fill=0)`."""
+    """Return an op's name, parameters and defaults, like `RandomCrop(size, padding=0, fill=0)`."""
     parameters = (
         field.name if field.default is MISSING else f"{field.name}={_short(field.default)}" for field in fields(op)
     )
@@ -67,14 +67,14 @@ def signature(op: type[Any]) -> str:
 
 
 def _short(value: object) -> str:
-    """A default in a message: four digits of a float are enough."""
+    """Format a default for a message: four digits of a float are enough."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_short, value))})"
     return f"{value:.4g}" if isinstance(value, float) else repr(value)
 
 
 def parse_op(text: str) -> Op:
-    """The op that `text` names; `parse_op(repr(op)) == op`.
+    """Return the op that `text` describes; `parse_op(repr(op)) == op`.
 
     Either a call, of literals alone and with or without names ("Resize(256)", "RandomResizedCrop(scale=(0.3, 1.0))"),
     a name ("HorizontalFlip"), or a function of the user's ("my.augment:heavy", "my.augment:heavy@2" for version "2").
@@ -182,7 +182,7 @@ def _refuse_name(name: str) -> NoReturn:
 
 
 def _place(text: str, node: ast.expr | ast.keyword) -> str:
-    """Columns are in bytes of UTF-8; a person counts characters, the first as 1."""
+    """Say where a node stands: its column is in bytes of UTF-8, and a person counts characters from 1."""
     line = re.split(r"\r\n|\r|\n", text)[node.lineno - 1]
     column = len(line.encode()[: node.col_offset].decode(errors="replace")) + 1
     return f" at character {column}" + (f" of line {node.lineno}" if node.lineno > 1 else "")

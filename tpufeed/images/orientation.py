@@ -8,7 +8,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Stored `pixels` (height, width, channels) as they are to be seen; 1 to 8 as in Exif 2.32, table 6."""
+    """Turn stored `pixels` (height, width, channels) as they are to be seen; 1 to 8 as in Exif 2.32, table 6."""
     if orientation == 1:
         return pixels
     height, width, channels = pixels.shape

@@ -20,7 +20,7 @@ _Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the tw
 
 
 class Pipeline:
-    """Runs ops over images. Immutable and safe to share between threads.
+    """A sequence of ops that runs over images. Immutable and safe to share between threads.
 
     Args:
         ops: in their order.
@@ -48,13 +48,13 @@ class Pipeline:
         self._first_window = self._steps[0][0] if self._steps else None
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """`(height, width)` of what comes out for images of `size`; None where it differs from image to image."""
+        """Return `(height, width)` of the results for images of `size`; None where it differs from image to image."""
         for op in self.ops:
             size = op.output_size(size)
         return size
 
     def draw(self, round_: int, samples: npt.NDArray[np.int64]) -> DrawnBatch:
-        """The random numbers of a whole batch: `round_` is the epoch, or the variant in a cache."""
+        """Draw the random numbers of a whole batch: `round_` is the epoch, or the variant in a cache."""
         return [
             uniforms(self.seed, round_, samples, position, op.draws).tolist() if op.draws else [()] * len(samples)
             for position, op in enumerate(self.ops)
@@ -63,7 +63,7 @@ class Pipeline:
     def run_encoded(
         self, data: memoryview, draws: Sequence[Draws], out: Pixels | None = None, buffer: Buffer | None = None
     ) -> Pixels:
-        """Decodes `data` and applies the ops. A JPEG that fails is mended where that changes no pixel, see `mend`.
+        """Decode `data` and apply the ops. A JPEG that fails is mended where that changes no pixel, see `mend`.
 
         Args:
             data: a JPEG or another encoded image.
@@ -108,7 +108,7 @@ class Pipeline:
         ]
 
     def run(self, pixels: Pixels, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
-        """Applies the ops to uint8 RGB `pixels`, which stay as they are. Without `out`, a view of them may come out.
+        """Apply the ops to uint8 RGB `pixels`, which stay as they are. Without `out`, the result may be a view of them.
 
         Raises:
             ImageError, OpError, OptionError: see `run_encoded`.
@@ -120,7 +120,7 @@ class Pipeline:
     def _run(
         self, pixels: Pixels, window: Window | None, draws: Sequence[Draws], out: Pixels | None, reduced: int = 1
     ) -> Pixels:
-        """`window` is the first op's, where that is a window op, in pixels of the image at `reduced` times the size.
+        """Run the ops; `window` is the first op's, if any, in pixels of the image at `reduced` times the size.
 
         What comes behind the last change of size happens in `out` itself: memory in between would be fresh each time,
         and its page faults cost more than the op.
@@ -152,7 +152,7 @@ class Pipeline:
 
 
 def _check_fits(pixels: Pixels, out: Pixels | None) -> None:
-    """OpenCV would write elsewhere, without a word, where `out` is not of the image's size."""
+    """Raise ImageError where `out` is not of the image's size: OpenCV would write elsewhere, without an error."""
     if out is not None and out.shape != pixels.shape:
         found, expected = (f"{shape[1]}x{shape[0]}" for shape in (pixels.shape, out.shape))
         raise ImageError(

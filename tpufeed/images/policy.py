@@ -91,7 +91,7 @@ class ImagePolicy:
                 raise OptionError(f"{name} is a whole number between {least} and {most}, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field by its name, as plain JSON data: for plan and manifest."""
+        """Return every field by its name, as plain JSON data for plan and manifest."""
         return asdict(self)
 
 
@@ -116,7 +116,7 @@ class StoredImage:
 
 
 def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage:
-    """The image of a file as `policy` wants it stored: 8-bit grey or RGB, as JPEG, PNG or WebP.
+    """Return the image of a file as `policy` wants it stored: 8-bit grey or RGB, as JPEG, PNG or WebP.
 
     Args:
         data: all of the file.
@@ -136,12 +136,19 @@ def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage
 
 def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
-    stored_format = _stored_format(header, policy)
-    if stored_format == header.format and _is_kept(header, policy):
+    is_kept = _is_kept(header, policy)
+    stored_format: StoredFormat = "png"
+    if policy.encode != "keep":
+        stored_format = policy.encode
+    elif header.format in ("jpeg", "webp"):
+        stored_format = "webp" if header.format == "webp" and is_kept else "jpeg"
+    if stored_format == header.format and is_kept:
         if policy.check == "full":
             check_pixels(data, header)
-        kept = header.orientation == 1
-        stored = data if kept else _without_orientation(data, header)
+        stored = data
+        if header.orientation != 1:  # ignored, and left in for no decoder to apply
+            stored = data[: header.orientation_at] + b"\1" + data[header.orientation_at + 1 :]
+        kept = stored is data
         return StoredImage(stored, stored_format, header.height, header.width, header.channels, kept, odd)
     pixels = _changed_pixels(data, header, policy)
     if pixels.shape[2] == 1 and (policy.greyscale == "rgb" or stored_format == "webp"):
@@ -152,7 +159,7 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
 
 
 def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
-    """The image of a file for ops to be run over, and the odd cases that were met.
+    """Return the image of a file for ops to run over, and the odd cases that were met.
 
     That is the file's own bytes, which `decode` makes upright RGB of, where it shows nothing odd; else uint8 RGB pixels
     of shape (height, width, 3) as `policy` wants them. Presizing and encoding are left out of account.
@@ -187,11 +194,6 @@ def _read(data: bytes, policy: ImagePolicy, name: str) -> tuple[ImageHeader, tup
     odd = header.odd
     if name and format_of_name(name) not in (None, header.format):
         odd = (*odd, "extension")
-    _refuse(header, odd, policy)
-    return header, odd
-
-
-def _refuse(header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy) -> None:
     height, width = header.height, header.width
     if height * width > policy.max_pixels:
         raise ImageError("too_large", f"{width}x{height} pixels are more than {policy.max_pixels}")
@@ -200,18 +202,11 @@ def _refuse(header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy) -> N
     for case in odd:
         if getattr(policy, case) == "reject":
             raise ImageError("unsupported", f"the policy for {case} is to reject")
-
-
-def _stored_format(header: ImageHeader, policy: ImagePolicy) -> StoredFormat:
-    if policy.encode != "keep":
-        return policy.encode
-    if header.format in ("jpeg", "webp"):
-        return "webp" if header.format == "webp" and _is_kept(header, policy) else "jpeg"
-    return "png"
+    return header, odd
 
 
 def _is_kept(header: ImageHeader, policy: ImagePolicy) -> bool:
-    """The image needs no change but, at most, to lose an orientation that is ignored."""
+    """Return true where the image needs no change but, at most, to lose an orientation that is ignored."""
     if not header.plain:
         return False
     if header.orientation != 1 and (policy.exif == "apply" or header.format == "png"):  # its chunk has a CRC
@@ -223,12 +218,6 @@ def _is_kept(header: ImageHeader, policy: ImagePolicy) -> bool:
     size = (header.height, header.width)
     square = policy.presize_mode != "fit" or header.height == header.width
     return square and scaled_size(*size, policy.presize_px, policy.presize_mode) == size
-
-
-def _without_orientation(data: bytes, header: ImageHeader) -> bytes:
-    changed = bytearray(data)
-    changed[header.orientation_at] = 1
-    return bytes(changed)
 
 
 def _changed_pixels(data: bytes, header: ImageHeader, policy: ImagePolicy) -> Pixels:

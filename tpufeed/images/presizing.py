@@ -23,7 +23,7 @@ _LOBES = 3
 
 
 def scaled_size(height: int, width: int, side_px: int, mode: PresizeMode) -> tuple[int, int]:
-    """`(height, width)` once the longer side (mode "long") or the shorter one is `side_px`; never larger."""
+    """Return `(height, width)` once the longer side (mode "long") or the shorter one is `side_px`; never larger."""
     side = max(height, width) if mode == "long" else min(height, width)
     if side <= side_px:
         return height, width
@@ -33,13 +33,13 @@ def scaled_size(height: int, width: int, side_px: int, mode: PresizeMode) -> tup
 
 
 def decoding_reduction(height: int, width: int, wanted_height: int, wanted_width: int) -> int:
-    """The largest of 1, 2, 4, 8 by which a JPEG may be reduced in decoding and still be oversampled enough."""
+    """Return the largest of 1, 2, 4, 8 by which a JPEG may be reduced in decoding and still be oversampled enough."""
     least = min(height / wanted_height, width / wanted_width) / _LEAST_OVERSAMPLING
     return max(reduce for reduce in (1, 2, 4, 8) if reduce == 1 or reduce <= least)
 
 
 def shrink(pixels: Pixels, height: int, width: int) -> Pixels:
-    """`pixels` (h, w, channels) at height x width, neither of which is larger. Raises MemoryError."""
+    """Shrink `pixels` (h, w, channels) to height x width, neither of which is larger. Raises MemoryError."""
     if pixels.shape[:2] == (height, width):
         return pixels
     try:
@@ -60,7 +60,7 @@ def _filtered(pixels: Pixels, height: int, width: int) -> Pixels:
 
 
 def middle_square(pixels: Pixels) -> Pixels:
-    """The largest square in the middle, as a view."""
+    """Return the largest square in the middle, as a view."""
     height, width = pixels.shape[:2]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2

@@ -30,14 +30,14 @@ class Op(Protocol):
 
     @property
     def version(self) -> int | str:
-        """Changes whenever the pixels do."""
+        """Version of the op, which changes whenever its pixels do."""
 
     @property
     def draws(self) -> int:
-        """Uniform numbers that a sample needs."""
+        """Number of uniform random numbers that a sample needs."""
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """`(height, width)` of what comes out for images of `size`; None where it differs from image to image."""
+        """Return `(height, width)` of the results for images of `size`; None where it differs from image to image."""
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ class WindowOp(Op, Protocol):
         """The pixels beyond the image, for windows that reach there."""
 
     def window(self, height: int, width: int, draws: Draws) -> Window:
-        """The window for an image of this size."""
+        """Return the window for an image of this size."""
 
 
 @runtime_checkable
@@ -57,10 +57,10 @@ class PixelOp(Op, Protocol):
     """An op that maps pixels at an unchanged size."""
 
     def skips(self, draws: Draws) -> bool:
-        """These draws leave the image as it is."""
+        """Return true where these draws leave the image as it is."""
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        """The new pixels: in `out` (C-contiguous, of the image's shape, maybe the image itself) where it is given.
+        """Return the new pixels: in `out` (C-contiguous, of the image's shape, maybe the image itself) where given.
 
         `image` may be read-only and of any strides; it changes only where it is `out`.
         """
@@ -86,7 +86,7 @@ class RandomlyApplied(SameSizeOp):
 
 
 def keep(image: Pixels, out: Pixels | None) -> Pixels:
-    """The image unchanged: copied to `out`, or itself where there is none."""
+    """Return the image unchanged: copied to `out`, or itself where there is none."""
     if out is None or out is image:
         return image
     np.copyto(out, image)
@@ -94,10 +94,10 @@ def keep(image: Pixels, out: Pixels | None) -> Pixels:
 
 
 def copied(image: Pixels, out: Pixels | None) -> Pixels:
-    """The image unchanged in memory that may be written to: `out`, or its own where there is none."""
+    """Return the image unchanged in memory that may be written to: `out`, or a copy where there is none."""
     return image.copy(order="C") if out is None else keep(image, out)
 
 
 def apart(image: Pixels, out: Pixels | None) -> Pixels:
-    """The image, or a copy where writing to `out` could change it: for ops that read pixels after writing others."""
+    """Return the image, or a copy where writing to `out` could change it: for ops that read after they write."""
     return image.copy() if out is not None and np.may_share_memory(image, out) else image

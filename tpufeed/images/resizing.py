@@ -9,7 +9,7 @@ from tpufeed.images.protocols import Fill, Window, apart
 
 
 def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) -> Pixels:
-    """`image` at height x width: bilinear, and averaged over areas where it shrinks by two or more, against aliasing.
+    """Resize `image`: bilinear, and averaged over areas where it shrinks by two or more, against aliasing.
 
     Args:
         image: uint8 of shape (h, w, channels); any strides.
@@ -28,7 +28,7 @@ def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) ->
 
 
 def resize_reduced(reduced: Pixels, factor: int, window: Window, out: Pixels | None = None) -> Pixels:
-    """`window` of the image that was `factor` times as large, from what the decoder made of it, as by `resize`.
+    """Cut and resize a window of an image that the decoder has made smaller by `factor`, as `resize` would.
 
     A window seldom begins at a whole reduced pixel: rounded to one, the result was more than 2 levels off on average
     (docs/pixels.md). Maps of whole numbers, in 1/32 pixel, give the same in all releases of OpenCV.
@@ -61,13 +61,13 @@ def _reduced_places(start: int, length: int, out_length: int, factor: int, most:
 
 
 def short_side_size(height: int, width: int, short_side_px: int) -> tuple[int, int]:
-    """`(height, width)` scaled, aspect kept, so that the shorter side is `short_side_px`."""
+    """Return `(height, width)` scaled, aspect kept, so that the shorter side is `short_side_px`."""
     scale = short_side_px / min(height, width)
     return max(short_side_px, round(height * scale)), max(short_side_px, round(width * scale))
 
 
 def reduction(height: int, width: int, wanted_height: int, wanted_width: int) -> int:
-    """The largest of 1, 2, 4, 8 by which a decoder may reduce an image and still give the wanted size."""
+    """Return the largest of 1, 2, 4, 8 by which a decoder may reduce an image and still give the wanted size."""
     reduce = 8
     while reduce > 1 and (height < wanted_height * reduce or width < wanted_width * reduce):
         reduce //= 2
@@ -75,7 +75,7 @@ def reduction(height: int, width: int, wanted_height: int, wanted_width: int) ->
 
 
 def cut_padded(image: Pixels, box: tuple[int, int, int, int], fill: Fill, out: Pixels | None = None) -> Pixels:
-    """Rows `[top, top + height)` and columns `[left, left + width)` of the image; `fill` where it has none.
+    """Cut rows `[top, top + height)` and columns `[left, left + width)`; `fill` where the image has none.
 
     Args:
         image: uint8 RGB of any strides.
@@ -98,5 +98,5 @@ def cut_padded(image: Pixels, box: tuple[int, int, int, int], fill: Fill, out: P
 
 
 def scalar(fill: Fill) -> tuple[int, int, int]:
-    """`fill` as OpenCV takes it."""
+    """Return `fill` as OpenCV takes it."""
     return (fill, fill, fill) if isinstance(fill, int) else fill

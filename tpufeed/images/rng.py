@@ -10,7 +10,7 @@ _MASK = (1 << 64) - 1
 
 
 def uniforms(seed: int, round_: int, samples: npt.NDArray[np.int64], op: int, count: int) -> npt.NDArray[np.float64]:
-    """Uniform numbers in [0, 1) of shape (len(samples), count), for a whole batch at once.
+    """Draw uniform numbers in [0, 1) of shape (len(samples), count), for a whole batch at once.
 
     Args:
         seed: of the run.
@@ -29,14 +29,14 @@ def uniforms(seed: int, round_: int, samples: npt.NDArray[np.int64], op: int, co
 
 
 def noise(draw: float, count: int) -> npt.NDArray[np.uint8]:
-    """`count` independent uniform levels from one uniform number: splitmix64's stream, little-endian."""
+    """Make `count` independent uniform levels of one uniform number: splitmix64's stream, little-endian."""
     start = np.uint64(_mix_int(int(draw * 2.0**53)))
     words = _mix(np.arange(1, count // 8 + 2, dtype=np.uint64) * np.uint64(_GOLDEN) + start)
     return words.astype("<u8").view(np.uint8)[:count]
 
 
 def generator(draws: Sequence[float]) -> np.random.Generator:
-    """A Philox generator (Salmon et al. 2011) whose 128-bit key are the first 32 bits of each of four uniform numbers.
+    """Make a Philox generator (Salmon et al. 2011); its 128-bit key is the first 32 bits of four uniform numbers.
 
     NumPy keeps Philox's bits from version to version; how its distributions make numbers of them may change.
     """

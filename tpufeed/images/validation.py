@@ -15,7 +15,7 @@ _SHOWN_CHARACTERS = 80
 
 
 def check_size(op: str, value: object) -> int | tuple[int, int]:
-    """One or two numbers of pixels."""
+    """Check one or two numbers of pixels."""
     sides = value if isinstance(value, tuple | list) else (value, value)
     if len(sides) != 2 or not all(_is_int(side, 1, _LONGEST_SIDE_PX) for side in sides):
         raise OptionError(
@@ -25,28 +25,28 @@ def check_size(op: str, value: object) -> int | tuple[int, int]:
 
 
 def check_int(op: str, name: str, value: Any, low: int, high: int) -> int:
-    """A whole number of `[low, high]`."""
+    """Check a whole number of `[low, high]`."""
     if not _is_int(value, low, high):
         raise OptionError(f"{op}: {name} is a whole number between {low} and {high}, not {shown(value)}")
     return int(value)
 
 
 def check_probability(op: str, value: Any, name: str = "p") -> float:
-    """A number of `[0, 1]`."""
+    """Check a number of `[0, 1]`."""
     if not _is_real(value) or not 0 <= value <= 1:
         raise OptionError(f"{op}: {name} is a probability, not {shown(value)}")
     return _as_float(value)
 
 
 def check_positive_range(op: str, name: str, value: Any, limit: float) -> tuple[float, float]:
-    """`(low, high)` with 0 < low <= high <= limit."""
+    """Check `(low, high)` with 0 < low <= high <= limit."""
     if _is_pair(value) and 0 < value[0] <= value[1] <= limit:
         return _as_float(value[0]), _as_float(value[1])
     raise OptionError(f"{op}: {name} is (low, high) with 0 < low <= high <= {limit:g}, not {shown(value)}")
 
 
 def check_spread(op: str, name: str, value: Any, center: float, low: float, high: float) -> tuple[float, float]:
-    """`(low, high)`, or a number for as much to either side of `center`, cut off at `low`; all within `[low, high]`."""
+    """Check `(low, high)`, or a number for as much to either side of `center`, cut off at `low`."""
     if _is_pair(value) and low <= value[0] <= value[1] <= high:
         return _as_float(value[0]), _as_float(value[1])
     if _is_real(value) and 0 <= value <= high - center:
@@ -58,7 +58,7 @@ def check_spread(op: str, name: str, value: Any, center: float, low: float, high
 
 
 def check_fill(op: str, name: str, value: Any) -> Fill:
-    """A level, or one for each of red, green and blue."""
+    """Check a level, or one for each of red, green and blue."""
     if _is_int(value, 0, 255):
         return int(value)
     if isinstance(value, tuple | list) and len(value) == 3 and all(_is_int(level, 0, 255) for level in value):
@@ -67,18 +67,18 @@ def check_fill(op: str, name: str, value: Any) -> Fill:
 
 
 def as_range(value: float | tuple[float, float]) -> tuple[float, float]:
-    """A parameter that `check_spread` has brought to its form, for the type checker."""
+    """Return a parameter that `check_spread` has brought to its form, for the type checker."""
     assert isinstance(value, tuple)
     return value
 
 
 def between(bounds: tuple[float, float], draw: float) -> float:
-    """The uniform number of `[0, 1)` as one of `[low, high)`."""
+    """Map a uniform number of `[0, 1)` to `[low, high)`."""
     return bounds[0] + draw * (bounds[1] - bounds[0])
 
 
 def shown(value: object) -> str:
-    """A value in a message."""
+    """Format a value for a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 

@@ -36,7 +36,7 @@ _PATIENCE = Patience()
 
 
 class GcsStore:
-    """A `Store` over gs://bucket/folder. The network is first asked for something by the first call.
+    """A `Store` over gs://bucket/folder. Making one sends no request.
 
     `patience` says how long faults are waited out.
     """
@@ -119,7 +119,7 @@ class GcsStore:
         # A second try must not remove what another writer has put since the first.
         params = {"ifGenerationMatch": generation_of(version)}
         request = Request("DELETE", self._folder.path(name), params, accept=(404, 412))
-        self._folder.call(self._folder.where(name), "storage.objects.delete", request)
+        self._folder.call(self._folder.where(name), "storage.objects.delete", request, bytes)
 
     def local_path(self, name: str) -> None:
         return None

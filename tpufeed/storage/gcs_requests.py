@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,7 +83,7 @@ class Patience:
 
 
 class TransientError(Exception):
-    """One try failed in a way that the next may not.
+    """A failed try of a call, of which the next may succeed.
 
     Attributes:
         retry_after_seconds: how long the server asks to wait.
@@ -95,7 +95,7 @@ class TransientError(Exception):
 
 
 class UnreachableError(TransientError):
-    """There is no such host, or nobody listens there: more often a wrong address than a matter of time."""
+    """No such host, or no server at it: more often a wrong address than a passing fault."""
 
 
 class ChecksumError(TransientError):
@@ -122,7 +122,7 @@ class Tries:
         self.refreshed = False
 
     def progress(self) -> None:
-        """Bytes went through that never did before: the deadline and the pauses start anew."""
+        """Note that new bytes went through: the deadline and the pauses start again."""
         self._moved = time.monotonic()
         self._in_a_row = 0
         self.refreshed = False
@@ -148,16 +148,13 @@ class Tries:
                 f"{self._where}: gave up after {self.failed} tries in {now - self._started:.1f} s, the last "
                 f"{now - self._moved:.1f} s without progress; the last one failed by: {error}"
             ) from error
-        longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**self._doublings)
+        doublings = min(self._in_a_row - 1, 30)  # a float would overflow
+        longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**doublings)
         pause = min(error.retry_after_seconds + _random.uniform(0, longest), left)
         level = logging.INFO if self._in_a_row < _TRIES_BEFORE_A_WARNING else logging.WARNING
         said = mask_secrets(str(error))
         _logger.log(level, "%s: try %d failed, the next is in %.1f s: %s", self._where, self.failed, pause, said)
         return pause
-
-    @property
-    def _doublings(self) -> int:
-        return min(self._in_a_row - 1, 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +177,7 @@ class PreconditionError(Exception):
 
 
 def error_of(status: int, headers: Mapping[str, str], text: str, target: Target, identity: str) -> Exception:
-    """The error that an answer stands for: one to try again after, or a StoreError to raise.
+    """Return the error that an answer stands for: one after which to try again, or a StoreError to raise.
 
     Args:
         status: of HTTP.
@@ -189,24 +186,55 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
         target: what the request was about.
         identity: who made it.
     """
-    found = _message_of(text)
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
+        # JSON from most interfaces of the service, plain text from downloads, HTML from proxies.
+        error = json.loads(text)["error"]
+        text = error.get("message") or error["errors"][0]["message"]
+    found = " ".join(str(text).split()) or "no reason given"
+    found = found if len(found) <= _MESSAGE_CHARACTERS else f"{found[:_MESSAGE_CHARACTERS]}..."
+    where = target.where
+    made: Exception
     if status in (408, 429) or status >= 500:
-        return TransientError(f"HTTP {status}: {found}", _retry_after_seconds(headers))
-    if status == 400 and target.permission == _CREATE and _MISMATCH.search(found):
-        return ChecksumError(f"HTTP {status}: {found}")
-    if status == 401:
-        return UnauthorizedError(found)
-    if status == 412:
-        return PreconditionError(found)
-    return _refusal(status, found, target, identity)
+        try:  # a date instead of seconds needs clocks that agree: the usual pause does for it
+            seconds = min(max(0.0, float(headers.get("Retry-After", "0"))), _LONGEST_RETRY_AFTER_SECONDS)
+        except ValueError:
+            seconds = 0.0
+        made = TransientError(f"HTTP {status}: {found}", seconds)
+    elif status == 400 and target.permission == _CREATE and _MISMATCH.search(found):
+        made = ChecksumError(f"HTTP {status}: {found}")
+    elif status == 400 and found.startswith("Bucket is a requester pays bucket"):  # whatever its name
+        made = AccessError(
+            f"{where}: the bucket {target.bucket} lets the requester pay: set {USER_PROJECT_VARIABLE} to the project "
+            f"to be billed ({found})"
+        )
+    elif status == 401:
+        made = UnauthorizedError(found)
+    elif status == 403:
+        made = denied(target, identity, found)
+    elif status == 404 and target.permission in (_LIST, _CREATE):
+        made = StoreError(f"{where}: the bucket {target.bucket} does not exist ({found})")
+    elif status == 404:  # or no such bucket: see GcsFolder.check_bucket
+        made = ObjectNotFoundError(f"{where}: no such object")
+    elif status == 412:
+        made = PreconditionError(found)
+    else:
+        made = StoreError(f"{where}: HTTP {status}: {found}")
+    return made
 
 
 def broken(error: Exception, target: Target) -> Exception:
-    """The error that a broken connection stands for, whatever library has noticed it."""
+    """Return the error that a broken connection stands for, from any of the libraries."""
     causes = list(_causes(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return StoreError(f"{target.where}: the server's certificate is not trusted: {error}")
-    host, port, variable = _address(causes)
+    host = port = variable = ""
+    for cause in causes:  # as urllib3 or aiohttp have the host that was not reached
+        holders: tuple[Any, ...] = cause, getattr(cause, "conn", None)
+        holder = next((each for each in holders if getattr(each, "host", None)), None)
+        if holder is not None:
+            host, port = str(holder.host), str(getattr(holder, "port", ""))
+            variable = next((name for name in _VARIABLES if host in os.environ.get(name, "")), "")
+            break
     named = f"{host}, which {variable} names," if variable else host
     for cause in causes:
         if isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_NAME:
@@ -217,7 +245,7 @@ def broken(error: Exception, target: Target) -> Exception:
 
 
 def denied(target: Target, identity: str, found: str) -> AccessError:
-    """HTTP 403, or a 401 that fresh credentials do not help."""
+    """Return the error for HTTP 403, or for a 401 with fresh credentials."""
     if identity == ANONYMOUS:
         advice = f"there are no credentials: {LOGIN}"
     else:
@@ -228,23 +256,8 @@ def denied(target: Target, identity: str, found: str) -> AccessError:
     return AccessError(f"{target.where}: access denied to {identity}: {found}; {advice}")
 
 
-def _refusal(status: int, found: str, target: Target, identity: str) -> StoreError:
-    if status == 400 and found.startswith("Bucket is a requester pays bucket"):  # whatever its name
-        return AccessError(
-            f"{target.where}: the bucket {target.bucket} lets the requester pay: set {USER_PROJECT_VARIABLE} to the "
-            f"project to be billed ({found})"
-        )
-    if status == 403:
-        return denied(target, identity, found)
-    if status == 404 and target.permission in (_LIST, _CREATE):
-        return StoreError(f"{target.where}: the bucket {target.bucket} does not exist ({found})")
-    if status == 404:  # or no such bucket: see GcsFolder.check_bucket
-        return ObjectNotFoundError(f"{target.where}: no such object")
-    return StoreError(f"{target.where}: HTTP {status}: {found}")
-
-
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what has caused it; urllib3 and requests keep some causes among their arguments only."""
+    """Yield the error and its causes; urllib3 and requests keep some causes only among their arguments."""
     waiting, seen = [error], set[int]()
     while waiting:
         cause = waiting.pop(0)
@@ -253,33 +266,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             yield cause
             further = cause.__cause__, cause.__context__, *cause.args
             waiting += [each for each in further if isinstance(each, BaseException)]
-
-
-def _address(causes: Sequence[BaseException]) -> tuple[str, str, str]:
-    """The host and port that were not reached, as urllib3 or aiohttp has them, and the variable that names the host."""
-    for cause in causes:
-        for holder in (cause, getattr(cause, "conn", None)):
-            host = getattr(holder, "host", None)
-            if host:
-                variable = next((name for name in _VARIABLES if host in os.environ.get(name, "")), "")
-                return str(host), str(getattr(holder, "port", "")), variable
-    return "", "", ""
-
-
-def _message_of(text: str) -> str:
-    """The service's own words: JSON from most of its interfaces, plain text from downloads, HTML from proxies."""
-    with suppress(ValueError, LookupError, TypeError, AttributeError):
-        error = json.loads(text)["error"]
-        text = error.get("message") or error["errors"][0]["message"]
-    text = " ".join(str(text).split()) or "no reason given"
-    return text if len(text) <= _MESSAGE_CHARACTERS else f"{text[:_MESSAGE_CHARACTERS]}..."
-
-
-def _retry_after_seconds(headers: Mapping[str, str]) -> float:
-    try:  # a date instead of seconds needs clocks that agree: the usual pause does for it
-        return min(max(0.0, float(headers.get("Retry-After", "0"))), _LONGEST_RETRY_AFTER_SECONDS)
-    except ValueError:
-        return 0.0
 
 
 def to_crc32c(text: str) -> int:
@@ -361,7 +347,7 @@ class Request:
 
 
 def check_installed() -> None:
-    """Raises MissingExtraError where the client library is missing; imports nothing of it."""
+    """Raise MissingExtraError where the client library is missing; import nothing of it."""
     try:
         found = importlib.util.find_spec("google.cloud.storage")
     except ModuleNotFoundError:
@@ -371,7 +357,7 @@ def check_installed() -> None:
 
 
 def open_session() -> "GcsSession":
-    """This process's session; a forked child makes its own, as two processes cannot share a connection."""
+    """Return this process's session; a forked child makes its own, as two processes cannot share a connection."""
     key = os.getpid(), os.environ.get(EMULATOR_VARIABLE, ""), os.environ.get(USER_PROJECT_VARIABLE, "")
     with _locks.setdefault(os.getpid(), threading.Lock()):
         if key not in _sessions:
@@ -380,7 +366,7 @@ def open_session() -> "GcsSession":
 
 
 class GcsSession:
-    """Sends single requests; thread-safe.
+    """An HTTP session with the service that sends single requests. Thread-safe.
 
     Attributes:
         credentials: of google.auth; None is anonymous.
@@ -395,7 +381,7 @@ class GcsSession:
 
     @property
     def identity(self) -> str:
-        """Whom the service sees, as far as it is known here."""
+        """Name the caller as the service sees it, for messages."""
         if self.credentials is None:
             return ANONYMOUS
         for attribute in ("service_account_email", "account"):
@@ -406,7 +392,7 @@ class GcsSession:
 
     @contextmanager
     def answer(self, request: Request, target: Target, patience: Patience) -> Iterator[Any]:
-        """The answer to a request, a `requests.Response` whose body is still to be read, inside of the context.
+        """Send a request; yield the answer, a `requests.Response` whose body is still to be read.
 
         Raises:
             TransientError: what failed may succeed when tried again.
@@ -436,7 +422,7 @@ class GcsSession:
                 yield response
 
     def surroundings(self) -> tuple[ssl.SSLContext, str | None]:
-        """The certificates that this session goes by and the proxy that it goes through, for another client."""
+        """Return the certificates and the proxy of this session, for another client."""
         import certifi
         from requests.utils import select_proxy
 
@@ -457,7 +443,7 @@ class GcsSession:
 
 @contextmanager
 def _faults(target: Target) -> Iterator[None]:
-    """The one place where errors of sockets, urllib3, requests and google.auth become ours."""
+    """Turn errors of sockets, urllib3, requests and google.auth into ours, at this one place."""
     import requests
     import urllib3
     from google.auth import exceptions
@@ -494,7 +480,7 @@ def _default_credentials() -> Any:
 
 
 def _connect(credentials: Any) -> tuple[Any, str]:
-    """A session of google.auth and the service's URL, of which the client library knows the rules."""
+    """Return a session of google.auth and the service's URL, by the client library's rules."""
     from google.auth.credentials import AnonymousCredentials
     from google.auth.transport.requests import AuthorizedSession
     from google.cloud.storage import Client
@@ -538,7 +524,7 @@ class GcsFolder:
 
     @property
     def session(self) -> GcsSession:
-        """The process's; it is made by the first request."""
+        """The session of this process; the first request makes it."""
         found = self._session
         if found is None or found[0] != os.getpid():
             found = self._session = os.getpid(), open_session()
@@ -557,12 +543,16 @@ class GcsFolder:
             PreconditionError: as the service said.
         """
         target, tries = Target(where, self.bucket, permission), Tries(where, self.patience)
+        renew = False
 
         def send(request: Request) -> AbstractContextManager[Any]:
             return self.session.answer(request, target, self.patience)
 
         while True:
             try:
+                if renew:
+                    self.session.refresh(target)
+                    renew = False
                 found = attempt(send, tries)
                 self._bucket_exists = True
                 return found
@@ -572,23 +562,22 @@ class GcsFolder:
             except UnauthorizedError as error:
                 if tries.refreshed:
                     raise denied(target, self.session.identity, f"HTTP 401: {error}") from error
-                tries.refreshed = True
+                tries.refreshed = renew = True
                 self.count_retry()
-                self._refresh(target, tries)
             except TransientError as error:
                 time.sleep(tries.pause_after(error))
                 self.count_retry()
 
     def where(self, name: str) -> str:
-        """The URL of an object, for messages."""
+        """Return the URL of an object, for messages."""
         return f"{self.url}/{name}"
 
     def key(self, name: str) -> str:
-        """The object's name in its bucket. Raises OptionError where it could lead out of the folder."""
+        """Return the object's name in its bucket. Raises OptionError where it could lead out of the folder."""
         return self.root + check_name(name)
 
     def path(self, name: str = "", kind: str = "") -> str:
-        """The path at the service of an object, or of all; `kind` is "/download" or "/upload"."""
+        """Return the path of an object, or of all, at the service; `kind` is "/download" or "/upload"."""
         objects = f"{kind}/storage/v1/b/{quote(self.bucket, safe='')}/o"
         return f"{objects}/{quote(self.key(name), safe='')}" if name else objects
 
@@ -598,7 +587,7 @@ class GcsFolder:
             # A caller who may not list is told 403 for a missing object, so that one who was told 404 may.
             params = {"prefix": self.root, "maxResults": "1", "fields": "nextPageToken"}
             with suppress(AccessError):
-                self.call(self.url, "storage.objects.list", Request("GET", self.path(), params))
+                self.call(self.url, "storage.objects.list", Request("GET", self.path(), params), Page)
             self._bucket_exists = True
 
     def find(self, name: str, version: str = "") -> Resource:
@@ -606,10 +595,10 @@ class GcsFolder:
         check_name(name)
         params = {"fields": FIELDS, **({"generation": generation_of(version)} if version else {})}
         request = Request("GET", self.path(name), params)
-        return self.call_json(self.where(name), "storage.objects.get", request, Resource)
+        return self.call(self.where(name), "storage.objects.get", request, Resource)
 
     def absence(self, name: str, version: str, error: ObjectNotFoundError) -> StoreError:
-        """The error for an object that is not there, which one of another generation may be."""
+        """Return the error for an object that is missing, or is of another generation than was asked for."""
         self.check_bucket()
         try:
             found = self.find(name).generation if version else ""
@@ -620,11 +609,11 @@ class GcsFolder:
         return ObjectChangedError(f"{self.where(name)}: it is generation {found} by now, not {version}")
 
     def iter_pages(self, where: str, params: dict[str, str]) -> Iterator[Page]:
-        """The pages of a listing. Raises StoreError where the bucket does not exist."""
+        """Yield the pages of a listing. Raises StoreError where the bucket does not exist."""
         token = ""
         while True:
             request = Request("GET", self.path(), {**params, **({"pageToken": token} if token else {})})
-            page = self.call_json(where, "storage.objects.list", request, Page)
+            page = self.call(where, "storage.objects.list", request, Page)
             yield page
             if not page.token:
                 return
@@ -632,27 +621,17 @@ class GcsFolder:
                 raise StoreError(f"{where}: the listing has no end: page {token!r} is followed by itself")
             token = page.token
 
-    def call(self, where: str, permission: str, request: Request) -> bytes:
-        """The body of the answer to a request. Raises as `persist` does."""
-
-        def attempt(send: Send, _: Tries) -> bytes:
-            with send(request) as response:
-                content: bytes = response.content
-                return content
-
-        return self.persist(where, permission, attempt)
-
-    def call_json(self, where: str, permission: str, request: Request, kind: type[T]) -> T:
-        """The JSON that answers a request. Raises as `persist` does."""
+    def call(self, where: str, permission: str, request: Request, kind: type[T]) -> T:
+        """Return the JSON that answers a request, or its body where `kind` is bytes. Raises as `persist` does."""
 
         def attempt(send: Send, _: Tries) -> T:
             with send(request) as response:
-                return self.decode(where, response.content, kind)
+                return response.content if kind is bytes else self.decode(where, response.content, kind)
 
         return self.persist(where, permission, attempt)
 
     def decode(self, where: str, content: bytes, kind: type[T]) -> T:
-        """The JSON of an answer.
+        """Parse the JSON of an answer.
 
         Raises:
             TransientError: it is none, but a proxy's page.
@@ -667,15 +646,7 @@ class GcsFolder:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TransientError(f"the answer is no JSON: {error}") from error
 
-    def _refresh(self, target: Target, tries: Tries) -> None:
-        while True:
-            try:
-                return self.session.refresh(target)
-            except TransientError as error:
-                time.sleep(tries.pause_after(error))
-                self.count_retry()
-
 
 def generation_of(version: str) -> str:
-    """The generation that a version names; one of another store's matches none here."""
+    """Return the generation that a version names; a version of another kind of store matches none."""
     return version if version.isascii() and version.isdigit() else NEVER_A_GENERATION

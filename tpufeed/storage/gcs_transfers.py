@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 from crc32c import crc32c
@@ -37,6 +37,9 @@ from tpufeed.storage.gcs_requests import (
 )
 from tpufeed.storage.store import Span, check_name
 
+if TYPE_CHECKING:
+    import aiohttp
+
 # Lost of a body that breaks off. The time limit of a socket is for one send as a whole: pieces let a slow line be slow.
 _PIECE_BYTES = 256 << 10
 SMALL_BYTES = 8 << 20
@@ -49,7 +52,7 @@ T = TypeVar("T")
 
 
 class Download:
-    """One read: a broken one goes on where it stopped, in the same generation.
+    """One read. After a broken connection it goes on where it stopped, in the same generation.
 
     The client library's own downloads copy each byte several times in Python: 8 KB at a time from urllib3 to a file
     object. This asks for the object with the library's session and lets the socket write into the caller's buffer.
@@ -91,11 +94,9 @@ class Download:
             except ObjectNotFoundError:
                 if self.generation == self._pinned:
                     raise
-                self._begin_again()  # replaced while it was read by whoever asked for no version
-
-    def _begin_again(self) -> None:
-        self.generation, self.done = self._pinned, 0
-        self.buffer = None if self._whole else self.buffer
+                # It was replaced while it was read, and no version was asked for: begin again with the new one.
+                self.generation, self.done = self._pinned, 0
+                self.buffer = None if self._whole else self.buffer
 
     def _attempt(self, send: Send, tries: Tries) -> None:
         first = self._start + self.done
@@ -116,8 +117,12 @@ class Download:
                 self.buffer = memoryview(bytearray(size))
             wanted = min(len(self.buffer), max(0, size - self._start))
             self._receive(response, wanted, tries)
-            if self._start == 0 and wanted == size:
-                self._check_sum(response, wanted)
+            expected = crc32c_of(response.headers, self._where) if self._start == 0 and wanted == size else None
+            if expected is not None:
+                found = crc32c(self.buffer[:size])
+                if found != expected:
+                    self.done = 0
+                    raise ChecksumError(f"crc32c is {found:08x} where the service says {expected:08x}")
 
     def _check_answer(self, response: Any, first: int, ranged: bool) -> int:
         """Return the object's length. Raises where the answer is about other bytes than were asked for."""
@@ -154,23 +159,14 @@ class Download:
         elif getattr(source, "fp", None) is None:  # read to its end, of which urllib3 has seen nothing
             response.raw.release_conn()
 
-    def _check_sum(self, response: Any, size: int) -> None:
-        expected = crc32c_of(response.headers, self._where)
-        assert self.buffer is not None
-        if expected is not None:
-            found = crc32c(self.buffer[:size])
-            if found != expected:
-                self.done = 0
-                raise ChecksumError(f"crc32c is {found:08x} where the service says {expected:08x}")
-
 
 class ReadError(Exception):
-    """Content that is to be put cannot be read. No OSError, as urllib3 takes those for the network's."""
+    """Content of an upload that cannot be read. It is no OSError, as urllib3 takes those for the network's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Content that is to be put.
+    """Content of an upload.
 
     Attributes:
         data: the bytes, or the file that holds them.
@@ -183,7 +179,7 @@ class Content:
     crc32c: int
 
     def pieces(self, start: int, stop: int) -> Iterator[bytes | memoryview]:
-        """The bytes `[start, stop)`. Raises ReadError."""
+        """Yield the bytes `[start, stop)`. Raises ReadError."""
         if isinstance(self.data, Path):
             yield from _pieces_of_file(self.data, start, stop)
         else:
@@ -192,12 +188,12 @@ class Content:
 
 
 def content_of_bytes(data: bytes) -> Content:
-    """`data` itself, summed up."""
+    """Return the content that is `data`, with its CRC-32C."""
     return Content(data, len(data), crc32c(data))
 
 
 def content_of_file(path: Path) -> Content:
-    """The file, read once for its sum. Raises ReadError."""
+    """Return the content that is a file, which is read once for its CRC-32C. Raises ReadError."""
     total = 0
     try:
         size = path.stat().st_size
@@ -209,7 +205,7 @@ def content_of_file(path: Path) -> Content:
 
 
 class Upload:
-    """One put.
+    """One upload of an object.
 
     Attributes:
         tries_failed: how many tries did; any of them may have been applied, its answer lost.
@@ -284,7 +280,7 @@ class Upload:
         self._stored = 0
 
     def _send_range(self, send: Send, content_range: str, body: "bytes | _Body") -> Resource | None:
-        """The new object where that was the end of it, or else None, and `_stored` is what has arrived so far."""
+        """Send a range; return the new object where that was the last, else None; keep in `_stored` what arrived."""
         request = Request("PUT", self._url, {}, {"Content-Range": content_range}, body, accept=(308, 404, 410))
         try:
             with send(request) as response:
@@ -308,7 +304,7 @@ class Upload:
 
 
 class _Body:
-    """Part of the content between other bytes: sized for its header, iterated for its pieces."""
+    """A request's body: a part of the content between other bytes, with a length."""
 
     def __init__(self, content: Content, start: int, stop: int, head: bytes = b"", tail: bytes = b"") -> None:
         self._content, self._start, self._stop = content, start, stop
@@ -337,7 +333,7 @@ def _pieces_of_file(path: Path, start: int, stop: int) -> Iterator[bytes]:
 
 
 def read_many(folder: GcsFolder, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
-    """`Store.read_many`. Closing the iterator early cancels what is under way."""
+    """Read spans as `Store.read_many` does. Closing the iterator early cancels what is under way."""
     waiting = deque[Future[bytes | StoreError]]()
     reader = _Reader(folder)
     try:
@@ -352,20 +348,13 @@ def read_many(folder: GcsFolder, spans: Iterable[Span]) -> Generator[bytes | Sto
 
 
 class _Reader:
-    """A thread with an event loop.
-
-    gcsfs's own `_cat_file` will not do: it drops the headers that hold the sum and the generation, takes what follows
-    a '#' in a name for a generation, and tries six times with no word on why.
-    """
+    """A thread with an event loop: aiohttp takes a third of the processor time of threads with requests."""
 
     def __init__(self, folder: GcsFolder) -> None:
-        # It would ask by gRPC for the kind of the bucket first: 60 s where nobody answers.
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         try:
             import aiohttp
-            import gcsfs
         except ImportError as error:
-            raise MissingExtraError("gcsfs", "gcs") from error
+            raise MissingExtraError("aiohttp", "gcs") from error
         self._folder, self._service = folder, folder.session
         # aiohttp goes by other certificates than requests, and would look for proxies in a thread for each request.
         self._trust, self._proxy = self._service.surroundings()
@@ -376,17 +365,9 @@ class _Reader:
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=folder.patience.connect_seconds, sock_read=folder.patience.read_seconds
         )
-        self._files = gcsfs.GCSFileSystem(
-            token="anon",  # requests carry the token of the store's own session
-            asynchronous=True,
-            loop=self._loop,
-            skip_instance_cache=True,
-            use_listings_cache=False,
-            session_kwargs={"auto_decompress": False},
-        )
         self._thread = threading.Thread(target=self._loop.run_forever, name="tpufeed-bulk", daemon=True)
         self._thread.start()
-        self._session = self._run(self._files._set_session())
+        self._session = self._run(self._open())
 
     @property
     def window(self) -> int:
@@ -417,6 +398,11 @@ class _Reader:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    async def _open(self) -> "aiohttp.ClientSession":
+        import aiohttp
+
+        return aiohttp.ClientSession(auto_decompress=False)
+
     async def _end(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -428,45 +414,34 @@ class _Reader:
     async def _read(self, span: Span) -> bytes | StoreError:
         try:
             async with self._gate:
-                return await self._read_or_raise(span)
+                try:
+                    if span.stop is None or span.stop > span.start:
+                        return await self._persist(span)
+                    await asyncio.to_thread(self._folder.find, span.name, span.version)  # there is no range of no bytes
+                    return b""
+                except ObjectNotFoundError as error:
+                    raise await asyncio.to_thread(self._folder.absence, span.name, span.version, error) from error
         except StoreError as error:
             return error
-
-    async def _read_or_raise(self, span: Span) -> bytes:
-        try:
-            if span.stop is None or span.stop > span.start:
-                return await self._persist(span)
-            await asyncio.to_thread(self._folder.find, span.name, span.version)  # there is no range of no bytes
-        except ObjectNotFoundError as error:
-            raise await asyncio.to_thread(self._folder.absence, span.name, span.version, error) from error
-        return b""
 
     async def _persist(self, span: Span) -> bytes:
         where = self._folder.where(span.name)
         target = Target(where, self._folder.bucket, "storage.objects.get")
-        tries = Tries(where, self._folder.patience)
+        tries, renew = Tries(where, self._folder.patience), False
         while True:
             try:
+                if renew:
+                    async with self._renewing:
+                        await asyncio.to_thread(self._service.refresh, target)
+                    renew = False
                 return await self._attempt(span, target)
             except UnauthorizedError as error:
                 if tries.refreshed:
                     raise denied(target, self._service.identity, f"HTTP 401: {error}") from error
-                tries.refreshed = True
-                pause = await self._renew(target, tries)
+                tries.refreshed = renew = True
             except TransientError as error:
-                pause = tries.pause_after(error)
+                await asyncio.sleep(tries.pause_after(error))
             self._folder.count_retry()
-            await asyncio.sleep(pause)
-
-    async def _renew(self, target: Target, tries: Tries) -> float:
-        """Get a new token; returns how long to wait."""
-        try:
-            async with self._renewing:
-                await asyncio.to_thread(self._service.refresh, target)
-        except TransientError as error:
-            tries.refreshed = False
-            return tries.pause_after(error)
-        return 0
 
     async def _attempt(self, span: Span, target: Target) -> bytes:
         import aiohttp
@@ -512,7 +487,7 @@ class _Reader:
 
 
 def _check(span: Span, target: Target, status: int, headers: Mapping[str, str], data: bytes) -> bytes:
-    """The bytes of the span out of an answer. Raises TransientError where they are not."""
+    """Return the bytes of a span out of an answer. Raises TransientError where others came."""
     generation = headers.get("X-Goog-Generation", "")
     if span.version and generation and generation != generation_of(span.version):
         raise TransientError(f"generation {generation} came where {span.version} was asked for")

@@ -172,7 +172,7 @@ class LocalStore:
 
 
 def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]]) -> Iterator[ObjectInfo]:
-    """Follows links as image folders are full of them, but never in a circle. A broken link is an empty object.
+    """Yield the files below a folder. Links are followed, but never in a circle; a broken link is an empty object.
 
     A folder of a million files is not held in memory, and while one is walked no folder above it is open.
     """
@@ -253,7 +253,7 @@ def open_plain(path: str, flags: int) -> int:
 
 @contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A new folder in `parent`, removed on exit; those of killed processes are removed first.
+    """Make a folder in `parent` that is removed on exit; those of killed processes are removed first.
 
     Args:
         parent: holds nothing else, is made where it is missing and removed where this leaves it empty. None is where
@@ -318,7 +318,7 @@ def _remove_unlocked(folder: Path) -> None:
 
 
 def map_file(descriptor: int, size_bytes: int) -> memoryview:
-    """The bytes of an open file, read-only. They stay mapped as long as the view, or anything made from it, lives.
+    """Map an open file, read-only, for as long as the view or anything made from it lives.
 
     The descriptor may be closed at once. A file that is truncated while it is mapped ends the process with SIGBUS, as
     with Python's own mmap.

@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class DamagedReadError(UnavailableError):
-    """A read gave other bytes than are stored. Nothing is known of the object."""
+    """Reads that gave other bytes than are stored. Nothing is known of the object."""
 
 
 def settle(
     where: str, read: Callable[[], T], identity: Callable[[T], Hashable], is_sure: Callable[[T], bool] = lambda _: False
 ) -> T:
-    """Call `read` until its result is sure or came twice: damage on the way does not come again.
+    """Call `read` until its result is sure or came twice, as damage on the way differs each time.
 
     Args:
         where: what is read, for messages.
@@ -56,7 +56,7 @@ def settle(
 def read_by_threads(
     store: Store, spans: Iterable[Span], at_once: int = _AT_ONCE
 ) -> Generator[bytes | StoreError, None, None]:
-    """`Store.read_many` by `at_once` threads."""
+    """Read spans as `Store.read_many` does, by `at_once` threads."""
     with ThreadPoolExecutor(at_once, "tpufeed-read") as executor:
         waiting = deque[Future[bytes | StoreError]]()
         try:
@@ -72,7 +72,7 @@ def read_by_threads(
 
 
 class SpanReader:
-    """Reads a few spans at once, again and again: its threads and their connections are kept until `close`.
+    """A reader of a few spans at a time that keeps its threads and their connections until `close`.
 
     `Store.read_many` is for thousands at a time, and may set up more than a loader's batch is worth. Thread-safe.
     """
@@ -83,7 +83,7 @@ class SpanReader:
         self._executor: ThreadPoolExecutor | None = None
 
     def read(self, spans: Sequence[Span]) -> list[bytes | StoreError]:
-        """The bytes of each span, or why they cannot be read."""
+        """Return the bytes of each span, or why they cannot be read."""
         if len(spans) < 2:
             return [read_span(self._store, span) for span in spans]
         with self._lock:
@@ -93,7 +93,7 @@ class SpanReader:
         return list(results)
 
     def close(self) -> None:
-        """Let the threads end when they are through; reading again starts new ones."""
+        """End the threads; another read starts new ones."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
@@ -101,7 +101,7 @@ class SpanReader:
 
 
 def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
-    """The object, seekable; a remote one is read by ranges of some MB.
+    """Open an object, seekable; a remote one is read by ranges of some MB.
 
     Args:
         store: where it lies.
@@ -131,7 +131,7 @@ def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
 
 @contextmanager
 def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
-    """The object, seekable, compared with the CRC-32C that the store vouches for before a byte of it is given out.
+    """Open an object, seekable, whose CRC-32C is compared with the store's before a byte of it is given out.
 
     That is a temporary copy. Where the store has no CRC-32C, or the object is a local file, it is `open_object`.
 
@@ -211,7 +211,7 @@ class _Ranges(io.RawIOBase):
 
 
 class _ComparedRanges(_Ranges):
-    """Knows the CRC-32C of the first `_done` bytes: of each the first reading, which is what is given out."""
+    """Ranges that keep the CRC-32C of the first `_done` bytes, as they were first read and given out."""
 
     _done = _crc32c = 0
 

@@ -9,7 +9,7 @@ from tpufeed.storage.store import Store
 
 
 def open_store(url: str | Path) -> Store:
-    """The store at `url`: a path, `file://`, `memory://`, or any scheme that fsspec knows. Touches nothing yet.
+    """Return the store at `url`: a path, `file://`, `memory://`, or any scheme that fsspec knows. Touches nothing.
 
     Raises:
         UnknownSchemeError: nothing opens this scheme.
@@ -49,6 +49,6 @@ def open_store(url: str | Path) -> Store:
 
 
 def url_scheme(url: str) -> str:
-    """`gs` for gs://bucket/x, `file` for a path; `zip` for a chain of fsspec's as zip::gs://bucket/x.zip."""
+    """Return `gs` for gs://bucket/x, `file` for a path, `zip` for a chain of fsspec's as zip::gs://bucket/x.zip."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+._-]*)(::[A-Za-z0-9+._:-]+)?://", url)
     return match.group(1).lower() if match else "file"

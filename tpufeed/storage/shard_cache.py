@@ -36,13 +36,13 @@ class ShardCache:
 
     Args:
         store: where the shards are.
-        parent: a folder to stage in, or None for /dev/shm where that has 1 GB to give, else the user's cache.
+        parent: the folder of the copies, or None for /dev/shm where that has 2 GiB to give, else the user's cache.
         budget_bytes: what all processes together may take of it, or None for half of what is free there.
         connections: ranges to read at once.
         range_bytes: how long they are; each connection has a buffer of this size.
 
     Raises:
-        OptionError: no folder to stage in, or numbers that are none.
+        OptionError: no folder for copies, or numbers that are none.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class ShardCache:
         return self._folder.budget_bytes
 
     def fetch(self, shards: Iterable[RemoteShard]) -> None:
-        """Say which shards are due, the first first: all that are still to be opened. Returns at once.
+        """Say which shards are still to be opened, in their order. Returns at once.
 
         Replaces what was said before, except for what is being fetched already. Shards are fetched as far ahead as
-        the budget allows: none makes one go that is due sooner, or that was fetched for this stage and not opened yet.
+        the budget allows: none makes one go that is due sooner, or that was fetched for this cache and not opened yet.
         What cannot be fetched is logged once, and tried again later.
         """
         self._fetcher.fetch(shards, self._mapped)
 
     def open(self, shard: RemoteShard) -> memoryview | None:
-        """The bytes of a shard, or None where they are not here (yet). Never waits.
+        """Return the bytes of a shard, or None where there is no copy (yet). Never waits.
 
         The copy is in use, and stays, as long as the view or anything made from it lives.
 
@@ -133,14 +133,14 @@ class ShardCache:
         return True
 
     def wait(self, shard: RemoteShard, timeout_seconds: float) -> memoryview | None:
-        """`open`, as soon as there is something to open; None after `timeout_seconds`. It must have been asked for."""
+        """Wait for a shard that was asked for, and `open` it; return None after `timeout_seconds`."""
         deadline = time.monotonic() + timeout_seconds
         while (view := self.open(shard)) is None and (left := deadline - time.monotonic()) > 0:
             self._fetcher.wait(min(left, _POLL_SECONDS))
         return view
 
     def statistics(self) -> ShardCacheStats:
-        """Return what the stage has done so far."""
+        """Return what this cache has done so far."""
         return replace(
             self._stats,
             evictions=self._folder.evictions,
@@ -183,14 +183,11 @@ class ShardCache:
         self._mapped[shard] = mapping
         return memoryview(mapping)
 
-    def _forked(self) -> None:
-        """The threads are the parent's, and its locks may never be released here."""
-        self._fetcher.close_descriptors()
-        self._finalizer.detach()
-        self._renew()
 
-
-def _after_fork(stage: weakref.ref[ShardCache]) -> None:
-    found = stage()
-    if found is not None:
-        found._forked()
+def _after_fork(reference: weakref.ref[ShardCache]) -> None:
+    """Make a forked child's cache usable: the threads are the parent's, and their locks may never be released here."""
+    cache = reference()
+    if cache is not None:
+        cache._fetcher.close_descriptors()
+        cache._finalizer.detach()
+        cache._renew()

@@ -57,7 +57,7 @@ class ShardCacheStats:
 
 
 class Backoff:
-    """Failed downloads of the shards of the store at `url`.
+    """Pauses after failed downloads of the shards of the store at `url`.
 
     Attributes:
         retry_at: when to try again, in the seconds of `time.monotonic`.
@@ -73,7 +73,7 @@ class Backoff:
         self._warned: set[str] = set()
 
     def add(self, shard: RemoteShard, error: Exception, now: float, quiet: bool) -> None:
-        """A download has failed: a warning the first time, unless `quiet`."""
+        """Note a failed download. The first of a shard is a warning, unless `quiet`."""
         times = self._failures[shard] = self._failures.get(shard, 0) + 1
         delay = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0 ** min(times - 1, 10))
         place = f"{mask_secrets(self._url)}/{shard.name}"
@@ -89,7 +89,7 @@ class Backoff:
         self.retry_at[shard] = now + delay
 
     def clear(self, shard: RemoteShard) -> None:
-        """It is there after all."""
+        """Forget the failures of a shard whose copy is there."""
         for record in (self._failures, self._wrong, self.retry_at):
             record.pop(shard, None)
 
@@ -98,7 +98,7 @@ class Backoff:
         return shard in self._failures
 
     def warn_once(self, kind: str, message: str) -> None:
-        """A warning, for the first of each `kind`."""
+        """Log a warning for the first of each `kind`."""
         if kind not in self._warned:
             self._warned.add(kind)
             _logger.warning("%s", mask_secrets(message))
@@ -126,7 +126,7 @@ class FetchQueue:
         failing: Mapping[RemoteShard, float],
         in_use: Container[RemoteShard] = (),
     ) -> None:
-        """`shards` with the keys of their copies are due now; `failing` ones not before the time given there.
+        """Replace what is due by `shards` with keys of their copies; `failing` ones wait until the time given there.
 
         Those `in_use` are due only if they have gone by the time that they are looked for.
         """
@@ -158,16 +158,16 @@ class FetchQueue:
         return next(iter(self._due.items()), None)
 
     def next_time(self) -> float | None:
-        """When what was put off is due again."""
+        """Return when the first shard that was put off is due again."""
         return min((at for at, _ in self._put_off.values()), default=None)
 
     def begin(self, shard: RemoteShard) -> None:
-        """It is being fetched."""
+        """Note that a shard is being fetched."""
         self._due.pop(shard, None)
         self._begun.add(shard)
 
     def put_off(self, shard: RemoteShard, key: str, until: float, elsewhere: bool = False) -> None:
-        """It could not be fetched, or somebody else does it: it is due again later, if it is still asked for."""
+        """Let a shard be due again later: its download failed, or another process fetches it."""
         self._due.pop(shard, None)
         self._begun.discard(shard)
         if shard in self._listed:
@@ -176,7 +176,7 @@ class FetchQueue:
                 self._elsewhere.add(shard)
 
     def drop(self, shard: RemoteShard) -> None:
-        """It is in use, was opened, or never will be."""
+        """Forget a shard that is in use, was opened, or never will be."""
         self._due.pop(shard, None)
         self._begun.discard(shard)
         self._put_off.pop(shard, None)
@@ -200,7 +200,7 @@ class FetchQueue:
             release(descriptor)
 
     def lose(self, shard: RemoteShard, key: str) -> bool:
-        """It was looked for and is not there. If it should have been, it is due at once and this is True."""
+        """Note that a copy is not there. Where it should have been, it is due at once; return true then."""
         if shard not in self._listed or shard in self._due or shard in self._begun or shard in self._put_off:
             return False
         _let_go([self._ahead.pop(shard, None)])
@@ -241,7 +241,7 @@ class FetchQueue:
         return {key: number for number, key in enumerate(self._due.values())}
 
     def clear(self) -> None:
-        """Nothing is due any more, and nothing held."""
+        """Forget everything that is due, and release all copies."""
         self.replace((), {})
         self.forget_left_over()
 
@@ -253,7 +253,7 @@ def _let_go(copies: Iterable[tuple[str, int | None] | None]) -> None:
 
 
 class Download:
-    """A shard and the part that it goes into.
+    """A shard that is being fetched, and its partial copy.
 
     Attributes:
         shard: what is fetched.
@@ -271,7 +271,7 @@ class Download:
         self._lock = threading.Lock()
 
     def cut(self, range_bytes: int) -> list[tuple[int, int]]:
-        """The ranges to `read`, each once; all of the version that is there now.
+        """Return the ranges to `read`, each once; all of the version that is there now.
 
         Raises:
             ShardError: it is missing, or another than the manifest's.
@@ -288,7 +288,7 @@ class Download:
         return ranges
 
     def read(self, start: int, stop: int, buffer: memoryview) -> bool:
-        """Fetch a range by way of `buffer`; True for the one that ends last, whatever became of it.
+        """Fetch a range by way of `buffer`; return true for the range that ends last, failed or not.
 
         Writing to the file from a buffer is quicker than faulting in pages of a mapping of it, and a disk that is full
         is an error there and a SIGBUS here.
@@ -316,7 +316,7 @@ class Download:
 
 
 class Fetcher:
-    """Fetches into a folder until it is stopped. Thread-safe.
+    """Threads that fetch shards into a folder until they are stopped. Thread-safe.
 
     All connections share one queue of ranges: while the last ranges of a shard are read, the next shard is begun.
 
@@ -346,7 +346,7 @@ class Fetcher:
         self._threads: list[threading.Thread] = []
 
     def fetch(self, shards: Iterable[RemoteShard], in_use: Container[RemoteShard]) -> None:
-        """These are due, in this order, instead of what was asked for before and is not begun."""
+        """Let these shards be due, in this order, in place of those that were asked for before and are not begun."""
         keyed = [(shard, copy_key(self._store.url, shard)) for shard in shards]
         with self._changed:
             keyed = [(shard, key) for shard, key in keyed if shard not in self._backoff.damaged]
@@ -364,7 +364,7 @@ class Fetcher:
             self._tell()
 
     def missed(self, shard: RemoteShard, key: str) -> None:
-        """It was looked for, and is not there. Raises ShardError where it never will be, as its bytes are wrong."""
+        """Note that a copy was not there. Raises ShardError where each download had the wrong bytes."""
         with self._changed:
             self._counts.misses += 1
             if shard in self._backoff.damaged:
@@ -380,12 +380,12 @@ class Fetcher:
                 self._tell()
 
     def warn_once(self, kind: str, message: str) -> None:
-        """A warning, for the first of each `kind`."""
+        """Log a warning for the first of each `kind`."""
         with self._changed:
             self._backoff.warn_once(kind, message)
 
     def wait(self, seconds: float) -> None:
-        """Until something has changed, or that long."""
+        """Wait until something has changed, or for so many seconds."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -438,7 +438,7 @@ class Fetcher:
             pause = self._advance()
 
     def _advance(self) -> float | None:
-        """Begin shards while there are few ranges to read; returns how long to sleep if there are no news."""
+        """Begin shards while there are few ranges to read; return how many seconds to sleep without a change."""
         while self._ranges.qsize() < self._connections:
             with self._changed:
                 now = time.monotonic()

@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 def find_folder(parent: Path | None) -> Path:
-    """The folder of this user's copies in `parent`, or in the best of the default places; it is there.
+    """Find or make the folder of this user's copies in `parent`, or in the best of the default places.
 
     Raises:
         OptionError: it cannot be made, or is not this user's alone.
@@ -75,7 +75,7 @@ def make_folder(path: Path) -> None:
 
 
 def refuse_folder(path: Path, error: OSError) -> OptionError:
-    """The error to raise where shards cannot be staged at `path`."""
+    """Return the error to raise where shards cannot be staged at `path`."""
     return OptionError(
         f"{path}: shards cannot be staged there: {error.strerror}. Give another stage_dir, or stage_bytes=0 to do "
         "without"
@@ -142,7 +142,7 @@ def copy_key(url: str, shard: RemoteShard) -> str:
 
 
 class Refusal(Enum):
-    """Why a copy is not ours to fetch."""
+    """Reasons why a copy is not fetched by this process now."""
 
     STAGED = "it is there"
     ELSEWHERE = "somebody is fetching it"
@@ -189,7 +189,7 @@ class ShardFolder:
         self._in_memory = is_in_memory(self.path)
 
     def hold(self, key: str, size_bytes: int) -> int | None:
-        """A descriptor of a copy whose shared lock keeps it from being evicted, or None where there is none.
+        """Open a copy under a shared lock, which keeps it from being evicted; return None where there is none.
 
         Marks the copy as the last used, and removes one of another size. Never waits. Raises OSError.
         """
@@ -290,7 +290,7 @@ class ShardFolder:
             return PartialCopy(key, size_bytes, path, descriptor)
 
     def reserve(self, part: PartialCopy) -> None:
-        """Have its bytes allocated. Raises OSError, with one of `FULL` where they do not fit."""
+        """Allocate the bytes of a partial copy. Raises OSError, with one of `FULL` where they do not fit."""
         if part.size_bytes > free_bytes(self.path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if part.size_bytes:
@@ -328,7 +328,7 @@ class ShardFolder:
         return sum(part.size_bytes for part in parts if self._remove_unlocked(part))
 
     def _remove_unlocked(self, copy: "_Copy") -> bool:
-        """Remove it, unless it is in use."""
+        """Remove a copy, unless it is in use; return true where it is gone."""
         path = self.path / copy.name
         try:
             descriptor = os.open(path, os.O_RDONLY | _FLAGS)
@@ -372,7 +372,7 @@ def release(descriptor: int) -> None:
 
 
 def read_crc32c(descriptor: int, size_bytes: int) -> int:
-    """The CRC-32C of an open file's first `size_bytes`. Raises OSError."""
+    """Return the CRC-32C of an open file's first `size_bytes`. Raises OSError."""
     if not size_bytes:
         return 0
     with mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) as mapping:

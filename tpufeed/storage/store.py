@@ -70,13 +70,13 @@ class Store(Protocol):
         """Read all bytes. Raises ObjectNotFoundError, ObjectChangedError."""
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
-        """The bytes `[start, stop)`; fewer only where the object ends. Raises as `read` does."""
+        """Read the bytes `[start, stop)`; fewer only where the object ends. Raises as `read` does."""
 
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
         """Fill `buffer` from byte `start` on; returns how many bytes came, fewer only where the object ends."""
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
-        """The bytes of each span in turn, or why they cannot be read; a remote store reads many at once, ahead of need.
+        """Yield the bytes of each span in turn, or why they cannot be read; a remote store reads many at once, ahead.
 
         `spans` is drawn from as results are taken. Close it where it is not taken to its end.
         """
@@ -85,16 +85,16 @@ class Store(Protocol):
         """Return what the object is now, or None where there is none."""
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Each object below the folder `prefix`, in no order, never from a cache. A missing folder is empty."""
+        """Yield each object below the folder `prefix`, in no order, never from a cache. A missing folder is empty."""
 
     def iter_folders(self) -> Iterator[str]:
-        """Names of the folders right below, in no order."""
+        """Yield the names of the folders right below, in no order."""
 
     def free_bytes(self) -> int | None:
         """Return how much more fits, or None where it is unknown."""
 
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        """Create the object, whole or not at all; `replaces` is what to put it in the place of.
+        """Create the object, whole or not at all; `replaces` is the object that it takes the place of.
 
         Raises:
             ObjectExistsError: there is an object already, or another than the one to be replaced.
@@ -114,7 +114,7 @@ class Store(Protocol):
         """Return the object's path as a local file, or None where the store is not a local folder."""
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
-        """A local folder for files to be `put_file`d; it is removed on exit, and after a kill by the next one made."""
+        """Make a local folder for files of `put_file`; it is removed on exit, or after a kill by the next one."""
 
 
 def check_name(name: str) -> str:
