@@ -42,7 +42,7 @@ def check_window(op, height, width, draws):
     return window
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(window_ops, sides, sides, st.data())
 def test_windows_lie_within_the_image(op, height, width, data):
     draws = data.draw(st.lists(unit | st.sampled_from([0.0, LARGEST]), min_size=op.draws, max_size=op.draws))

@@ -91,7 +91,7 @@ def test_pixels_of_a_version_never_change(op, crc):
     assert f"{found:08x}" == f"{crc:08x}"
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(sides, sides, st.integers(0, 99), st.data())
 @pixel_ops
 def test_memory_and_strides_change_nothing(op, height, width, seed, data):
@@ -136,12 +136,12 @@ def test_threads_give_the_same_pixels(op):
 
 
 def test_ops_happen_with_their_probability():
-    draws = uniforms(0, 0, np.arange(10_000), 0, 30).tolist()
+    draws = uniforms(0, 0, np.arange(2500), 0, 30).tolist()
     rotate = functools.partial(Rotate, 9)
     for op in (HorizontalFlip, VerticalFlip, Grayscale, GaussianBlur, RandomErasing, rotate):
         for p in (0.0, 0.1, 0.5, 1.0):
             made = op(p=p)
-            assert abs(sum(not made.skips(drawn) for drawn in draws) / 10_000 - p) < 0.02, made
+            assert abs(sum(not made.skips(drawn) for drawn in draws) / 2500 - p) < 0.04, made
         assert op(p=0.0).skips([0.0] * 30)
         assert not op(p=1.0).skips([LARGEST] * 30)
 

@@ -221,19 +221,6 @@ def test_nothing_is_fetched_further_ahead_than_there_is_room(store, make_stage):
     assert stage.statistics().used_bytes == 2 * SIZE
 
 
-def test_what_an_earlier_list_asked_for_stays_until_it_is_in_the_way(store, make_stage):
-    a, b, c = (put(store, name) for name in "abc")
-    stage = make_stage(shards=2)
-    stage.fetch([a])
-    until(lambda: staged(stage) == keys(store, a))
-    stage.fetch([b, c])
-    until(lambda: len(staged(stage)) == 2)
-    assert stage.wait(c, A_WHILE) is None
-    assert staged(stage) == keys(store, a, b)
-    assert stage.open(b) is not None
-    assert stage.wait(c, PATIENCE) is not None
-
-
 def test_what_is_in_use_stays_and_the_budget_is_exceeded_with_one_warning(store, make_stage, caplog):
     a, b, c, d = (put(store, name) for name in "abcd")
     stage = make_stage(shards=2)

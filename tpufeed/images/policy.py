@@ -1,7 +1,7 @@
 """Policy for an image file on its way into a shard: kept as it is, or changed and encoded again."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_stored
@@ -11,19 +11,6 @@ from tpufeed.images.mending import mend
 from tpufeed.images.orientation import turn
 from tpufeed.images.presizing import PresizeMode, decoding_reduction, middle_square, scaled_size, shrink
 
-_CHOICES = {
-    "check": ("full", "header"),
-    "encode": ("keep", "jpeg", "png", "webp"),
-    "presize_mode": ("short", "long", "fit"),
-    "exif": ("apply", "ignore"),
-    "cmyk": ("rgb", "reject"),
-    "alpha": ("white", "black", "reject"),
-    "deep": ("scale", "reject"),
-    "greyscale": ("keep", "rgb", "reject"),
-    "animated": ("first", "reject"),
-    "extension": ("sniff", "reject"),
-    "damaged": ("mend", "reject"),
-}
 _RANGES = {
     "quality": (1, 100),
     "presize_px": (8, 16384),
@@ -93,6 +80,10 @@ class ImagePolicy:
     def to_dict(self) -> dict[str, Any]:
         """Return every field by its name, as plain JSON data for plan and manifest."""
         return asdict(self)
+
+
+# The options with a list of choices: those of the fields' types.
+_CHOICES = {name: get_args(hint) for name, hint in get_type_hints(ImagePolicy).items() if get_origin(hint) is Literal}
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,22 +57,16 @@ class GcsStore:
         return type(self), (self.url, self._folder.patience)
 
     def read(self, name: str, version: str = "") -> bytes:
-        try:
-            return Download(self._folder, name, version).read()
-        except ObjectNotFoundError as error:
-            raise self._folder.absence(name, version, error) from error
+        return Download(self._folder, name, version).read()
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
         buffer = memoryview(bytearray(max(0, stop - start)))
         return bytes(buffer[: self.read_into(name, start, buffer, version)])
 
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
-        try:
-            if len(buffer):
-                return Download(self._folder, name, version).read_into(start, buffer)
-            self._folder.find(name, version)  # there is no range of no bytes
-        except ObjectNotFoundError as error:
-            raise self._folder.absence(name, version, error) from error
+        if len(buffer):
+            return Download(self._folder, name, version).read_into(start, buffer)
+        self._folder.find(name, version)  # there is no range of no bytes
         return 0
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:

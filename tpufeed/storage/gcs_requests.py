@@ -591,11 +591,14 @@ class GcsFolder:
             self._bucket_exists = True
 
     def find(self, name: str, version: str = "") -> Resource:
-        """Return what the service says of an object. Raises ObjectNotFoundError."""
+        """Return what the service says of an object. Raises ObjectNotFoundError, ObjectChangedError."""
         check_name(name)
         params = {"fields": FIELDS, **({"generation": generation_of(version)} if version else {})}
         request = Request("GET", self.path(name), params)
-        return self.call(self.where(name), "storage.objects.get", request, Resource)
+        try:
+            return self.call(self.where(name), "storage.objects.get", request, Resource)
+        except ObjectNotFoundError as error:
+            raise self.absence(name, version, error) from error
 
     def absence(self, name: str, version: str, error: ObjectNotFoundError) -> StoreError:
         """Return the error for an object that is missing, or is of another generation than was asked for."""

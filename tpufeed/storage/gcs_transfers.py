@@ -66,7 +66,8 @@ class Download:
     """
 
     def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
-        self._folder, self._where, self._path = folder, folder.where(name), folder.path(check_name(name), "/download")
+        self._folder, self._name, self._version = folder, name, version
+        self._where, self._path = folder.where(name), folder.path(check_name(name), "/download")
         self._pinned = generation_of(version) if version else ""
         self.generation = self._pinned
         self.buffer: memoryview | None = None
@@ -74,7 +75,7 @@ class Download:
         self._whole = False
 
     def read(self) -> bytes:
-        """Read all bytes, checked against the service's CRC-32C. Raises ObjectNotFoundError, also where pinned."""
+        """Read all bytes, checked against the service's CRC-32C. Raises ObjectNotFoundError, ObjectChangedError."""
         self._whole = True
         self._persist()
         assert self.buffer is not None
@@ -91,9 +92,9 @@ class Download:
             try:
                 self._folder.persist(self._where, "storage.objects.get", self._attempt)
                 return
-            except ObjectNotFoundError:
+            except ObjectNotFoundError as error:
                 if self.generation == self._pinned:
-                    raise
+                    raise self._folder.absence(self._name, self._version, error) from error
                 # It was replaced while it was read, and no version was asked for: begin again with the new one.
                 self.generation, self.done = self._pinned, 0
                 self.buffer = None if self._whole else self.buffer

@@ -80,7 +80,7 @@ class ShardCache:
         """Say which shards are still to be opened, in their order. Returns at once.
 
         Replaces what was said before, except for what is being fetched already. Shards are fetched as far ahead as
-        the budget allows: none makes one go that is due sooner, or that was fetched for this cache and not opened yet.
+        the budget allows: none makes one go that is due sooner.
         What cannot be fetched is logged once, and tried again later.
         """
         self._fetcher.fetch(shards, self._mapped)
@@ -98,7 +98,7 @@ class ShardCache:
         if mapping is None:
             view = self._map(key, shard)
             if view is None:
-                self._fetcher.missed(shard, key)
+                self._fetcher.missed(shard)
                 return None
         else:
             view = memoryview(mapping)
@@ -129,7 +129,7 @@ class ShardCache:
                 path,
                 mask_secrets(f"{self._store.url}/{shard.name}"),
             )
-            self._fetcher.evicted(shard, key)
+            self._fetcher.evicted(shard)
         return True
 
     def wait(self, shard: RemoteShard, timeout_seconds: float) -> memoryview | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 from tpufeed.errors import ShardError, StoreError, mask_secrets
@@ -107,149 +108,127 @@ class Backoff:
 class FetchQueue:
     """The shards of one consumer in the order in which they are due.
 
-    A shard is due, then begun or put off, then ahead (its copy is there), then opened. What an earlier list asked for
-    and what was not opened since is left over: it stays, unless a shard that is needed next finds no room.
+    A shard is due, then begun or put off, then ahead (its copy is there, and held), then opened. A copy that the next
+    list does not ask for is released: it stays in the folder until room is needed.
     """
 
     def __init__(self) -> None:
-        self._due: dict[RemoteShard, str] = {}
+        self._due: dict[RemoteShard, None] = {}
         self._listed: set[RemoteShard] = set()
         self._begun: set[RemoteShard] = set()
         self._elsewhere: set[RemoteShard] = set()
-        self._put_off: dict[RemoteShard, tuple[float, str]] = {}
-        self._ahead: dict[RemoteShard, tuple[str, int | None]] = {}
-        self._left_over: dict[RemoteShard, tuple[str, int | None]] = {}
+        self._put_off: dict[RemoteShard, float] = {}
+        self._ahead: dict[RemoteShard, int | None] = {}  # and the descriptor that holds the copy
 
     def replace(
-        self,
-        shards: Iterable[tuple[RemoteShard, str]],
-        failing: Mapping[RemoteShard, float],
-        in_use: Container[RemoteShard] = (),
+        self, shards: Iterable[RemoteShard], failing: Mapping[RemoteShard, float], in_use: Container[RemoteShard] = ()
     ) -> None:
-        """Replace what is due by `shards` with keys of their copies; `failing` ones wait until the time given there.
+        """Replace what is due by `shards`; `failing` ones wait until the time given there.
 
-        Those `in_use` are due only if they have gone by the time that they are looked for.
+        Shards `in_use` are due only where they have gone by the time that they are looked for.
         """
-        self._left_over |= self._ahead
-        self._ahead.clear()
-        self._due.clear()
-        self._put_off.clear()
-        self._elsewhere.clear()
-        self._listed.clear()
-        for shard, key in shards:
+        before, self._ahead = self._ahead, {}
+        for collection in (self._due, self._put_off, self._elsewhere, self._listed):
+            collection.clear()
+        for shard in shards:
             self._listed.add(shard)
-            if shard in self._left_over:
-                self._ahead[shard] = self._left_over.pop(shard)
+            if shard in before:
+                self._ahead[shard] = before.pop(shard)
             elif shard in in_use:
                 continue
             elif shard in failing:
-                self._put_off[shard] = failing[shard], key
+                self._put_off[shard] = failing[shard]
             elif shard not in self._begun:
-                self._due[shard] = key
+                self._due[shard] = None
+        _release_all(before.values())
 
-    def first(self, now: float) -> tuple[RemoteShard, str] | None:
-        """Return the shard that is to be begun next, and the key of its copy."""
-        ripe = {shard: key for shard, (at, key) in self._put_off.items() if at <= now}
+    def first(self, now: float) -> RemoteShard | None:
+        """Return the shard that is to be begun next."""
+        ripe = [shard for shard, at in self._put_off.items() if at <= now]
         if ripe:
-            self._due = ripe | self._due
+            self._due = dict.fromkeys(ripe) | self._due
             for shard in ripe:
                 del self._put_off[shard]
-            self._elsewhere -= ripe.keys()
-        return next(iter(self._due.items()), None)
+                self._elsewhere.discard(shard)
+        return next(iter(self._due), None)
 
     def next_time(self) -> float | None:
         """Return when the first shard that was put off is due again."""
-        return min((at for at, _ in self._put_off.values()), default=None)
+        return min(self._put_off.values(), default=None)
 
     def begin(self, shard: RemoteShard) -> None:
         """Note that a shard is being fetched."""
         self._due.pop(shard, None)
         self._begun.add(shard)
 
-    def put_off(self, shard: RemoteShard, key: str, until: float, elsewhere: bool = False) -> None:
+    def put_off(self, shard: RemoteShard, until: float, elsewhere: bool = False) -> None:
         """Let a shard be due again later: its download failed, or another process fetches it."""
         self._due.pop(shard, None)
         self._begun.discard(shard)
         if shard in self._listed:
-            self._put_off[shard] = until, key
+            self._put_off[shard] = until
             if elsewhere:
                 self._elsewhere.add(shard)
 
     def drop(self, shard: RemoteShard) -> None:
         """Forget a shard that is in use, was opened, or never will be."""
         self._due.pop(shard, None)
-        self._begun.discard(shard)
         self._put_off.pop(shard, None)
-        self._elsewhere.discard(shard)
-        self._listed.discard(shard)
-        _let_go([self._ahead.pop(shard, None), self._left_over.pop(shard, None)])
+        for shards in (self._begun, self._elsewhere, self._listed):
+            shards.discard(shard)
+        _release_all([self._ahead.pop(shard, None)])
 
-    def stage(self, shard: RemoteShard, key: str, descriptor: int) -> None:
+    def stage(self, shard: RemoteShard, descriptor: int) -> None:
         """Note that a copy is there, held by `descriptor`."""
-        if shard not in self._due and shard not in self._begun:  # it was opened before this was noted
-            release(descriptor)
-            return
+        # It may have been opened, or another list may have come, before this was noted.
+        wanted = shard in self._listed and (shard in self._due or shard in self._begun)
         self._due.pop(shard, None)
         self._begun.discard(shard)
-        copies = self._ahead if shard in self._listed else self._left_over
-        _let_go([copies.pop(shard, None)])
-        if len(self._ahead) + len(self._left_over) < _HELD:
-            copies[shard] = key, descriptor
-        else:
-            copies[shard] = key, None
+        held = wanted and len(self._ahead) < _HELD
+        if not held:
             release(descriptor)
+        if wanted:
+            self._ahead[shard] = descriptor if held else None
 
-    def lose(self, shard: RemoteShard, key: str) -> bool:
+    def lose(self, shard: RemoteShard) -> bool:
         """Note that a copy is not there. Where it should have been, it is due at once; return true then."""
         if shard not in self._listed or shard in self._due or shard in self._begun or shard in self._put_off:
             return False
-        _let_go([self._ahead.pop(shard, None)])
-        self._due = {shard: key} | self._due
+        _release_all([self._ahead.pop(shard, None)])
+        self._due = {shard: None} | self._due
         return True
 
-    def want_again(self, shard: RemoteShard, key: str) -> None:
+    def want_again(self, shard: RemoteShard) -> None:
         """Note that a copy was opened and has gone: it is due at once."""
         self._listed.add(shard)
-        self.lose(shard, key)
+        self.lose(shard)
 
-    def forget_gone(self, is_there: Callable[[str], bool]) -> None:
+    def forget_gone(self, is_there: Callable[[RemoteShard], bool]) -> None:
         """Forget copies that were fetched ahead and have gone since, as another process found them damaged."""
-        for copies in (self._ahead, self._left_over):
-            gone = [shard for shard, (key, _) in copies.items() if not is_there(key)]
-            _let_go([copies.pop(shard) for shard in gone])
+        gone = [shard for shard in self._ahead if not is_there(shard)]
+        _release_all([self._ahead.pop(shard) for shard in gone])
 
     def is_needed_next(self) -> bool:
         """Return true where nothing that is due sooner than the first waits to be opened or is on its way."""
         return not self._ahead and not self._elsewhere and self._begun.isdisjoint(self._listed)
 
-    def forget_left_over(self) -> None:
-        """Release what earlier lists asked for."""
-        _let_go(self._left_over.values())
-        self._left_over.clear()
-
-    def spared(self) -> frozenset[str]:
-        """Keys of the copies that are not to be evicted."""
-        return frozenset(key for key, _ in (*self._ahead.values(), *self._left_over.values()))
+    def ahead(self) -> list[RemoteShard]:
+        """Return the shards whose copies are not to be evicted."""
+        return list(self._ahead)
 
     def descriptors(self) -> list[int]:
-        """Descriptors that hold copies."""
-        copies = (*self._ahead.values(), *self._left_over.values())
-        return [descriptor for _, descriptor in copies if descriptor is not None]
+        """Return the descriptors that hold copies."""
+        return [descriptor for descriptor in self._ahead.values() if descriptor is not None]
 
-    def due(self) -> dict[str, int]:
-        """Keys of the copies that are due, in order."""
-        return {key: number for number, key in enumerate(self._due.values())}
-
-    def clear(self) -> None:
-        """Forget everything that is due, and release all copies."""
-        self.replace((), {})
-        self.forget_left_over()
+    def due(self) -> list[RemoteShard]:
+        """Return the shards that are due, in order."""
+        return list(self._due)
 
 
-def _let_go(copies: Iterable[tuple[str, int | None] | None]) -> None:
-    for copy in copies:
-        if copy is not None and copy[1] is not None:
-            release(copy[1])
+def _release_all(descriptors: Iterable[int | None]) -> None:
+    for descriptor in descriptors:
+        if descriptor is not None:
+            release(descriptor)
 
 
 class Download:
@@ -344,15 +323,15 @@ class Fetcher:
         self._ranges: SimpleQueue[tuple[Download, int, int] | None] = SimpleQueue()
         self._backoff = Backoff(store.url)
         self._threads: list[threading.Thread] = []
+        self._key = partial(copy_key, store.url)
 
     def fetch(self, shards: Iterable[RemoteShard], in_use: Container[RemoteShard]) -> None:
         """Let these shards be due, in this order, in place of those that were asked for before and are not begun."""
-        keyed = [(shard, copy_key(self._store.url, shard)) for shard in shards]
         with self._changed:
-            keyed = [(shard, key) for shard, key in keyed if shard not in self._backoff.damaged]
-            self._queue.forget_gone(self._folder.has)
-            self._queue.replace(keyed, self._backoff.retry_at, in_use)
-            if not self._threads and keyed and not self._stopped:
+            shards = [shard for shard in shards if shard not in self._backoff.damaged]
+            self._queue.forget_gone(lambda shard: self._folder.has(self._key(shard)))
+            self._queue.replace(shards, self._backoff.retry_at, in_use)
+            if not self._threads and shards and not self._stopped:
                 self._start()
             self._tell()
 
@@ -363,20 +342,20 @@ class Fetcher:
             self._queue.drop(shard)
             self._tell()
 
-    def missed(self, shard: RemoteShard, key: str) -> None:
+    def missed(self, shard: RemoteShard) -> None:
         """Note that a copy was not there. Raises ShardError where each download had the wrong bytes."""
         with self._changed:
             self._counts.misses += 1
             if shard in self._backoff.damaged:
                 raise ShardError(self._backoff.damaged[shard])
-            if self._queue.lose(shard, key):
+            if self._queue.lose(shard):
                 self._tell()
 
-    def evicted(self, shard: RemoteShard, key: str) -> None:
+    def evicted(self, shard: RemoteShard) -> None:
         """Note that a damaged copy has gone: it is fetched again at once, if this process fetches."""
         with self._changed:
             if self._threads and not self._stopped:
-                self._queue.want_again(shard, key)
+                self._queue.want_again(shard)
                 self._tell()
 
     def warn_once(self, kind: str, message: str) -> None:
@@ -395,7 +374,7 @@ class Fetcher:
             if self._stopped:
                 return
             self._stopped = True
-            self._queue.clear()
+            self._queue.replace((), {})
             for download in self._downloads:
                 download.cancel()
             for _ in self._threads:
@@ -447,13 +426,13 @@ class Fetcher:
                     later = self._queue.next_time()
                     return None if later is None else max(0.0, later - now)
             try:
-                if not self._begin(*first):
+                if not self._begin(first):
                     return _POLL_SECONDS
             except Exception as error:  # noqa: BLE001  # logged, and the thread goes on
-                self._fail(*first, error)
+                self._fail(first, error)
         return None
 
-    def _begin(self, shard: RemoteShard, key: str) -> bool:
+    def _begin(self, shard: RemoteShard) -> bool:
         """Begin to fetch what is due; False where that has to wait for room."""
         if shard.size_bytes > self._folder.budget_bytes:
             self.warn_once(
@@ -464,34 +443,31 @@ class Fetcher:
             with self._changed:
                 self._queue.drop(shard)
             return True
-        descriptor = self._folder.hold(key, shard.size_bytes)
+        descriptor = self._folder.hold(self._key(shard), shard.size_bytes)
         if descriptor is not None:
-            self._stage(shard, key, descriptor)
+            self._stage(shard, descriptor)
             return True
-        claimed = self._claim(shard, key)
+        claimed = self._claim(shard)
         if isinstance(claimed, PartialCopy):
             self._launch(shard, claimed)
         elif claimed is not Refusal.FULL:
             with self._changed:
-                self._queue.put_off(shard, key, time.monotonic() + _POLL_SECONDS, elsewhere=True)
+                self._queue.put_off(shard, time.monotonic() + _POLL_SECONDS, elsewhere=True)
         return claimed is not Refusal.FULL
 
-    def _claim(self, shard: RemoteShard, key: str) -> PartialCopy | Refusal:
+    def _claim(self, shard: RemoteShard) -> PartialCopy | Refusal:
         with self._changed:
-            spared, due, needed = self._queue.spared(), self._queue.due(), self._queue.is_needed_next()
-        claimed = self._folder.claim(key, shard.size_bytes, spared, due)
+            spared = frozenset(map(self._key, self._queue.ahead()))
+            due = {self._key(each): number for number, each in enumerate(self._queue.due())}
+            needed = self._queue.is_needed_next()
+        claimed = self._folder.claim(self._key(shard), shard.size_bytes, spared, due)
         if claimed is Refusal.FULL and needed:
-            with self._changed:
-                self._queue.forget_left_over()
-                spared = self._queue.spared()
-            claimed = self._folder.claim(key, shard.size_bytes, spared, due)
-            if claimed is Refusal.FULL:
-                self.warn_once(
-                    "exceeded",
-                    f"all shards in {self._folder.path} are in use: it will exceed its budget of "
-                    f"{self._folder.budget_bytes:,} bytes. Give more stage_bytes, or fewer lanes",
-                )
-                claimed = self._folder.claim(key, shard.size_bytes, spared, due, exceed=True)
+            self.warn_once(
+                "exceeded",
+                f"all shards in {self._folder.path} are in use: it will exceed its budget of "
+                f"{self._folder.budget_bytes:,} bytes. Give more stage_bytes, or fewer lanes",
+            )
+            claimed = self._folder.claim(self._key(shard), shard.size_bytes, spared, due, exceed=True)
         return claimed
 
     def _launch(self, shard: RemoteShard, part: PartialCopy) -> None:
@@ -539,26 +515,26 @@ class Fetcher:
             download.error = None  # a cycle otherwise: its traceback holds this frame, which holds the download
             with suppress(OSError):
                 self._folder.discard(part)
-            self._fail(shard, part.key, error)
+            self._fail(shard, error)
         else:
             with self._changed:
                 self._counts.shards_fetched += 1
                 self._counts.bytes_fetched += shard.size_bytes
-            self._stage(shard, part.key, descriptor)
+            self._stage(shard, descriptor)
         with self._changed:
             self._downloads.discard(download)
             self._tell()
 
-    def _stage(self, shard: RemoteShard, key: str, descriptor: int) -> None:
+    def _stage(self, shard: RemoteShard, descriptor: int) -> None:
         with self._changed:
             self._backoff.clear(shard)
             if self._stopped:
                 release(descriptor)
             else:
-                self._queue.stage(shard, key, descriptor)
+                self._queue.stage(shard, descriptor)
             self._tell()
 
-    def _fail(self, shard: RemoteShard, key: str, error: Exception) -> None:
+    def _fail(self, shard: RemoteShard, error: Exception) -> None:
         full = isinstance(error, OSError) and error.errno in FULL
         if full:
             with suppress(OSError):
@@ -574,5 +550,5 @@ class Fetcher:
             if shard in self._backoff.damaged:
                 self._queue.drop(shard)
             else:
-                self._queue.put_off(shard, key, self._backoff.retry_at[shard])
+                self._queue.put_off(shard, self._backoff.retry_at[shard])
             self._tell()

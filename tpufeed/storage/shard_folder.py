@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -134,6 +135,7 @@ class RemoteShard:
     crc32c: int
 
 
+@lru_cache(1 << 14)  # a loader asks for the same keys at each list of shards
 def copy_key(url: str, shard: RemoteShard) -> str:
     """Return the name of the copy of a shard of the store at `url`."""
     # A token that was renewed leads to the same shard.
