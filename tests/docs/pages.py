@@ -60,9 +60,8 @@ def run_program(code: str, folder: Path, **variables: str) -> str:
 
 def run_here(lines: list[str], folder: Path) -> None:
     """Run `tpufeed` commands in this process, without worker processes; those that measure do so for a moment."""
-    logger = logging.getLogger("tpufeed")
+    level = logging.getLogger("tpufeed").level
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logger, "level", logger.level)  # commands set it
         patch.chdir(folder)
         patch.setattr("tpufeed.engines.choice.available_cores", lambda: 1)
         for line in lines:
@@ -71,6 +70,7 @@ def run_here(lines: list[str], folder: Path) -> None:
             done = CliRunner().invoke(app, [*words, *SHORT.get(words[0], [])], prog_name=program)
             assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
             assert done.stdout.strip(), line
+    logging.getLogger("tpufeed").setLevel(level)  # commands change it
 
 
 def make_photos(folder: Path, count: int, size: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/moving.md: commands and programs run; the exports from another library run with a stand-in for it."""
+"""docs/moving.md: commands and programs run; the export from MDS runs with a stand-in for its library."""
 
 import ast
 import io
@@ -7,7 +7,7 @@ import sys
 import tarfile
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from tpufeed.tfrecord.example import Feature, encode_example
 from tpufeed.tfrecord.framing import encode_record
 
 PAGE = text_of("moving.md")
-PEERS = {"streaming", "ffcv"}
+PEERS = {"streaming"}
 CLASSES = ("daisy", "rose", "tulip")
 PHOTOS = 54
 
@@ -163,58 +163,18 @@ class Mds:
         return {"image": image, "label": CLASSES.index(photo.parent.name)}
 
 
-class Pixels:
-    """A stand-in for FFCV's Loader: batches of the pixels of the photos, cut to one size."""
-
-    def __init__(self, name, batch_size, *, order, drop_last, pipelines) -> None:
-        self.batch_size = batch_size
-
-    def __iter__(self):
-        photos = sorted(Path("photos").glob("*/*.jpg"))
-        for start in range(0, len(photos), self.batch_size):
-            batch = photos[start : start + self.batch_size]
-            images = [np.asarray(Image.open(photo).convert("RGB"))[:72, :96] for photo in batch]
-            yield np.stack(images), np.array([[CLASSES.index(photo.parent.name)] for photo in batch])
-
-
-def module(name: str, **names: object) -> ModuleType:
-    made = ModuleType(name)
-    made.__dict__.update(names)
-    return made
-
-
-def stored(url: Path) -> list[tuple[bytes, int]]:
-    examples = tpufeed.open_dataset(url).iter_examples("train")
-    return sorted(
-        (bytes(example["image/encoded"].values[0]), example["image/class/label"].values[0]) for example in examples
-    )
-
-
-def export(title: str, stand_ins: list[ModuleType], monkeypatch) -> Path:
-    """Runs the export of a section and the command that follows it; where the dataset is."""
-    for stand_in in stand_ins:
-        monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+def test_an_export_from_mds_keeps_bytes_and_labels(place, monkeypatch):
+    streaming = ModuleType("streaming")
+    streaming.StreamingDataset = Mds
+    monkeypatch.setitem(sys.modules, "streaming", streaming)
+    title = "MosaicML streaming (MDS)"
     exec(compile(programs_of(title)[0], title, "exec"), {"__name__": "program"})
     (command,) = re.findall(r"^Then run `(tpufeed shard .*?)`", sections()[title], re.MULTILINE)
-    run_here([command], Path())
-    return Path(command.split()[-1])
-
-
-def test_an_export_from_mds_keeps_bytes_and_labels(place, monkeypatch):
-    url = export("MosaicML streaming (MDS)", [module("streaming", StreamingDataset=Mds)], monkeypatch)
+    run_here([command], place)
+    examples = tpufeed.open_dataset(command.split()[-1]).iter_examples("train")
+    found = [(bytes(one["image/encoded"].values[0]), one["image/class/label"].values[0]) for one in examples]
     photos = place.glob("photos/*/*.jpg")
-    assert stored(url) == sorted((path.read_bytes(), CLASSES.index(path.parent.name)) for path in photos)
-
-
-def test_an_export_from_ffcv_keeps_pixels_and_labels(place, monkeypatch):
-    decoders = module("ffcv.fields.decoders", IntDecoder=object, SimpleRGBImageDecoder=object)
-    loader = module("ffcv.loader", Loader=Pixels, OrderOption=SimpleNamespace(SEQUENTIAL=1))
-    url = export("FFCV", [module("ffcv"), module("ffcv.fields"), decoders, loader], monkeypatch)
-    found = sorted((np.asarray(Image.open(io.BytesIO(data))).tobytes(), label) for data, label in stored(url))
-    given = [
-        (images[0].tobytes(), int(labels[0, 0])) for images, labels in Pixels("", 1, order=0, drop_last=0, pipelines={})
-    ]
-    assert found == sorted(given)
+    assert sorted(found) == sorted((path.read_bytes(), CLASSES.index(path.parent.name)) for path in photos)
 
 
 def test_the_names_on_the_right_of_the_tables_exist():
