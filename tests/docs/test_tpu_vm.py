@@ -5,21 +5,15 @@ Nothing here can ask Google: a command must parse, use what the page has defined
 
 import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from tpufeed.cli.app import app
+from tests.docs.pages import ROOT, commands, make_photos, run_here, text_of
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/tpu-vm.md").read_text()
-COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+PAGE = text_of("tpu-vm.md")
+COMMANDS = commands("tpu-vm.md")
 GCLOUD = [line for line in COMMANDS if line.startswith("gcloud ")]
 OURS = [line for line in COMMANDS if line.startswith("tpufeed ")]
-SHORT = {"doctor": ["--seconds", "1"], "bench": ["--steps", "3", "--repeats", "1", "--warm-up", "0"]}
 # By group and verb, from gcloud's reference (cloud.google.com/sdk/gcloud/reference).
 FLAGS = {
     "config set": set(),
@@ -44,14 +38,6 @@ FLAGS = {
     "iam service-accounts create": {"display-name"},
     "iam service-accounts delete": set(),
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tpu-vm")
-    command = [sys.executable, ROOT / "scripts/make_photos.py", folder / "photos", "--count", 40, "--size", "160x120"]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True)
-    return folder
 
 
 def test_every_command_is_one_that_is_looked_at():
@@ -107,12 +93,8 @@ def test_the_example_that_is_copied_there_has_the_options_that_it_is_given():
     assert all(f'"{option}"' in example for option in re.findall(r"(--[a-z-]+)", program))
 
 
-def test_the_tpufeed_commands_run(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    for line in OURS:
-        words = shlex.split(line.replace("gs://$BUCKET", "bucket").replace("--batch 1024", "--batch 8"))[1:]
-        result = CliRunner().invoke(app, words + SHORT.get(words[0], []))
-        assert result.exit_code == 0, f"{line}\n{result.output[-2000:]}"
-        assert result.output.strip(), line
-    assert (folder / "bucket/flowers-224/manifest.json").exists()
-    assert (folder / "doctor.html").exists()
+def test_the_tpufeed_commands_run(tmp_path):
+    make_photos(tmp_path, 40, "160x120")
+    run_here([line.replace("gs://$BUCKET", "bucket") for line in OURS], tmp_path)
+    assert (tmp_path / "bucket/flowers-224/manifest.json").exists()
+    assert (tmp_path / "doctor.html").exists()

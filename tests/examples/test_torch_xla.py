@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.examples.conftest import Output
 from tpufeed.images import RandomResizedCrop
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -25,12 +26,14 @@ torch_xla.launch = functools.partial(torch_xla.launch, debug_single_process=True
 for more in ([], ["--epochs", "1", "--sampler", "distributed", "--out", "distributed", "--no-measure"]):
     torch_xla_resnet.main(torch_xla_resnet.parse([*sys.argv[2:], *more]))
 """
-# Notes the labels of each step, by rank. KILLED: dies when the second checkpoint is to take the first one's place.
+# Notes the labels of each step, by rank. The first training dies when its second checkpoint is to take the first one's
+# place; the second one goes on, from the same process, which saves an import of torch_xla.
 TWO_DEVICES = """
 import json
 import os
 import signal
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import torch_xla.runtime as xr
@@ -55,6 +58,13 @@ def replace(path, target):
 cross_entropy, torch_xla_resnet.cross_entropy = torch_xla_resnet.cross_entropy, note
 rename, Path.replace = Path.replace, replace
 if __name__ == "__main__":
+    os.environ |= {"LABELS": "killed", "KILLED": "yes"}
+    try:
+        torch_xla_resnet.main(torch_xla_resnet.parse(sys.argv[2:]))
+    except BrokenProcessPool:
+        print("== killed", flush=True)
+    os.environ["LABELS"] = "rest"
+    del os.environ["KILLED"]
     torch_xla_resnet.main(torch_xla_resnet.parse(sys.argv[2:]))
 """
 
@@ -92,19 +102,18 @@ def test_a_distributed_sampler_does_as_well(one_device):
 
 
 def test_killed_in_mid_epoch_on_two_devices_it_goes_on_with_the_very_next_sample(
-    flowers, run_example, folder, arguments, one_device
+    flowers, run_example, folder, arguments
 ):
-    given = [EXAMPLES, *arguments, "--every", "3", "--epochs", "1", "--out", "two"]
+    given = [EXAMPLES, *arguments, "--every", "3", "--epochs", "1", "--out", "two", "--blocks", "1", "--no-measure"]
     # Each device compiles for itself, and the second process reads what the first one compiled.
     compiled = {"XLA_PERSISTENT_CACHE_PATH": str(folder / "compiled"), "XLA_PERSISTENT_CACHE_READ_ONLY": "0"}
     two = {"folder": folder, "CPU_NUM_DEVICES": "2", **QUICK, **compiled}
-    killed = run_example(folder / "two_devices.py", *given, returncode=1, LABELS="killed", KILLED="yes", **two)
-    assert "saved: epoch 0, 48 samples\n" in killed.text
-    assert "saved: epoch 0, 96 samples\n" not in killed.text
-    rest = run_example(folder / "two_devices.py", *given, LABELS="rest", **two)
-    assert "goes on in epoch 0 after 48 samples\n" in rest.text
-    assert "of 144 samples, " in rest.text
-    assert rest.epochs == [0]
+    killed, rest = run_example(folder / "two_devices.py", *given, **two).text.split("== killed\n")
+    assert "saved: epoch 0, 48 samples\n" in killed
+    assert "saved: epoch 0, 96 samples\n" not in killed
+    assert "goes on in epoch 0 after 48 samples\n" in rest
+    assert "of 144 samples, " in rest
+    assert Output(rest).epochs == [0]
     for rank in range(2):
         options = {"columns": ["label"], "batch_size": 8, "world": (rank, 2), "ops": [RandomResizedCrop(size=32)]}
         with tpufeed.numpy_loader(flowers.url, **options) as loader:
@@ -115,5 +124,3 @@ def test_killed_in_mid_epoch_on_two_devices_it_goes_on_with_the_very_next_sample
         )
         assert before == expected[:6]
         assert after == expected[3:]  # the steps from the last whole checkpoint on
-    # As if there had been neither kill nor other devices, but for bfloat16's rounding.
-    assert rest.losses[0] == pytest.approx(one_device.losses[0], rel=0.02)

@@ -49,7 +49,7 @@ def check_closing(output: str, rows: list[dict[str, Any]]) -> None:
 def test_the_demo_shows_every_feed_and_writes_its_figures(tmp_path: Path) -> None:
     for extra in ("tensorflow", "skimage", "sklearn"):
         pytest.importorskip(extra)
-    done = run_demo("--photos", 60, "--seconds", 1, "--keep", tmp_path)
+    done = run_demo("--photos", 60, "--seconds", 0.2, "--keep", tmp_path)
     assert done.returncode == 0, done.stderr
     table = [line for line in done.stdout.splitlines() if line.strip().startswith("EMULATED tpu-v3-8")]
     for row in ROWS:
@@ -71,7 +71,7 @@ def test_the_demo_shows_every_feed_and_writes_its_figures(tmp_path: Path) -> Non
 def test_the_demo_goes_through_a_bucket(tmp_path: Path) -> None:
     for extra in ("google.cloud.storage", "gcsfs", "skimage", "sklearn"):
         pytest.importorskip(extra)
-    done = run_demo("--gcs", "--photos", 60, "--seconds", 1, "--keep", tmp_path)
+    done = run_demo("--gcs", "--photos", 60, "--seconds", 0.2, "--keep", tmp_path)
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if line.startswith("$ tpufeed ")]
     assert [command.split()[2] for command in commands] == ["shard", "cache", "verify"]

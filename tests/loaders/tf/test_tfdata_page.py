@@ -9,29 +9,16 @@ from pathlib import Path
 
 import pytest
 
-import tpufeed
-from tpufeed.tfrecord.example import Feature, encode_example
-from tpufeed.tfrecord.framing import encode_record
-
 DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, dataset_url, cache_url, photo_folder):
+def folder(tmp_path_factory, dataset_url, cache_url):
     """What the page says is there."""
     folder = tmp_path_factory.mktemp("page")
     shutil.copytree(dataset_url, folder / "flowers")
     shutil.copytree(cache_url, folder / "flowers-224")
     (folder / "examples").symlink_to(DOCS.parent / "examples")
-    photos = sorted(photo_folder.glob("*/*.jpg"))[::8]
-    records = [
-        encode_record(
-            encode_example({"image": Feature("bytes", [photo.read_bytes()]), "class": Feature("int64", [number % 3])})
-        )
-        for number, photo in enumerate(photos)
-    ]
-    (folder / "foreign").mkdir()
-    (folder / "foreign/train-00000-of-00001.tfrecord").write_bytes(b"".join(records))
     return folder
 
 
@@ -62,12 +49,9 @@ def test_the_programs_are_one_that_runs(folder):
 SERVICE = "python examples/tfdata_service.py "
 
 
-def test_the_commands_run(folder):
-    commands = [line for block in blocks("bash") for line in block.splitlines() if not line.startswith(SERVICE)]
-    assert len(commands) == 2
-    for command in commands:
-        assert run(command, folder).strip()
-    assert tpufeed.open_dataset(folder / "adopted").split("train").class_counts == (4, 4, 4)
+def test_the_command_runs(folder):
+    (command,) = (line for block in blocks("bash") for line in block.splitlines() if not line.startswith(SERVICE))
+    assert run(command, folder).strip()
 
 
 def test_the_example_has_the_options_of_the_commands_for_a_service():
@@ -75,5 +59,5 @@ def test_the_example_has_the_options_of_the_commands_for_a_service():
     commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith(SERVICE)]
     assert [command.split()[2] for command in commands] == ["dispatcher", "worker"]
     program = (DOCS.parent / "examples/tfdata_service.py").read_text()
-    for option in set(re.findall(r"--[a-z-]+", "".join([*commands, *blocks("yaml")]))):
+    for option in set(re.findall(r"--[a-z-]+", "".join(commands))):
         assert f'"{option}"' in program
