@@ -33,9 +33,9 @@ from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, find_dataset, open_dataset
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError
-from tpufeed.loaders.epoch import Epochs
+from tpufeed.loaders.iterator import Epochs
+from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage

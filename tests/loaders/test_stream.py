@@ -11,8 +11,8 @@ import tpufeed
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import CenterCrop
+from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.registry import open_store
 

@@ -11,8 +11,8 @@ from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import CenterCrop
+from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.stream import NumpyLoader
 
 BATCH = 5
 

@@ -62,7 +62,7 @@ from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Op
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.loaders.decoder import Decoder
+from tpufeed.loaders.batch import Decoder
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import plan_workers
 from tpufeed.profiling.accelerator import Limits

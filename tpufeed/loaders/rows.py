@@ -11,9 +11,9 @@ from tpufeed.dataset.records import Reader
 from tpufeed.errors import RecordError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
+from tpufeed.loaders.batch import Decoder, decode_samples
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, find_column, resolve_columns
 from tpufeed.loaders.crew import Array, BadRecord, Filled, Request
-from tpufeed.loaders.decoder import Decoder, decode_samples
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.tfrecord.example import decode_example
 

@@ -15,12 +15,12 @@ from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.parameters import shown
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.device import Crossing, DeviceStats, StatefulDeviceLoader
-from tpufeed.loaders.epoch import Endless, EpochIterator
+from tpufeed.loaders.iterator import Endless, EpochIterator
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
+from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
 from tpufeed.loaders.prefetch import PrefetchIterator, Producer
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
-from tpufeed.loaders.stream import NumpyLoader
 
 try:
     import jax

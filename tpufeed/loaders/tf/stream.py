@@ -15,9 +15,9 @@ import numpy as np
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.crew import Array
-from tpufeed.loaders.epoch import Endless, EpochIterator
-from tpufeed.loaders.stream import NumpyLoader
-from tpufeed.loaders.tally import FeedStats
+from tpufeed.loaders.iterator import Endless, EpochIterator
+from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.metrics import LoaderStats
 
 try:
     import tensorflow as tf
@@ -175,7 +175,7 @@ class StreamSource:
             return self.loader.state_dict()
         return self.loader.state_at(*self._find_place(*self._opened, batches))
 
-    def stats(self) -> FeedStats:
+    def stats(self) -> LoaderStats:
         """Return what the loader has done so far. Its consumer is TensorFlow, which takes up to two batches ahead."""
         return self.loader.stats()
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceLoader, StatefulDeviceLoader
-from tpufeed.loaders.epoch import Endless, EpochIterator
-from tpufeed.loaders.parcels import map_leaves
+from tpufeed.loaders.iterator import Endless, EpochIterator
 from tpufeed.loaders.prefetch import PrefetchIterator, Producer
 from tpufeed.loaders.torch.loader import EpochSampler, TorchIterator
+from tpufeed.loaders.transfer import map_leaves
 
 try:
     import torch

@@ -10,13 +10,13 @@ from typing import Any, Self, Unpack
 
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
-from tpufeed.loaders.epoch import Batch, Endless, EpochIterator
+from tpufeed.loaders.iterator import Batch, Endless, EpochIterator
+from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import LoaderKeywords, make_options
-from tpufeed.loaders.parcels import to_torch
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
-from tpufeed.loaders.stream import NumpyLoader
-from tpufeed.loaders.tally import FeedStats
 from tpufeed.loaders.torch.host import TFRecordImages
+from tpufeed.loaders.transfer import to_torch
 
 try:
     from torch import distributed
@@ -139,7 +139,7 @@ class TorchLoader(Undivided):
         """
         self.source.load_state_dict(state)
 
-    def stats(self) -> FeedStats:
+    def stats(self) -> LoaderStats:
         """Return what the loader has done so far, and what the training loop waited for."""
         return self.source.stats()
 

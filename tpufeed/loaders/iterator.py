@@ -12,7 +12,7 @@ from tpufeed.dataset.order import EpochOrder, Places
 from tpufeed.dataset.partition import Share
 from tpufeed.errors import LoaderError
 from tpufeed.loaders.crew import CLOSED, Array, Crew, Due, Mask, Overdue, Pending, Request
-from tpufeed.loaders.tally import Tally
+from tpufeed.loaders.metrics import Tally
 
 Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 

@@ -15,7 +15,7 @@ except ImportError as error:
 
 
 @dataclass(slots=True)
-class Parcel:
+class TransferItem:
     """A batch, or an error in its place, or the end of the epoch.
 
     Attributes:
@@ -46,34 +46,34 @@ class Slot:
     number: int
 
 
-def pack(batch: Any, names: tuple[str, ...] = ()) -> Parcel:
+def pack(batch: Any, names: tuple[str, ...] = ()) -> TransferItem:
     """The tensors and arrays within tuples, lists and dicts, and what is left without them.
 
     Args:
         batch: arrays of strings, and whatever else is no tensor, stay where they are.
         names: of the columns of a batch that is no dict; by default their numbers.
     """
-    parcel = Parcel()
+    item = TransferItem()
 
     def column(name: str, part: Any) -> Any:
         def keep(leaf: Any) -> Any:
             tensor = _tensor(leaf)
             if tensor is None:
                 return leaf
-            parcel.tensors.append(tensor)
-            parcel.names.append(name)
-            return Slot(len(parcel.tensors) - 1)
+            item.tensors.append(tensor)
+            item.names.append(name)
+            return Slot(len(item.tensors) - 1)
 
         return map_leaves(part, keep)
 
     if isinstance(batch, Mapping):
-        parcel.rest = {key: column(str(key), part) for key, part in batch.items()}
+        item.rest = {key: column(str(key), part) for key, part in batch.items()}
     elif isinstance(batch, tuple | list):
         numbered = (*names, *map(str, range(len(names), len(batch))))
-        parcel.rest = _like(batch, [column(name, part) for name, part in zip(numbered, batch, strict=False)])
+        item.rest = _like(batch, [column(name, part) for name, part in zip(numbered, batch, strict=False)])
     else:
-        parcel.rest = column(names[0] if names else "0", batch)
-    return parcel
+        item.rest = column(names[0] if names else "0", batch)
+    return item
 
 
 def to_torch(batch: Any) -> Any:
@@ -95,8 +95,8 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-class Outbox(Iterator[Parcel]):
-    """Parcels of an epoch of some host loader. It never raises: what fails is in a parcel, after which it ends.
+class TransferItems(Iterator[TransferItem]):
+    """The items of an epoch of some host loader. It never raises: what fails is in an item, after which it ends.
 
     Args:
         batches: of the epoch.
@@ -122,15 +122,15 @@ class Outbox(Iterator[Parcel]):
         self._count = 0
         self._ended = False
 
-    def __next__(self) -> Parcel:
+    def __next__(self) -> TransferItem:
         if self._ended:
             raise StopIteration
         try:
-            parcel = self._pack_next()
+            item = self._pack_next()
         except BaseException as error:  # noqa: BLE001  # KeyboardInterrupt as well: the consumer must see it
-            parcel = Parcel(error=error)
-        self._ended = self._ended or parcel.last or parcel.error is not None
-        return parcel
+            item = TransferItem(error=error)
+        self._ended = self._ended or item.last or item.error is not None
+        return item
 
     def abort(self) -> None:
         """End soon: with the batch that another thread is waiting for, unless the source can give that up."""
@@ -138,7 +138,7 @@ class Outbox(Iterator[Parcel]):
         if not ended and self._close is not None:
             self._close()
 
-    def _pack_next(self) -> Parcel:
+    def _pack_next(self) -> TransferItem:
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -147,15 +147,15 @@ class Outbox(Iterator[Parcel]):
                     f"the source ended after {self._count} batches, but its length is {self._expected}: the other "
                     "ranks would wait for the rest for ever"
                 ) from None
-            return Parcel(last=True)
+            return TransferItem(last=True)
         if self._count == self._expected:
             raise LoaderError(f"the source has more batches than the {self._expected} that are its length")
         if batch is None:
             raise LoaderError(f"batch {self._count} of the source is None; does its collate_fn return one?")
         self._count += 1
-        parcel = pack(batch, self._names)
-        parcel.state = None if self._state is None else self._state()
-        return parcel
+        item = pack(batch, self._names)
+        item.state = None if self._state is None else self._state()
+        return item
 
 
 def _tensor(leaf: Any) -> Any:

@@ -14,14 +14,14 @@ from tpufeed.images.pipeline import Pipeline
 from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, resolve_columns
 from tpufeed.loaders.crew import Crew
-from tpufeed.loaders.epoch import BatchForm, Endless, EpochIterator, Epochs, Flow, Position
+from tpufeed.loaders.cursor import check_identity, check_lanes, check_state_lanes, identity_of, state_number
+from tpufeed.loaders.executor import Feed, ProcessCrew
+from tpufeed.loaders.iterator import BatchForm, Endless, EpochIterator, Epochs, Flow, Position
+from tpufeed.loaders.metrics import LoaderStats, Tally
 from tpufeed.loaders.options import LoaderKeywords, LoaderOptions, make_options
-from tpufeed.loaders.processes import Feed, ProcessCrew
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.rows import make_rows
 from tpufeed.loaders.sources import VariantSource
-from tpufeed.loaders.state import check_identity, check_lanes, check_state_lanes, identity_of, state_number
-from tpufeed.loaders.tally import FeedStats, Tally
 from tpufeed.loaders.threads import ThreadCrew
 from tpufeed.loaders.workers import plan_workers
 from tpufeed.loaders.world import find_world, thread_world, to_world
@@ -221,7 +221,7 @@ class NumpyLoader:
         text = ", ".join(f"{name} {value}" for name, value in order.items())
         return EpochSpec(self.world.rank, epoch.batches, self.batch_size, text)
 
-    def stats(self) -> FeedStats:
+    def stats(self) -> LoaderStats:
         """Return what the loader has done so far, and what its consumer waited for."""
         return self._tally.stats(self._workers.processes, self._workers.decoding, self._prefetch, self._batch_bytes)
 

@@ -20,7 +20,7 @@ _STALE_TOUCHES = 64
 _JUDGED_RECORDS = 256  # that were refused, before anything is said about the order
 
 
-class TouchedShards:
+class ShardAdmission:
     """Has shards of a split staged that samples are read from. Thread-safe.
 
     Where a variant fits into the stage, each of its shards is fetched once. Where it does not, a shard fetched for a

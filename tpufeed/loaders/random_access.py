@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
+from tpufeed.loaders.admission import ShardAdmission
+from tpufeed.loaders.batch import Decoded, Decoder, decode_samples
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Column, find_column, resolve_columns
-from tpufeed.loaders.decoder import Decoded, Decoder, decode_samples
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import make_stage
-from tpufeed.loaders.touched import TouchedShards
 from tpufeed.tfrecord.example import decode_example
 
 _CONNECTIONS = 16  # of all workers of a rank together; each has 8 MiB
@@ -42,7 +42,7 @@ class SplitSamples:
         self._readers: dict[int, Reader] = {}
         self._options = options
         self._workers = workers
-        self._touched: TouchedShards | None = None
+        self._touched: ShardAdmission | None = None
 
     @property
     def changes_by_epoch(self) -> bool:
@@ -81,10 +81,10 @@ class SplitSamples:
         found = self._readers[variant] = self.dataset.reader(self._split, variant, stage, most)
         return found
 
-    def _make_touched(self) -> TouchedShards | None:
+    def _make_touched(self) -> ShardAdmission | None:
         stage = make_stage(self.dataset, self._options, max(2, _CONNECTIONS // self._workers))
         where = f"{self.dataset.url}, split {self._split!r}"
-        return None if stage is None else TouchedShards(stage, self._variants, where)
+        return None if stage is None else ShardAdmission(stage, self._variants, where)
 
 
 def _parse(

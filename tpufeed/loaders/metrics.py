@@ -11,7 +11,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class FeedStats:
+class LoaderStats:
     """Metrics of a loader since it was made; take the difference of two for a part of a run.
 
     Attributes:
@@ -50,7 +50,7 @@ class FeedStats:
 
 
 class Tally:
-    """Adds up what `FeedStats` says, and holds a loader to its budget of bad records."""
+    """Adds up what `LoaderStats` says, and holds a loader to its budget of bad records."""
 
     def __init__(self, max_bad_records: int) -> None:
         self._max_bad_records = max_bad_records
@@ -77,9 +77,9 @@ class Tally:
         for record in filled.bad:
             self._skip(record)
 
-    def stats(self, processes: int, threads: int, prefetch: int, batch_bytes: int) -> FeedStats:
+    def stats(self, processes: int, threads: int, prefetch: int, batch_bytes: int) -> LoaderStats:
         """Return the sum so far."""
-        return FeedStats(
+        return LoaderStats(
             seconds=self._last - self._first,
             wait_seconds=self._wait,
             waits=self._waits,

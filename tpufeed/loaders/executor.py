@@ -31,7 +31,7 @@ from tpufeed.loaders.rows import make_rows
 from tpufeed.loaders.sources import VariantSource
 from tpufeed.loaders.threads import ThreadCrew, ThreadPending
 
-_ENTRY = "tpufeed.loaders.processes:serve"
+_ENTRY = "tpufeed.loaders.executor:serve"
 _BUG = "a worker process failed: "
 _LEAVE_SECONDS = 2.0
 _LEAVE_ANYWAY_SECONDS = 10.0
