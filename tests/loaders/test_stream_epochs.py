@@ -30,8 +30,8 @@ def test_the_next_epoch_is_prepared_while_the_last_batches_are_used(cache_url):
         for _ in range(6):
             next(iterator)
         submitted = []
-        begin = loader._crew.submit
-        loader._crew.submit = lambda request: submitted.append(request.epoch) or begin(request)
+        begin = loader._executor.submit
+        loader._executor.submit = lambda request: submitted.append(request.epoch) or begin(request)
         next(iterator)
         assert next(iterator, None) is None
         assert submitted == [1], "the third of three: two were in work already"
@@ -138,11 +138,11 @@ def test_an_error_while_the_next_epoch_is_prepared_loses_none_of_it(cache_url):
         iterator = iter(loader)
         for _ in range(6):
             next(iterator)
-        begin = loader._crew.submit
-        loader._crew.submit = lambda _: 1 / 0
+        begin = loader._executor.submit
+        loader._executor.submit = lambda _: 1 / 0
         with pytest.raises(ZeroDivisionError):
             next(iterator)
-        loader._crew.submit = begin
+        loader._executor.submit = begin
         other.set_epoch(1)
         same(loader, other)
 
@@ -168,7 +168,7 @@ def test_a_batch_that_fails_is_raised_when_nobody_writes_to_its_memory_any_more(
     damaged = damage(cache_url, 3).url
     with make(damaged, shuffle=False, batch_size=70, threads=2) as loader:
         begun, ended = [], []
-        fill = loader._rows.fill
+        fill = loader._decoder.fill
 
         def watched(work, *rows):
             begun.append(id(work))
@@ -178,7 +178,7 @@ def test_a_batch_that_fails_is_raised_when_nobody_writes_to_its_memory_any_more(
             finally:
                 ended.append(id(work))
 
-        loader._rows.fill = watched
+        loader._decoder.fill = watched
         iterator = iter(loader)
         with pytest.raises(RecordError):
             next(iterator)

@@ -19,8 +19,8 @@ import pytest
 import tpufeed
 from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError, RecordError
 from tpufeed.images.ops import Custom
+from tpufeed.loaders.executor import plan_workers
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.workers import plan_workers
 
 
 def make(url, **options):
@@ -140,7 +140,7 @@ def test_a_worker_that_is_killed_is_an_error_and_the_next_iteration_has_new_ones
 def test_workers_that_hang_are_given_up(cache_url):
     with make(cache_url, prefetch=1) as loader:
         next(iterator := iter(loader))
-        iterator._flow = replace(iterator._flow, timeout_seconds=0.5)  # only now: a start takes longer at times
+        loader.options = replace(loader.options, timeout_seconds=0.5)  # only now: a start takes longer at times
         for pid in children():
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(LoaderError, match=r"no batch for 0\.5 s"):
@@ -282,7 +282,7 @@ def test_what_cannot_leave_this_process_is_decoded_in_it(cache_url, ops, monkeyp
     [(1, 1, 1, 1), (4, 1, 4, 1), (16, 1, 4, 4), (240, 4, 15, 4), (2, 4, 1, 1)],
 )
 def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch, cores, ranks, processes, threads):
-    monkeypatch.setattr("tpufeed.loaders.workers.available_cores", lambda: cores)
+    monkeypatch.setattr("tpufeed.loaders.executor.available_cores", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     monkeypatch.delenv("TPUFEED_PROCESSES")
     found = plan_workers(tpufeed.open_dataset(cache_url), LoaderOptions())
@@ -304,7 +304,7 @@ def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cac
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"])
 def test_who_launches_says_how_many_ranks_a_host_has(cache_url, monkeypatch, name):
-    monkeypatch.setattr("tpufeed.loaders.workers.available_cores", lambda: 32)
+    monkeypatch.setattr("tpufeed.loaders.executor.available_cores", lambda: 32)
     for variable in ("LOCAL_WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(name, "4")

@@ -19,7 +19,7 @@ import tpufeed
 from tests.gcs_server import GcsServer
 from tpufeed import cache
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.loaders.threads import ThreadCrew
+from tpufeed.loaders.executor import ThreadExecutor
 
 READER = Path(__file__).with_name("remote_reader.py")
 URL = "gs://bucket/cache"
@@ -222,8 +222,8 @@ def test_two_processes_share_a_stage(server, cache_url, tmp_path):
 def test_an_epoch_begins_with_few_batches_ahead_where_shards_have_to_come(server, cache_url, tmp_path, monkeypatch):
     """Until then each record is a request, and a host of many cores would prepare a hundred batches."""
     submitted = []
-    submit = ThreadCrew.submit
-    monkeypatch.setattr(ThreadCrew, "submit", lambda *given: submitted.append(1) or submit(*given))
+    submit = ThreadExecutor.submit
+    monkeypatch.setattr(ThreadExecutor, "submit", lambda *given: submitted.append(1) or submit(*given))
 
     def prepared(url, **options):
         """Batches in work when each of the first three comes."""

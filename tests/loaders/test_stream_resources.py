@@ -150,7 +150,7 @@ def test_an_iterator_that_is_dropped_gives_up_what_it_was_preparing(dataset_url,
     with make(dataset_url, ops=ops, threads=1, prefetch=60, batch_size=1) as loader:
         iterator = iter(loader)
         next(iterator)
-        pending = [future for batch in iterator._pending for future in batch._futures]
+        pending = [future for batch in iterator._prefetch.futures for future in batch.chunks]
         assert not any(future.cancelled() for future in pending)
         del iterator
         loader.set_epoch(5)
@@ -189,7 +189,7 @@ def give_up(url, ops, started):
     iterator = iter(make(url, ops=ops, threads=1, prefetch=60, batch_size=1))
     next(iterator)
     started |= set(decoding_threads())
-    for pending in iterator._pending:
+    for pending in iterator._prefetch.futures:
         pending.cancel()
     with pytest.raises(LoaderError, match="closed while a batch was waited for"):
         list(iterator)
