@@ -190,7 +190,7 @@ class NumpyLoader:
 
     def start_prefetch(self) -> None:
         """Prepare the first batches of the next epoch, which does not begin with that."""
-        self._open_ahead().submit(self._prefetch)
+        self._open_ahead(self._open_executor()).submit(self._prefetch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data."""
@@ -258,10 +258,12 @@ class NumpyLoader:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = self.dataset, self.split, self.options, self._find_world
         current = self._current
         place = self._place if current is None or current.left else (current.cursor.epoch + 1, 0)
-        return _restore, (given, self._lanes, place)
+        return type(self), (self.dataset, self.split, self.options, self._find_world), (self._lanes, place)
+
+    def __setstate__(self, state: tuple[int | None, tuple[int, int]]) -> None:
+        self._lanes, self._next = state
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -301,12 +303,8 @@ class NumpyLoader:
             )
         return share
 
-    def _open_ahead(self) -> "EpochPrefetch":
-        """Return the next epoch, of which batches may be prepared already, and start workers where there are none."""
-        if self._start is None:
-            variants = [[shard.records for shard in variant.shards] for variant in self._entry.variants]
-            options = self.options
-            self._start = EpochCursor(variants, options.seed, self.lanes, options.shuffle, self._share(0))
+    def _open_executor(self) -> Executor:
+        """Return the workers, and start them where there are none."""
         if self._executor is None or self._executor.closed:
             lanes, shape = self.lanes // self.world.size, (self.batch_size, *self.image_shape)
             processes, threads = self._workers.processes, self._workers.threads
@@ -317,25 +315,23 @@ class NumpyLoader:
                 self._executor = ProcessExecutor(config, processes, pool, self._stages)
             else:
                 self._executor = ThreadExecutor(self.dataset, config, self._decoder, pool)
+        return self._executor
+
+    def _open_ahead(self, executor: Executor) -> "EpochPrefetch":
+        """Return the next epoch, of which batches may be prepared already."""
+        if self._start is None:
+            variants = [[shard.records for shard in variant.shards] for variant in self._entry.variants]
+            options = self.options
+            self._start = EpochCursor(variants, options.seed, self.lanes, options.shuffle, self._share(0))
         ahead = self._ahead
-        if ahead is None or ahead.executor is not self._executor or ahead.cursor.epoch != self._next[0]:
-            ahead = self._ahead = EpochPrefetch(self._start.at(*self._next), self._executor)
+        if ahead is None or ahead.executor is not executor or ahead.cursor.epoch != self._next[0]:
+            ahead = self._ahead = EpochPrefetch(self._start.at(*self._next), executor)
         return ahead
 
-    def _open_next(self) -> "EpochPrefetch":
+    def _open_next(self, executor: Executor) -> "EpochPrefetch":
         """Return the next epoch, for one iterator alone."""
-        opened, self._ahead = self._open_ahead(), None
+        opened, self._ahead = self._open_ahead(executor), None
         return opened
-
-
-def _restore(
-    given: tuple[Dataset, str, LoaderOptions, Callable[[], World]], lanes: int | None, place: tuple[int, int]
-) -> NumpyLoader:
-    """Return a loader from its pickle."""
-    loader = NumpyLoader(*given)
-    loader._lanes = lanes
-    loader._move(*place)
-    return loader
 
 
 class EpochIterator(Iterator[Batch]):
@@ -346,7 +342,7 @@ class EpochIterator(Iterator[Batch]):
 
     def __init__(self, loader: NumpyLoader) -> None:
         self._loader = loader
-        self._prefetch = loader._current = loader._open_next()
+        self._prefetch = loader._current = loader._open_next(loader._open_executor())
 
     @property
     def epoch(self) -> int:
@@ -368,7 +364,7 @@ class EpochIterator(Iterator[Batch]):
         if prefetch.closed or prefetch.executor.closed:
             raise LoaderError(prefetch.closed or CLOSED)
         if not prefetch.left:
-            prefetch = self._prefetch = loader._current = loader._open_next()
+            prefetch = self._prefetch = loader._current = loader._open_next(prefetch.executor)
         if not prefetch.begun:
             prefetch = self._begin()
         asked = perf_counter()
@@ -379,7 +375,8 @@ class EpochIterator(Iterator[Batch]):
                 ahead = min(ahead, _FIRST_AHEAD + 2 * prefetch.returned)
             room = prefetch.submit(ahead + 1)
             if room > 0 and loader._next == (self.epoch + 1, 0):
-                loader._open_ahead().submit(room)
+                # With the same workers: another thread may just have closed the loader, and new ones would stay.
+                loader._open_ahead(prefetch.executor).submit(room)
             ready = prefetch.ready()
             batch = prefetch.futures.popleft().result(loader.options.timeout_seconds)
             loader._metrics.add(batch, asked, ready)
@@ -413,7 +410,7 @@ class EpochIterator(Iterator[Batch]):
         loader, prefetch = self._loader, self._prefetch
         if loader._next[0] != self.epoch:  # another iteration, opened as early as this one, has begun it
             prefetch.close()
-            self._prefetch = loader._open_next()
+            self._prefetch = loader._open_next(prefetch.executor)
             if loader._current is prefetch:
                 loader._current = self._prefetch
             prefetch = self._prefetch
