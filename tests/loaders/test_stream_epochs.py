@@ -1,8 +1,5 @@
 """From one epoch to the next: prepared ahead, endless, counted, copied."""
 
-import copy
-import itertools
-import pickle
 import threading
 import time
 
@@ -10,7 +7,7 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.errors import LoaderError, OptionError, RecordError
+from tpufeed.errors import LoaderError, RecordError
 from tpufeed.images.ops import CenterCrop, Custom
 
 
@@ -51,18 +48,6 @@ def test_what_was_prepared_for_another_epoch_is_dropped(cache_url, move):
         same(loader, other)
 
 
-def test_epochs_without_end(cache_url):
-    with make(cache_url, repeat=True) as loader, make(cache_url) as other:
-        found = list(itertools.islice(loader, 3 * 7 + 2))
-        expected = [batch for _ in range(4) for batch in other]
-        same(found, expected[: len(found)])
-        assert len(loader) == 7
-        state = loader.state_dict()
-        assert (state["epoch"], state["samples"]) == (3, 20)
-        other.load_state_dict(state)
-        same(other, expected[len(found) :])
-
-
 def test_an_iteration_that_is_never_begun_is_no_epoch(cache_url):
     """Lightning asks for an iterator to see whether there is one."""
     with make(cache_url) as loader, make(cache_url) as other:
@@ -86,17 +71,6 @@ def test_moving_in_the_middle_of_an_epoch_is_an_error_of_its_iteration(cache_url
         assert len(list(loader)) == 7
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_a_copy_goes_on_where_its_original_is(cache_url, duplicate):
-    with make(cache_url, seed=3, lanes=4) as loader:
-        list(loader)
-        iterator = iter(loader)
-        next(iterator)
-        with duplicate(loader) as other:
-            assert other.state_dict() == loader.state_dict()
-            same(iterator, other)
-
-
 @pytest.mark.parametrize("processes", [0, 1])
 def test_statistics(cache_url, dataset_url, ops, processes):
     with make(cache_url, processes=processes, threads=1, prefetch=2) as loader:
@@ -118,19 +92,6 @@ def test_statistics(cache_url, dataset_url, ops, processes):
         list(loader)
         jpeg = loader.stats()
     assert jpeg.decode_seconds > jpeg.read_seconds, "of JPEGs decoding is the work"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"processes": -1}, "processes is a whole number, at least 0"),
-        ({"timeout_seconds": 0}, "timeout_seconds is a number above 0"),
-        ({"timeout_seconds": "long"}, "timeout_seconds is a number above 0"),
-    ],
-)
-def test_options_that_are_none(cache_url, options, message):
-    with pytest.raises(OptionError, match=message):
-        make(cache_url, **options)
 
 
 def test_an_error_while_the_next_epoch_is_prepared_loses_none_of_it(cache_url):

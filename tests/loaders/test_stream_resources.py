@@ -210,28 +210,6 @@ def forget(url, how, started):
                 break
 
 
-def test_closing_from_another_thread_ends_a_wait(dataset_url, ops):
-    loader = make(dataset_url, ops=ops, batch_size=64, threads=1, prefetch=1)
-    results = []
-
-    def consume():
-        try:
-            while True:
-                for _batch in loader:
-                    results.append("batch")
-        except LoaderError as error:
-            results.append(str(error))
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    while not results:
-        time.sleep(0.001)
-    while consumer.is_alive():  # it may just be between two epochs, where it may open the next
-        loader.close()
-        consumer.join(0.01)
-    assert "closed" in results[-1]
-
-
 def test_a_process_ends_though_an_iteration_is_open(dataset_url):
     code = (
         "import sys, tpufeed; ops = [tpufeed.images.RandomResizedCrop(64)]; "
