@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tpufeed.loaders.batchsize import batch_size
     from tpufeed.loaders.devicefloat import to_device_float
     from tpufeed.loaders.jax.loader import jax_loader
+    from tpufeed.loaders.loader import numpy_loader
     from tpufeed.loaders.options import LoaderOptions
-    from tpufeed.loaders.stream import numpy_loader
     from tpufeed.loaders.tf.dataset import keras_state, tf_dataset
     from tpufeed.loaders.torch.device import device_prefetch
     from tpufeed.loaders.torch.host import TFRecordImages
@@ -68,7 +68,7 @@ _ROOM_OF_NAME = {
     "device_prefetch": "loaders.torch.device",
     "jax_loader": "loaders.jax.loader",
     "keras_state": "loaders.tf.dataset",
-    "numpy_loader": "loaders.stream",
+    "numpy_loader": "loaders.loader",
     "open_dataset": "dataset.reader",
     "random_flip": "loaders.torch.pixels",
     "random_shift": "loaders.torch.pixels",

@@ -33,8 +33,8 @@ from tpufeed.errors import DamageError, DatasetNotFoundError, LoaderError, Optio
 from tpufeed.images import Custom, HorizontalFlip
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
+from tpufeed.loaders.executor import Workers
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.workers import Workers
 from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
 from tpufeed.storage.shard_folder import RemoteShard, copy_key, find_folder
 

@@ -21,7 +21,7 @@ from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import HorizontalFlip, RandomCrop
-from tpufeed.loaders.decoder import Decoder
+from tpufeed.loaders.batch import Decoder
 
 SAMPLES, BATCH, SEED = 70, OPTIONS["batch_size"], OPTIONS["seed"]
 SAVERS = [name for name, feed in FEEDS.items() if feed.saves]

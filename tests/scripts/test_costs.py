@@ -63,7 +63,7 @@ def test_requests_of_a_start_do_not_grow_with_the_pod(costs):
 
 def test_a_loader_s_defaults(costs, monkeypatch):
     """Those of `plan_workers` and of the loader, for the cores of the hosts of TPUs."""
-    from tpufeed.loaders import workers
+    from tpufeed.loaders import executor as workers
 
     monkeypatch.delenv("TPUFEED_PROCESSES")
     dataset = SimpleNamespace(url="gs://bucket/made-up", shards=SimpleNamespace(url="gs://bucket/made-up"))

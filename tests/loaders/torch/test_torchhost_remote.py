@@ -18,7 +18,7 @@ from tpufeed import cache
 from tpufeed.dataset.manifest import IndexFile, Shard, Variant
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.errors import ObjectChangedError
-from tpufeed.loaders.touched import TouchedShards
+from tpufeed.loaders.admission import ShardAdmission
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.shard_cache import ShardCache
 
@@ -71,7 +71,7 @@ def read(dataset, pixels, epochs, sampler, **options):
 
 
 def stage_of(dataset):
-    return dataset._samples._touched.stage
+    return dataset._samples._admission.stage
 
 
 def random_order(dataset):
@@ -127,7 +127,7 @@ class Walk:
         for shard in shards:
             store.put(shard.name, data)
         self.stage = ShardCache(store, tmp_path, self.ROOM * len(data), connections=2)
-        self.touched = TouchedShards(self.stage, [Variant(shards, IndexFile("", 0, 0))], "here")
+        self.touched = ShardAdmission(self.stage, [Variant(shards, IndexFile("", 0, 0))], "here")
 
     def read(self, samples):
         """How many of `samples` are read from copies, how many by ranges; and the shards that are fetched."""

@@ -18,9 +18,9 @@ from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.errors import ImageError, LoaderError, TpufeedError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.mending import mend
-from tpufeed.loaders.decoder import Decoder, decode_samples
+from tpufeed.loaders.batch import Decoder, decode_samples
+from tpufeed.loaders.executor import Workers
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.workers import Workers
 
 Part = Literal["reading", "decoding", "all"]
 

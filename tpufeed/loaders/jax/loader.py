@@ -15,12 +15,11 @@ from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.validation import shown
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.device import Crossing, DeviceStats, StatefulDeviceLoader
-from tpufeed.loaders.epoch import Endless, EpochIterator
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
+from tpufeed.loaders.loader import EpochIterator, NumpyLoader
 from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
 from tpufeed.loaders.prefetch import PrefetchIterator, Producer
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
-from tpufeed.loaders.stream import NumpyLoader
 
 try:
     import jax
@@ -207,7 +206,7 @@ class Sender(Producer[DeviceBatch]):
         self._source = source
         self._placement = placement
         self._crossing = crossing
-        self._batches: EpochIterator | Endless | None = None
+        self._batches: EpochIterator | None = None
         self._x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # in the caller's thread, see `enable_x64`
 
     def open(self) -> DeviceBatch | None:

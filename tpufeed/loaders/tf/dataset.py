@@ -11,8 +11,8 @@ from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.stream import NumpyLoader
-from tpufeed.loaders.tally import FeedStats
+from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.tf.options import TfKeywords, TfOptions, check_direct, make_tf_options
 from tpufeed.loaders.world import find_tf_world
 
@@ -52,7 +52,7 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywor
     that of `numpy_loader`, remote shards are read once and checked, and an iterator's place can be saved and restored
     by `tf.train.Checkpoint`. The dataset, but no transformation of it, has `state_dict(batches)`: where a loop is after
     so many batches of the newest iteration, for any loader to go on there. With `deterministic` nothing is taken ahead
-    of the loop, and `state_dict()` knows how many there were. `stats()` is a `FeedStats`, whose consumer is TensorFlow;
+    of the loop, and `state_dict()` knows how many there were. `stats()` are `LoaderStats`, of TensorFlow as consumer;
     with `direct`, where nobody counts, it raises OptionError. For Keras' `fit` see `keras_state`.
 
     With `direct` TensorFlow reads the shards, gs:// by its own client, and decodes and augments them in a graph without
@@ -148,7 +148,7 @@ def keras_state(feed: "tf.data.Dataset", path: str | Path) -> "KerasState":
     return KerasState(feed, path)
 
 
-def _no_stats() -> FeedStats:
+def _no_stats() -> LoaderStats:
     raise OptionError(
         "with direct=True TensorFlow reads and decodes by itself, and counts nothing that stats() could tell; its "
         "profiler shows where the time goes"

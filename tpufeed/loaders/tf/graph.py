@@ -23,7 +23,7 @@ from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
 from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.images.validation import as_range
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE
-from tpufeed.loaders.stream import NumpyLoader
+from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.tf.options import Sharding, service_address
 from tpufeed.loaders.tf.stream import ENDLESS, OTHER_CHECKPOINT, HandedEpoch, place_identity
 from tpufeed.storage.registry import url_scheme

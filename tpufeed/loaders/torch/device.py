@@ -7,10 +7,10 @@ from typing import Any
 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceLoader, StatefulDeviceLoader
-from tpufeed.loaders.epoch import Endless, EpochIterator
-from tpufeed.loaders.parcels import map_leaves
+from tpufeed.loaders.loader import EpochIterator
 from tpufeed.loaders.prefetch import PrefetchIterator, Producer
 from tpufeed.loaders.torch.loader import EpochSampler, TorchIterator
+from tpufeed.loaders.transfer import map_leaves
 
 try:
     import torch
@@ -147,7 +147,7 @@ class _Producer(Producer[_DeviceBatch]):
         self._stream = torch.Stream(device) if self._asynchronous and device.type in _STREAMED else None
 
     def close(self) -> None:
-        if isinstance(self._batches, TorchIterator | EpochIterator | Endless):  # no other can be closed while it runs
+        if isinstance(self._batches, TorchIterator | EpochIterator):  # no other can be closed while it runs
             self._batches.close()
 
     def _pull_next(self) -> _DeviceBatch | None:

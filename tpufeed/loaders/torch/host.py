@@ -15,7 +15,7 @@ from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.options import make_options
-from tpufeed.loaders.samples import SplitSamples
+from tpufeed.loaders.random_access import SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
 from tpufeed.storage.registry import open_store
 

@@ -10,13 +10,13 @@ from typing import Any, Self, Unpack
 
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
-from tpufeed.loaders.epoch import Batch, Endless, EpochIterator
+from tpufeed.loaders.columns import Batch
+from tpufeed.loaders.loader import EpochIterator, NumpyLoader
+from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import LoaderKeywords, make_options
-from tpufeed.loaders.parcels import to_torch
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
-from tpufeed.loaders.stream import NumpyLoader
-from tpufeed.loaders.tally import FeedStats
 from tpufeed.loaders.torch.host import TFRecordImages
+from tpufeed.loaders.transfer import to_torch
 
 try:
     from torch import distributed
@@ -139,7 +139,7 @@ class TorchLoader(Undivided):
         """
         self.source.load_state_dict(state)
 
-    def stats(self) -> FeedStats:
+    def stats(self) -> LoaderStats:
         """Return what the loader has done so far, and what the training loop waited for."""
         return self.source.stats()
 
@@ -159,12 +159,12 @@ class TorchLoader(Undivided):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (copy(self.source),)
 
-    def begin(self) -> tuple[EpochIterator | Endless, Batch]:
+    def begin(self) -> tuple[EpochIterator, Batch]:
         """Begin an iteration: its batches, and the first of them once all ranks have theirs; for `TorchIterator`."""
         exchange = None if self.source.options.world is not None else find_exchange()
         return self._begin()[1] if exchange is None else begin_together(exchange, self.source.world.rank, self._begin)
 
-    def _begin(self) -> tuple[EpochSpec, tuple[EpochIterator | Endless, Batch]]:
+    def _begin(self) -> tuple[EpochSpec, tuple[EpochIterator, Batch]]:
         batches = iter(self.source)
         # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
         first = next(batches)
@@ -176,7 +176,7 @@ class TorchIterator(Iterator[Any]):
 
     def __init__(self, loader: TorchLoader) -> None:
         self._loader = loader
-        self._batches: EpochIterator | Endless | None = None
+        self._batches: EpochIterator | None = None
 
     def __next__(self) -> Any:
         if self._batches is not None:

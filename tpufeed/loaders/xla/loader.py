@@ -19,10 +19,10 @@ from tpufeed.loaders.xla.runtime import Shardings, Transfer, exchange, spmd_devi
 # Not before: without torch it is the extra "xla" that is missing.
 # isort: split
 from tpufeed.loaders.device import DeviceStats, StatefulDeviceLoader
-from tpufeed.loaders.parcels import Outbox, Parcel
+from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.rank_check import EpochSpec, check_specs
-from tpufeed.loaders.stream import NumpyLoader
 from tpufeed.loaders.torch.loader import EpochSampler, TorchLoader, Undivided
+from tpufeed.loaders.transfer import TransferItem, TransferItems
 
 _LOGGER = logging.getLogger(__name__)
 _STOPPING_SECONDS = 10.0
@@ -188,7 +188,7 @@ class Counting(Protocol):
     """A host loader that counts what it does."""
 
     def stats(self) -> Any:
-        """Return the host loader's metrics, see `FeedStats`."""
+        """Return the host loader's metrics, see `LoaderStats`."""
 
 
 class _Unopened:
@@ -209,9 +209,9 @@ class DeviceIterator(Iterator[Any]):
 
     def __init__(self, loader: XlaLoader) -> None:
         self._loader = loader
-        self._outbox: Outbox | None = None
+        self._items: TransferItems | None = None
         self._transfer: Transfer | None = None
-        self._parcels: Iterator[Parcel] = iter(())
+        self._on_device: Iterator[TransferItem] = iter(())
         self._ended = False
         self._stopped = ""
 
@@ -221,37 +221,37 @@ class DeviceIterator(Iterator[Any]):
         if self._stopped:
             raise LoaderError(self._stopped)
         try:
-            parcel = self._begin() if self._transfer is None else self._receive()
-            _raise(parcel)
+            item = self._begin() if self._transfer is None else self._receive()
+            _raise(item)
         except BaseException:
             self.close("its last batch failed; iterate the loader again to go on")
             raise
-        if parcel.last:
+        if item.last:
             self._ended = True
             self.close()
             raise StopIteration
-        self._loader.handed(parcel.state)
-        return parcel.open()
+        self._loader.handed(item.state)
+        return item.open()
 
     def close(self, why: str = "") -> None:
         """Stop and join the threads; what is prefetched is dropped. Asking for more raises LoaderError(`why`)."""
         self._stopped = self._stopped or why
         self._ended = self._ended or not self._stopped
-        outbox, transfer = self._outbox, self._transfer
-        self._outbox, self._transfer, self._parcels = None, None, iter(())
-        if outbox is not None and transfer is not None:
-            outbox.abort()
+        items, transfer = self._items, self._transfer
+        self._items, self._transfer, self._on_device = None, None, iter(())
+        if items is not None and transfer is not None:
+            items.abort()
             _close(transfer)
 
     def __del__(self) -> None:
         self.close()
 
-    def _begin(self) -> Parcel:
+    def _begin(self) -> TransferItem:
         """The first batch, once all ranks have theirs."""
         self._loader.begin(self)
         world = xla_world()
         together = world.size > 1 and self._loader.compares_ranks
-        spec, first = EpochSpec(world.rank, 0), Parcel()
+        spec, first = EpochSpec(world.rank, 0), TransferItem()
         try:
             spec = self._open(world, together)
             # As well: what keeps a rank from its first batch shows on all ranks before the first step.
@@ -280,7 +280,7 @@ class DeviceIterator(Iterator[Any]):
         state = source.state_dict() if hasattr(source, "load_state_dict") else None
         loader.place_at(state)  # before its threads take batches
         ours = isinstance(source, NumpyLoader)
-        self._outbox = Outbox(
+        self._items = TransferItems(
             batches,
             loader.column_names,
             None if state is None else source.state_dict,
@@ -289,19 +289,19 @@ class DeviceIterator(Iterator[Any]):
             count if together and state is None else None,
         )
         queues = loader.options.host_prefetch, loader.options.device_prefetch
-        self._transfer = Transfer(self._outbox, device, loader.shardings, loader.crossing, queues)
-        self._parcels = iter(self._transfer.per_device_loader(device))  # type: ignore[no-untyped-call]
+        self._transfer = Transfer(self._items, device, loader.shardings, loader.crossing, queues)
+        self._on_device = iter(self._transfer.per_device_loader(device))  # type: ignore[no-untyped-call]
         return source.epoch_spec() if ours else EpochSpec(world.rank, count or 0, loader.batch_size)
 
-    def _receive(self) -> Parcel:
+    def _receive(self) -> TransferItem:
         try:
-            return next(self._parcels)
+            return next(self._on_device)
         except StopIteration:
             raise LoaderError(self._stopped or "torch_xla's threads ended before the source did") from None
 
 
-def _raise(parcel: Parcel) -> None:
-    error, parcel.error = parcel.error, None  # a cycle otherwise: its traceback leads to frames that hold the parcel,
+def _raise(item: TransferItem) -> None:
+    error, item.error = item.error, None  # a cycle otherwise: its traceback leads to frames that hold the item,
     if error is not None:
         try:
             raise error
@@ -309,7 +309,7 @@ def _raise(parcel: Parcel) -> None:
             del error  # and to this one; and so to the decoding threads
 
 
-def _agree(spec: EpochSpec, world: World, first: Parcel) -> None:
+def _agree(spec: EpochSpec, world: World, first: TransferItem) -> None:
     try:
         check_specs(exchange(spec, world))
     except LoaderError as error:

@@ -28,7 +28,7 @@ except ImportError as error:
     raise MissingExtraError("torch_xla (with torch 2.9)", "xla") from error
 
 # Not before: without torch it is the extra "xla" that is missing.
-from tpufeed.loaders.parcels import Outbox, Parcel
+from tpufeed.loaders.transfer import TransferItem, TransferItems
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -78,10 +78,15 @@ def exchange(spec: EpochSpec, world: World) -> Sequence[EpochSpec]:
 
 
 class Transfer(parallel_loader.ParallelLoader):
-    """A ParallelLoader of parcels, which never fails: an error takes the place of a batch."""
+    """A ParallelLoader of items, which never fails: an error takes the place of a batch."""
 
     def __init__(
-        self, outbox: Outbox, device: Any, shardings: "Shardings | None", crossing: Crossing, queues: tuple[int, int]
+        self,
+        items: TransferItems,
+        device: Any,
+        shardings: "Shardings | None",
+        crossing: Crossing,
+        queues: tuple[int, int],
     ) -> None:
         # Before the threads begin, which is in the next line but two.
         self._shardings = shardings
@@ -89,7 +94,7 @@ class Transfer(parallel_loader.ParallelLoader):
         host, on_device = queues
         # One transfer thread: with more the order is lost.
         super().__init__(  # type: ignore[no-untyped-call]  # torch_xla has no types
-            outbox,
+            items,
             [device],
             loader_prefetch_size=host,
             device_prefetch_size=on_device,
@@ -99,32 +104,30 @@ class Transfer(parallel_loader.ParallelLoader):
     def next_item(self, device: Any) -> Any:
         """Timed here, `torch_xla.sync()` and with it tracing and compiling the step before are left out."""
         begin = time.perf_counter()
-        parcel = super().next_item(device)  # type: ignore[no-untyped-call]
+        item = super().next_item(device)  # type: ignore[no-untyped-call]
         self._crossing.wait_seconds += time.perf_counter() - begin
-        return parcel
+        return item
 
-    def send_cpu_data_to_device(self, batches: Sequence[Parcel], device: Any) -> list[Parcel]:
+    def send_cpu_data_to_device(self, batches: Sequence[TransferItem], device: Any) -> list[TransferItem]:
         """Each by itself: a batch that cannot be sent must not take those before it along."""
-        return [self._send(parcel, device) for parcel in batches]
+        return [self._send(item, device) for item in batches]
 
-    def _send(self, parcel: Parcel, device: Any) -> Parcel:
-        if not parcel.tensors:
-            return parcel
+    def _send(self, item: TransferItem, device: Any) -> TransferItem:
+        if not item.tensors:
+            return item
         send: Any = xla_model.send_cpu_data_to_device  # its annotation is wrong
         begin = time.perf_counter()
         try:
-            self._crossing.transfer_bytes += sum(tensor.nbytes for tensor in parcel.tensors)
+            self._crossing.transfer_bytes += sum(tensor.nbytes for tensor in item.tensors)
             if self._shardings is None:
-                parcel.tensors = send(parcel.tensors, device)
+                item.tensors = send(item.tensors, device)
             else:
-                specs = map(self._shardings.fit, parcel.names, parcel.tensors)
-                parcel.tensors = [
-                    send(tensor, device, spec)[0] for tensor, spec in zip(parcel.tensors, specs, strict=True)
-                ]
+                specs = map(self._shardings.fit, item.names, item.tensors)
+                item.tensors = [send(tensor, device, spec)[0] for tensor, spec in zip(item.tensors, specs, strict=True)]
         except Exception as error:  # noqa: BLE001  # is raised in the training loop
-            return Parcel(error=error)
+            return TransferItem(error=error)
         self._crossing.transfer_seconds += time.perf_counter() - begin
-        return parcel
+        return item
 
 
 class Shardings:

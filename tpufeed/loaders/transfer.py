@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ except ImportError as error:
 
 
 @dataclass(slots=True)
-class Parcel:
+class TransferItem:
     """A batch, or an error in its place, or the end of the epoch.
 
     Attributes:
@@ -35,7 +36,7 @@ class Parcel:
     last: bool = False
 
     def open(self) -> Any:
-        """The batch in the form that the source gave it, with the tensors as they are now."""
+        """Return the batch in the form that the source gave it, with the tensors as they are now."""
         return map_leaves(self.rest, lambda leaf: self.tensors[leaf.number] if isinstance(leaf, Slot) else leaf)
 
 
@@ -46,38 +47,36 @@ class Slot:
     number: int
 
 
-def pack(batch: Any, names: tuple[str, ...] = ()) -> Parcel:
-    """The tensors and arrays within tuples, lists and dicts, and what is left without them.
+def pack(batch: Any, names: tuple[str, ...] = ()) -> TransferItem:
+    """Return the tensors and arrays within tuples, lists and dicts, and what is left without them.
 
     Args:
-        batch: arrays of strings, and whatever else is no tensor, stay where they are.
+        batch: arrays of strings, and what else is no tensor, stay where they are.
         names: of the columns of a batch that is no dict; by default their numbers.
     """
-    parcel = Parcel()
+    item = TransferItem()
 
-    def column(name: str, part: Any) -> Any:
-        def keep(leaf: Any) -> Any:
-            tensor = _tensor(leaf)
-            if tensor is None:
-                return leaf
-            parcel.tensors.append(tensor)
-            parcel.names.append(name)
-            return Slot(len(parcel.tensors) - 1)
-
-        return map_leaves(part, keep)
+    def keep(leaf: Any, name: str) -> Any:
+        tensor = _tensor(leaf)
+        if tensor is None:
+            return leaf
+        item.tensors.append(tensor)
+        item.names.append(name)
+        return Slot(len(item.tensors) - 1)
 
     if isinstance(batch, Mapping):
-        parcel.rest = {key: column(str(key), part) for key, part in batch.items()}
+        item.rest = {key: map_leaves(part, partial(keep, name=str(key))) for key, part in batch.items()}
     elif isinstance(batch, tuple | list):
         numbered = (*names, *map(str, range(len(names), len(batch))))
-        parcel.rest = _like(batch, [column(name, part) for name, part in zip(numbered, batch, strict=False)])
+        parts = zip(numbered, batch, strict=False)
+        item.rest = _like(batch, [map_leaves(part, partial(keep, name=name)) for name, part in parts])
     else:
-        parcel.rest = column(names[0] if names else "0", batch)
-    return parcel
+        item.rest = keep(batch, names[0] if names else "0")
+    return item
 
 
 def to_torch(batch: Any) -> Any:
-    """The batch with tensors in place of arrays, which share their memory; strings stay as they are."""
+    """Return the batch with tensors in place of arrays; they share their memory; strings stay as they are."""
 
     def convert(leaf: Any) -> Any:
         tensor = _tensor(leaf)
@@ -87,7 +86,7 @@ def to_torch(batch: Any) -> Any:
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with every leaf changed; a mapping of another kind than dict comes out as a dict."""
+    """Return `value` with every leaf changed; a mapping of another kind than dict comes out as a dict."""
     if isinstance(value, Mapping):
         return {key: map_leaves(part, change) for key, part in value.items()}
     if isinstance(value, tuple | list):
@@ -95,8 +94,8 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-class Outbox(Iterator[Parcel]):
-    """Parcels of an epoch of some host loader. It never raises: what fails is in a parcel, after which it ends.
+class TransferItems(Iterator[TransferItem]):
+    """The items of an epoch of some host loader. It never raises: what fails is in an item, after which it ends.
 
     Args:
         batches: of the epoch.
@@ -122,15 +121,30 @@ class Outbox(Iterator[Parcel]):
         self._count = 0
         self._ended = False
 
-    def __next__(self) -> Parcel:
+    def __next__(self) -> TransferItem:
         if self._ended:
             raise StopIteration
+        item = TransferItem()
         try:
-            parcel = self._pack_next()
+            batch = next(self._batches)
+            if self._count == self._expected:
+                raise LoaderError(f"the source has more batches than the {self._expected} that are its length")
+            if batch is None:
+                raise LoaderError(f"batch {self._count} of the source is None; does its collate_fn return one?")
+            self._count += 1
+            item = pack(batch, self._names)
+            item.state = None if self._state is None else self._state()
+        except StopIteration:
+            item.last = True
+            if self._expected is not None and self._count < self._expected:
+                item.error = LoaderError(
+                    f"the source ended after {self._count} batches, but its length is {self._expected}: the other "
+                    "ranks would wait for the rest for ever"
+                )
         except BaseException as error:  # noqa: BLE001  # KeyboardInterrupt as well: the consumer must see it
-            parcel = Parcel(error=error)
-        self._ended = self._ended or parcel.last or parcel.error is not None
-        return parcel
+            item = TransferItem(error=error)
+        self._ended = self._ended or item.last or item.error is not None
+        return item
 
     def abort(self) -> None:
         """End soon: with the batch that another thread is waiting for, unless the source can give that up."""
@@ -138,28 +152,9 @@ class Outbox(Iterator[Parcel]):
         if not ended and self._close is not None:
             self._close()
 
-    def _pack_next(self) -> Parcel:
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            if self._expected is not None and self._count < self._expected:
-                raise LoaderError(
-                    f"the source ended after {self._count} batches, but its length is {self._expected}: the other "
-                    "ranks would wait for the rest for ever"
-                ) from None
-            return Parcel(last=True)
-        if self._count == self._expected:
-            raise LoaderError(f"the source has more batches than the {self._expected} that are its length")
-        if batch is None:
-            raise LoaderError(f"batch {self._count} of the source is None; does its collate_fn return one?")
-        self._count += 1
-        parcel = pack(batch, self._names)
-        parcel.state = None if self._state is None else self._state()
-        return parcel
-
 
 def _tensor(leaf: Any) -> Any:
-    """A plain tensor of a leaf's values, sharing its memory; None where it has none. torch_xla moves no subclass."""
+    """Return a plain tensor that shares a leaf's memory, or None where there is none: torch_xla moves no subclass."""
     if isinstance(leaf, np.ndarray):
         return None if leaf.dtype.kind in "OUS" else torch.from_numpy(leaf)
     if isinstance(leaf, torch.Tensor):

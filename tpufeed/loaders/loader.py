@@ -1,0 +1,469 @@
+"""The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self, Unpack
+
+import numpy as np
+
+from tpufeed.dataset.partition import Share, World, default_lanes
+from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.errors import LoaderError, OptionError, mask_secrets
+from tpufeed.images.validation import shown
+from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest
+from tpufeed.loaders.buffers import BufferPool
+from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Batch, BatchForm, resolve_columns
+from tpufeed.loaders.cursor import (
+    EpochCursor,
+    check_identity,
+    check_lanes,
+    check_state_lanes,
+    identity_of,
+    state_number,
+)
+from tpufeed.loaders.executor import (
+    CLOSED,
+    BatchFuture,
+    BatchTimeout,
+    Executor,
+    ProcessExecutor,
+    ThreadExecutor,
+    WorkerConfig,
+    plan_workers,
+)
+from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
+from tpufeed.loaders.options import LoaderKeywords, LoaderOptions, make_options
+from tpufeed.loaders.rank_check import EpochSpec
+from tpufeed.loaders.world import find_world, thread_world, to_world
+
+_MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
+_LAST_EPOCH = 1 << 62
+_FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
+_FIRST_AHEAD = 4  # batches, of an epoch whose shards may have to come first
+_SUPERSEDED = (
+    "set_epoch or load_state_dict was called in the middle of this epoch, which cannot go on; call them between two "
+    "iterations"
+)
+
+
+def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "NumpyLoader":
+    """Batches of a dataset or cache as numpy arrays.
+
+    `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), C-contiguous, label int64
+    of shape (batch,). The next `for` is the next epoch, with another order, other crops and, in a cache, the next
+    variant. The memory of a batch is its receiver's for as long as any array refers to it.
+
+    Args:
+        url: a dataset, at a path or a URL.
+        split: which part of it.
+        **options: see `LoaderOptions`.
+
+    Raises:
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: options that do not fit it.
+    """
+    return NumpyLoader(open_dataset(url), split, make_options(options))
+
+
+class NumpyLoader:
+    """Loader of numpy batches, see `numpy_loader`. One thread at a time iterates; closing is safe from any.
+
+    Pickles and copies are loaders at the same place, without the workers.
+
+    Args:
+        dataset: what to read.
+        split: which part of it.
+        options: how.
+        find: asked for the world when it is first needed, where the options name none.
+
+    Attributes:
+        form: the names of a batch's columns, and how they are handed over.
+        image_shape: (height, width, channels) of every image.
+        columns: columns of a batch besides image, sample and mask.
+        pipeline: the ops, with their seed.
+    """
+
+    def __init__(
+        self, dataset: Dataset, split: str, options: LoaderOptions, find: Callable[[], World] = find_world
+    ) -> None:
+        self.dataset = dataset
+        self.split = split
+        self.options = options
+        self.batch_size = options.batch_size
+        self._entry = dataset.split(split)
+        if not self._entry.records:
+            raise OptionError(f"{dataset.url}: split {split!r} is empty")
+        self._workers = plan_workers(dataset, options)
+        self._decoder = BatchDecoder(dataset, options, self._workers.threads)
+        self.image_shape, self.columns = self._decoder.image_shape, self._decoder.columns
+        self.pipeline = self._decoder.pipeline
+        masked = options.remainder == "pad" or options.max_bad_records > 0
+        names = (*resolve_columns(dataset.manifest, options.columns), *((MASK,) if masked else ()))
+        self.form = BatchForm(names, options.columns is None)
+        batch_bytes = self.batch_size * int(np.prod(self.image_shape))
+        wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
+        self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
+        self._metrics = LoaderMetrics(
+            options.max_bad_records,
+            LoaderStats(
+                processes=self._workers.processes,
+                threads=self._workers.decoding,
+                prefetch=self._prefetch,
+                buffer_bytes=self._prefetch * batch_bytes,
+            ),
+        )
+        self._executor: Executor | None = None
+        self._world = thread_world() if options.world is None else None
+        self._find_world = find
+        self._lanes = options.lanes
+        self._start: EpochCursor | None = None  # of any epoch; the next iteration begins at `_next`, epoch and samples
+        self._next = 0, 0
+        self._current: EpochPrefetch | None = None  # of the iteration that was opened last
+        self._ahead: EpochPrefetch | None = None  # of the next epoch, when batches of it are prepared already
+
+    def column_dtype(self, name: str) -> np.dtype[Any]:
+        """Return the dtype of a column's array."""
+        own = {IMAGE: np.uint8, SAMPLE: np.int64, MASK: np.bool_}
+        if name in own:
+            return np.dtype(own[name])
+        return next(column.empty(0).dtype for column in self.columns if column.name == name)
+
+    @property
+    def world(self) -> World:
+        """World of this loader and its rank, found out when it is first asked for."""
+        if self._world is None:
+            given = self.options.world
+            self._world = self._find_world() if given is None else to_world(given)
+        return self._world
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of the order: as given or loaded, else the default for the world."""
+        world = self.world
+        if self._lanes is None:
+            self._lanes = default_lanes(world) if self.options.shuffle else world.size
+        if self._lanes > self._most_lanes:
+            raise OptionError(f"lanes are at most {self._most_lanes} for the split {self.split!r}, not {self._lanes}")
+        check_lanes(self._lanes, world)
+        return self._lanes
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch, the same number on every rank."""
+        return self.batches_from(0)
+
+    def batches_from(self, samples: int) -> int:
+        """Return the batches that are left of an epoch after `samples` samples of the whole world."""
+        return len(self._share(samples))
+
+    def __iter__(self) -> "EpochIterator":
+        """Return the next epoch, and with `repeat` all that follow.
+
+        It begins at its start, or where a state says. An epoch that is not begun stays the next one.
+        """
+        return EpochIterator(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch number `epoch`, from its start. One that is under way cannot go on.
+
+        Where that epoch is next anyhow, what is prepared of it stays, and so does the place in it that a loaded state
+        says: training loops name each epoch before they iterate it, also one that they go on with.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < _LAST_EPOCH:
+            raise OptionError(f"epochs are numbered 0, 1, 2 ...; {shown(epoch)} is none of them")
+        if epoch != self._next[0]:
+            self._move(int(epoch), 0)
+        elif self._current is not None and self._current.begun:
+            self._current.close(_SUPERSEDED)
+            self._current = None
+
+    def go_on_after(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration the epoch after that of `state`, which this loader had when it gave some batch.
+
+        With `repeat` the batches taken since may be of later epochs. They count for nothing, unless the loader was
+        moved meanwhile by `set_epoch` or `load_state_dict`.
+        """
+        if self.options.repeat and self._current is not None and self._current.cursor.epoch != state["epoch"]:
+            self.set_epoch(state["epoch"] + 1)
+
+    def start_prefetch(self) -> None:
+        """Prepare the first batches of the next epoch, which does not begin with that."""
+        self._open_ahead(self._open_executor()).submit(self._prefetch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data."""
+        return self.state_at(*self._place)
+
+    def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
+        """Return the state after `samples` samples of the whole world in `epoch`."""
+        return {**self._identity, "epoch": epoch, "lanes": self.lanes, "samples": samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
+
+        Raises:
+            OptionError: the state is of another dataset, split, seed, order or version, its lanes cannot be dealt, or
+                one of its numbers cannot be. The loader is as it was before.
+        """
+        if not isinstance(state, Mapping):
+            raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
+        check_identity(state, self._identity, "loader", self.dataset.url)
+        epoch = state_number(state, "epoch", 0, _LAST_EPOCH)
+        samples = state_number(state, "samples", 0, self._entry.records)
+        lanes = state_number(state, "lanes", 1, self._most_lanes)
+        check_state_lanes(lanes, self.world)
+        if samples >= self._entry.records or not len(self._share(samples)):
+            epoch, samples = epoch + 1, 0
+        self._lanes = lanes
+        self._move(epoch, samples)
+
+    def epoch_spec(self) -> EpochSpec:
+        """Return what all ranks have to agree on before they begin the epoch that was opened last."""
+        current = self._current
+        assert current is not None, "one was opened"
+        order = self.state_at(current.cursor.epoch, current.cursor.samples_after(0)) | {
+            "remainder": self.options.remainder,
+            "columns": self.form.names,
+            "image_shape": self.image_shape,
+        }
+        text = ", ".join(f"{name} {value}" for name, value in order.items())
+        return EpochSpec(self.world.rank, len(current.cursor.share), self.batch_size, text)
+
+    def stats(self) -> LoaderStats:
+        """Return what the loader has done so far, and what its consumer waited for."""
+        return self._metrics.stats()
+
+    def close(self) -> None:
+        """Stop the workers. A loader that is iterated again starts new ones."""
+        executor, self._executor = self._executor, None
+        for epoch in (self._current, self._ahead):
+            if epoch is not None:
+                epoch.close()
+        if executor is not None:
+            executor.close()
+
+    def __repr__(self) -> str:
+        epoch, samples = self._place
+        return (
+            f"{type(self).__name__}({mask_secrets(self.dataset.url)!r}, {self.split!r}, batch_size={self.batch_size}, "
+            f"epoch={epoch}, samples={samples})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        current = self._current
+        place = self._place if current is None or current.left else (current.cursor.epoch + 1, 0)
+        return type(self), (self.dataset, self.split, self.options, self._find_world), (self._lanes, place)
+
+    def __setstate__(self, state: tuple[int | None, tuple[int, int]]) -> None:
+        self._lanes, self._next = state
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(self.dataset, self.split, self.options.seed, self.options.shuffle)
+
+    @property
+    def _most_lanes(self) -> int:
+        return max(self._entry.records, _MOST_LANES, default_lanes(self.world))
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Epoch and samples of the training loop."""
+        current = self._current
+        return self._next if current is None else (current.cursor.epoch, current.samples)
+
+    @cached_property
+    def _stages(self) -> bool:
+        """True where shards are fetched into a stage."""
+        return self.options.stage_bytes != 0 and self.dataset.is_remote
+
+    def _move(self, epoch: int, samples: int) -> None:
+        if self._current is not None:
+            self._current.close(_SUPERSEDED)
+        if self._ahead is not None:
+            self._ahead.close()
+        self._current = self._ahead = self._start = None
+        self._next = epoch, samples
+
+    def _share(self, start: int) -> Share:
+        share = Share(self._entry.records, self.options.batch_size, self.world, self.options.remainder, start)
+        if not start and not len(share):
+            most = self._entry.records // self.world.size
+            raise OptionError(
+                f"{self.dataset.url}: the {self._entry.records} samples of split {self.split!r} fill no batch of "
+                f"{self.options.batch_size} on each of {self.world.size} ranks, and remainder='drop' leaves none; give "
+                f"{f'a batch_size of at most {most}, or ' if most else ''}remainder='pad' or 'repeat'"
+            )
+        return share
+
+    def _open_executor(self) -> Executor:
+        """Return the workers, and start them where there are none."""
+        if self._executor is None or self._executor.closed:
+            lanes, shape = self.lanes // self.world.size, (self.batch_size, *self.image_shape)
+            processes, threads = self._workers.processes, self._workers.threads
+            pool = BufferPool(shape, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
+            url, digest = self.dataset.url, self.dataset.content_digest
+            config = WorkerConfig(url, digest, self.split, self.options, threads, lanes, pool.file)
+            if processes:
+                self._executor = ProcessExecutor(config, processes, pool, self._stages)
+            else:
+                self._executor = ThreadExecutor(self.dataset, config, self._decoder, pool)
+        return self._executor
+
+    def _open_ahead(self, executor: Executor) -> "EpochPrefetch":
+        """Return the next epoch, of which batches may be prepared already."""
+        if self._start is None:
+            variants = [[shard.records for shard in variant.shards] for variant in self._entry.variants]
+            options = self.options
+            self._start = EpochCursor(variants, options.seed, self.lanes, options.shuffle, self._share(0))
+        ahead = self._ahead
+        if ahead is None or ahead.executor is not executor or ahead.cursor.epoch != self._next[0]:
+            ahead = self._ahead = EpochPrefetch(self._start.at(*self._next), executor)
+        return ahead
+
+    def _open_next(self, executor: Executor) -> "EpochPrefetch":
+        """Return the next epoch, for one iterator alone."""
+        opened, self._ahead = self._open_ahead(executor), None
+        return opened
+
+
+class EpochIterator(Iterator[Batch]):
+    """The batches of one epoch, or with `repeat` of all that follow. Closing is safe from any thread.
+
+    Leaving it early needs no `close`. The loader moves on to the next epoch when this one begins: with its first batch.
+    """
+
+    def __init__(self, loader: NumpyLoader) -> None:
+        self._loader = loader
+        self._prefetch = loader._current = loader._open_next(loader._open_executor())
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the last batch is of."""
+        return self._prefetch.cursor.epoch
+
+    def __len__(self) -> int:
+        """Return the batches that are left of the epoch."""
+        return self._prefetch.left
+
+    def __next__(self) -> Batch:
+        return self._loader.form.package(self.next_arrays())
+
+    def next_arrays(self) -> dict[str, Array]:
+        """Return the next batch as its columns by name. Raises StopIteration at the end, as `next` does."""
+        loader, prefetch = self._loader, self._prefetch
+        if not prefetch.left and not loader.options.repeat:
+            raise StopIteration
+        if prefetch.closed or prefetch.executor.closed:
+            raise LoaderError(prefetch.closed or CLOSED)
+        if not prefetch.left:
+            prefetch = self._prefetch = loader._current = loader._open_next(prefetch.executor)
+        if not prefetch.begun:
+            prefetch = self._begin()
+        asked = perf_counter()
+        try:
+            # Until shards are staged each record is a request: few batches at first.
+            ahead = loader._prefetch
+            if loader._stages:
+                ahead = min(ahead, _FIRST_AHEAD + 2 * prefetch.returned)
+            room = prefetch.submit(ahead + 1)
+            if room > 0 and loader._next == (self.epoch + 1, 0):
+                # With the same workers: another thread may just have closed the loader, and new ones would stay.
+                loader._open_ahead(prefetch.executor).submit(room)
+            ready = prefetch.ready()
+            batch = prefetch.futures.popleft().result(loader.options.timeout_seconds)
+            loader._metrics.add(batch, asked, ready)
+        except BatchTimeout:
+            prefetch.close()
+            prefetch.executor.close(wait=False)  # with all that was prepared
+            raise LoaderError(
+                f"no batch for {loader.options.timeout_seconds:g} s. Does a drive or the network not answer, or an op "
+                "of yours not return? Where a batch takes so long, give timeout_seconds"
+            ) from None
+        except BaseException:
+            prefetch.close()
+            loader._ahead = None  # it may have stopped half-way in a batch
+            raise
+        prefetch.returned += 1
+        if prefetch.returned == 1 and loader._stages:
+            # Not before: whole shards would take the network from the records of the first batch.
+            prefetch.executor.fetch(prefetch.cursor.due_shards())
+        return batch.arrays
+
+    def close(self, why: str = CLOSED) -> None:
+        """Give up what is being prepared. Asking for more raises LoaderError(`why`)."""
+        self._prefetch.close(why)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_prefetch"):
+            self._prefetch.close()
+
+    def _begin(self) -> "EpochPrefetch":
+        """Begin the epoch: from now on the loader's next iteration is the one after it."""
+        loader, prefetch = self._loader, self._prefetch
+        if loader._next[0] != self.epoch:  # another iteration, opened as early as this one, has begun it
+            prefetch.close()
+            self._prefetch = loader._open_next(prefetch.executor)
+            if loader._current is prefetch:
+                loader._current = self._prefetch
+            prefetch = self._prefetch
+        prefetch.begun = True
+        loader._next = self.epoch + 1, 0
+        return prefetch
+
+
+class EpochPrefetch:
+    """Batches of an epoch that are in work, in their order.
+
+    It refers to an executor, but not to the loader, which refers to it: with a cycle, a loader that is dropped would
+    keep its workers until the garbage collector comes by.
+    """
+
+    def __init__(self, cursor: EpochCursor, executor: Executor) -> None:
+        self.cursor = cursor
+        self.executor = executor
+        self.futures: deque[BatchFuture] = deque()
+        self.begun = False
+        self.returned = 0  # batches that the training loop has
+        self.closed = ""  # or why
+        self._planned: deque[BatchRequest] = deque()
+        self._submitted = 0
+
+    @property
+    def left(self) -> int:
+        """Batches that the training loop does not have yet."""
+        return len(self.cursor.share) - self.returned
+
+    @property
+    def samples(self) -> int:
+        """Samples of the epoch that the whole world has had."""
+        return self.cursor.samples_after(self.returned)
+
+    def submit(self, batches: int) -> int:
+        """Have so many batches in work; return how many of them the epoch does not have."""
+        while len(self.futures) < batches and self._submitted < len(self.cursor.share):
+            if not self._planned:
+                self._planned.extend(self.cursor.requests(self._submitted))
+            self.futures.append(self.executor.submit(self._planned.popleft()))
+            self._submitted += 1
+        return batches - len(self.futures)
+
+    def ready(self) -> int:
+        """Count the batches that can be handed out at once."""
+        for number, future in enumerate(self.futures):
+            if not future.done():
+                return number
+        return len(self.futures)
+
+    def close(self, why: str = CLOSED) -> None:
+        """Give up the batches in work."""
+        self.closed = self.closed or why
+        for future in tuple(self.futures):
+            future.cancel()
