@@ -33,7 +33,7 @@ from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, find_dataset, open_dataset
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError
-from tpufeed.loaders.iterator import Epochs
+from tpufeed.loaders.cursor import EpochCursor
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.memory import MemoryStore
@@ -48,8 +48,8 @@ _fresh = count()
 
 def due_shards(records, world, epoch=0, seed=7):
     """The shards that a rank's loader has fetched for one epoch, by what it knows of epochs."""
-    epochs = Epochs([records], seed, default_lanes(world), True, Share(sum(records), BATCH, world))
-    ((_, now), _) = epochs.due(epochs.open(epoch))
+    start = EpochCursor([records], seed, default_lanes(world), True, Share(sum(records), BATCH, world))
+    ((_, now), _) = start.at(epoch).due_shards()
     return now
 
 

@@ -34,8 +34,8 @@ from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Custom
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
+from tpufeed.loaders.executor import Workers
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.workers import Workers
 from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
 from tpufeed.storage.staging.folder import RemoteShard, copy_key, find_folder
 

@@ -71,6 +71,7 @@ def start_another(context, connection):
 
 
 def sleep_unheard(context, connection):
+    sys.modules["__main__"]._LEAVE_SECONDS = 0.1  # after its launcher's death; 30 as a rule
     connection.send(os.getpid())
     time.sleep(600)
 
@@ -134,36 +135,15 @@ def test_a_child_that_reads_nothing_is_given_up(start):
         child.send(bytes(8 << 20))
 
 
-def test_a_measurement_ends_with_the_benchmark_that_asked_for_it(tmp_path):
-    """Though its process reads from no socket while it measures, and has a group of its own."""
-    (tmp_path / "measured.py").write_text(
-        "import os, pathlib, time\n"
-        f"def op(image, rng):\n    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
-        "    time.sleep(600)\n"
+def test_a_child_that_is_apart_ends_with_a_launcher_that_is_killed():
+    """Though it reads from no socket meanwhile, and has a process group of its own."""
+    program = (
+        f"import time; from tpufeed.engines.child import Child; child = Child('{HERE}:sleep_unheard', apart=True); "
+        f"child.begin('{HERE}:sleep_unheard', None); print(child.receive(), flush=True); time.sleep(600)"
     )
-    (tmp_path / "photos").mkdir()
-    program = f"""
-import sys
-import numpy as np
-from PIL import Image
-import tpufeed
-from tpufeed.diagnosis.feeds.measure import Measurement, measure_apart
-from tpufeed.diagnosis.feeds.options import BenchOptions
-sys.path.append({str(tmp_path)!r})
-for number in range(4):
-    Image.fromarray(np.full((32, 32, 3), number, np.uint8)).save({str(tmp_path)!r} + f"/photos/{{number}}.png")
-tpufeed.shard({str(tmp_path / "photos")!r}, {str(tmp_path / "d")!r}, label="none", workers=1)
-ops = ("RandomResizedCrop(16)", "measured:op")
-options = BenchOptions(step_ms=1.0, batch_size=2, steps=4, ops=ops, processes=0, threads=1)
-measure_apart(Measurement(url={str(tmp_path / "d")!r}, loader="numpy", options=options))
-"""
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as launcher:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            assert launcher.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        pid = int((tmp_path / "pid").read_text())
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
+        pid = int(launcher.stdout.readline())
         assert is_running(pid)
         launcher.kill()
     wait_until_gone(pid)

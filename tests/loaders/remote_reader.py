@@ -1,6 +1,6 @@
 """Run by test_stream_remote.py: epochs of a dataset in a bucket, written down as (sample, CRC of its pixels).
 
-Ends when its standard input does. remote_reader.py numpy|xla URL STAGE EPOCHS
+Ends when its standard input does. remote_reader.py URL STAGE EPOCHS
 """
 
 import json
@@ -10,19 +10,14 @@ import zlib
 import tpufeed
 
 
-def main(kind, url, stage, epochs):
-    make = getattr(tpufeed, f"{kind}_loader")  # imports its framework
-    loader = make(url, columns=["sample", "image"], batch_size=10, threads=2, stage_dir=stage)
+def main(url, stage, epochs):
+    loader = tpufeed.numpy_loader(url, columns=["sample", "image"], batch_size=10, threads=2, stage_dir=stage)
     found = []
     for _ in range(int(epochs)):
-        batches = [(map(int, samples), on_host(images)) for samples, images in loader]
+        batches = [(map(int, samples), images) for samples, images in loader]
         found.append([[[s, zlib.crc32(image)] for s, image in zip(*batch, strict=True)] for batch in batches])
     print(json.dumps(found), flush=True)
     sys.stdin.read()
-
-
-def on_host(images):
-    return images.cpu().numpy() if hasattr(images, "cpu") else images
 
 
 if __name__ == "__main__":

@@ -42,32 +42,6 @@ def assert_same_pixels(left, right):
         np.testing.assert_array_equal(image, right[sample], err_msg=f"sample {sample}")
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("remainder", ["drop", "pad", "repeat"])
-def test_the_ranks_see_every_sample_once_in_equally_many_batches(cache_url, remainder, size):
-    ranks, lengths = [], []
-    for rank in range(size):
-        with tpufeed.numpy_loader(
-            cache_url, columns=["sample"], batch_size=8, remainder=remainder, world=(rank, size)
-        ) as loader:
-            batches = list(loader)
-            lengths.append((len(batches), len(loader)))
-        assert all(len(batch[0] if remainder == "pad" else batch) == 8 for batch in batches)
-        ranks.append(np.concatenate([ids[mask] for ids, mask in batches] if remainder == "pad" else batches))
-    expected = SAMPLES // (8 * size) if remainder == "drop" else -(-SAMPLES // (8 * size))
-    assert lengths == [(expected, expected)] * size
-    counts = collections.Counter(np.concatenate(ranks).tolist())
-    if remainder == "drop":
-        assert set(counts.values()) == {1}
-        assert counts.total() == expected * 8 * size
-    elif remainder == "pad":
-        assert counts == dict.fromkeys(ALL, 1)
-    else:
-        assert set(counts) == ALL
-        assert counts.total() == expected * 8 * size
-        assert max(counts.values()) == 2
-
-
 @pytest.mark.parametrize("lanes", [None, 12])
 def test_the_global_sequence_is_the_same_for_every_world_that_divides_the_lanes(cache_url, lanes):
     def sequence(size):
@@ -82,25 +56,6 @@ def test_the_global_sequence_is_the_same_for_every_world_that_divides_the_lanes(
     assert len(alone) == SAMPLES
     for size in (2, 3, 4, 6) if lanes == 12 else (2, 4, 8):
         assert sequence(size) == alone
-
-
-def test_epochs_differ_in_order_and_crops_and_a_seed_repeats_both(dataset_url, ops):
-    def epochs(seed):
-        with tpufeed.numpy_loader(
-            dataset_url, columns=["image", "sample"], ops=ops, seed=seed, batch_size=10
-        ) as loader:
-            return [pixels_by_sample(loader) for _ in range(2)]
-
-    first, second = epochs(0)
-    assert list(first) != list(second)
-    assert set(first) == set(second) == ALL
-    assert sum(np.array_equal(first[sample], second[sample]) for sample in ALL) < SAMPLES / 10
-    for once, again in zip((first, second), epochs(0), strict=True):
-        assert list(once) == list(again)
-        assert_same_pixels(once, again)
-    other = epochs(1)[0]
-    assert list(other) != list(first)
-    assert sum(np.array_equal(first[sample], other[sample]) for sample in ALL) < SAMPLES / 10
 
 
 @pytest.mark.parametrize(
@@ -137,19 +92,6 @@ def test_the_pixels_of_a_jpeg_are_those_that_it_decodes_to(dataset_url, stored):
     assert shapes == {(120, 160), (160, 120)}
 
 
-def test_epoch_e_reads_variant_e_mod_k_with_the_stored_pixels(cache_url, stored):
-    variants = [stored(cache_url, "train", number).pixels for number in (0, 1)]
-    assert not any(np.array_equal(*pair) for pair in zip(*variants, strict=True))
-    with tpufeed.numpy_loader(cache_url, columns=["image", "label", "sample"], batch_size=10) as loader:
-        for epoch in (0, 1, 2, 3):
-            seen = 0
-            for images, labels, samples in loader:
-                np.testing.assert_array_equal(images, variants[epoch % 2][samples])
-                np.testing.assert_array_equal(labels, stored(cache_url).labels[samples])
-                seen += len(samples)
-            assert seen == SAMPLES
-
-
 def test_set_epoch_chooses_the_next_epoch(cache_url):
     with tpufeed.numpy_loader(cache_url, columns=["image", "sample"], batch_size=10) as loader:
         epochs = [pixels_by_sample(loader) for _ in range(3)]
@@ -158,35 +100,6 @@ def test_set_epoch_chooses_the_next_epoch(cache_url):
             again = pixels_by_sample(loader)
             assert list(again) == list(epochs[chosen])
             assert_same_pixels(again, epochs[chosen])
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_evaluation_sees_each_sample_once(cache_url, stored, size):
-    seen = []
-    for rank in range(size):
-        with tpufeed.numpy_loader(
-            cache_url,
-            "val",
-            columns=["image", "sample"],
-            shuffle=False,
-            remainder="pad",
-            batch_size=4,
-            world=(rank, size),
-        ) as loader:
-            for images, samples, mask in loader:
-                assert mask.dtype == np.bool_
-                assert len(images) == len(samples) == len(mask) == 4
-                np.testing.assert_array_equal(images, stored(cache_url, "val").pixels[samples])
-                seen += samples[mask].tolist()
-    assert sorted(seen) == list(range(26))
-    if size == 1:
-        assert seen == sorted(seen)
-        assert not mask[-1]  # 26 is no multiple of 4
-
-
-def test_evaluation_repeats_the_same_order_each_epoch(cache_url):
-    with tpufeed.numpy_loader(cache_url, "val", columns=["sample"], shuffle=False, batch_size=13) as loader:
-        assert np.concatenate(list(loader)).tolist() == np.concatenate(list(loader)).tolist() == list(range(26))
 
 
 def test_a_batch_larger_than_the_split_is_padded_or_repeated(cache_url):
@@ -229,8 +142,9 @@ def test_images_are_contiguous_and_aligned(dataset_url, cache_url, ops):
                 assert (labels.dtype, labels.shape) == (np.int64, (7,))
 
 
-@pytest.mark.parametrize("place", ["memory", "fsspec url", "fsspec store"])
-@pytest.mark.parametrize("cached", [False, True], ids=["dataset", "cache"])
+@pytest.mark.parametrize(
+    ("place", "cached"), [("memory", False), ("fsspec url", True), ("fsspec store", False), ("memory", True)]
+)
 def test_a_store_that_is_read_by_ranges_gives_the_same_batches(dataset_url, cache_url, ops, place, cached):
     local = cache_url if cached else dataset_url
     if place == "memory":

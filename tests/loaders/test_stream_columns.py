@@ -17,27 +17,6 @@ def first(url, split="val", **options):
         return next(iter(loader))
 
 
-def test_by_default_a_batch_is_image_and_label(cache_url, stored):
-    batch = first(cache_url)
-    assert isinstance(batch, tuple)
-    images, labels = batch
-    np.testing.assert_array_equal(images, stored(cache_url, "val").pixels[:13])
-    np.testing.assert_array_equal(labels, stored(cache_url, "val").labels[:13])
-
-
-def test_unlabelled_data_gives_images_alone_and_a_mask_where_it_is_padded(flat_url, stored):
-    images = first(flat_url, "train")
-    assert isinstance(images, np.ndarray)
-    np.testing.assert_array_equal(images, stored(flat_url).pixels[:13])
-    images, mask = first(flat_url, "train", remainder="pad", batch_size=32)
-    assert mask.tolist() == [True] * 20 + [False] * 12
-    np.testing.assert_array_equal(images[mask], stored(flat_url).pixels)
-    batch = first(flat_url, "train", columns=None)
-    assert list(batch) == ["image", "sample"]
-    with pytest.raises(OptionError, match="no column 'label'"):
-        first(flat_url, "train", columns=["image", "label"])
-
-
 def test_columns_are_asked_for_by_short_names_and_by_their_own(dataset_url, stored, ops):
     names = ["sample", "filename", "image", "text", "height", "width", "channels", "format", "label", "image/height"]
     batch = dict(zip(names, first(dataset_url, columns=names, ops=ops), strict=True))
@@ -67,26 +46,6 @@ def test_without_images_none_is_decoded_and_no_op_is_needed(processes, dataset_u
     with tpufeed.numpy_loader(dataset_url, batch_size=13, columns=["label"], remainder="pad", processes=0) as loader:
         assert sum(int(mask.sum()) for _, mask in loader) == 70
     assert tpufeed.TFRecordImages(dataset_url, "val", columns=["label"])[3] == stored(dataset_url, "val").labels[3]
-
-
-def test_file_names_go_with_their_samples_whatever_the_order(cache_url, stored):
-    expected = stored(cache_url).texts("image/filename")
-    with tpufeed.numpy_loader(cache_url, columns=["filename", "sample"], batch_size=7) as loader:
-        for names, samples in loader:
-            assert names.tolist() == [expected[sample] for sample in samples]
-
-
-@pytest.mark.parametrize(
-    ("remainder", "names"), [("drop", ["image", "label", "sample"]), ("pad", ["image", "label", "sample", "mask"])]
-)
-def test_columns_none_is_a_dict(cache_url, remainder, names):
-    batch = first(cache_url, columns=None, remainder=remainder)
-    assert isinstance(batch, dict)
-    assert list(batch) == names
-
-
-def test_an_array_alone_where_there_is_but_one_column(cache_url):
-    assert first(cache_url, columns=["label"]).shape == (13,)
 
 
 def test_an_unknown_column_is_an_error_that_names_the_known_ones(cache_url):

@@ -1,8 +1,5 @@
 """From one epoch to the next: prepared ahead, endless, counted, copied."""
 
-import copy
-import itertools
-import pickle
 import threading
 import time
 
@@ -10,7 +7,7 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.errors import LoaderError, OptionError, RecordError
+from tpufeed.errors import LoaderError, RecordError
 from tpufeed.images.ops import CenterCrop, Custom
 
 
@@ -30,8 +27,8 @@ def test_the_next_epoch_is_prepared_while_the_last_batches_are_used(cache_url):
         for _ in range(6):
             next(iterator)
         submitted = []
-        begin = loader._crew.submit
-        loader._crew.submit = lambda request: submitted.append(request.epoch) or begin(request)
+        begin = loader._executor.submit
+        loader._executor.submit = lambda request: submitted.append(request.epoch) or begin(request)
         next(iterator)
         assert next(iterator, None) is None
         assert submitted == [1], "the third of three: two were in work already"
@@ -49,18 +46,6 @@ def test_what_was_prepared_for_another_epoch_is_dropped(cache_url, move):
         list(loader)
         loader.set_epoch(0) if move == "set_epoch" else loader.load_state_dict(state)
         same(loader, other)
-
-
-def test_epochs_without_end(cache_url):
-    with make(cache_url, repeat=True) as loader, make(cache_url) as other:
-        found = list(itertools.islice(loader, 3 * 7 + 2))
-        expected = [batch for _ in range(4) for batch in other]
-        same(found, expected[: len(found)])
-        assert len(loader) == 7
-        state = loader.state_dict()
-        assert (state["epoch"], state["samples"]) == (3, 20)
-        other.load_state_dict(state)
-        same(other, expected[len(found) :])
 
 
 def test_an_iteration_that_is_never_begun_is_no_epoch(cache_url):
@@ -86,17 +71,6 @@ def test_moving_in_the_middle_of_an_epoch_is_an_error_of_its_iteration(cache_url
         assert len(list(loader)) == 7
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_a_copy_goes_on_where_its_original_is(cache_url, duplicate):
-    with make(cache_url, seed=3, lanes=4) as loader:
-        list(loader)
-        iterator = iter(loader)
-        next(iterator)
-        with duplicate(loader) as other:
-            assert other.state_dict() == loader.state_dict()
-            same(iterator, other)
-
-
 @pytest.mark.parametrize("processes", [0, 1])
 def test_statistics(cache_url, dataset_url, ops, processes):
     with make(cache_url, processes=processes, threads=1, prefetch=2) as loader:
@@ -120,29 +94,16 @@ def test_statistics(cache_url, dataset_url, ops, processes):
     assert jpeg.decode_seconds > jpeg.read_seconds, "of JPEGs decoding is the work"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"processes": -1}, "processes is a whole number, at least 0"),
-        ({"timeout_seconds": 0}, "timeout_seconds is a number above 0"),
-        ({"timeout_seconds": "long"}, "timeout_seconds is a number above 0"),
-    ],
-)
-def test_options_that_are_none(cache_url, options, message):
-    with pytest.raises(OptionError, match=message):
-        make(cache_url, **options)
-
-
 def test_an_error_while_the_next_epoch_is_prepared_loses_none_of_it(cache_url):
     with make(cache_url, prefetch=3) as loader, make(cache_url) as other:
         iterator = iter(loader)
         for _ in range(6):
             next(iterator)
-        begin = loader._crew.submit
-        loader._crew.submit = lambda _: 1 / 0
+        begin = loader._executor.submit
+        loader._executor.submit = lambda _: 1 / 0
         with pytest.raises(ZeroDivisionError):
             next(iterator)
-        loader._crew.submit = begin
+        loader._executor.submit = begin
         other.set_epoch(1)
         same(loader, other)
 
@@ -168,7 +129,7 @@ def test_a_batch_that_fails_is_raised_when_nobody_writes_to_its_memory_any_more(
     damaged = damage(cache_url, 3).url
     with make(damaged, shuffle=False, batch_size=70, threads=2) as loader:
         begun, ended = [], []
-        fill = loader._rows.fill
+        fill = loader._decoder.fill
 
         def watched(work, *rows):
             begun.append(id(work))
@@ -178,7 +139,7 @@ def test_a_batch_that_fails_is_raised_when_nobody_writes_to_its_memory_any_more(
             finally:
                 ended.append(id(work))
 
-        loader._rows.fill = watched
+        loader._decoder.fill = watched
         iterator = iter(loader)
         with pytest.raises(RecordError):
             next(iterator)

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,10 +16,10 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError, RecordError
+from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError
 from tpufeed.images.ops import Custom
+from tpufeed.loaders.executor import plan_workers
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.workers import plan_workers
 
 
 def make(url, **options):
@@ -92,18 +91,6 @@ def test_batches_that_are_kept_stay_what_they_are(cache_url):
     kept.clear()
 
 
-def test_a_damaged_record_is_named_after_all_batches_before_it(cache_url, damage):
-    damaged = damage(cache_url, 33)
-    delivered = []
-    with make(damaged.url, batch_size=5, shuffle=False, columns=["sample"]) as loader:
-        with pytest.raises(RecordError) as caught:
-            delivered.extend(batch.tolist() for batch in loader)
-        assert sorted(np.concatenate(list(loader))) == list(range(70)), "variant 1 is sound"
-    assert delivered == [list(range(start, start + 5)) for start in range(0, 30, 5)]
-    place = f"{damaged.url}/{damaged.shard}, record {damaged.record}, byte {damaged.byte}: the CRC of the payload"
-    assert re.search(re.escape(place), str(caught.value))
-
-
 def test_an_op_that_fails_says_what_failed_where(dataset_url, ops):
     failing = Custom("operator:index")
     with (
@@ -140,12 +127,29 @@ def test_a_worker_that_is_killed_is_an_error_and_the_next_iteration_has_new_ones
 def test_workers_that_hang_are_given_up(cache_url):
     with make(cache_url, prefetch=1) as loader:
         next(iterator := iter(loader))
-        iterator._flow = replace(iterator._flow, timeout_seconds=0.5)  # only now: a start takes longer at times
+        loader.options = replace(loader.options, timeout_seconds=0.5)  # only now: a start takes longer at times
         for pid in children():
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(LoaderError, match=r"no batch for 0\.5 s"):
             list(iterator)
         assert not children()
+
+
+@pytest.mark.parametrize("how", ["closed", "Ctrl-C"])
+def test_a_wait_for_workers_that_hang_can_be_ended(cache_url, how):
+    """By closing the loader in another thread, and by Ctrl-C, after which it goes on with the next epoch."""
+    with make(cache_url, prefetch=1, columns=["sample"]) as loader:
+        next(iterator := iter(loader))
+        for pid in children():
+            os.kill(pid, signal.SIGSTOP)
+        end = loader.close if how == "closed" else lambda: os.kill(os.getpid(), signal.SIGINT)
+        threading.Timer(0.3, end).start()
+        with pytest.raises(LoaderError if how == "closed" else KeyboardInterrupt) as caught:
+            list(iterator)
+        assert how != "closed" or "closed while a batch was waited for" in str(caught.value)
+        assert not children()
+        assert len(list(loader)) == 7
+    assert not children()
 
 
 def test_an_op_that_hangs_in_a_thread_is_given_up_as_well(dataset_url, ops):
@@ -161,29 +165,6 @@ def test_an_op_that_hangs_in_a_thread_is_given_up_as_well(dataset_url, ops):
 def take_a_second(image, _):
     time.sleep(1)
     return image
-
-
-def test_closing_from_another_thread_ends_the_wait(cache_url):
-    with make(cache_url, prefetch=1) as loader:
-        next(iterator := iter(loader))
-        for pid in children():
-            os.kill(pid, signal.SIGSTOP)
-        threading.Timer(0.3, loader.close).start()
-        with pytest.raises(LoaderError, match="closed while a batch was waited for"):
-            list(iterator)
-    assert not children()
-
-
-def test_ctrl_c_in_mid_wait_leaves_a_loader_that_goes_on(cache_url):
-    with make(cache_url, prefetch=1, columns=["sample"]) as loader:
-        next(iterator := iter(loader))
-        for pid in children():
-            os.kill(pid, signal.SIGSTOP)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            list(iterator)
-        assert not children()
-        assert len(list(loader)) == 7
 
 
 PROGRAM = """
@@ -234,7 +215,6 @@ def test_processes_end_with_the_one_that_trains_though_a_fork_lives(cache_url):
         os.kill(child, signal.SIGKILL)
 
 
-CLOSED = {"stdout": ">&-", "all": "<&- >&- 2>&-"}
 EPOCH = """
 import os, sys, zlib
 import tpufeed
@@ -246,10 +226,9 @@ open(sys.argv[2], "w").write(f"{found}\\n{streams}")
 """
 
 
-@pytest.mark.parametrize("closed", CLOSED.values(), ids=CLOSED)
-def test_standard_streams_that_are_closed(cache_url, tmp_path, closed):
+def test_standard_streams_that_are_closed(cache_url, tmp_path):
     """Neither a socket nor a batch's memory has their numbers, where libraries print to them."""
-    command = ["bash", "-c", f'exec "$0" -c "$@" {closed}', sys.executable, EPOCH, cache_url, tmp_path / "found"]
+    command = ["bash", "-c", 'exec "$0" -c "$@" <&- >&- 2>&-', sys.executable, EPOCH, cache_url, tmp_path / "found"]
     assert subprocess.run(command, check=False, timeout=120).returncode == 0
     found, streams = (tmp_path / "found").read_text().splitlines()
     assert len(eval(streams)) == 9
@@ -277,17 +256,23 @@ def test_what_cannot_leave_this_process_is_decoded_in_it(cache_url, ops, monkeyp
         plan_workers(dataset, LoaderOptions(ops=[Custom("__main__:f")], processes=2))
 
 
-@pytest.mark.parametrize(
-    ("cores", "ranks", "processes", "threads"),
-    [(1, 1, 1, 1), (4, 1, 4, 1), (16, 1, 4, 4), (240, 4, 15, 4), (2, 4, 1, 1)],
-)
-def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch, cores, ranks, processes, threads):
-    monkeypatch.setattr("tpufeed.loaders.workers.available_cores", lambda: cores)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    monkeypatch.delenv("TPUFEED_PROCESSES")
-    found = plan_workers(tpufeed.open_dataset(cache_url), LoaderOptions())
-    assert (found.processes, found.threads) == (processes, threads)
-    assert plan_workers(tpufeed.open_dataset(cache_url), LoaderOptions(processes=0)).threads == max(1, cores // ranks)
+def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch):
+    dataset = tpufeed.open_dataset(cache_url)
+    for variable in ("TPUFEED_PROCESSES", "LOCAL_WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, cores, ranks, expected in (
+        ("LOCAL_WORLD_SIZE", 1, 1, (1, 1)),
+        ("LOCAL_WORLD_SIZE", 4, 1, (4, 1)),
+        ("PJRT_LOCAL_PROCESS_COUNT", 16, 1, (4, 4)),
+        ("PJRT_LOCAL_PROCESS_COUNT", 240, 4, (15, 4)),
+        ("LOCAL_WORLD_SIZE", 2, 4, (1, 1)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("tpufeed.loaders.executor.available_cores", lambda cores=cores: cores)
+            patch.setenv(variable, str(ranks))
+            found = plan_workers(dataset, LoaderOptions())
+            assert (found.processes, found.threads) == expected
+            assert plan_workers(dataset, LoaderOptions(processes=0)).threads == max(1, cores // ranks)
 
 
 def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cache_url):
@@ -300,15 +285,6 @@ def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cac
         time.sleep(0.2)
         assert len(list(iterator)) == len(loader) - 3
     assert not children()
-
-
-@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"])
-def test_who_launches_says_how_many_ranks_a_host_has(cache_url, monkeypatch, name):
-    monkeypatch.setattr("tpufeed.loaders.workers.available_cores", lambda: 32)
-    for variable in ("LOCAL_WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv(name, "4")
-    assert plan_workers(tpufeed.open_dataset(cache_url), LoaderOptions(processes=0)).threads == 8
 
 
 def test_the_environment_says_how_many(cache_url, monkeypatch):

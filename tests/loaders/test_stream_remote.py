@@ -1,7 +1,6 @@
 """numpy_loader and its kin on gs://: the same samples as from a folder, and no request that the stage can spare."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -17,9 +16,8 @@ from torch.utils.data import DataLoader
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tpufeed import cache
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.loaders.threads import ThreadCrew
+from tpufeed.loaders.executor import ThreadExecutor
 
 READER = Path(__file__).with_name("remote_reader.py")
 URL = "gs://bucket/cache"
@@ -32,30 +30,21 @@ def put_folder(server, folder, name):
 
 
 @pytest.fixture(scope="module")
-def running(dataset_url, cache_url, tmp_path_factory):
-    """The server with a dataset and caches of one and of two variants, and the folder of the former."""
-    single = tmp_path_factory.mktemp("single") / "cache"
-    cache.warmup(dataset_url, single, size=64, shard_bytes="150KB", workers=1)
+def running(dataset_url, cache_url):
+    """The server with a dataset and a cache of two variants."""
     with GcsServer(process=True, md5=False) as server, pytest.MonkeyPatch.context() as patch:
         for key, value in server.environment().items():
             patch.setenv(key, value)
         put_folder(server, dataset_url, "dataset")
         put_folder(server, cache_url, "cache")
-        put_folder(server, single, "single")
-        yield server, str(single)
+        yield server
 
 
 @pytest.fixture
 def server(running):
-    running[0].clear_faults()
-    running[0].clear_log()
-    return running[0]
-
-
-@pytest.fixture
-def single_url(running):
-    """The local cache of one variant."""
-    return running[1]
+    running.clear_faults()
+    running.clear_log()
+    return running
 
 
 def make(url, **options):
@@ -92,13 +81,13 @@ def loader_threads():
 # Samples
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
-@pytest.mark.parametrize("shuffle", [True, False], ids=["shuffled", "in order"])
+@pytest.mark.parametrize(("staged", "shuffle"), [(True, True), (False, False)], ids=["staged", "ranges, in order"])
 def test_samples_are_those_of_the_local_cache(server, cache_url, staged, shuffle, tmp_path):
     options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
     expected = epochs_of(cache_url, 4, shuffle=shuffle, seed=3)
     assert epochs_of(URL, 4, shuffle=shuffle, seed=3, **options) == expected
     assert server.requests(operation="read", name="*.tfrecord")
+    assert loader_threads() == []
 
 
 def test_worker_processes_share_what_one_more_process_stages(server, cache_url, tmp_path):
@@ -124,16 +113,6 @@ def test_samples_are_those_of_the_local_dataset(server, dataset_url, ops, tmp_pa
                 assert all(map(np.array_equal, ours, theirs))
 
 
-def test_a_state_goes_on_in_the_bucket(server, cache_url, tmp_path):
-    """Taken from a loader of the folder, in the middle of an epoch."""
-    with make(cache_url) as local, make(URL, stage_dir=tmp_path) as remote:
-        batches = iter(local)
-        for _ in range(3):
-            next(batches)
-        remote.load_state_dict(local.state_dict())
-        assert epoch_of(remote) == epoch_of(batches)
-
-
 def test_two_ranks_are_those_of_the_local_cache_and_share_a_stage(server, cache_url, tmp_path):
     """Each shard is fetched once, though both ranks read some of them."""
     worlds = [{"world": (rank, 2), "lanes": 4, "batch_size": 5} for rank in range(2)]
@@ -147,17 +126,6 @@ def test_two_ranks_are_those_of_the_local_cache_and_share_a_stage(server, cache_
 
 
 # Requests
-
-
-def test_one_variant_is_remote_for_one_epoch(server, single_url, tmp_path):
-    with make("gs://bucket/single", stage_dir=tmp_path) as loader:
-        local = epochs_of(single_url, 3)
-        assert epoch_of(loader) == local[0]
-        wait_until_staged(tmp_path, files_of(single_url))
-        assert set(whole_reads(server, "single").values()) == {1}
-        server.clear_log()
-        assert [epoch_of(loader) for _ in range(2)] == local[1:]
-    assert server.log == []
 
 
 def test_two_variants_are_remote_for_two_epochs(server, cache_url, tmp_path):
@@ -194,11 +162,11 @@ def test_the_next_process_finds_the_copies(server, cache_url, tmp_path):
     assert [record.name for record in server.log] == ["cache/manifest.json"]
 
 
-def read_in_processes(count, kind, url, stage, epochs, **environment):
+def read_in_processes(count, url, stage, epochs):
     """What remote_reader.py wrote down in each of some processes, none of which ends before all are through."""
-    command = [sys.executable, *map(str, (READER, kind, url, stage, epochs))]
+    command = [sys.executable, *map(str, (READER, url, stage, epochs))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **pipes, env=os.environ | environment) for _ in range(count)]
+    processes = [subprocess.Popen(command, **pipes) for _ in range(count)]
     found = [process.stdout.readline() for process in processes]
     for process in processes:
         process.communicate()
@@ -210,7 +178,7 @@ def test_two_processes_share_a_stage(server, cache_url, tmp_path):
     """At the same time; each object is fetched whole once, by one of them."""
     server.configure(latency_ms=20)
     try:
-        found = read_in_processes(2, "numpy", URL, tmp_path, 4)
+        found = read_in_processes(2, URL, tmp_path, 4)
     finally:
         server.configure(latency_ms=0)
     assert found == [epochs_of(cache_url, 4)] * 2
@@ -222,8 +190,8 @@ def test_two_processes_share_a_stage(server, cache_url, tmp_path):
 def test_an_epoch_begins_with_few_batches_ahead_where_shards_have_to_come(server, cache_url, tmp_path, monkeypatch):
     """Until then each record is a request, and a host of many cores would prepare a hundred batches."""
     submitted = []
-    submit = ThreadCrew.submit
-    monkeypatch.setattr(ThreadCrew, "submit", lambda *given: submitted.append(1) or submit(*given))
+    submit = ThreadExecutor.submit
+    monkeypatch.setattr(ThreadExecutor, "submit", lambda *given: submitted.append(1) or submit(*given))
 
     def prepared(url, **options):
         """Batches in work when each of the first three comes."""
@@ -291,13 +259,6 @@ def test_close_leaves_no_thread_and_no_part_and_may_be_followed_by_an_epoch(serv
     assert loader_threads() == []
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
-def test_the_end_of_all_epochs_leaves_no_thread(server, staged, tmp_path):
-    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
-    epochs_of(URL, 2, **options)
-    assert loader_threads() == []
-
-
 # Other loaders
 
 
@@ -309,9 +270,3 @@ def test_torch_reads_a_bucket(server, cache_url, stored):
         images = np.concatenate([batch.numpy() for batch, _ in DataLoader(dataset, 10, num_workers=1)])
         np.testing.assert_array_equal(images, stored(cache_url, "train", epoch).pixels)
     assert server.requests(operation="read", name="*-v1-*.tfrecord")
-
-
-def test_xla_reads_a_bucket(server, cache_url, tmp_path):
-    found = read_in_processes(1, "xla", URL, tmp_path, 3, PJRT_DEVICE="CPU", CPU_NUM_DEVICES="1")
-    assert found == [epochs_of(cache_url, 3, world=(0, 1))]
-    assert set(whole_reads(server).values()) == {1}

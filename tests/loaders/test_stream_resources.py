@@ -150,7 +150,7 @@ def test_an_iterator_that_is_dropped_gives_up_what_it_was_preparing(dataset_url,
     with make(dataset_url, ops=ops, threads=1, prefetch=60, batch_size=1) as loader:
         iterator = iter(loader)
         next(iterator)
-        pending = [future for batch in iterator._pending for future in batch._futures]
+        pending = [future for batch in iterator._prefetch.futures for future in batch.chunks]
         assert not any(future.cancelled() for future in pending)
         del iterator
         loader.set_epoch(5)
@@ -189,7 +189,7 @@ def give_up(url, ops, started):
     iterator = iter(make(url, ops=ops, threads=1, prefetch=60, batch_size=1))
     next(iterator)
     started |= set(decoding_threads())
-    for pending in iterator._pending:
+    for pending in iterator._prefetch.futures:
         pending.cancel()
     with pytest.raises(LoaderError, match="closed while a batch was waited for"):
         list(iterator)
@@ -208,28 +208,6 @@ def forget(url, how, started):
                 raise KeyError
             if how == "break":
                 break
-
-
-def test_closing_from_another_thread_ends_a_wait(dataset_url, ops):
-    loader = make(dataset_url, ops=ops, batch_size=64, threads=1, prefetch=1)
-    results = []
-
-    def consume():
-        try:
-            while True:
-                for _batch in loader:
-                    results.append("batch")
-        except LoaderError as error:
-            results.append(str(error))
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    while not results:
-        time.sleep(0.001)
-    while consumer.is_alive():  # it may just be between two epochs, where it may open the next
-        loader.close()
-        consumer.join(0.01)
-    assert "closed" in results[-1]
 
 
 def test_a_process_ends_though_an_iteration_is_open(dataset_url):

@@ -128,13 +128,6 @@ def test_a_damaged_index_costs_no_sample_and_is_fetched_again(site, change, capl
     assert staged.is_sound()
 
 
-def test_index_and_shards_at_once(site):
-    staged, local = site
-    staged.damage(flip, shards=True)
-    staged.damage(zero, index=True, shards=False)
-    assert epochs_of(staged.url, 2, stage_dir=staged.parent) == epochs_of(local, 2)
-
-
 def test_another_process_reads_the_damaged_copy_at_the_same_time(site):
     """What it has mapped stays what it is; it finds the copy that was fetched since when it opens the shard again."""
     staged, local = site

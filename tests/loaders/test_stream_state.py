@@ -103,17 +103,6 @@ def test_under_drop_the_end_of_an_epoch_is_the_start_of_the_next(cache_url):
         assert len(list(again)) == 3  # a smaller batch finds room for what is left
 
 
-def test_set_epoch_moves_the_state(cache_url):
-    with make(cache_url) as loader:
-        list(loader)
-        loader.set_epoch(7)
-        state = loader.state_dict()
-        assert (state["epoch"], state["samples"]) == (7, 0)
-        expected = [batch[0].tolist() for batch in loader]
-    with make_at(cache_url, 0, 1, state) as again:
-        assert [batch[0].tolist() for batch in again] == expected
-
-
 def test_a_loaded_state_s_lanes_win(cache_url):
     with make(cache_url, lanes=4) as loader:
         iterator = iter(loader)

@@ -63,8 +63,8 @@ from tpufeed.images.ops import Op
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.batch import Decoder
+from tpufeed.loaders.executor import plan_workers
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.workers import plan_workers
 from tpufeed.profiling.accelerator import Limits
 from tpufeed.profiling.flops import AcceleratorProfile, find_model, find_tpu, training_flops
 from tpufeed.profiling.steps import MODERATE_PERCENT, load_steps

@@ -35,8 +35,8 @@ from tpufeed.images.ops import Op
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.loaders.executor import Workers, plan_workers
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.workers import Workers, plan_workers
 from tpufeed.storage.staging.folder import MEMORY, free_bytes, make_folder
 from tpufeed.storage.temporary import temporary_folder
 from tpufeed.tfrecord.crc32c import crc32c

@@ -1,7 +1,7 @@
-"""Child processes: how one starts, talks with its launcher, ends, and what is said of one that has died.
+"""Child processes: how one starts, talks with its launcher and ends, and how the launcher reports one that has died.
 
-A child starts afresh: nothing is forked, and the user's `__main__` is not imported again. Launcher and child talk over
-a socket pair, in pickled messages. Its side of the matter is in `worker`.
+A child is a new interpreter: nothing is forked, and the user's `__main__` is not imported again. Launcher and child
+talk over a socket pair, in pickled messages. What runs in the child is in `worker`.
 """
 
 import os
@@ -11,8 +11,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import IO, Any, NamedTuple
 
@@ -27,7 +27,7 @@ _KILLED_SECONDS = 5.0  # for a child that was killed, or has closed its end, to 
 _OUTPUT_BYTES = 2000
 
 
-class ChildDiedError(Exception):  # between a child's launcher and its caller, which says what the child was for
+class ChildDiedError(Exception):  # internal: the caller says what the child was for
     """A child has closed its end: it has ended, or is about to."""
 
 
@@ -43,7 +43,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, what: str = "") -> "Failure":
-        """Return it for an error. One that was not raised on purpose has its traceback as a text, after `what`."""
+        """Return an error as a Failure. An error that is none of ours has its traceback as text, after `what`."""
         if isinstance(error, TpufeedError):
             kind = next(base for base in type(error).__mro__ if base.__module__ == errors.__name__)
             return cls(kind.__name__, str(error))
@@ -68,9 +68,9 @@ class Child:
     Args:
         entry: "module:function".
         descriptors: that are open there under the same numbers; made after `fill_streams`.
-        variables: of its environment, beside this process'.
+        variables: of its environment, added to those of this process.
         patience_seconds: how long `send` waits for a child that does not read; None is for ever.
-        apart: it has a process group of its own, so that all it starts ends with it, and prints to a file.
+        apart: gives it a process group of its own, so that all it starts ends with it, and a file to print to.
         one_thread: libraries there start no threads of their own.
     """
 
@@ -100,28 +100,32 @@ class Child:
             limit = struct.pack("ll", int(whole), int(rest * 1e6) or 1)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._connection = Connection(ours.detach())
-        with theirs, _blocked_sigint():
+        # A process that starts here is deaf to Ctrl-C until it has said what that should do.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             end = str(theirs.fileno())
-            try:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "tpufeed.engines.worker", end, entry, str(os.getpid())],
-                    pass_fds=[theirs.fileno(), *descriptors],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._output,
-                    stderr=self._output,
-                    start_new_session=apart,
-                    env=environment,
-                )
-            except BaseException:
-                self.close()
-                raise
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tpufeed.engines.worker", end, entry, str(os.getpid())],
+                pass_fds=[theirs.fileno(), *descriptors],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                start_new_session=apart,
+                env=environment,
+            )
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def fileno(self) -> int:
         """Return the descriptor of our end, to wait for messages."""
         return self._connection.fileno()
 
     def begin(self, entry: str, context: Any) -> None:
-        """Let it run a function "module:function", once, as `function(context, connection)`; then it ends.
+        """Have it run a function "module:function", once, as `function(context, connection)`; then it ends.
 
         What the function sends comes out of `receive`; the launcher's end shows there as EOFError.
         """
@@ -160,9 +164,9 @@ class Child:
         return message
 
     def ending(self, seconds: float = _KILLED_SECONDS) -> tuple[int | None, str]:
-        """Return how a child has ended that has closed its end: its exit code, and that in words.
+        """Return how a child that has closed its end has ended: its exit code, and the same in words.
 
-        The code is None for one that lives on after so many seconds.
+        The code is None for a child that is still alive after so many seconds.
         """
         code = self.wait(seconds)
         if code is None:
@@ -197,7 +201,7 @@ class Child:
             self._output.close()
 
     def kill(self) -> None:
-        """Kill it, and where it is `apart` all that it has started. It dies later where it waits for a dead drive."""
+        """Kill it, and where it is `apart` all that it has started. A child that waits for a dead drive dies later."""
         if self._apart:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -240,13 +244,3 @@ def fill_streams() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
-
-
-@contextmanager
-def _blocked_sigint() -> Iterator[None]:
-    """A process that starts here is deaf to Ctrl-C until it has said what that should do."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,14 +1,17 @@
-"""Staging for orders that nobody knows ahead: a shard is fetched when a sample of it is asked for, if that pays."""
+"""The stage of a remote dataset's shards, and which shards it admits where the order of reading is not known before."""
 
 import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from tpufeed.dataset.manifest import Variant
+from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import ShardError, mask_secrets
+from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.staging.folder import RemoteShard
 from tpufeed.storage.staging.stage import Stage
 
@@ -17,21 +20,34 @@ _logger = logging.getLogger(__name__)
 _FIRST_SHARDS = 32  # twice the lanes of a host
 _FEWEST_OPEN = 4
 _STALE_TOUCHES = 64
-_JUDGED_RECORDS = 256  # that were refused, before anything is said about the order
+_JUDGED_RECORDS = 256  # that were refused, before a warning judges the order
+
+
+def make_stage(dataset: Dataset, options: LoaderOptions, connections: int = 16) -> Stage | None:
+    """Return the stage of a remote dataset, or None where the options want none; `connections` as in `Stage`."""
+    if options.stage_bytes == 0 or not dataset.is_remote:
+        return None
+    folder, budget = options.stage_dir, options.stage_bytes
+    return Stage(
+        dataset.shards,
+        None if folder is None else Path(folder),
+        None if budget is None else int(budget),
+        connections,
+    )
 
 
 class ShardAdmission:
-    """Has shards of a split staged that samples are read from. Thread-safe.
+    """Fetches the shards of a split that samples are read from into the stage, if that pays. Thread-safe.
 
     Where a variant fits into the stage, each of its shards is fetched once. Where it does not, a shard fetched for a
     sample in a random order would push out another one, and be pushed out before it has served a second. So fetching
     has to pay for itself: beyond the first few shards no more bytes are fetched than twice what the copies have served.
-    Orders that read shard by shard earn that; others go on by ranges, and are told once.
+    Orders that read shard by shard earn that; others go on by ranges, and a warning says so once.
 
     Args:
         stage: of the store that holds the shards.
         variants: of the split.
-        where: names the split in a warning.
+        where: names the split in the warning.
     """
 
     def __init__(self, stage: Stage, variants: Sequence[Variant], where: str) -> None:
@@ -50,12 +66,16 @@ class ShardAdmission:
 
     @property
     def most_open(self) -> int:
-        """Shards that a reader may keep open: those cannot make room for others."""
+        """Number of shards that a reader may keep open: those cannot make room for others."""
         held = len(self._variants[0].shards) if self._fits else self.stage.budget_bytes // self._mean_bytes // 2
         return max(_FEWEST_OPEN, held)
 
+    @property
+    def _fits(self) -> bool:
+        return self._total_bytes <= self.stage.budget_bytes
+
     def touch(self, reader: Reader, variant: int, numbers: Iterable[int]) -> None:
-        """`reader` has read records of these shards of a variant; each is named once a record."""
+        """Note that `reader` has read records of these shards of a variant; each shard is named once a record."""
         with self._lock:
             if variant != self._variant:
                 self._variant = variant
@@ -65,7 +85,10 @@ class ShardAdmission:
             for number, records in Counter(numbers).items():
                 entry = self._variants[variant].shards[number]
                 shard = RemoteShard(entry.name, entry.bytes, entry.crc32c)
-                if self._is_staged(shard):
+                staged = False
+                with suppress(ShardError):  # a shard that is damaged at its source never will be
+                    staged = self.stage.open(shard) is not None
+                if staged:
                     self._wanted.pop(shard, None)
                     self._served += records
                     self._served_bytes += records * entry.bytes // max(1, entry.records)
@@ -75,23 +98,23 @@ class ShardAdmission:
                     missing[shard] = records
             if missing:
                 self._ask(reader, missing)
-
-    @property
-    def _fits(self) -> bool:
-        return self._total_bytes <= self.stage.budget_bytes
-
-    def _is_staged(self, shard: RemoteShard) -> bool:
-        with suppress(ShardError):  # one that is damaged where it comes from never will be
-            return self.stage.open(shard) is not None
-        return False
+            if not self._warned and self._refused >= max(_JUDGED_RECORDS, self._served // 16):
+                self._warned = True
+                self._warn()
 
     def _ask(self, reader: Reader, missing: dict[RemoteShard, int]) -> None:
+        """Have those of the missing shards fetched that pay."""
         before = set(self._wanted)
         credit = None
-        if not self._fits:  # a copy that others have read to its end must not be kept for this process
+        if not self._fits:
+            # A copy that others have read to its end must not be kept for this process.
             fresh = self._touches - _STALE_TOUCHES
             self._wanted = {shard: touched for shard, touched in self._wanted.items() if touched > fresh}
-            credit = self._credit_bytes()
+            # Copies that other processes have fetched cost nothing.
+            statistics = self.stage.statistics()
+            first = min(_FIRST_SHARDS * self._mean_bytes, max(self._mean_bytes, statistics.budget_bytes // 2))
+            asked = sum(shard.size_bytes for shard in self._wanted)
+            credit = first + 2 * self._served_bytes - statistics.bytes_fetched - asked
         for shard, records in missing.items():
             if credit is None or shard.size_bytes <= credit:
                 self._wanted[shard] = self._touches
@@ -101,34 +124,16 @@ class ShardAdmission:
         if self._wanted.keys() != before:
             # The index first: without it each shard that is opened costs a request more.
             self.stage.fetch([*reader.due(()), *self._wanted])
-        if not self._warned and self._refused >= max(_JUDGED_RECORDS, self._served // 16):
-            self._warned = True
-            self._warn()
-
-    def _credit_bytes(self) -> int:
-        """Return the bytes that may be fetched now. Copies that other processes have fetched cost nothing."""
-        statistics = self.stage.statistics()
-        first = min(_FIRST_SHARDS * self._mean_bytes, max(self._mean_bytes, statistics.budget_bytes // 2))
-        asked = sum(shard.size_bytes for shard in self._wanted)
-        return first + 2 * self._served_bytes - statistics.bytes_fetched - asked
 
     def _warn(self) -> None:
         read = self._served + self._refused
         shards = self._variants[self._variant].shards
-        records = sum(shard.records for shard in shards)
-        budget = self.stage.budget_bytes
+        requests = sum(shard.records for shard in shards) * self._refused // read
+        budget, total = self.stage.budget_bytes, self._total_bytes
         _logger.warning(
-            "%s: its samples are asked for in an order that the stage cannot follow. %d of %d came by requests of "
-            "their own, as the stage holds %d %% of the shards (%s of %s bytes); so an epoch takes about %s requests, "
-            "where %s shards could be fetched whole. Give the DataLoader sampler=tpufeed.LaneSampler(dataset), or "
-            "stage_bytes of %s or more",
-            mask_secrets(self._where),
-            self._refused,
-            read,
-            100 * budget // max(1, self._total_bytes),
-            f"{budget:,}",
-            f"{self._total_bytes:,}",
-            f"{records * self._refused // read:,}",
-            f"{len(shards):,}",
-            f"{self._total_bytes:,}",
+            f"{mask_secrets(self._where)}: its samples are asked for in an order that the stage cannot follow. "
+            f"{self._refused} of {read} came by requests of their own, as the stage holds "
+            f"{100 * budget // max(1, total)} % of the shards ({budget:,} of {total:,} bytes); so an epoch takes about "
+            f"{requests:,} requests, where {len(shards):,} shards could be fetched whole. Give the DataLoader "
+            f"sampler=tpufeed.LaneSampler(dataset), or stage_bytes of {total:,} or more"
         )

@@ -24,12 +24,18 @@ class Buffer(NamedTuple):
     array: Pixels
 
 
+class _Memory(NamedTuple):
+    number: int
+    map: mmap.mmap
+    offset: int
+
+
 class BufferPool:
     """Page-aligned uint8 arrays of one shape. Fresh memory costs a page fault for every 4 kB, more than the copy.
 
     An array's memory comes back when nothing refers to it any more: no view, no tensor that shares it. A finalizer on
-    the root owner says so exactly (a weak reference to the array would not: frameworks keep only the root). Whoever
-    keeps batches makes the pool allocate; nobody ever waits.
+    the root owner says so exactly (a weak reference to the array would not: frameworks keep only the root). A consumer
+    that keeps batches makes the pool allocate; `take` never waits.
 
     Args:
         shape: of each array.
@@ -39,30 +45,41 @@ class BufferPool:
 
     def __init__(self, shape: tuple[int, ...], kept: int = _KEPT, shared: bool = False) -> None:
         self._shape = shape
+        self._kept = kept
         self._type = ctypes.c_ubyte * int(np.prod(shape))
-        self._free = _Free(kept, buffer_stride(shape) if shared else 0)
         self._made = 0
+        self._owner = os.getpid()
+        self._free: deque[_Memory] = deque()  # unused, with their pages
+        self._empty: deque[_Memory] = deque()  # unused, in the file, without pages
+        self._shared = shared
         self.file: int | None = None
         if shared:
             fill_streams()
             self.file = os.memfd_create("tpufeed-batches")
 
     def take(self) -> Buffer:
-        """An array with arbitrary contents. One thread at a time."""
-        memory = self._free.take() or self._make()
+        """Return an array with arbitrary contents. One thread at a time."""
+        # Not `if self._free`: a finalizer or `close` may come by between the look and the taking.
+        for take_unused in (self._free.pop, self._empty.popleft):
+            with suppress(IndexError):
+                memory = take_unused()
+                break
+        else:
+            memory = self._make()
         owner = self._type.from_buffer(memory.map, memory.offset)
-        weakref.finalize(owner, self._free.give, memory).atexit = False
+        weakref.finalize(owner, self._give, memory).atexit = False
         return Buffer(memory.number, np.ndarray(self._shape, np.uint8, owner))  # type: ignore[arg-type]  # a buffer
 
     def close(self) -> None:
         """Close the file; arrays that are in use stay."""
         if self.file is not None:
             os.close(self.file)
-            self.file = None
+            self.file, self._kept = None, 0
             self._free.clear()
+            self._empty.clear()
 
-    def _make(self) -> "_Memory":
-        """New memory; of a shared pool several at once, of which the others are free."""
+    def _make(self) -> _Memory:
+        """Map new memory; of a shared pool several buffers at once, of which the others are free."""
         number, size = self._made, ctypes.sizeof(self._type)
         if self.file is None:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -74,30 +91,19 @@ class BufferPool:
         os.ftruncate(self.file, segment.stop * stride)
         shared = map_segment(self.file, segment, stride)
         self._made = segment.stop
-        new = [_Memory(each, shared, (each - segment.start) * stride) for each in segment]
-        self._free.add(new[1:])
-        return new[0]
+        first, *others = (_Memory(each, shared, (each - segment.start) * stride) for each in segment)
+        self._empty.extend(others)
+        return first
 
-
-def buffer_stride(shape: tuple[int, ...]) -> int:
-    """Bytes from one buffer of a pool's file to the next."""
-    return -(-int(np.prod(shape)) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-
-
-def segment_of(number: int) -> range:
-    """The buffers that are mapped together with this one: 8, and then as many again as there are.
-
-    Each mapping holds a descriptor, and who keeps a thousand batches may have no more than that.
-    """
-    if number < _FIRST_SEGMENT:
-        return range(_FIRST_SEGMENT)
-    start = 1 << (number.bit_length() - 1)
-    return range(start, 2 * start)
-
-
-def map_segment(file: int, segment: range, stride: int) -> mmap.mmap:
-    """These buffers of a pool's file."""
-    return mmap.mmap(file, len(segment) * stride, mmap.MAP_SHARED, offset=segment.start * stride)
+    def _give(self, memory: _Memory) -> None:
+        """Take memory back. Finalizers call this, in any thread and at any moment."""
+        if self._shared and os.getpid() != self._owner:  # a fork has let go of it; its parent may still use it
+            return
+        if len(self._free) < self._kept:
+            self._free.append(memory)
+        elif self._shared:  # its place in the file stays, without pages
+            memory.map.madvise(mmap.MADV_REMOVE, memory.offset, buffer_stride(self._shape))
+            self._empty.append(memory)
 
 
 class MappedBuffers:
@@ -109,7 +115,7 @@ class MappedBuffers:
         self._segments: dict[int, mmap.mmap] = {}
 
     def array(self, number: int) -> Pixels:
-        """The buffer at this place."""
+        """Return the buffer at this place."""
         segment, stride = segment_of(number), buffer_stride(self._shape)
         if segment.start not in self._segments:
             self._segments[segment.start] = map_segment(self._file, segment, stride)
@@ -117,47 +123,22 @@ class MappedBuffers:
         return np.ndarray(self._shape, np.uint8, self._segments[segment.start], offset)
 
 
-class _Memory(NamedTuple):
-    number: int
-    map: mmap.mmap
-    offset: int
+def buffer_stride(shape: tuple[int, ...]) -> int:
+    """Return the bytes from one buffer of a pool's file to the next."""
+    return -(-int(np.prod(shape)) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
-class _Free:
-    """Memory that nobody uses. `give` is called by finalizers: in any thread, at any moment.
+def segment_of(number: int) -> range:
+    """Return the buffers that are mapped together with this one: 8, and then as many again as there are.
 
-    Args:
-        kept: how many keep their pages.
-        stride: bytes of one, where others share it.
+    Each mapping holds a descriptor, and a process that keeps a thousand batches may have no more than that.
     """
+    if number < _FIRST_SEGMENT:
+        return range(_FIRST_SEGMENT)
+    start = 1 << (number.bit_length() - 1)
+    return range(start, 2 * start)
 
-    def __init__(self, kept: int, stride: int) -> None:
-        self._kept = kept
-        self._stride = stride
-        self._owner = os.getpid()
-        self._whole: deque[_Memory] = deque()
-        self._empty: deque[_Memory] = deque()
 
-    def take(self) -> _Memory | None:
-        for memories in (self._whole, self._empty):
-            with suppress(IndexError):
-                return memories.popleft() if memories is self._empty else memories.pop()
-        return None
-
-    def add(self, memories: list[_Memory]) -> None:
-        """New ones, without pages."""
-        self._empty.extend(memories)
-
-    def give(self, memory: _Memory) -> None:
-        if self._stride and os.getpid() != self._owner:  # a fork has let go of it; its parent may still use it
-            return
-        if len(self._whole) < self._kept:
-            self._whole.append(memory)
-        elif self._stride:  # its place in the file stays, without pages
-            memory.map.madvise(mmap.MADV_REMOVE, memory.offset, self._stride)
-            self._empty.append(memory)
-
-    def clear(self) -> None:
-        self._kept = 0
-        self._whole.clear()
-        self._empty.clear()
+def map_segment(file: int, segment: range, stride: int) -> mmap.mmap:
+    """Map these buffers of a pool's file."""
+    return mmap.mmap(file, len(segment) * stride, mmap.MAP_SHARED, offset=segment.start * stride)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -12,6 +12,8 @@ from tpufeed.dataset import schema
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.tfrecord.example import Feature
+
+Batch: TypeAlias = npt.NDArray[Any] | tuple[npt.NDArray[Any], ...] | dict[str, npt.NDArray[Any]]
 
 IMAGE, SAMPLE, MASK = "image", "sample", "mask"
 _OWN_NAMES = frozenset({IMAGE, SAMPLE, MASK})  # what loaders make; no feature can be asked for by these
@@ -28,7 +30,7 @@ _FEATURE_OF_NAME = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column besides image and sample: where its values stand in a record.
+    """A column besides image and sample, and where its values stand in a record.
 
     `position` is its place among the integers of the fixed layout; None where the record must be parsed.
     """
@@ -39,11 +41,11 @@ class Column:
     position: int | None
 
     def empty(self, rows: int) -> npt.NDArray[Any]:
-        """Memory for `rows` values."""
+        """Return memory for `rows` values."""
         return np.empty(rows, {"int64": np.int64, "float32": np.float32}.get(self.dtype, np.object_))
 
     def value(self, features: dict[str, Feature], where: str) -> Any:
-        """The one value of a parsed record. Raises RecordError where there is not exactly one."""
+        """Return the one value of a parsed record. Raises RecordError where there is not exactly one."""
         feature = features.get(self.key)
         if feature is None or len(feature.values) != 1:
             raise RecordError(
@@ -56,8 +58,22 @@ class Column:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class BatchForm:
+    """Form of a batch as it is handed over: a dict or tuple of columns, or an array alone where there is but one."""
+
+    names: tuple[str, ...]
+    as_dict: bool
+
+    def package(self, arrays: dict[str, npt.NDArray[Any]]) -> Batch:
+        """Return the batch as the training loop gets it."""
+        if self.as_dict:
+            return {name: arrays[name] for name in self.names}
+        return arrays[self.names[0]] if len(self.names) == 1 else tuple(arrays[name] for name in self.names)
+
+
 def resolve_columns(manifest: Manifest, names: Sequence[str] | Literal["default"] | None) -> tuple[str, ...]:
-    """The names of a batch's columns in order. Raises OptionError for one that the dataset does not have."""
+    """Return the names of a batch's columns in order. Raises OptionError for one that the dataset does not have."""
     label = ("label",) if manifest.labelled else ()
     if names == "default":
         return (IMAGE, *label)
@@ -70,7 +86,7 @@ def resolve_columns(manifest: Manifest, names: Sequence[str] | Literal["default"
 
 
 def find_column(manifest: Manifest, name: str) -> Column:
-    """The column `name`: a feature of exactly this name goes before what it is short for, except for labels.
+    """Return the column `name`: a feature of exactly this name goes before what it is short for, except for labels.
 
     Raises:
         OptionError: the dataset does not have it, or it holds lists, or has no value in some samples.
@@ -85,25 +101,23 @@ def find_column(manifest: Manifest, name: str) -> Column:
         hint = f". What the records call {name!r} is {renamed[0]}" if renamed else ""
         raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
     feature = features[wanted]
-    if feature.shape is None and manifest.options.get("command") != "adopt":  # of others' records one may be skipped
-        found, remedy = _lengths_of(feature)
+    # What is not a fixed shape cannot be batched; in a dataset that was adopted a record that differs may be skipped.
+    if feature.shape is None and manifest.options.get("command") != "adopt":
+        fill, places = "missing values filled in", "a column for each place of lists of one length"
+        least, most = (None, None) if isinstance(feature.lengths, msgspec.UnsetType) else feature.lengths
+        if least is None or most is None:  # of a dataset that does not say
+            found, remedy = "it holds lists, or some samples have no value in it", f"{fill}, or {places}"
+        elif most <= 1 and least == 0:
+            found, remedy = "some samples have no value in it", fill
+        elif least == most:
+            values = "a list of one value" if most == 1 else f"{most} values"
+            found, remedy = f"each sample has {values} in it, and one is wanted", "a column for each of their places"
+        else:
+            found = f"samples have {least} to {most} values in it, and one is wanted"
+            remedy = "one value for each sample"
         raise OptionError(
             f"the column {name!r} cannot be batched: {found} (`tpufeed info` says {feature.name} {feature.dtype}[]). "
-            f"Leave it out of columns=; or build the dataset anew, with {remedy}"
+            f"Leave it out of columns=; or build the dataset again, with {remedy}"
         )
     ints = schema.fixed_ints(manifest.features)
     return Column(name, feature.key, feature.dtype, ints.index(wanted) if wanted in ints else None)
-
-
-def _lengths_of(feature: schema.FeatureSpec) -> tuple[str, str]:
-    """Say what keeps a feature of any length out of batches, and what to build instead."""
-    fill, places = "missing values filled in", "a column for each place of lists of one length"
-    if isinstance(feature.lengths, msgspec.UnsetType):  # of a dataset that does not say
-        return "it holds lists, or some samples have no value in it", f"{fill}, or {places}"
-    least, most = feature.lengths
-    if most <= 1 and least == 0:
-        return "some samples have no value in it", fill
-    if least == most:
-        values = "a list of one value" if most == 1 else f"{most} values"
-        return f"each sample has {values} in it, and one is wanted", "a column for each of their places"
-    return f"samples have {least} to {most} values in it, and one is wanted", "one value for each sample"

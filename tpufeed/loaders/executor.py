@@ -1,47 +1,78 @@
-"""Worker processes of a loader, each with threads: neither they nor the training loop wait for the other's GIL.
+"""Executors fill batches, several at a time: threads of this process, or worker processes with threads of their own.
 
-Batches are filled in shared memory without a name, which goes when the last process that maps it does; what crosses the
-sockets is where samples lie, and all columns but the images. First the loader's side, then the worker's.
+With worker processes neither they nor the training loop wait for the other's GIL. Their batches are filled in shared
+memory without a name, which goes when the last process that maps it does; what crosses the sockets is where samples
+lie, and all columns but the images. What a worker process does is in `worker`.
+
+One thread submits and takes results; closing an executor is safe from any thread.
 """
 
+import logging
 import math
 import os
 import platform
-import queue
 import select
-import signal
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from typing import NamedTuple
+from multiprocessing.reduction import ForkingPickler
+from typing import NamedTuple, TypeAlias
 
-from tpufeed.dataset.reader import reopen_dataset
+from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
-from tpufeed.errors import LoaderError
-from tpufeed.loaders.buffers import Buffer, BufferPool, MappedBuffers
+from tpufeed.engines.engine import available_cores
+from tpufeed.errors import LoaderError, OptionError
+from tpufeed.images.custom import Custom
+from tpufeed.images.decoding import Pixels
+from tpufeed.images.parameters import shown
+from tpufeed.loaders.admission import make_stage
+from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, ChunkResult, DecodedBatch
+from tpufeed.loaders.buffers import Buffer, BufferPool
 from tpufeed.loaders.columns import IMAGE
-from tpufeed.loaders.crew import CLOSED, CLOSED_MEANWHILE, Due, Filled, Overdue, Request
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.rows import make_rows
-from tpufeed.loaders.sources import VariantSource
-from tpufeed.loaders.threads import ThreadCrew, ThreadPending
+from tpufeed.storage.registry import url_scheme
+from tpufeed.storage.staging.folder import RemoteShard
 
-_ENTRY = "tpufeed.loaders.executor:serve"
-_BUG = "a worker process failed: "
+_logger = logging.getLogger(__name__)
+
+CLOSED = "the loader was closed, or its last batch failed; iterate it again for the next epoch, or load a state"
+_CLOSED_MEANWHILE = "the loader was closed while a batch was waited for"
+_FEWEST_STAGED = 32  # shards that may be open
+_ENTRY = "tpufeed.loaders.worker:serve"
 _LEAVE_SECONDS = 2.0
-_LEAVE_ANYWAY_SECONDS = 10.0
 _LONGEST_WAIT_SECONDS = 1e6  # more than that the system's calls do not take
 _TUNABLES, _PAST_THE_CACHE = "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold"
+_ENVIRONMENT = "TPUFEED_PROCESSES"
+# Threads of one process meet at the GIL, processes cost memory: 80 MB each.
+_CORES_A_PROCESS = 4
+
+# Numbers of shards by variant, the first ones due first.
+DueShards: TypeAlias = Sequence[tuple[int, Sequence[int]]]
+
+
+class BatchTimeout(Exception):  # as TimeoutError, and between an executor and its loader only
+    """A batch is not there after the time that it has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """Configuration of a worker; `file` is the descriptor of the loader's buffers, `lanes` see `VariantSource`."""
+class WorkerConfig:
+    """What a worker fills batches of.
+
+    Attributes:
+        url: of the dataset.
+        content_digest: of the dataset; another one that is found there is refused.
+        split: the part of it.
+        options: those of the loader.
+        threads: that decode.
+        lanes: of the order, that are read at a time.
+        file: descriptor of the batches' memory, where that is shared.
+    """
 
     url: str
     content_digest: str
@@ -49,57 +80,203 @@ class Feed:
     options: LoaderOptions
     threads: int
     lanes: int
-    file: int
+    file: int | None
+
+
+class ThreadExecutor:
+    """Fills batches in threads of this process, which start with the first batch.
+
+    Epoch e reads variant e modulo their number.
+
+    Args:
+        dataset: what to read.
+        config: which part of it, and how.
+        decoder: fills the rows.
+        pool: memory for images, where `submit` is given none.
+    """
+
+    def __init__(
+        self, dataset: Dataset, config: WorkerConfig, decoder: BatchDecoder, pool: BufferPool | None = None
+    ) -> None:
+        self._closed = False
+        self._owner = os.getpid()
+        self._dataset = dataset
+        self._split = config.split
+        self._variants = len(dataset.split(config.split).variants)
+        self._decoder = decoder
+        self._pool = pool
+        self._readers: dict[int, Reader] = {}
+        self._last_variant = 0  # of the batches that were taken
+        self._stage = make_stage(dataset, config.options)
+        # Twice the lanes: those that are read, and those that the batches ahead have come to.
+        self._open_shards = max(OPEN_SHARDS if self._stage is None else _FEWEST_STAGED, 2 * config.lanes)
+        self._name = f"tpufeed-decode-{id(self):x}"
+        self._threads = ThreadPoolExecutor(config.threads, self._name)
+
+    @property
+    def closed(self) -> bool:
+        """True where it fills nothing any more: also in a fork of its process, which has none of the threads."""
+        return self._closed or os.getpid() != self._owner
+
+    def submit(self, request: BatchRequest, images: Pixels | None = None) -> "ThreadFuture":
+        """Begin a batch. Raises LoaderError where the executor was closed."""
+        if images is None:
+            assert self._pool is not None, "one of the two is given"
+            images = self._pool.take().array
+        variant = request.epoch % self._variants
+        job = self._decoder.begin(request, self._reader(variant), variant, images)
+        try:
+            chunks = [self._threads.submit(self._decoder.fill, job, *rows) for rows in self._decoder.chunks]
+        except RuntimeError as error:
+            if not self._closed:  # the system has no room for a thread
+                raise
+            raise LoaderError(CLOSED) from error
+        return ThreadFuture(self, job, chunks)
+
+    def fetch(self, due: DueShards) -> None:
+        """Have these shards staged. Returns at once."""
+        if self._stage is not None:
+            shards = dict[RemoteShard, None]()
+            for variant, numbers in due:
+                shards |= dict.fromkeys(self._reader(variant).due(numbers))
+            self._stage.fetch(shards)
+
+    def finish(self, job: BatchJob, results: Sequence[ChunkResult]) -> DecodedBatch:
+        """Return the batch of a job whose chunks are done; readers of other variants let go of remote shards."""
+        batch = self._decoder.finish(job, results)
+        # Local shards stay mapped: they may be deleted meanwhile.
+        if self._dataset.is_remote and job.variant != self._last_variant:
+            self._last_variant = job.variant
+            self._release(keep=job.variant)
+        return batch
+
+    def close(self, wait: bool = True) -> None:
+        """Stop. Batches in work fail. With `wait=False` threads are not waited for, as one may hang."""
+        self._closed = True
+        # The garbage collector may come by in one of the threads themselves.
+        wait = wait and not threading.current_thread().name.startswith(self._name)
+        self._threads.shutdown(wait=wait, cancel_futures=True)
+        self._release(keep=None)
+        if self._stage is not None:
+            self._stage.close()
+
+    def _reader(self, variant: int) -> Reader:
+        if variant not in self._readers:
+            self._readers[variant] = self._dataset.reader(self._split, variant, self._stage, self._open_shards)
+        return self._readers[variant]
+
+    def _release(self, keep: int | None) -> None:
+        for variant, reader in list(self._readers.items()):  # another thread may open one
+            if variant != keep:
+                reader.release()
+
+
+class ThreadFuture:
+    """A batch that threads fill."""
+
+    def __init__(self, executor: ThreadExecutor, job: BatchJob, chunks: Sequence[Future[ChunkResult]]) -> None:
+        self._executor = executor
+        self._job = job
+        self.chunks = chunks
+
+    def done(self) -> bool:
+        """Return true where the batch is there, or has failed."""
+        return all(chunk.done() for chunk in self.chunks)
+
+    def cancel(self) -> None:
+        """Give the batch up."""
+        for chunk in self.chunks:
+            chunk.cancel()
+
+    def result(self, timeout_seconds: float) -> DecodedBatch:
+        """Return the batch.
+
+        Raises:
+            BatchTimeout: it is not there after so long.
+            LoaderError: the executor was closed, or a worker process died.
+            TpufeedError: what the batch failed with.
+        """
+        try:
+            failed = self._first_failure(time.monotonic() + timeout_seconds)
+            if failed is not None:
+                raise failed
+            results = [*map(Future.result, self.chunks)]
+        except CancelledError:
+            raise LoaderError(_CLOSED_MEANWHILE) from None
+        finally:
+            # Cycles: an exception's traceback holds this frame, and the future the exception. They would keep the
+            # loader's threads until the garbage collector comes by.
+            self.chunks, failed = (), None
+        return self._executor.finish(self._job, results)
+
+    def _first_failure(self, deadline: float) -> BaseException | None:
+        """Return the batch's first failure, when all its rows are done: until then its memory is written to.
+
+        A function of its own, so that its variables are gone when the failure is raised: see `result`. Raises
+        BatchTimeout. `futures.wait` would never hear of chunks that are cancelled.
+        """
+        first: BaseException | None = None
+        for chunk in self.chunks:
+            try:
+                error = chunk.exception(min(threading.TIMEOUT_MAX, max(0.0, deadline - time.monotonic())))
+            except CancelledError:
+                error = CancelledError()  # that one's traceback holds this frame, which would hold it: a cycle again
+            except TimeoutError:
+                raise BatchTimeout from None
+            if error is not None and first is None:
+                first = error
+                self.cancel()
+        return first
 
 
 class Fill(NamedTuple):
-    """Order: fill a batch, in buffer number `buffer`."""
+    """Order to a worker: fill a batch, in buffer number `buffer`."""
 
     number: int
     buffer: int
-    request: Request
+    request: BatchRequest
 
 
 class Cancel(NamedTuple):
-    """Order: this batch is not wanted any more."""
+    """Order to a worker: give a batch up."""
 
     number: int
 
 
 class Fetch(NamedTuple):
-    """Order: see `Crew.fetch`."""
+    """Order to a worker: see `ThreadExecutor.fetch`."""
 
-    due: Due
+    due: DueShards
 
 
 class Reply(NamedTuple):
     """Result of a `Fill`; the images are in its buffer."""
 
     number: int
-    result: Filled | Failure
+    result: DecodedBatch | Failure
 
 
-class ProcessCrew:
-    """Crew of worker processes, see `Crew`.
+class ProcessExecutor:
+    """Fills batches in worker processes; its methods are those of `ThreadExecutor`.
 
     Args:
-        feed: what each worker fills batches of.
+        config: what each worker fills batches of.
         processes: how many fill them.
-        pool: shared memory for the images; the crew closes it.
+        pool: shared memory for the images; the executor closes it.
         stages: whether one more process stages remote shards.
     """
 
-    def __init__(self, feed: Feed, processes: int, pool: BufferPool, stages: bool) -> None:
+    def __init__(self, config: WorkerConfig, processes: int, pool: BufferPool, stages: bool) -> None:
         self._closed = self._hung_up = False
         self._owner = os.getpid()
         self._pool = pool
-        self._lock = threading.RLock()  # held while replies are waited for, so that nobody closes a socket meanwhile
+        self._lock = threading.RLock()  # held while replies are waited for, so that no thread closes a socket meanwhile
         self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _stop, self._workers, pool, self._owner, self._lock)
-        # No `selectors`: each one is a reference cycle, and would keep the workers' buffers after the crew has gone.
+        # No `selectors`: each one is a reference cycle, and would keep the workers' buffers after this has gone.
         self._poll = select.poll()
         for _ in range(processes + stages):
-            worker = _Worker(feed)
+            worker = _Worker(config)
             self._workers.append(worker)
             self._poll.register(worker, select.POLLIN)
         self._by_descriptor = {worker.fileno(): worker for worker in self._workers}
@@ -107,20 +284,23 @@ class ProcessCrew:
 
     @property
     def closed(self) -> bool:
-        return self._closed or os.getpid() != self._owner  # sockets and buffers are the parent's
+        """True where it fills nothing any more: also in a fork, as sockets and buffers are its parent's."""
+        return self._closed or os.getpid() != self._owner
 
-    def submit(self, request: Request) -> "ProcessPending":
+    def submit(self, request: BatchRequest) -> "ProcessFuture":
+        """Begin a batch in the worker that has the fewest."""
         if self.closed:
             raise LoaderError(CLOSED)
-        worker = min(self._decoding, key=lambda worker: len(worker.asked))
-        return ProcessPending(worker.fill(request, self._pool.take()), worker, self)
+        worker = min(self._decoding, key=lambda worker: len(worker.futures))
+        return worker.fill(request, self._pool.take(), self)
 
-    def fetch(self, due: Due) -> None:
-        # The last one stages, if any does. What is staged already the others open themselves.
+    def fetch(self, due: DueShards) -> None:
+        """Have the last worker stage these shards, if any worker does; the others open what is staged."""
         with suppress(TimeoutError):  # it reads nothing: its socket is closed now, which `listen` finds out
             self._workers[-1].send(Fetch(due))
 
     def close(self, wait: bool = True) -> None:
+        """Stop. Batches in work fail, and processes that hang are killed, whatever `wait` says."""
         if os.getpid() == self._owner:
             self._closed = self._hung_up = True
             for worker in self._workers:
@@ -129,14 +309,14 @@ class ProcessCrew:
                 self._finalizer()
 
     def listen(self, timeout_seconds: float) -> None:
-        """Take in replies, waiting for the first one. After an error the crew is closed.
+        """Take in replies, waiting for the first one. After an error the executor is closed.
 
         Raises:
-            LoaderError: a worker has died, or the crew was closed.
+            LoaderError: a worker has died, or the executor was closed.
         """
         with self._lock:
             if self.closed:
-                raise LoaderError(CLOSED_MEANWHILE)
+                raise LoaderError(_CLOSED_MEANWHILE)
             try:
                 for descriptor, _ in self._poll.poll(math.ceil(min(timeout_seconds, _LONGEST_WAIT_SECONDS) * 1e3)):
                     self._by_descriptor[descriptor].take_reply()
@@ -145,104 +325,97 @@ class ProcessCrew:
                 self._closed = True
                 self._finalizer()
                 if by_us:
-                    raise LoaderError(CLOSED_MEANWHILE) from None
+                    raise LoaderError(_CLOSED_MEANWHILE) from None
                 raise
 
 
-class ProcessPending:
-    """Batch that a worker process fills, see `Pending`."""
+class ProcessFuture:
+    """A batch that a worker process fills; its methods are those of `ThreadFuture`.
 
-    def __init__(self, outcome: "_Outcome", worker: "_Worker", crew: ProcessCrew) -> None:
-        self._outcome = outcome
-        self._worker = worker
-        self._crew = crew
+    The worker refers to it until there is a reply, wanted or not: until then the buffer is the worker's. So it refers
+    to the executor weakly: with a cycle a loader that is dropped would keep its workers.
+    """
+
+    def __init__(self, number: int, buffer: Buffer, unwanted: deque[int], executor: ProcessExecutor) -> None:
+        self.reply: DecodedBatch | Failure | None = None
+        self.buffer = buffer
+        self._number = number
+        self._unwanted = unwanted
+        self._executor = weakref.ref(executor)
 
     def done(self) -> bool:
-        if self._outcome.result is None:
-            self._crew.listen(0.0)
-        return self._outcome.result is not None
-
-    def wait(self, timeout_seconds: float) -> Filled:
-        deadline = time.monotonic() + timeout_seconds
-        while self._outcome.result is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise Overdue
-            self._crew.listen(left)
-        result, self._outcome.result = self._outcome.result, None
-        if isinstance(result, Failure):
-            raise result.error()
-        return replace(result, arrays={**result.arrays, IMAGE: self._outcome.buffer.array})
+        """Return true where the batch is there, or has failed."""
+        if self.reply is None:
+            self._listen(0.0)
+        return self.reply is not None
 
     def cancel(self) -> None:
-        self._worker.unwanted.append(self._outcome.number)
+        """Give the batch up, with the next order to its worker: any thread may come here, and must not write."""
+        self._unwanted.append(self._number)
 
+    def result(self, timeout_seconds: float) -> DecodedBatch:
+        """Return the batch; see `ThreadFuture.result`."""
+        deadline = time.monotonic() + timeout_seconds
+        while self.reply is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise BatchTimeout
+            self._listen(left)
+        reply, self.reply = self.reply, None
+        if isinstance(reply, Failure):
+            raise reply.error()
+        return replace(reply, arrays={**reply.arrays, IMAGE: self.buffer.array})
 
-class _Outcome:
-    """Outcome of a batch. Its buffer is the worker's until there is a result, wanted or not."""
-
-    def __init__(self, number: int, buffer: Buffer) -> None:
-        self.number = number
-        self.buffer = buffer
-        self.result: Filled | Failure | None = None
+    def _listen(self, timeout_seconds: float) -> None:
+        executor = self._executor()
+        assert executor is not None, "the iterator that waits holds it"
+        executor.listen(timeout_seconds)
 
 
 class _Worker(Child):
-    """A worker process and the batches that it was asked for. One thread gives orders.
+    """A worker process and the batches that it was asked for. One thread gives orders."""
 
-    `unwanted` are batches to be cancelled, with the next order: whoever finds out, in any thread, must not write.
-    """
-
-    def __init__(self, feed: Feed) -> None:
-        patience = feed.options.timeout_seconds
-        super().__init__(_ENTRY, descriptors=[feed.file], variables=_variables(), patience_seconds=patience)
-        self.asked: dict[int, _Outcome] = {}
-        self.unwanted: deque[int] = deque()
+    def __init__(self, config: WorkerConfig) -> None:
+        # Pixels are copied past the cache, as the next to read them is another process. glibc does so from a size on
+        # that is meant for one program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster
+        # (docs/decisions, loaders decode in worker processes).
+        given, variables = os.environ.get(_TUNABLES, ""), dict[str, str]()
+        if platform.machine() in ("x86_64", "AMD64") and _PAST_THE_CACHE not in given:
+            variables = {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}
+        assert config.file is not None, "worker processes share the batches' memory"
+        patience = config.options.timeout_seconds
+        super().__init__(_ENTRY, descriptors=[config.file], variables=variables, patience_seconds=patience)
+        self.futures: dict[int, ProcessFuture] = {}
+        self._unwanted: deque[int] = deque()
         self._last = 0
-        self.begin(_ENTRY, feed)
+        self.begin(_ENTRY, config)
 
-    def fill(self, request: Request, buffer: Buffer) -> _Outcome:
+    def fill(self, request: BatchRequest, buffer: Buffer, executor: ProcessExecutor) -> ProcessFuture:
         """Ask for a batch."""
         self._last += 1
-        self.asked[self._last] = outcome = _Outcome(self._last, buffer)
+        self.futures[self._last] = future = ProcessFuture(self._last, buffer, self._unwanted, executor)
         try:
-            while self.unwanted:
-                self.send(Cancel(self.unwanted.popleft()))
+            while self._unwanted:
+                self.send(Cancel(self._unwanted.popleft()))
             self.send(Fill(self._last, buffer.number, request))
         except TimeoutError:
-            raise Overdue from None
-        return outcome
+            raise BatchTimeout from None
+        return future
 
     def take_reply(self) -> None:
         """Take in a reply. Raises LoaderError where the worker has died, and what it could not begin for."""
         try:
             reply: Reply = self.receive()
         except ChildDiedError:
-            raise LoaderError(self._death()) from None
-        self.asked.pop(reply.number).result = reply.result
-
-    def _death(self) -> str:
-        code, how = self.ending(_LEAVE_SECONDS)
-        killed = code is not None and code < 0
-        advice = "Did an op of yours end it?"
-        if killed:
-            advice = "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0"
-        return (
-            f"a worker process of the loader (pid {self.process.pid}) {'was killed' if killed else 'ended'} {how}; "
-            f"iterate the loader again to start new ones. {advice}"
-        )
-
-
-def _variables() -> dict[str, str]:
-    """Return a worker's environment: pixels are copied past the cache, as the next to read them is another process.
-
-    glibc does so from a size on that is meant for one program on the machine. From 64 KB on, raw images of 224 pixels
-    come a quarter faster (docs/decisions, loaders decode in worker processes).
-    """
-    given = os.environ.get(_TUNABLES, "")
-    if platform.machine() not in ("x86_64", "AMD64") or _PAST_THE_CACHE in given:
-        return {}
-    return {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}
+            code, how = self.ending(_LEAVE_SECONDS)
+            ended, advice = "ended", "Did an op of yours end it?"
+            if code is not None and code < 0:
+                ended, advice = "was killed", "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0"
+            raise LoaderError(
+                f"a worker process of the loader (pid {self.process.pid}) {ended} {how}; iterate the loader again to "
+                f"start new ones. {advice}"
+            ) from None
+        self.futures.pop(reply.number).reply = reply.result
 
 
 def _stop(workers: Sequence[_Worker], pool: BufferPool, owner: int, lock: AbstractContextManager[bool]) -> None:
@@ -259,76 +432,59 @@ def _stop(workers: Sequence[_Worker], pool: BufferPool, owner: int, lock: Abstra
         stop_all(workers, _LEAVE_SECONDS)
 
 
-def serve(feed: Feed, connection: Connection) -> None:
-    """Obey the loader's orders until its end of the socket closes."""
-    # A machine that shuts down tells all processes. The training loop may still want to save; then it is our turn.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        crew, shape = _open(feed)
-    except Exception as error:  # noqa: BLE001  # the loader raises it
-        connection.send(Failure.of(error, _BUG))
-        return
-    buffers = MappedBuffers(feed.file, shape)
-    begun = queue.SimpleQueue[tuple[int, ThreadPending | Exception] | None]()
-    pending = dict[int, ThreadPending]()
-    replier = threading.Thread(target=_reply, args=(connection, begun, pending), daemon=True)
-    replier.start()
-    try:
-        while True:
-            order: Fill | Cancel | Fetch = connection.recv()
-            if isinstance(order, Fetch):
-                crew.fetch(order.due)
-            elif isinstance(order, Cancel):
-                batch = pending.get(order.number)
-                if batch is not None:
-                    batch.cancel()
-            else:
-                try:
-                    pending[order.number] = crew.submit(order.request, buffers.array(order.buffer))
-                    begun.put((order.number, pending[order.number]))
-                except Exception as error:  # noqa: BLE001  # the loader raises it
-                    begun.put((order.number, error))
-    except (EOFError, ConnectionError):
-        return
-    finally:
-        _leave_anyway()
-        begun.put(None)
-        crew.close()
+Executor: TypeAlias = ThreadExecutor | ProcessExecutor
+BatchFuture: TypeAlias = ThreadFuture | ProcessFuture
 
 
-def _open(feed: Feed) -> tuple[ThreadCrew, tuple[int, ...]]:
-    dataset = reopen_dataset(feed.url, feed.content_digest)
-    rows = make_rows(dataset, feed.options, feed.threads)
-    source = VariantSource(dataset, feed.split, feed.options, feed.lanes)
-    shape = feed.options.batch_size, *rows.image_shape
-    return ThreadCrew(rows, source, feed.threads, BufferPool(shape)), shape
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """`threads` in each of so many processes; 0 are those of this process alone."""
+
+    processes: int
+    threads: int
+
+    @property
+    def decoding(self) -> int:
+        """Threads of all processes together."""
+        return max(1, self.processes) * self.threads
 
 
-def _reply(
-    connection: Connection,
-    begun: "queue.SimpleQueue[tuple[int, ThreadPending | Exception] | None]",
-    pending: dict[int, ThreadPending],
-) -> None:
-    """Send batches as they are done, in the order in which they were asked for."""
-    try:
-        for number, batch in iter(begun.get, None):
-            try:
-                if isinstance(batch, Exception):
-                    raise batch
-                filled = batch.wait(threading.TIMEOUT_MAX)
-                arrays = {name: array for name, array in filled.arrays.items() if name != IMAGE}
-                reply = Reply(number, replace(filled, arrays=arrays))
-            except BaseException as error:  # noqa: BLE001  # the loader raises it, also what sys.exit in an op raises
-                reply = Reply(number, Failure.of(error, _BUG))
-            finally:
-                pending.pop(number, None)
-            connection.send(reply)
-    except OSError:  # the loader has gone
-        return
+def plan_workers(dataset: Dataset, options: LoaderOptions) -> Workers:
+    """Return the numbers that the options say, or that fit the cores of this rank.
+
+    Raises:
+        OptionError: processes are asked for, and they cannot have the dataset or an op.
+    """
+    # The ranks of this host, as torchrun and others say, or `torch_xla.launch`.
+    ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "")
+    cores = max(1, available_cores() // max(1, int(ranks) if ranks.isdecimal() else 1))
+    wanted, text = options.processes, os.environ.get(_ENVIRONMENT)
+    if wanted is None and text:
+        if not text.isdecimal():
+            raise OptionError(f"{_ENVIRONMENT} in the environment is a number of processes, not {shown(text)}")
+        wanted = int(text)
+    processes = min(cores, max(_CORES_A_PROCESS, cores // _CORES_A_PROCESS)) if wanted is None else int(wanted)
+    obstacle = _obstacle(dataset, options) if processes else ""
+    if obstacle and options.processes:
+        raise OptionError(f"{obstacle}. Worker processes cannot have that; give processes=0 instead of {processes}")
+    if obstacle:
+        _logger.info("%s: threads of this process decode", obstacle)
+        processes = 0
+    return Workers(processes, options.threads or max(1, cores // max(1, processes)))
 
 
-def _leave_anyway() -> None:
-    """Leave, also when an op of the user's, or a drive, does not return."""
-    timer = threading.Timer(_LEAVE_ANYWAY_SECONDS, os._exit, (1,))
-    timer.daemon = True
-    timer.start()
+def _obstacle(dataset: Dataset, options: LoaderOptions) -> str:
+    """Return why worker processes cannot have the dataset or an op, or an empty text."""
+    for url in (dataset.url, dataset.shards.url):
+        if url_scheme(url) == "memory":
+            return f"{url} is memory of this process"
+    for op in options.ops or ():
+        if isinstance(op, Custom) and op.obstacle:
+            return op.obstacle
+        try:
+            crosses = type(op).__module__ != "__main__" and bool(ForkingPickler.dumps(op))
+        except Exception:  # noqa: BLE001  # an op's class may raise anything here
+            crosses = False
+        if not crosses:
+            return f"{type(op).__name__} is of __main__, or cannot be pickled"
+    return "" if hasattr(os, "memfd_create") else "this system has no memfd_create"

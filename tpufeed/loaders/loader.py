@@ -1,36 +1,50 @@
 """The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
 
 from tpufeed.dataset.partition import Remainder, Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.errors import OptionError, mask_secrets
+from tpufeed.errors import LoaderError, OptionError, mask_secrets
 from tpufeed.images.ops import Op
 from tpufeed.images.parameters import shown
-from tpufeed.images.pipeline import Pipeline
 from tpufeed.keywords import named_options
+from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest
 from tpufeed.loaders.buffers import BufferPool
-from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, resolve_columns
-from tpufeed.loaders.crew import Crew
-from tpufeed.loaders.cursor import check_identity, check_lanes, check_state_lanes, identity_of, state_number
-from tpufeed.loaders.executor import Feed, ProcessCrew
-from tpufeed.loaders.iterator import BatchForm, Endless, EpochIterator, Epochs, Flow, Position
-from tpufeed.loaders.metrics import LoaderStats, Tally
+from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Batch, BatchForm, resolve_columns
+from tpufeed.loaders.cursor import (
+    EpochCursor,
+    check_identity,
+    check_lanes,
+    check_state_lanes,
+    identity_of,
+    state_number,
+)
+from tpufeed.loaders.executor import (
+    CLOSED,
+    BatchFuture,
+    BatchTimeout,
+    Executor,
+    ProcessExecutor,
+    ThreadExecutor,
+    WorkerConfig,
+    plan_workers,
+)
+from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
 from tpufeed.loaders.options import RENAMED, LoaderOptions, take_options
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.rows import make_rows
-from tpufeed.loaders.sources import VariantSource
-from tpufeed.loaders.threads import ThreadCrew
-from tpufeed.loaders.workers import plan_workers
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
 
 _MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
 _LAST_EPOCH = 1 << 62
 _FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
+_FIRST_AHEAD = 4  # batches, of an epoch whose shards may have to come first
 _SUPERSEDED = (
     "set_epoch or load_state_dict was called in the middle of this epoch, which cannot go on; call them between two "
     "iterations"
@@ -116,6 +130,12 @@ class NumpyLoader:
         split: which part of it.
         options: how.
         find: asked for the world when it is first needed, where the options name none.
+
+    Attributes:
+        form: the names of a batch's columns, and how they are handed over.
+        image_shape: (height, width, channels) of every image.
+        columns: columns of a batch besides image, sample and mask.
+        pipeline: the ops, with their seed.
     """
 
     def __init__(
@@ -129,41 +149,39 @@ class NumpyLoader:
         if not self._entry.records:
             raise OptionError(f"{dataset.url}: split {split!r} is empty")
         self._workers = plan_workers(dataset, options)
-        self._rows = make_rows(dataset, options, self._workers.threads)
-        self.form = BatchForm(self._names(), options.columns is None)
-        self._dtypes: dict[str, np.dtype[Any]] = {
-            IMAGE: np.dtype(np.uint8),
-            SAMPLE: np.dtype(np.int64),
-            MASK: np.dtype(np.bool_),
-        }
-        self._dtypes |= {column.name: column.empty(0).dtype for column in self._rows.columns}
-        self._tally = Tally(options.max_bad_records)
-        self._crew: Crew | None = None
+        self._decoder = BatchDecoder(dataset, options, self._workers.threads)
+        self.image_shape, self.columns = self._decoder.image_shape, self._decoder.columns
+        self.pipeline = self._decoder.pipeline
+        masked = options.remainder == "pad" or options.max_bad_records > 0
+        names = (*resolve_columns(dataset.manifest, options.columns), *((MASK,) if masked else ()))
+        self.form = BatchForm(names, options.columns is None)
+        batch_bytes = self.batch_size * int(np.prod(self.image_shape))
+        wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
+        self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
+        self._metrics = LoaderMetrics(
+            options.max_bad_records,
+            LoaderStats(
+                processes=self._workers.processes,
+                threads=self._workers.decoding,
+                prefetch=self._prefetch,
+                buffer_bytes=self._prefetch * batch_bytes,
+            ),
+        )
+        self._executor: Executor | None = None
         self._world = thread_world() if options.world is None else None
         self._find_world = find
         self._lanes = options.lanes
-        self._position: Position | None = None
-        self._resume = 0, 0  # epoch and samples, until there is a position
-        self._current: EpochIterator | None = None
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of every image."""
-        return self._rows.image_shape
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """Columns of a batch besides image, sample and mask."""
-        return self._rows.columns
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The ops, with their seed."""
-        return self._rows.pipeline
+        self._start: EpochCursor | None = None  # of any epoch; the next iteration begins at `_next`, epoch and samples
+        self._next = 0, 0
+        self._current: EpochPrefetch | None = None  # of the iteration that was opened last
+        self._ahead: EpochPrefetch | None = None  # of the next epoch, when batches of it are prepared already
 
     def column_dtype(self, name: str) -> np.dtype[Any]:
-        """The dtype of a column's array."""
-        return self._dtypes[name]
+        """Return the dtype of a column's array."""
+        own = {IMAGE: np.uint8, SAMPLE: np.int64, MASK: np.bool_}
+        if name in own:
+            return np.dtype(own[name])
+        return next(column.empty(0).dtype for column in self.columns if column.name == name)
 
     @property
     def world(self) -> World:
@@ -185,37 +203,33 @@ class NumpyLoader:
         return self._lanes
 
     def __len__(self) -> int:
-        """Batches of an epoch, the same on every rank."""
+        """Return the batches of an epoch, the same number on every rank."""
         return self.batches_from(0)
 
     def batches_from(self, samples: int) -> int:
-        """Batches that are left of an epoch after `samples` samples of the whole world."""
+        """Return the batches that are left of an epoch after `samples` samples of the whole world."""
         return len(self._share(samples))
 
-    def __iter__(self) -> "EpochIterator | Endless":
-        """The next epoch, and with `repeat` all that follow."""
-        return Endless(self.next_epoch, self.form) if self.options.repeat else self.next_epoch()
+    def __iter__(self) -> "EpochIterator":
+        """Return the next epoch, and with `repeat` all that follow.
 
-    def next_epoch(self) -> EpochIterator:
-        """The next epoch, from its start or from where a state says. One that is not begun stays the next one."""
-        self._current = self._find_position().take(self._open_crew(), self._flow)
-        return self._current
+        It begins at its start, or where a state says. An epoch that is not begun stays the next one.
+        """
+        return EpochIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is epoch number `epoch`, from its start. One that is under way cannot go on.
+        """Make the next iteration epoch number `epoch`, from its start. One that is under way cannot go on.
 
         Where that epoch is next anyhow, what is prepared of it stays, and so does the place in it that a loaded state
         says: training loops name each epoch before they iterate it, also one that they go on with.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < _LAST_EPOCH:
             raise OptionError(f"epochs are numbered 0, 1, 2 ...; {shown(epoch)} is none of them")
-        position, current = self._position, self._current
-        coming = self._resume if position is None else (position.epoch, position.start)
-        if epoch != coming[0]:
+        if epoch != self._next[0]:
             self._move(int(epoch), 0)
-        elif current is not None and current.begun:
-            current.close(_SUPERSEDED)
-            self._current, self._resume = None, coming
+        elif self._current is not None and self._current.begun:
+            self._current.close(_SUPERSEDED)
+            self._current = None
 
     def go_on_after(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration the epoch after that of `state`, which this loader had when it gave some batch.
@@ -223,23 +237,19 @@ class NumpyLoader:
         With `repeat` the batches taken since may be of later epochs. They count for nothing, unless the loader was
         moved meanwhile by `set_epoch` or `load_state_dict`.
         """
-        current = self._current
-        if self.options.repeat and current is not None and current.epoch != state["epoch"]:
+        if self.options.repeat and self._current is not None and self._current.cursor.epoch != state["epoch"]:
             self.set_epoch(state["epoch"] + 1)
 
     def start_prefetch(self) -> None:
         """Prepare the first batches of the next epoch, which does not begin with that."""
-        position, crew = self._find_position(), self._open_crew()
-        if position.ahead is None or position.ahead.crew is not crew:
-            position.ahead = EpochIterator(position.epochs.open(position.epoch, position.start), crew, self._flow)
-        position.ahead.prepare(self._prefetch)
+        self._open_ahead(self._open_executor()).submit(self._prefetch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data."""
         return self.state_at(*self._place)
 
     def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
-        """The state after `samples` samples of the whole world in `epoch`."""
+        """Return the state after `samples` samples of the whole world in `epoch`."""
         return {**self._identity, "epoch": epoch, "lanes": self.lanes, "samples": samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -263,29 +273,28 @@ class NumpyLoader:
 
     def epoch_spec(self) -> EpochSpec:
         """Return what all ranks have to agree on before they begin the epoch that was opened last."""
-        epoch = self._current
-        assert epoch is not None, "one was opened"
-        order = self.state_at(epoch.epoch, epoch.samples_after(0)) | {
+        current = self._current
+        assert current is not None, "one was opened"
+        order = self.state_at(current.cursor.epoch, current.cursor.samples_after(0)) | {
             "remainder": self.options.remainder,
             "columns": self.form.names,
             "image_shape": self.image_shape,
         }
         text = ", ".join(f"{name} {value}" for name, value in order.items())
-        return EpochSpec(self.world.rank, epoch.batches, self.batch_size, text)
+        return EpochSpec(self.world.rank, len(current.cursor.share), self.batch_size, text)
 
     def stats(self) -> LoaderStats:
         """Return what the loader has done so far, and what its consumer waited for."""
-        return self._tally.stats(self._workers.processes, self._workers.decoding, self._prefetch, self._batch_bytes)
+        return self._metrics.stats()
 
     def close(self) -> None:
         """Stop the workers. A loader that is iterated again starts new ones."""
-        current, position, crew = self._current, self._position, self._crew
-        self._crew = None
-        for iterator in (current, None if position is None else position.ahead):
-            if iterator is not None:
-                iterator.close()
-        if crew is not None:
-            crew.close()
+        executor, self._executor = self._executor, None
+        for epoch in (self._current, self._ahead):
+            if epoch is not None:
+                epoch.close()
+        if executor is not None:
+            executor.close()
 
     def __repr__(self) -> str:
         epoch, samples = self._place
@@ -301,10 +310,12 @@ class NumpyLoader:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = self.dataset, self.split, self.options, self._find_world
         current = self._current
-        place = self._place if current is None or len(current) else (current.epoch + 1, 0)
-        return _restore, (given, self._lanes, place)
+        place = self._place if current is None or current.left else (current.cursor.epoch + 1, 0)
+        return type(self), (self.dataset, self.split, self.options, self._find_world), (self._lanes, place)
+
+    def __setstate__(self, state: tuple[int | None, tuple[int, int]]) -> None:
+        self._lanes, self._next = state
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -318,59 +329,20 @@ class NumpyLoader:
     def _place(self) -> tuple[int, int]:
         """Epoch and samples of the training loop."""
         current = self._current
-        return self._resume if current is None else (current.epoch, current.samples)
+        return self._next if current is None else (current.cursor.epoch, current.samples)
 
-    @property
-    def _batch_bytes(self) -> int:
-        return self.batch_size * int(np.prod(self.image_shape))
-
-    @property
-    def _prefetch(self) -> int:
-        wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
-        return self.options.prefetch or max(1, min(wanted, _AHEAD_BYTES // self._batch_bytes))
-
-    @property
-    def _flow(self) -> Flow:
-        stages = self.options.stage_bytes != 0 and self.dataset.is_remote
-        return Flow(self.form, self._prefetch, self.options.timeout_seconds, stages, self._tally)
-
-    def _names(self) -> tuple[str, ...]:
-        """The columns of a batch in their order."""
-        masked = self.options.remainder == "pad" or self.options.max_bad_records > 0
-        return (*resolve_columns(self.dataset.manifest, self.options.columns), *((MASK,) if masked else ()))
-
-    def _open_crew(self) -> Crew:
-        if self._crew is None or self._crew.closed:
-            self._crew = self._make_crew()
-        return self._crew
-
-    def _make_crew(self) -> Crew:
-        lanes, shape = self.lanes // self.world.size, (self.batch_size, *self.image_shape)
-        processes, threads = self._workers.processes, self._workers.threads
-        kept = self._prefetch + _FEWEST_AHEAD
-        if not processes:
-            source = VariantSource(self.dataset, self.split, self.options, lanes)
-            return ThreadCrew(self._rows, source, threads, BufferPool(shape, kept))
-        pool = BufferPool(shape, kept, shared=True)
-        assert pool.file is not None, "it is shared"
-        feed = Feed(self.dataset.url, self.dataset.content_digest, self.split, self.options, threads, lanes, pool.file)
-        return ProcessCrew(feed, processes, pool, self._flow.stages)
-
-    def _find_position(self) -> Position:
-        if self._position is None:
-            variants = [[shard.records for shard in variant.shards] for variant in self._entry.variants]
-            options = self.options
-            epochs = Epochs(variants, options.seed, self.lanes, options.shuffle, self._share(0))
-            self._position = Position(epochs, *self._resume)
-        return self._position
+    @cached_property
+    def _stages(self) -> bool:
+        """True where shards are fetched into a stage."""
+        return self.options.stage_bytes != 0 and self.dataset.is_remote
 
     def _move(self, epoch: int, samples: int) -> None:
         if self._current is not None:
             self._current.close(_SUPERSEDED)
-        if self._position is not None and self._position.ahead is not None:
-            self._position.ahead.close()
-        self._current = self._position = None
-        self._resume = epoch, samples
+        if self._ahead is not None:
+            self._ahead.close()
+        self._current = self._ahead = self._start = None
+        self._next = epoch, samples
 
     def _share(self, start: int) -> Share:
         share = Share(self._entry.records, self.options.batch_size, self.world, self.options.remainder, start)
@@ -383,12 +355,167 @@ class NumpyLoader:
             )
         return share
 
+    def _open_executor(self) -> Executor:
+        """Return the workers, and start them where there are none."""
+        if self._executor is None or self._executor.closed:
+            lanes, shape = self.lanes // self.world.size, (self.batch_size, *self.image_shape)
+            processes, threads = self._workers.processes, self._workers.threads
+            pool = BufferPool(shape, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
+            url, digest = self.dataset.url, self.dataset.content_digest
+            config = WorkerConfig(url, digest, self.split, self.options, threads, lanes, pool.file)
+            if processes:
+                self._executor = ProcessExecutor(config, processes, pool, self._stages)
+            else:
+                self._executor = ThreadExecutor(self.dataset, config, self._decoder, pool)
+        return self._executor
 
-def _restore(
-    given: tuple[Dataset, str, LoaderOptions, Callable[[], World]], lanes: int | None, place: tuple[int, int]
-) -> NumpyLoader:
-    """A loader from its pickle."""
-    loader = NumpyLoader(*given)
-    loader._lanes = lanes
-    loader._move(*place)
-    return loader
+    def _open_ahead(self, executor: Executor) -> "EpochPrefetch":
+        """Return the next epoch, of which batches may be prepared already."""
+        if self._start is None:
+            variants = [[shard.records for shard in variant.shards] for variant in self._entry.variants]
+            options = self.options
+            self._start = EpochCursor(variants, options.seed, self.lanes, options.shuffle, self._share(0))
+        ahead = self._ahead
+        if ahead is None or ahead.executor is not executor or ahead.cursor.epoch != self._next[0]:
+            ahead = self._ahead = EpochPrefetch(self._start.at(*self._next), executor)
+        return ahead
+
+    def _open_next(self, executor: Executor) -> "EpochPrefetch":
+        """Return the next epoch, for one iterator alone."""
+        opened, self._ahead = self._open_ahead(executor), None
+        return opened
+
+
+class EpochIterator(Iterator[Batch]):
+    """The batches of one epoch, or with `repeat` of all that follow. Closing is safe from any thread.
+
+    Leaving it early needs no `close`. The loader moves on to the next epoch when this one begins: with its first batch.
+    """
+
+    def __init__(self, loader: NumpyLoader) -> None:
+        self._loader = loader
+        self._prefetch = loader._current = loader._open_next(loader._open_executor())
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the last batch is of."""
+        return self._prefetch.cursor.epoch
+
+    def __len__(self) -> int:
+        """Return the batches that are left of the epoch."""
+        return self._prefetch.left
+
+    def __next__(self) -> Batch:
+        return self._loader.form.package(self.next_arrays())
+
+    def next_arrays(self) -> dict[str, Array]:
+        """Return the next batch as its columns by name. Raises StopIteration at the end, as `next` does."""
+        loader, prefetch = self._loader, self._prefetch
+        if not prefetch.left and not loader.options.repeat:
+            raise StopIteration
+        if prefetch.closed or prefetch.executor.closed:
+            raise LoaderError(prefetch.closed or CLOSED)
+        if not prefetch.left:
+            prefetch = self._prefetch = loader._current = loader._open_next(prefetch.executor)
+        if not prefetch.begun:
+            prefetch = self._begin()
+        asked = perf_counter()
+        try:
+            # Until shards are staged each record is a request: few batches at first.
+            ahead = loader._prefetch
+            if loader._stages:
+                ahead = min(ahead, _FIRST_AHEAD + 2 * prefetch.returned)
+            room = prefetch.submit(ahead + 1)
+            if room > 0 and loader._next == (self.epoch + 1, 0):
+                # With the same workers: another thread may just have closed the loader, and new ones would stay.
+                loader._open_ahead(prefetch.executor).submit(room)
+            ready = prefetch.ready()
+            batch = prefetch.futures.popleft().result(loader.options.timeout_seconds)
+            loader._metrics.add(batch, asked, ready)
+        except BatchTimeout:
+            prefetch.close()
+            prefetch.executor.close(wait=False)  # with all that was prepared
+            raise LoaderError(
+                f"no batch for {loader.options.timeout_seconds:g} s. Does a drive or the network not answer, or an op "
+                "of yours not return? Where a batch takes so long, give timeout_seconds"
+            ) from None
+        except BaseException:
+            prefetch.close()
+            loader._ahead = None  # it may have stopped half-way in a batch
+            raise
+        prefetch.returned += 1
+        if prefetch.returned == 1 and loader._stages:
+            # Not before: whole shards would take the network from the records of the first batch.
+            prefetch.executor.fetch(prefetch.cursor.due_shards())
+        return batch.arrays
+
+    def close(self, why: str = CLOSED) -> None:
+        """Give up what is being prepared. Asking for more raises LoaderError(`why`)."""
+        self._prefetch.close(why)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_prefetch"):
+            self._prefetch.close()
+
+    def _begin(self) -> "EpochPrefetch":
+        """Begin the epoch: from now on the loader's next iteration is the one after it."""
+        loader, prefetch = self._loader, self._prefetch
+        if loader._next[0] != self.epoch:  # another iteration, opened as early as this one, has begun it
+            prefetch.close()
+            self._prefetch = loader._open_next(prefetch.executor)
+            if loader._current is prefetch:
+                loader._current = self._prefetch
+            prefetch = self._prefetch
+        prefetch.begun = True
+        loader._next = self.epoch + 1, 0
+        return prefetch
+
+
+class EpochPrefetch:
+    """Batches of an epoch that are in work, in their order.
+
+    It refers to an executor, but not to the loader, which refers to it: with a cycle, a loader that is dropped would
+    keep its workers until the garbage collector comes by.
+    """
+
+    def __init__(self, cursor: EpochCursor, executor: Executor) -> None:
+        self.cursor = cursor
+        self.executor = executor
+        self.futures: deque[BatchFuture] = deque()
+        self.begun = False
+        self.returned = 0  # batches that the training loop has
+        self.closed = ""  # or why
+        self._planned: deque[BatchRequest] = deque()
+        self._submitted = 0
+
+    @property
+    def left(self) -> int:
+        """Batches that the training loop does not have yet."""
+        return len(self.cursor.share) - self.returned
+
+    @property
+    def samples(self) -> int:
+        """Samples of the epoch that the whole world has had."""
+        return self.cursor.samples_after(self.returned)
+
+    def submit(self, batches: int) -> int:
+        """Have so many batches in work; return how many of them the epoch does not have."""
+        while len(self.futures) < batches and self._submitted < len(self.cursor.share):
+            if not self._planned:
+                self._planned.extend(self.cursor.requests(self._submitted))
+            self.futures.append(self.executor.submit(self._planned.popleft()))
+            self._submitted += 1
+        return batches - len(self.futures)
+
+    def ready(self) -> int:
+        """Count the batches that can be handed out at once."""
+        for number, future in enumerate(self.futures):
+            if not future.done():
+                return number
+        return len(self.futures)
+
+    def close(self, why: str = CLOSED) -> None:
+        """Give up the batches in work."""
+        self.closed = self.closed or why
+        for future in tuple(self.futures):
+            future.cancel()

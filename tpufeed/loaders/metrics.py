@@ -1,16 +1,16 @@
-"""Metrics of a loader: what it has done so far, and what its consumer waited for."""
+"""Metrics of a loader: what it has done so far, and how long its consumer waited."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from tpufeed.errors import RecordError
-from tpufeed.loaders.crew import BadRecord, Filled
+from tpufeed.loaders.batch import DecodedBatch
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class LoaderStats:
     """Metrics of a loader since it was made; take the difference of two for a part of a run.
 
@@ -33,78 +33,67 @@ class LoaderStats:
         buffer_bytes: what they take.
     """
 
-    seconds: float
-    wait_seconds: float
-    waits: int
-    batches: int
-    samples: int
-    ready: float
-    read_seconds: float
-    decode_seconds: float
-    read_bytes: int
-    bad_records: int
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+    waits: int = 0
+    batches: int = 0
+    samples: int = 0
+    ready: float = 0.0
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    read_bytes: int = 0
+    bad_records: int = 0
     processes: int
     threads: int
     prefetch: int
     buffer_bytes: int
 
 
-class Tally:
-    """Adds up what `LoaderStats` says, and holds a loader to its budget of bad records."""
+class LoaderMetrics:
+    """Adds up `LoaderStats`, and holds a loader to its budget of bad records.
 
-    def __init__(self, max_bad_records: int) -> None:
+    Args:
+        max_bad_records: the budget.
+        stats: what is known from the start.
+    """
+
+    def __init__(self, max_bad_records: int, stats: LoaderStats) -> None:
         self._max_bad_records = max_bad_records
         self._bad: set[tuple[int, int, int]] = set()
-        self._first = self._last = self._wait = self._read = self._decode = 0.0
-        self._waits = self._batches = self._samples = self._ready = self._bytes = 0
+        self._stats = stats
+        self._first = 0.0
+        self._ready = 0
 
-    def add(self, filled: Filled, asked: float, ready: int) -> None:
-        """A batch is handed out that was asked for at `asked`, by `perf_counter`, when `ready` were there.
+    def stats(self) -> LoaderStats:
+        """Return a copy of the sum so far."""
+        return replace(self._stats, ready=self._ready / max(1, self._stats.batches), bad_records=len(self._bad))
+
+    def add(self, batch: DecodedBatch, asked: float, ready: int) -> None:
+        """Add a batch that is handed out now; it was asked for at `asked` by `perf_counter`, when `ready` were there.
 
         Raises:
-            RecordError: it is one bad record too many.
+            RecordError: it has one bad record too many.
         """
-        self._last = perf_counter()
+        now, stats = perf_counter(), self._stats
         self._first = self._first or asked
-        self._wait += self._last - asked
-        self._waits += not ready
         self._ready += ready
-        self._batches += 1
-        self._samples += len(next(iter(filled.arrays.values())))
-        self._read += filled.read_seconds
-        self._decode += filled.decode_seconds
-        self._bytes += filled.read_bytes
-        for record in filled.bad:
-            self._skip(record)
-
-    def stats(self, processes: int, threads: int, prefetch: int, batch_bytes: int) -> LoaderStats:
-        """Return the sum so far."""
-        return LoaderStats(
-            seconds=self._last - self._first,
-            wait_seconds=self._wait,
-            waits=self._waits,
-            batches=self._batches,
-            samples=self._samples,
-            ready=self._ready / max(1, self._batches),
-            read_seconds=self._read,
-            decode_seconds=self._decode,
-            read_bytes=self._bytes,
-            bad_records=len(self._bad),
-            processes=processes,
-            threads=threads,
-            prefetch=prefetch,
-            buffer_bytes=prefetch * batch_bytes,
-        )
-
-    def _skip(self, record: BadRecord) -> None:
-        if record.where in self._bad:
-            return
-        if len(self._bad) == self._max_bad_records:
-            raise RecordError(
-                f"{len(self._bad) + 1} bad records, more than max_bad_records={self._max_bad_records}; the last one: "
-                f"{record.message}. Run tpufeed verify, which lists all damage"
+        stats.seconds = now - self._first
+        stats.wait_seconds += now - asked
+        stats.waits += not ready
+        stats.batches += 1
+        stats.samples += len(next(iter(batch.arrays.values())))
+        stats.read_seconds += batch.read_seconds
+        stats.decode_seconds += batch.decode_seconds
+        stats.read_bytes += batch.read_bytes
+        for record in batch.bad:
+            if record.where in self._bad:
+                continue
+            if len(self._bad) == self._max_bad_records:
+                raise RecordError(
+                    f"{len(self._bad) + 1} bad records, more than max_bad_records={self._max_bad_records}; the last "
+                    f"one: {record.message}. Run tpufeed verify, which lists all damage"
+                )
+            self._bad.add(record.where)
+            _logger.warning(
+                "bad record skipped, %d of at most %d: %s", len(self._bad), self._max_bad_records, record.message
             )
-        self._bad.add(record.where)
-        _logger.warning(
-            "bad record skipped, %d of at most %d: %s", len(self._bad), self._max_bad_records, record.message
-        )

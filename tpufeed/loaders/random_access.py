@@ -1,4 +1,4 @@
-"""Samples by number, in whatever order they are asked for."""
+"""Read samples by their numbers, in any order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +8,10 @@ import numpy.typing as npt
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
-from tpufeed.loaders.admission import ShardAdmission
-from tpufeed.loaders.batch import Decoded, Decoder, decode_samples
-from tpufeed.loaders.columns import IMAGE, SAMPLE, Column, find_column, resolve_columns
+from tpufeed.loaders.admission import ShardAdmission, make_stage
+from tpufeed.loaders.batch import Decoder, decode_samples, read_columns
+from tpufeed.loaders.columns import IMAGE, SAMPLE, find_column, resolve_columns
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sources import make_stage
-from tpufeed.tfrecord.example import decode_example
 
 _CONNECTIONS = 16  # of all workers of a rank together; each has 8 MiB
 
@@ -42,15 +40,15 @@ class SplitSamples:
         self._readers: dict[int, Reader] = {}
         self._options = options
         self._workers = workers
-        self._touched: ShardAdmission | None = None
+        self._admission: ShardAdmission | None = None
 
     @property
     def changes_by_epoch(self) -> bool:
-        """Return true where a sample differs in the next epoch."""
+        """True where a sample differs in the next epoch."""
         return IMAGE in self.names and (len(self._variants) > 1 or any(op.draws for op in self.decoder.pipeline.ops))
 
     def read(self, samples: npt.NDArray[np.int64], epoch: int) -> dict[str, Sequence[Any]]:
-        """The columns of these samples as they are in `epoch`; an image is uint8 (height, width, 3).
+        """Return the columns of these samples as they are in `epoch`; an image is uint8 (height, width, 3).
 
         Raises:
             RecordError: one is damaged, or its image does not decode.
@@ -60,41 +58,25 @@ class SplitSamples:
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
         decoded = decode_samples(self.decoder, reader, places, self.decoder.pipeline.draw(epoch, samples))
-        if self._touched is not None:
-            self._touched.touch(reader, variant, shards.tolist())
-        columns: dict[str, Sequence[Any]] = {IMAGE: decoded.pixels, SAMPLE: samples.tolist()}
+        if self._admission is not None:
+            self._admission.touch(reader, variant, shards.tolist())
+        columns: dict[str, Sequence[Any]] = dict(read_columns(self._columns, decoded, reader, places))
         for column in self._columns:
-            if column.position is not None:
-                columns[column.name] = [ints[column.position] for ints in decoded.ints]
-        parsed = [column for column in self._columns if column.position is None]
-        return columns | (_parse(parsed, decoded, reader, places) if parsed else {})
+            if column.dtype == "float32":  # a Python float would be collated as float64
+                columns[column.name] = [np.float32(value) for value in columns[column.name]]
+        return columns | {IMAGE: decoded.pixels, SAMPLE: samples.tolist()}
 
     def _open(self, variant: int) -> Reader:
-        """The reader of a variant; the others let go of what they hold in the stage."""
-        stage, most = None, len(self._starts)  # opening one again costs as much as reading twenty raw records
+        """Open the reader of a variant; the others let go of what they hold in the stage."""
+        stage, most_open = None, len(self._starts)  # to open one again costs as much as reading twenty raw records
         if self.dataset.is_remote:
             for reader in self._readers.values():
                 reader.release()
-            self._touched = self._touched or self._make_touched()
-            if self._touched is not None:
-                stage, most = self._touched.stage, self._touched.most_open
-        found = self._readers[variant] = self.dataset.reader(self._split, variant, stage, most)
+            if self._admission is None:
+                made = make_stage(self.dataset, self._options, max(2, _CONNECTIONS // self._workers))
+                where = f"{self.dataset.url}, split {self._split!r}"
+                self._admission = None if made is None else ShardAdmission(made, self._variants, where)
+            if self._admission is not None:
+                stage, most_open = self._admission.stage, self._admission.most_open
+        found = self._readers[variant] = self.dataset.reader(self._split, variant, stage, most_open)
         return found
-
-    def _make_touched(self) -> ShardAdmission | None:
-        stage = make_stage(self.dataset, self._options, max(2, _CONNECTIONS // self._workers))
-        where = f"{self.dataset.url}, split {self._split!r}"
-        return None if stage is None else ShardAdmission(stage, self._variants, where)
-
-
-def _parse(
-    columns: Sequence[Column], decoded: Decoded, reader: Reader, places: Sequence[tuple[int, int]]
-) -> dict[str, list[Any]]:
-    """The columns that have no fixed place in a record."""
-    features = [decode_example(payload) for payload in decoded.payloads]
-    where = [reader.place(*place) for place in places]
-    found = dict[str, list[Any]]()
-    for column in columns:
-        values = [column.value(each, place) for each, place in zip(features, where, strict=True)]
-        found[column.name] = [np.float32(value) for value in values] if column.dtype == "float32" else values
-    return found

@@ -19,7 +19,7 @@ _RANKS_THREAD = "torch_xla._internal.pjrt", "_thread_fn"  # in which torch_xla r
 
 
 def to_world(world: WorldLike) -> World:
-    """A world that was given by hand, maybe as (rank, size)."""
+    """Return a world that was given by hand, maybe as (rank, size)."""
     return world if isinstance(world, World) else World(*world)
 
 
@@ -41,9 +41,9 @@ def find_world(by_hand: str = _BY_HAND) -> World:
 
 
 def thread_world(by_hand: str = _BY_HAND) -> World | None:
-    """The world of this thread, where torch_xla's ranks are threads and this is one; else None.
+    """Return the world of this thread where torch_xla's ranks are threads and this is one of them; else None.
 
-    To be asked where a loader is made: the threads in which torch_xla iterates it later belong to no rank.
+    Ask for it where a loader is made: the threads in which torch_xla iterates it later belong to no rank.
 
     Raises:
         OptionError: as `find_world` does.
@@ -58,7 +58,7 @@ def thread_world(by_hand: str = _BY_HAND) -> World | None:
 
 
 def count_ranks() -> int:
-    """Ranks of this program that are processes; the forked workers of a DataLoader may ask, too."""
+    """Count the ranks of this program that are processes; the forked workers of a DataLoader may ask, too."""
     return 1 if _ranks_are_threads() else max((world.size for world in _worlds().values()), default=1)
 
 
@@ -90,7 +90,12 @@ def find_tf_world() -> World:
 
 
 def _agreed_world(by_hand: str) -> World:
-    """The one world of all frameworks that have several ranks."""
+    """Return the one world of all frameworks that have several ranks, or a world of this process alone.
+
+    Raises:
+        OptionError: frameworks have different numbers of ranks; or this process was launched as one of several ranks,
+            and the framework does not know it yet.
+    """
     worlds = _worlds()
     if len({world.size for world in worlds.values()}) > 1:
         said = " and ".join(f"{name} has {world.size}" for name, world in worlds.items())
@@ -100,12 +105,6 @@ def _agreed_world(by_hand: str) -> World:
         )
     for world in worlds.values():
         return world
-    _check_alone(by_hand)
-    return World()
-
-
-def _check_alone(by_hand: str) -> None:
-    """Raise OptionError where this was launched as one of several ranks, and the framework does not know it yet."""
     distributed, size = sys.modules.get("torch.distributed"), os.environ.get("WORLD_SIZE", "1")
     uninitialised = distributed is not None and distributed.is_available() and not distributed.is_initialized()
     if uninitialised and size not in ("", "0", "1"):
@@ -113,43 +112,38 @@ def _check_alone(by_hand: str) -> None:
             f"this is one of {size} processes by WORLD_SIZE, and torch.distributed is not initialised: each "
             f"would read everything. Call init_process_group before the first batch, or give {by_hand}"
         )
-    if sys.modules.get("torch_xla") is None or _started_xla() is not None:
-        return
     processes = os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "1")
     several = f"one of {processes} processes by PJRT_LOCAL_PROCESS_COUNT" if processes not in ("", "0", "1") else ""
-    if several or os.environ.get("XLA_USE_SPMD") == "1":
+    unstarted = sys.modules.get("torch_xla") is not None and _started_xla() is None
+    if unstarted and (several or os.environ.get("XLA_USE_SPMD") == "1"):
         raise OptionError(
             f"this is {several or 'a program under SPMD, maybe one of several'}, and torch_xla's runtime is not "
             f"started: each would read everything. Call torch_xla.device() before the first batch, or give {by_hand}"
         )
+    return World()
 
 
 def _worlds() -> dict[str, World]:
-    """Return this process' world by framework, where it has several ranks; where ranks are threads, this thread's.
-
-    torch_xla comes first: its loaders compare its own world with that of a host loader.
-    """
-    worlds = {"torch_xla": _xla_world(), "torch.distributed": _torch_world(), "JAX": _jax_world()}
-    return {name: world for name, world in worlds.items() if world is not None and world.size > 1}
-
-
-def _torch_world() -> World | None:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return World(distributed.get_rank(), distributed.get_world_size())
-
-
-def _xla_world() -> World | None:
+    """Return this process' world by framework, where it has several ranks; where ranks are threads, this thread's."""
+    worlds: dict[str, World] = {}
+    # torch_xla comes first: its loaders compare its own world with that of a host loader.
     xla = _started_xla()
-    if xla is None:
-        return None
-    if xla.runtime.is_spmd():
-        return World(xla.runtime.process_index(), xla.runtime.process_count())
-    # Where nobody has launched ranks, `world_size()` would remember for ever that there are none.
-    if not xla._XLAC._xla_get_replication_devices_count():
-        return None
-    return World(xla.runtime.global_ordinal(), xla.runtime.world_size())
+    if xla is not None and xla.runtime.is_spmd():
+        worlds["torch_xla"] = World(xla.runtime.process_index(), xla.runtime.process_count())
+    # Before ranks are launched, `world_size()` would remember for ever that there are none.
+    elif xla is not None and xla._XLAC._xla_get_replication_devices_count():
+        worlds["torch_xla"] = World(xla.runtime.global_ordinal(), xla.runtime.world_size())
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        worlds["torch.distributed"] = World(distributed.get_rank(), distributed.get_world_size())
+    jax = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if jax is not None and jax.client is not None:
+        worlds["JAX"] = World(jax.process_id, jax.num_processes)
+    # Without jax.distributed the backends know the hosts of a TPU pod.
+    elif bridge is not None and bridge.backends_are_initialized():
+        worlds["JAX"] = World(bridge.process_index(), bridge.process_count())
+    return {name: world for name, world in worlds.items() if world.size > 1}
 
 
 def _ranks_are_threads() -> bool:
@@ -161,17 +155,7 @@ def _ranks_are_threads() -> bool:
 
 
 def _started_xla() -> Any:
-    """The module torch_xla, where its runtime is started. Any question starts it, and then it can launch no more."""
+    """Return torch_xla where its runtime is started. Any question starts it, and then it can launch no more."""
     xla = sys.modules.get("torch_xla")
     library = getattr(xla, "_XLAC", None)
     return xla if library is not None and library._xla_runtime_is_initialized() else None
-
-
-def _jax_world() -> World | None:
-    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
-    if state is not None and state.client is not None:
-        return World(state.process_id, state.num_processes)
-    bridge = sys.modules.get("jax._src.xla_bridge")  # which knows the hosts of a TPU pod even so
-    if bridge is None or not bridge.backends_are_initialized():
-        return None
-    return World(bridge.process_index(), bridge.process_count())

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import tpufeed
 from tpufeed.errors import LoaderError
-from tpufeed.loaders.rows import Rows
+from tpufeed.loaders.batch import BatchDecoder
 
 SIZE = 2
 
@@ -79,18 +79,18 @@ def validated(rank, url):
     Rank 0 prefetches the next epoch before its validation begins, rank 1 does not. It leaves the loop for good while
     rank 1 is in it.
     """
-    fill = Rows.fill
+    fill = BatchDecoder.fill
 
     def slow(*arguments):
         time.sleep(0.05)
         return fill(*arguments)
 
-    Rows.fill = slow if rank else fill
+    BatchDecoder.fill = slow if rank else fill
     train = tpufeed.device_loader(make(url, repeat=True), "cpu")
     validation = make(url, split="val", shuffle=False)
     found = [(ids(itertools.islice(train, len(train))), ids(validation)) for _ in range(3)]
     train.close()
-    Rows.fill = fill
+    BatchDecoder.fill = fill
     return found
 
 

@@ -20,9 +20,9 @@ from tpufeed.diagnosis.results import Stage
 from tpufeed.diagnosis.stages.probing import Part, Probes, Subject
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import StoreError, TpufeedError
+from tpufeed.loaders.executor import Workers
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.workers import Workers
 from tpufeed.storage.staging.folder import RemoteShard, copy_key, find_folder, free_bytes, is_in_memory
 
 CONNECTIONS = 16  # as loaders stage

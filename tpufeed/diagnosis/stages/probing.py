@@ -19,8 +19,8 @@ from tpufeed.errors import ImageError, LoaderError, TpufeedError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.mending import mend
 from tpufeed.loaders.batch import Decoder, decode_samples
+from tpufeed.loaders.executor import Workers
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.workers import Workers
 
 Part = Literal["reading", "decoding", "all"]
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.loaders.batch import Array
 from tpufeed.loaders.columns import IMAGE
-from tpufeed.loaders.crew import Array
-from tpufeed.loaders.iterator import Endless, EpochIterator
-from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.loader import EpochIterator, NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats
 
 try:
@@ -111,7 +110,7 @@ class StreamSource:
         self.start = loader.state_dict()  # where the first iteration begins
         self._loader = loader
         self._handed = handed
-        self._iterator: EpochIterator | Endless | None = None
+        self._iterator: EpochIterator | None = None
         self._opened = 0, 0  # epoch of the iteration that was opened last, and samples of it that it leaves out
         self._place: tuple[int, int, int] | None = None  # of the batch that the iterator gives next
         self._next: dict[str, Any] | None = None  # where the next iteration is to begin
@@ -222,7 +221,7 @@ class StreamSource:
         epoch[0].set_shape(())
         return batch, epoch[0]
 
-    def _move(self, epoch: int, start: int, batch: int) -> EpochIterator | Endless:
+    def _move(self, epoch: int, start: int, batch: int) -> EpochIterator:
         """Go on elsewhere: an iterator was restored from a checkpoint, or another iteration came between."""
         self._moves += 1
         if self._moves == _MANY_MOVES:

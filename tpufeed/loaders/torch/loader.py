@@ -15,8 +15,8 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.ops import Op
 from tpufeed.keywords import named_options
-from tpufeed.loaders.iterator import Batch, Endless, EpochIterator
-from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.columns import Batch
+from tpufeed.loaders.loader import EpochIterator, NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import RENAMED, take_options
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
@@ -187,7 +187,7 @@ class TorchIterator(Iterator[Any]):
 
     def __init__(self, loader: TorchLoader) -> None:
         self._loader = loader
-        self._batches: EpochIterator | Endless | None = None
+        self._batches: EpochIterator | None = None
 
     def __next__(self) -> Any:
         return to_torch(self._begin() if self._batches is None else next(self._batches))

@@ -1,0 +1,82 @@
+"""A worker process of a loader: it fills batches in the loader's memory, with threads of its own."""
+
+import os
+import queue
+import signal
+import threading
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import TypeAlias
+
+from tpufeed.dataset.reader import reopen_dataset
+from tpufeed.engines.child import Failure
+from tpufeed.loaders.batch import BatchDecoder
+from tpufeed.loaders.buffers import MappedBuffers
+from tpufeed.loaders.columns import IMAGE
+from tpufeed.loaders.executor import Cancel, Fetch, Fill, Reply, ThreadExecutor, ThreadFuture, WorkerConfig
+
+_BUG = "a worker process failed: "
+_LEAVE_ANYWAY_SECONDS = 10.0
+
+_Begun: TypeAlias = queue.SimpleQueue[tuple[int, ThreadFuture | Exception] | None]
+
+
+def serve(config: WorkerConfig, connection: Connection) -> None:
+    """Obey the loader's orders until its end of the socket closes."""
+    # A machine that shuts down tells all processes. The training loop may still want to save; then it is our turn.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    assert config.file is not None, "the loader shares its batches' memory"
+    try:
+        dataset = reopen_dataset(config.url, config.content_digest)
+        decoder = BatchDecoder(dataset, config.options, config.threads)
+        executor = ThreadExecutor(dataset, config, decoder)
+    except Exception as error:  # noqa: BLE001  # the loader raises it
+        connection.send(Failure.of(error, _BUG))
+        return
+    buffers = MappedBuffers(config.file, (config.options.batch_size, *decoder.image_shape))
+    begun: _Begun = queue.SimpleQueue()
+    pending = dict[int, ThreadFuture]()
+    threading.Thread(target=_reply, args=(connection, begun, pending), daemon=True).start()
+    try:
+        while True:
+            order: Fill | Cancel | Fetch = connection.recv()
+            if isinstance(order, Fetch):
+                executor.fetch(order.due)
+            elif isinstance(order, Cancel):
+                future = pending.get(order.number)
+                if future is not None:
+                    future.cancel()
+            else:
+                try:
+                    pending[order.number] = executor.submit(order.request, buffers.array(order.buffer))
+                    begun.put((order.number, pending[order.number]))
+                except Exception as error:  # noqa: BLE001  # the loader raises it
+                    begun.put((order.number, error))
+    except (EOFError, ConnectionError):
+        return
+    finally:
+        # Leave also when an op of the user's, or a drive, does not return.
+        timer = threading.Timer(_LEAVE_ANYWAY_SECONDS, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        begun.put(None)
+        executor.close()
+
+
+def _reply(connection: Connection, begun: _Begun, pending: dict[int, ThreadFuture]) -> None:
+    """Send batches as they are done, in the order in which they were asked for."""
+    try:
+        for number, future in iter(begun.get, None):
+            try:
+                if isinstance(future, Exception):
+                    raise future
+                batch = future.result(threading.TIMEOUT_MAX)
+                arrays = {name: array for name, array in batch.arrays.items() if name != IMAGE}
+                reply = Reply(number, replace(batch, arrays=arrays))
+            except BaseException as error:  # noqa: BLE001  # the loader raises it, also what sys.exit in an op raises
+                reply = Reply(number, Failure.of(error, _BUG))
+            finally:
+                pending.pop(number, None)
+            connection.send(reply)
+    except OSError:  # the loader has gone
+        return
