@@ -11,13 +11,13 @@ from PIL import Image
 
 import tpufeed
 from tests.sharding.other_versions import OtherVersions
+from tests.sharding.previews import preview_shard, preview_warmup
 from tpufeed import cache
 from tpufeed.dataset.build import owner_of
 from tpufeed.dataset.commit import put_report, read_report
 from tpufeed.dataset.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError
-from tpufeed.sharding.preview import preview_shard
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.reading import read_span
 from tpufeed.tfrecord.crc32c import crc32c
@@ -258,7 +258,7 @@ def test_a_plan_of_a_cache_is_of_its_source(of, photo_folder, tmp_path):
         set_header(base="/"),
     ):
         forge(tmp_path / "c", change)
-        for work in (cache.warmup, cache.build.preview_warmup):
+        for work in (cache.warmup, preview_warmup):
             with pytest.raises(ManifestError, match=r"no plan of|not a readable plan|no task at"):
                 work(source, tmp_path / "c", **options)
         (tmp_path / "c" / PLAN).write_bytes(honest)
