@@ -13,7 +13,6 @@ import tpufeed
 from tests.sharding.other_versions import OtherVersions
 from tests.sharding.previews import preview_shard, preview_warmup
 from tpufeed import cache
-from tpufeed.dataset.build import owner_of
 from tpufeed.dataset.commit import put_report, read_report
 from tpufeed.dataset.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
@@ -302,7 +301,7 @@ def test_a_report_of_other_shards_is_not_believed(change, unfinished, build_opti
     )
     store.delete("_tpufeed/reports/000000.json")
     forged = type(report)(report.task, (shard,), report.class_counts, report.images, report.rejects)
-    put_report(store, forged, owner_of(plan))
+    put_report(store, forged, plan.owner)
     result = tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
     assert 0 < result.earlier_images < 90
     assert result.manifest.content_digest == undisturbed.manifest.content_digest

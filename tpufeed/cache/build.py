@@ -14,7 +14,7 @@ from tpufeed.cache.options import CacheOptions, Encoding, Size, fingerprint
 from tpufeed.cache.plan import KIND, Planning, Warmable, count_shards, record_size
 from tpufeed.cache.source import CacheSource, Sample
 from tpufeed.cache.worker import ENTRY, REACH, Augmenter, CacheContext, encode_pixels
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, owner_of, run_build
+from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import (
     check_destination,
     check_names,
@@ -152,9 +152,18 @@ def warmup(  # noqa: PLR0913  # the public face
         plan, joined = join_or_begin(destination, KIND, source.url, identity, make_plan, overwrite)
         if joined:
             source.check_joined(destination, plan, options, request.size)
-        job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, options, owner_of(plan)), REACH)
-        info = options.cache_info(plan.header.input_digest, identity, request.size)
-        result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, info, fsync), listener)
+        job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, options, plan.owner), REACH)
+        result = run_build(
+            destination,
+            plan,
+            job,
+            engine=request.engine,
+            budget=request.budget,
+            joined=joined,
+            cache=options.cache_info(plan.header.input_digest, identity, request.size),
+            fsync=fsync,
+            listener=listener,
+        )
     return replace(result, warnings=(*plan.header.warnings, *result.warnings))
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
-from tpufeed.dataset.commit import Owner, Reject, Report, put_report, put_shard, read_report
+from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
 from tpufeed.dataset.destination import see_destination
-from tpufeed.dataset.plan import PlanHeader, TaskRef, read_task
+from tpufeed.dataset.plan import Owner, PlanHeader, TaskRef, read_task
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine

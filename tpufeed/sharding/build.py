@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tpufeed.dataset.advice import iter_warnings
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, owner_of, run_build
+from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import (
     check_destination,
     check_names,
@@ -166,8 +166,17 @@ def shard(  # noqa: PLR0913  # the public face
         plan, joined = join_or_begin(destination, KIND, source, options.to_dict(), make_plan, overwrite)
         if joined:
             _check_joined(request, plan)
-        job = Job(ENTRY, ShardContext(destination.url, plan.header, options.images, owner_of(plan)), REACH)
-        result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, fsync=fsync), listener)
+        job = Job(ENTRY, ShardContext(destination.url, plan.header, options.images, plan.owner), REACH)
+        result = run_build(
+            destination,
+            plan,
+            job,
+            engine=request.engine,
+            budget=request.budget,
+            joined=joined,
+            fsync=fsync,
+            listener=listener,
+        )
     return replace(result, warnings=(*plan.header.warnings, *result.warnings))
 
 

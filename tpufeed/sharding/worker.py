@@ -4,9 +4,9 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
-from tpufeed.dataset.commit import Owner, Reject, Report, put_report, put_shard, read_report
+from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
 from tpufeed.dataset.destination import see_destination
-from tpufeed.dataset.plan import PlanHeader, Task, TaskRef, read_task
+from tpufeed.dataset.plan import Owner, PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.schema import FORMAT, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
