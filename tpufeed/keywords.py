@@ -23,13 +23,14 @@ def named_options(renamed: Mapping[str, str]) -> Callable[[Callable[P, R]], Call
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        names = list(inspect.signature(function).parameters)
+        names = [name for name in inspect.signature(function).parameters if name != "self"]
+        said = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for keyword in kwargs:
                 if keyword not in names:
-                    raise OptionError(f"{function.__name__} has no option {keyword!r}; {advice(keyword)}")
+                    raise OptionError(f"{said} has no option {keyword!r}; {advice(keyword)}")
             return function(*args, **kwargs)
 
         def advice(keyword: str) -> str:
