@@ -22,15 +22,17 @@ CLASSES = 1000
 PLAN = """
 import json, resource, sys, time
 from tpufeed.dataset.commit import join_or_begin
-from tpufeed.sharding.build import write_shard_plan
-from tpufeed.sharding.options import make_options
+from tpufeed.dataset.plan import write_plan
+from tpufeed.sharding.build import take_inventory
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.plan import SizeEstimate, plan_shards
 from tpufeed.storage.registry import open_store
-source, destination, options = sys.argv[1], open_store(sys.argv[2]), make_options({"shard_bytes": "128KB"})
+source, destination, options = sys.argv[1], open_store(sys.argv[2]), ShardOptions(shard_bytes="128KB")
+def make_plan(path, freed_bytes):
+    with take_inventory(source, options) as inventory:
+        write_plan(path, *plan_shards(inventory, options, SizeEstimate(), source))
 start = time.perf_counter()
-plan, _ = join_or_begin(
-    destination, "shard", source, options.to_dict(),
-    lambda path, freed_bytes: write_shard_plan(path, source, destination, options, freed_bytes),
-)
+plan, _ = join_or_begin(destination, "shard", source, options.to_dict(), make_plan)
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps({"seconds": seconds, "peak_mb": peak / 1e3, "tasks": len(plan.tasks)}))

@@ -85,7 +85,7 @@ def train(options):
 
     torch.manual_seed(options.seed)
     with tpufeed.torch_loader(options.cache, "train", batch_size=options.batch_size, seed=options.seed) as host:
-        loader = tpufeed.device_prefetch(host)  # to the accelerator, if there is one
+        loader = tpufeed.device_loader(host)  # to the accelerator, if there is one
         model = make_model(torch, len(tpufeed.open_dataset(options.data).manifest.class_names)).to(loader.device)
         optimizer = torch.optim.SGD(model.parameters(), options.learning_rate, momentum=0.9, nesterov=True)
         for epoch in range(options.epochs):
@@ -112,7 +112,7 @@ def evaluate(options, model, device):
     right = seen = 0
     given = {"batch_size": options.batch_size, "ops": ops, "shuffle": False, "remainder": "pad"}
     with tpufeed.torch_loader(options.data, "val", **given) as host, torch.no_grad():
-        for images, labels, mask in tpufeed.device_prefetch(host, device):
+        for images, labels, mask in tpufeed.device_loader(host, device):
             found = model(tpufeed.to_device_float(images, dtype=torch.float32)).argmax(1)
             right += ((found == labels) & mask).sum().item()
             seen += mask.sum().item()

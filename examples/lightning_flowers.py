@@ -30,7 +30,7 @@ class Flowers(pl.LightningDataModule):
         manifest = tpufeed.open_dataset(options.data).manifest
         self.classes = len(manifest.class_names)
         self.cached = bool(manifest.cache)
-        # On a TPU Lightning's ranks are torch_xla's, and batches cross by its ParallelLoader.
+        # On a TPU Lightning's ranks are torch_xla's, and `xla_loader` sends the batches.
         self.load = tpufeed.xla_loader if XLAAccelerator.is_available() else tpufeed.torch_loader
 
     def train_dataloader(self):

@@ -5,7 +5,7 @@
   error of the build.
 - A picture of benchmarks/plots/ comes along.
 - A name of the public face in a sentence, like `tf_dataset`, leads to its place in the reference. Attributes have
-  places of their own there: api/loaders/#LoaderOptions.batch_size.
+  places of their own there: api/loaders/#LoaderStats.batches.
 """
 
 import logging
@@ -21,7 +21,7 @@ from pymdownx.slugs import slugify
 ROOT = Path(__file__).parent.parent
 PICTURES = "benchmarks/plots"
 # Names that are words, options or other packages' as well: they lead to the reference as `tpufeed.shard` only.
-WORDS = frozenset({"Dataset", "Preview", "Split", "adopt", "batch_size", "bench", "shard", "verify", "warmup"})
+WORDS = frozenset({"Dataset", "Preview", "Split", "adopt", "bench", "shard", "verify", "warmup"})
 
 _logger = logging.getLogger("mkdocs.hooks.docs")
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(?=\))")

@@ -108,7 +108,7 @@ EXTRAS = {
     "jax_loader": "jax",
     "TFRecordImages": "torch",
     "LaneSampler": "torch",
-    "device_prefetch": "torch",
+    "device_loader": "torch",
     "torch_loader": "torch",
     "xla_loader": "xla",
 }

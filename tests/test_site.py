@@ -117,7 +117,7 @@ def test_each_option_and_field_is_explained(site: Path) -> None:
         r"^::: [\w.]*?([A-Z]\w+)$", "".join(p.read_text() for p in DOCS.glob("api/*.md")), re.MULTILINE
     )
     names = [f"{entry}.{field}" for entry in entries for field in fields_of(entry, sources)]
-    assert {"LoaderOptions.batch_size", "TfOptions.direct", "XlaOptions.device", "Manifest.splits"} < set(names)
+    assert {"LoaderStats.batches", "DeviceStats.host", "Manifest.splits"} < set(names)
     assert [name for name in names if f'<td id="{name}">' not in reference] == []
 
 

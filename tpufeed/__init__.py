@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from tpufeed.dataset.partition import World
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
-    from tpufeed.loaders.batchsize import batch_size
+    from tpufeed.loaders.cores import count_cores
     from tpufeed.loaders.devicefloat import to_device_float
     from tpufeed.loaders.jax.loader import jax_loader
     from tpufeed.loaders.loader import numpy_loader
-    from tpufeed.loaders.options import LoaderOptions
     from tpufeed.loaders.tf.dataset import keras_state, tf_dataset
-    from tpufeed.loaders.torch.device import device_prefetch
+    from tpufeed.loaders.torch.device import device_loader
     from tpufeed.loaders.torch.host import TFRecordImages
     from tpufeed.loaders.torch.lanesampler import LaneSampler
     from tpufeed.loaders.torch.loader import torch_loader
@@ -31,15 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LaneSampler",
-    "LoaderOptions",
     "StepClock",
     "TFRecordImages",
     "World",
     "__version__",
     "adopt",
-    "batch_size",
     "cache",
-    "device_prefetch",
+    "count_cores",
+    "device_loader",
     "errors",
     "images",
     "jax_loader",
@@ -59,13 +57,12 @@ __all__ = [
 _ROOMS = ("cache", "errors", "images")
 _ROOM_OF_NAME = {
     "LaneSampler": "loaders.torch.lanesampler",
-    "LoaderOptions": "loaders.options",
     "StepClock": "profiling.clock",
     "TFRecordImages": "loaders.torch.host",
     "World": "dataset.partition",
     "adopt": "dataset.adopt",
-    "batch_size": "loaders.batchsize",
-    "device_prefetch": "loaders.torch.device",
+    "count_cores": "loaders.cores",
+    "device_loader": "loaders.torch.device",
     "jax_loader": "loaders.jax.loader",
     "keras_state": "loaders.tf.dataset",
     "numpy_loader": "loaders.loader",
@@ -79,6 +76,12 @@ _ROOM_OF_NAME = {
     "verify": "dataset.verify",
     "xla_loader": "loaders.xla.loader",
 }
+# Names of version 0.1, and what to use instead.
+_RENAMED = {
+    "LoaderOptions": "the keywords of each loader; help(tpufeed.numpy_loader) explains them",
+    "batch_size": "per_core * tpufeed.count_cores(world)",
+    "device_prefetch": "tpufeed.device_loader(loader, device)",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -88,7 +91,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"tpufeed.{_ROOM_OF_NAME[name]}"), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'tpufeed' has no attribute {name!r}")
+    hint = f"; use {_RENAMED[name]}" if name in _RENAMED else ""
+    raise AttributeError(f"module 'tpufeed' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`tpufeed cache warmup` and `python -m tpufeed.cache warmup`: the same flags and results, as text and as JSON."""
+"""`tpufeed cache warmup`: the same flags and results, as text and as JSON."""
 
 import json
 import os
@@ -13,15 +13,15 @@ import pytest
 import tpufeed
 from tests.cli.conftest import run_here
 from tests.one_core import take_one_core
+from tests.sharding.previews import preview_warmup
 from tpufeed.cache import warmup
-from tpufeed.cache.build import preview_warmup
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OpError, TpufeedError
 from tpufeed.images import CenterCrop, GaussianBlur, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
 from tpufeed.images.ops import to_dict
 from tpufeed.storage.local import LocalStore
 
-MODULE = [sys.executable, "-m", "tpufeed.cache", "warmup"]
+MODULE = [sys.executable, "-m", "tpufeed", "cache", "warmup"]
 FLAGS = ["--size", "64", "--variants", "3", "--shard-size", "40KB"]
 OPTIONS = {"size": 64, "variants": 3, "shard_bytes": "40KB"}
 
@@ -32,7 +32,7 @@ def run(*arguments):
 
 
 def run_module(*arguments):
-    """`python -m tpufeed.cache warmup` in a process of its own."""
+    """`tpufeed cache warmup` in a process of its own."""
     done = subprocess.run(
         [*MODULE, *map(str, arguments)],
         capture_output=True,
@@ -136,15 +136,10 @@ def test_ways_out_on_the_command_line(source, tmp_path):
     assert refused.returncode == 2
     assert re.fullmatch(
         r"error: .* already holds another cache: size of RandomResizedCrop \(ops, number 1\) is 24 there and 32 here "
-        r"\(see.*--overwrite.*--new-dir.*\n",
+        r"\(see.*--overwrite.*\n",
         refused.stderr,
     )
-    beside = run(source, tmp_path / "c", "--size", 32, "--new-dir", "--json")
-    assert json.loads(beside.stdout)["url"].startswith(f"{tmp_path / 'c'}-")
-    over = run(source, tmp_path / "c", "--size", 32, "--overwrite", "--json")
-    assert json.loads(over.stdout)["content_digest"] == json.loads(beside.stdout)["content_digest"]
-    both = run(source, tmp_path / "c", "--size", 32, "--overwrite", "--new-dir")
-    assert (both.returncode, "not both" in both.stderr) == (2, True)
+    assert run(source, tmp_path / "c", "--size", 32, "--overwrite", "--json").returncode == 0
     assert run(source, tmp_path / "c", "--size", 32, "--op", "Resize(3)").returncode == 2
 
 
@@ -228,7 +223,7 @@ def test_what_warmup_refuses_a_preview_refuses(way, source, undisturbed, monkeyp
         monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 10)
     if way == "beginnings":
         (place / "manifest.json").unlink()
-    options |= {"budget": {"max_rejects": "abc"}, "two ways out": {"overwrite": True, "new_dir": True}}.get(way, {})
+    options |= {"budget": {"max_rejects": "abc"}}.get(way, {})
     before = state_of(tmp_path)
     with pytest.raises(TpufeedError) as foretold:
         preview_warmup(source, place, **options)
@@ -264,6 +259,4 @@ def test_a_preview_of_what_stands_or_goes(source, undisturbed, tmp_path):
     fingerprint = undisturbed.manifest.cache.fingerprint
     assert preview_warmup(source, tmp_path / "c", **OPTIONS).fingerprint == fingerprint
     assert preview_warmup(source, tmp_path / "c", size=48, overwrite=True).variants == 1
-    aside = preview_warmup(source, tmp_path / "c", size=48, new_dir=True)
-    assert aside.destination == f"{tmp_path}/c-{aside.fingerprint[:12]}"
     assert state_of(tmp_path) == before

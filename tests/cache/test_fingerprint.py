@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from tpufeed.cache.plan import fingerprint, make_options
+from tpufeed.cache.options import CacheOptions, fingerprint
 from tpufeed.errors import OptionError
 from tpufeed.images import Custom, HorizontalFlip, RandomCrop, RandomResizedCrop
 
@@ -32,7 +32,7 @@ GOLDEN = {
 
 def fingerprint_of(digest=DIGEST, **keywords):
     """As `warmup` makes it of a dataset."""
-    options, _ = make_options(keywords)
+    options = CacheOptions(**keywords)
     return fingerprint(digest, msgspec.json.decode(msgspec.json.encode({"source_digest": digest, **options.to_dict()})))
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
+from tests.sharding.previews import preview_warmup
 from tpufeed.cache import warmup
-from tpufeed.cache.build import preview_warmup
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
@@ -55,12 +55,9 @@ def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
         ({"seed": 2**63}, "a seed is a whole number between 0 and"),
         ({"seed": "x"}, "a seed is a whole number between 0 and"),
         ({"shard_bytes": "much"}, "'much' is no size"),
-        ({"presize": 64}, "warmup has no option presize; there are size, ops, final, variants,"),
-        ({"hosts": 2, "variant": 2}, "warmup has no option hosts, variant; "),
         ({"split": "train"}, "is a dataset, whose splits and labels stand; these options are for raw images: split"),
-        ({"max_pixels": 9, "policy": {}}, "these options are for raw images: max_pixels, policy"),
+        ({"max_pixels": 9, "policy": {"alpha": "black"}}, "options are for raw images: max_pixels, policy"),
         ({"max_rejects": "many"}, "'many' is no budget for rejects"),
-        ({"overwrite": True, "new_dir": True}, "either overwrite the cache that stands there, or take a new folder"),
         ({"final": [Foreign()]}, "'Foreign' is none of the ops that this tpufeed has"),
         ({"final": ["RandomCrop(16)"]}, "ops are tpufeed.images.RandomResizedCrop"),
         ({"size": 0}, "size is one or two numbers of pixels"),

@@ -69,7 +69,7 @@ def place(cached, tmp_path):
     return tmp_path / "c"
 
 
-@pytest.mark.parametrize("way_out", [{}, {"overwrite": True}, {"new_dir": True}], ids=str)
+@pytest.mark.parametrize("way_out", [{}, {"overwrite": True}], ids=str)
 def test_a_complete_cache_is_recognised_and_nothing_is_written(way_out, source, cached, place, changes_in):
     before, changes = state_of(place), changes_in(place)
     start = time.perf_counter()
@@ -112,7 +112,7 @@ def test_another_cache_in_the_same_place_is_refused_by_what_differs(change, mess
     changes = changes_in(place)
     with pytest.raises(DatasetExistsError, match=message) as caught:
         warmup(source, place, **{**OPTIONS, **change})
-    assert "Say --overwrite to replace it, --new-dir to put this one beside it" in str(caught.value)
+    assert "Say --overwrite to replace it, or take another destination" in str(caught.value)
     assert changes == []
 
 
@@ -188,11 +188,10 @@ def test_a_complete_cache_that_is_damaged_is_not_taken_for_sound(damage, source,
     if damage != "gone":
         file.write_bytes(data[:100] if damage == "cut" else data)
     changes = changes_in(place)
-    for way_out in ({}, {"new_dir": True}):
-        with pytest.raises(
-            DatasetExistsError, match=f"this cache, but it is damaged. Run: tpufeed verify {place}; say --o"
-        ):
-            warmup(source, place, **OPTIONS, **way_out)
+    with pytest.raises(
+        DatasetExistsError, match=f"this cache, but it is damaged. Run: tpufeed verify {place}; say --o"
+    ):
+        warmup(source, place, **OPTIONS)
     assert changes == []
     warmup(source, place, **OPTIONS, overwrite=True)
     assert bytes_of(place) == bytes_of(cached.url)
@@ -212,32 +211,8 @@ def test_a_manifest_that_cannot_be_read(manifest, source, cached, place, bytes_o
     (place / "manifest.json").write_bytes(manifest)
     with pytest.raises(tpufeed.errors.ManifestError):
         warmup(source, place, **OPTIONS)
-    beside = warmup(source, place, **OPTIONS, new_dir=True)
-    assert beside.url == f"{place}-{cached.manifest.cache.fingerprint[:12]}"
     warmup(source, place, **OPTIONS, overwrite=True)
-    assert bytes_of(place) == bytes_of(beside.url) == bytes_of(cached.url)
-
-
-def test_a_new_folder_beside_another_cache(source, cached, place, bytes_of, changes_in):
-    other = {**OPTIONS, "seed": 5}
-    changes = changes_in(f"{place}/")
-    done = warmup(source, place, **other, new_dir=True)
-    assert done.url == f"{place}-{done.manifest.cache.fingerprint[:12]}"
-    assert done.manifest.cache.fingerprint != cached.manifest.cache.fingerprint
-    before = state_of(Path(done.url))
-    again = warmup(source, place, **other, new_dir=True)
-    assert (again.url, again.seconds) == (done.url, 0)
-    assert state_of(Path(done.url)) == before
-    assert changes == []
     assert bytes_of(place) == bytes_of(cached.url)
-
-
-def test_a_new_folder_is_for_another_cache_only(source, cached, bytes_of, tmp_path):
-    """Where nothing stands, and where this very build has begun, the destination is the one that was given."""
-    assert warmup(source, tmp_path / "c", **OPTIONS, new_dir=True).url == str(tmp_path / "c")
-    (tmp_path / "c/manifest.json").unlink()
-    again = warmup(source, tmp_path / "c", **OPTIONS, new_dir=True)
-    assert (again.url, again.earlier_images) == (str(tmp_path / "c"), cached.images)
 
 
 def test_the_beginnings_of_another_cache(source, cached, place, bytes_of):
@@ -246,8 +221,6 @@ def test_the_beginnings_of_another_cache(source, cached, place, bytes_of):
     other = {**OPTIONS, "seed": 5}
     with pytest.raises(DuplicateWriterError, match=r"another build: seed is 0 there and 5 here; nothing was changed"):
         warmup(source, place, **other)
-    beside = warmup(source, place, **other, new_dir=True)
-    assert beside.url == f"{place}-{beside.manifest.cache.fingerprint[:12]}"
     assert bytes_of(place) == before
     assert warmup(source, place, **OPTIONS).earlier_images == cached.images
 

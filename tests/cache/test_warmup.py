@@ -176,7 +176,7 @@ def test_each_sample_has_the_draws_of_its_own_number(source, tmp_path):
 
 def test_draws_that_come_in_blocks_are_those_of_each_sample(source):
     ops = (RandomResizedCrop(SIDE), HorizontalFlip(0.5))
-    augment, pipeline = Augmenter(CacheOptions(ops, variants=2), 4), Pipeline(ops, 4)
+    augment, pipeline = Augmenter(CacheOptions(ops=ops, variants=2), 4), Pipeline(ops, 4)
     image = bytes(next(open_dataset(source).iter_examples("train"))["image/encoded"].values[0])
     for number in (0, 1, 127, 128, 129, 1000, 255, 256, 5):
         for variant, pixels in enumerate(augment(Sample(number, "it", image, None, {}))):

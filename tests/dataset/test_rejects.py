@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from tpufeed.dataset.commit import Owner, Reject, Report
+from tpufeed.dataset.commit import Reject, Report
 from tpufeed.dataset.naming import PLAN
+from tpufeed.dataset.plan import Owner
 from tpufeed.dataset.rejects import RejectBudget, Rejects, parse_budget
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.storage.memory import MemoryStore

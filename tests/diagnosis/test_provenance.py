@@ -2,7 +2,7 @@
 
 import csv
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tpufeed.errors import StoreError
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.sharding import build
-from tpufeed.sharding.options import make_options
+from tpufeed.sharding.options import ShardOptions
 
 KEYWORDS: list[dict[str, Any]] = [
     {},
@@ -34,7 +34,7 @@ KEYWORDS: list[dict[str, Any]] = [
 def test_the_flags_say_what_the_manifest_does(
     keywords: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = make_options(keywords).to_dict()  # type: ignore[arg-type]
+    made = ShardOptions(**keywords).to_dict()  # type: ignore[arg-type]
     provenance = find_provenance({"command": "shard", "source": "/raw/my photos.csv", **made})
     given: dict[str, Any] = {}
 
@@ -49,10 +49,10 @@ def test_the_flags_say_what_the_manifest_does(
     done = CliRunner().invoke(app, words, prog_name="tpufeed")
     assert "that is enough" in done.output
     assert given.pop("src") == "/raw/my photos.csv"
-    own = {name: value for name, value in given.items() if name in build.ShardKeywords.__annotations__}
-    assert make_options(own).to_dict() == {**made, "presize": 96}  # type: ignore[arg-type]
+    own = {name: value for name, value in given.items() if name in {each.name for each in fields(ShardOptions)}}
+    assert ShardOptions(**own).to_dict() == {**made, "presize": 96}  # type: ignore[arg-type]
     assert bool(provenance.remarks) == ("classes" in keywords)
-    assert provenance.images == make_options(keywords).images  # type: ignore[arg-type]
+    assert provenance.images == ShardOptions(**keywords).images  # type: ignore[arg-type]
 
 
 def test_what_no_flag_says_is_said_in_words() -> None:

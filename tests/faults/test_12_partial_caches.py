@@ -8,7 +8,6 @@ import pytest
 
 import tpufeed
 from tpufeed import cache
-from tpufeed.dataset.build import owner_of
 from tpufeed.dataset.commit import put_report, read_report
 from tpufeed.dataset.naming import MANIFEST, report_name
 from tpufeed.dataset.plan import read_plan
@@ -67,7 +66,7 @@ def test_a_report_of_other_variants_is_not_trusted(kept, cache_copy, dataset_url
     report = read_report(store, plan.tasks[0], plan.header.run_id)
     shards = tuple(report.shards[variant] for variant in kept)
     store.delete(report_name(0))
-    put_report(store, msgspec.structs.replace(report, shards=shards), owner_of(plan))
+    put_report(store, msgspec.structs.replace(report, shards=shards), plan.owner)
     store.delete(MANIFEST)
     cache.warmup(dataset_url, cache_copy, **OPTIONS)
     assert open_dataset(cache_copy).content_digest == expected

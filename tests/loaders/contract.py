@@ -97,7 +97,7 @@ class TorchDeviceFeed(TorchFeed):
     """Two batches on the device ahead of the loop; the CPU is the device."""
 
     def open(self, url: str, split: str, **options: Any) -> Any:
-        return tpufeed.device_prefetch(super().open(url, split, **options), "cpu")
+        return tpufeed.device_loader(super().open(url, split, **options), "cpu")
 
 
 class XlaFeed(Feed):

@@ -340,7 +340,7 @@ def test_nothing_waits_for_the_garbage_collector(loaders, name, processes, cache
     ("options", "message"),
     [
         ({"columns": ["Label"]}, "no column 'Label'; this dataset has image, sample, label"),
-        ({"batchsize": 3}, "there is no option 'batchsize'; did you mean batch_size? The options are batch_size, ops"),
+        ({"batchsize": 3}, "has no option 'batchsize'; use batch_size"),
         ({"batch_size": 0}, "batch_size is a whole number, at least 1, not 0"),
         ({"world": (0, 3), "lanes": 4}, "4 lanes cannot be dealt to 3 ranks; give lanes=24"),
         ({"batch_size": 72, "remainder": "drop"}, "fill no batch of 72 on each of 1 ranks"),

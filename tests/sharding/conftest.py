@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import tpufeed
 from tpufeed.cli.app import app
 from tpufeed.sharding.inventory import Inventory
-from tpufeed.sharding.options import make_options
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources import find_source
 from tpufeed.storage.registry import open_store
 
@@ -113,7 +113,7 @@ def take():
     with ExitStack() as stack:
 
         def make(url, **options):
-            checked = make_options(options)
+            checked = ShardOptions(**options)
             source = find_source(open_store(url).url, checked)
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             inventory = stack.enter_context(Inventory(Path(folder), source, checked))

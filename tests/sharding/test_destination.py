@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.sharding.previews import preview_shard
 from tpufeed.errors import DuplicateWriterError, OptionError
-from tpufeed.sharding.preview import preview_shard
 
 
 @pytest.mark.parametrize("number", [0, -1, None], ids=["first shard", "last shard", "index"])

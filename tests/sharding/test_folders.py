@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.sharding.previews import preview_shard
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding.preview import preview_shard
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
 
@@ -102,15 +102,6 @@ def test_one_folder_around_the_classes(tree, take):
     assert take(folder / "flowers")[0].warnings == take(folder, label="none")[0].warnings == ()
 
 
-def test_splits_that_differ_by_capitals(tree, take):
-    """Two of them, as file systems have it, and a word about it."""
-    names = ("Train/a/1.jpg", "train/a/2.jpg", "train/b/3.jpg", "val/a/4.jpg")
-    inventory, _ = take(tree(*names))
-    assert inventory.splits == ("Train", "train", "val")
-    assert [warning.split(";")[0] for warning in inventory.warnings] == ["Train and train are 2 splits"]
-    assert take(tree("one/train/a/1.jpg", "one/val/b/2.jpg") / "one")[0].warnings == ()
-
-
 def test_one_folder_around_the_classes_of_splits(tree, take):
     (warning,) = take(tree("train/flowers/rose/1.jpg", "val/flowers/tulip/2.jpg"))[0].warnings
     assert "(rose, tulip) as classes or splits, move them one folder up; " in warning
@@ -123,32 +114,6 @@ def test_one_class(tree, take):
         "none"
     )
     assert take(tree("images/1.jpg"), classes=["images", "others"])[0].warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "warned"),
-    [
-        ("images/{}.jpg", "masks/{}.png", True),
-        ("images/{}.png", "masks/{}.png", True),
-        ("train/images/{}.png", "val/masks/x/{}_mask.png", True),
-        ("low/street_{}_x.png", "high/street_{}_x.png", True),
-        ("a/{}.jpg", "b/{}.png", True),
-        ("cat/{}.jpg", "dog/{}.jpg", False),
-        ("cat/IMG_{}.jpg", "dog/IMG_{}.jpg", False),
-        ("cat/cat{}.jpg", "dog/dog{}.jpg", False),
-    ],
-)
-def test_images_and_their_masks(first, second, warned, tree, take):
-    names = [first.format(number) for number in range(9)] + [second.format(number) for number in range(4, 13)]
-    inventory, _ = take(tree(*names))
-    assert len(inventory.classes.names) == 2
-    assert ["half of the images in" in warning for warning in inventory.warnings] == [True] * warned
-    assert take(tree(*names), label="none")[0].warnings == ()
-
-
-def test_less_than_half_of_the_names_are_no_masks(tree, take):
-    names = [f"images/{number}.jpg" for number in range(9)] + [f"masks/{number}.png" for number in range(5, 14)]
-    assert take(tree(*names))[0].warnings == ()
 
 
 def test_warnings_of_folders_reach_result_and_preview(photo_folder, tmp_path):

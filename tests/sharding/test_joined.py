@@ -11,13 +11,12 @@ from PIL import Image
 
 import tpufeed
 from tests.sharding.other_versions import OtherVersions
+from tests.sharding.previews import preview_shard, preview_warmup
 from tpufeed import cache
-from tpufeed.dataset.build import owner_of
 from tpufeed.dataset.commit import put_report, read_report
 from tpufeed.dataset.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError
-from tpufeed.sharding.preview import preview_shard
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.store import read_span
 from tpufeed.tfrecord.crc32c import crc32c
@@ -258,7 +257,7 @@ def test_a_plan_of_a_cache_is_of_its_source(of, photo_folder, tmp_path):
         set_header(base="/"),
     ):
         forge(tmp_path / "c", change)
-        for work in (cache.warmup, cache.build.preview_warmup):
+        for work in (cache.warmup, preview_warmup):
             with pytest.raises(ManifestError, match=r"no plan of|not a readable plan|no task at"):
                 work(source, tmp_path / "c", **options)
         (tmp_path / "c" / PLAN).write_bytes(honest)
@@ -302,7 +301,7 @@ def test_a_report_of_other_shards_is_not_believed(change, unfinished, build_opti
     )
     store.delete("_tpufeed/reports/000000.json")
     forged = type(report)(report.task, (shard,), report.class_counts, report.images, report.rejects)
-    put_report(store, forged, owner_of(plan))
+    put_report(store, forged, plan.owner)
     result = tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
     assert 0 < result.earlier_images < 90
     assert result.manifest.content_digest == undisturbed.manifest.content_digest

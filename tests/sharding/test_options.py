@@ -1,12 +1,16 @@
-import typing
+import inspect
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpufeed.cache import warmup
+from tpufeed.cache.options import CacheOptions
 from tpufeed.errors import OptionError
 from tpufeed.images.policy import ImagePolicy
-from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options, parse_splits
+from tpufeed.sharding.build import shard
+from tpufeed.sharding.options import ShardOptions, parse_shares
 from tpufeed.storage.store import parse_size
 
 
@@ -57,23 +61,23 @@ def test_what_is_no_size(text):
     ],
 )
 def test_splits(text, splits):
-    assert parse_splits(text) == splits
+    assert parse_shares(text) == splits
 
 
 def test_a_share_alone_is_no_split():
     with pytest.raises(OptionError, match=r"'0\.9' is a share of no split; write them like train=0\.9,val=0\.1"):
-        parse_splits("0.9")
+        parse_shares("0.9")
 
 
 @pytest.mark.parametrize("text", ["train=", "train=x", "train=0.9,val=", "train=50%", "train=0.9=0.1"])
 def test_what_is_no_split(text):
     with pytest.raises(OptionError, match=r"is no split; write them like train=0\.9,val=0\.1"):
-        parse_splits(text)
+        parse_shares(text)
 
 
 def test_a_split_given_twice():
     with pytest.raises(OptionError, match="split train is given twice"):
-        parse_splits("train=0.5,train=0.5")
+        parse_shares("train=0.5,train=0.5")
 
 
 @pytest.mark.parametrize(
@@ -103,12 +107,12 @@ def test_splits_that_cannot_be(splits, message):
 
 
 def test_thirds_add_up():
-    assert ShardOptions(split=parse_splits("a=0.3333333,b=0.3333333,c=0.3333334")).split["c"] == 0.3333334
+    assert ShardOptions(split="a=0.3333333,b=0.3333333,c=0.3333334").shares["c"] == 0.3333334
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_shard_has_a_size(size):
-    with pytest.raises(OptionError, match=f"at least one byte, not {size}"):
+@pytest.mark.parametrize(("size", "message"), [(0, "at least one byte, not 0"), (-1, "-1 is no size")])
+def test_a_shard_has_a_size(size, message):
+    with pytest.raises(OptionError, match=message):
         ShardOptions(shard_bytes=size)
 
 
@@ -154,16 +158,16 @@ def test_all_that_changes_bytes_stands_in_the_plan():
         "extension": "reject",
         "damaged": "reject",
     }
-    assert make_options({**given, "shard_bytes": "1KB", "policy": policy}).to_dict() == {
+    assert ShardOptions(**given, shard_bytes="1KB", policy=policy).to_dict() == {
         "shard_bytes": 1000,
         **given,
         **policy,
     }
-    assert make_options({"shards": 6, "hosts": 3}).to_dict()["shards"] == 6
+    assert ShardOptions(shards=6, hosts=3).to_dict()["shards"] == 6
 
 
 def test_no_option_is_left_out_of_the_plan():
-    keywords = typing.get_type_hints(ShardKeywords).keys() - {"policy", "shards"}
+    keywords = {each.name for each in fields(ShardOptions) if each.init} - {"policy", "shards"}
     assert ShardOptions().to_dict().keys() >= keywords
 
 
@@ -187,13 +191,35 @@ def test_no_option_is_left_out_of_the_plan():
 )
 def test_keywords_that_cannot_be(keywords, message):
     with pytest.raises(OptionError, match=message):
-        make_options(keywords)
+        ShardOptions(**keywords)
 
 
 def test_keywords_become_options(tmp_path):
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    options = make_options({"presize": 64, "min_side": 9, "classes": tmp_path / "classes.txt", "split": {"a": 1}})
+    options = ShardOptions(presize=64, min_side=9, classes=tmp_path / "classes.txt", split={"a": 1})
     assert (options.images.presize_px, options.images.min_side_px) == (64, 9)
-    assert (options.classes, options.split, options.split_shares) == (("cat", "dog"), {"a": 1}, {"a": 1})
-    assert make_options({}) == ShardOptions()
-    assert ShardOptions().split_shares == {"train": 1.0}
+    assert (options.class_names, options.shares) == (("cat", "dog"), {"a": 1})
+
+
+@pytest.mark.parametrize(("function", "options"), [(shard, (ShardOptions,)), (warmup, (CacheOptions, ShardOptions))])
+def test_the_signature_has_the_defaults_of_the_options(function, options):
+    parameters = inspect.signature(function).parameters
+    for option in {each.name: each for one in reversed(options) for each in fields(one) if each.init}.values():
+        if option.name in parameters:
+            assert parameters[option.name].default == option.default, option.name
+    assert function is not shard or {each.name for each in fields(ShardOptions) if each.init} <= parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("function", "keyword", "message"),
+    [
+        (shard, "num_workers", "shard has no option 'num_workers'; use workers"),
+        (shard, "alpha", r"shard has no option 'alpha'; use policy=\{'alpha': \.\.\.\}"),
+        (warmup, "hosts", "warmup has no option 'hosts'"),
+        (warmup, "presize", "warmup has no option 'presize'; a cache has all images of one size"),
+        (warmup, "new_dir", "warmup has no option 'new_dir'; give another destination"),
+    ],
+)
+def test_unknown_keywords(function, keyword, message, tmp_path):
+    with pytest.raises(OptionError, match=message):
+        function(tmp_path, tmp_path / "d", **{keyword: 1})

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import Input, iter_tasks, read_plan, read_plan_file, read_task, write_plan
 from tpufeed.errors import OptionError
-from tpufeed.images.policy import ImagePolicy
 from tpufeed.sharding.inventory import Inventory, input_digest, split_of
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import SizeEstimate, plan_shards
@@ -162,7 +161,7 @@ def test_the_order_depends_on_nothing_else():
         return [item.path for task in make_plan(equal_rows(200), options, estimate)[1] for item in task.inputs]
 
     first = order(ShardOptions(shard_bytes=10_000))
-    assert first == order(ShardOptions(shard_bytes=10**6, images=ImagePolicy(check="header", presize_px=64)))
+    assert first == order(ShardOptions(shard_bytes=10**6, check="header", presize=64))
     assert first == order(ShardOptions(shards=7), SizeEstimate(0.1, 5000))
     assert first == order(ShardOptions(shard_bytes=10_000, hosts=4))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.sharding.previews import preview_shard
 from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError, TooManyRejectsError, TpufeedError
-from tpufeed.sharding.preview import preview_shard
 from tpufeed.storage.local import LocalStore
 
 

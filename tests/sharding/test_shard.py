@@ -234,9 +234,7 @@ def test_another_finished_dataset_is_not_touched(options, error, message, photo_
         os.utime(tmp_path / "photos" / second, ns=(0, 0))
         os.utime(tmp_path / "photos" / last, ns=(0, 0))
         (tmp_path / "photos" / first).rename(tmp_path / "photos" / f"{first}.png")
-        message += (
-            rf" then, 90 now; 2 changed \(the first: {second}\), 1 added \({first}\.png\), 1 gone \({first}\)\. No"
-        )
+        message += " then, 90 now. Nothing was changed"
     with pytest.raises(error, match=message):
         tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=1, **options)
     assert state_of(tmp_path / "d") == before

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.sharding.previews import preview_shard
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding.preview import preview_shard
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
 

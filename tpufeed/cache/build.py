@@ -1,18 +1,20 @@
-"""`warmup`: from a dataset, or raw images, to a cache."""
+"""`warmup`: from a dataset, or raw images, to a cache, and the preview of it."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import msgspec
+import numpy as np
 
-from tpufeed.cache.plan import KIND, CacheKeywords, CacheOptions, count_shards, fingerprint, make_options, record_size
-from tpufeed.cache.planning import Planning, Size, Warmable, open_warmable
-from tpufeed.cache.probe import Probe, probe_samples
-from tpufeed.cache.worker import ENTRY, REACH, CacheContext
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, owner_of, run_build
+from tpufeed.cache.options import CacheOptions, Encoding, Size, fingerprint
+from tpufeed.cache.plan import KIND, Planning, Warmable, count_shards, record_size
+from tpufeed.cache.source import CacheSource, Sample
+from tpufeed.cache.worker import ENTRY, REACH, Augmenter, CacheContext, encode_pixels
+from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import (
     check_destination,
     check_names,
@@ -23,33 +25,62 @@ from tpufeed.dataset.commit import (
     join_or_begin,
 )
 from tpufeed.dataset.destination import check_space, choose_engine, refuse_source
-from tpufeed.dataset.plan import check_same_plan, differing_options, read_plan, write_plan
+from tpufeed.dataset.plan import differing_options, write_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget
 from tpufeed.engines.engine import Engine, Job, available_cores
-from tpufeed.errors import DamageError, DatasetExistsError, DuplicateWriterError, ObjectNotFoundError, OptionError
-from tpufeed.images import Custom
-from tpufeed.images.ops import from_dict, to_dict
-from tpufeed.images.pipeline import Pipeline
+from tpufeed.errors import DamageError, DatasetExistsError, ImageError, OpError
+from tpufeed.images.decoding import MAX_PIXELS, Pixels, decode
+from tpufeed.images.ops import Op
+from tpufeed.images.pipeline import Pipeline, check_deterministic
+from tpufeed.keywords import named_options
+from tpufeed.sharding.build import RENAMED
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
 _READ_WHOLE_BYTES = 2 * 10**9  # of a finished cache, to verify it
+_PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
+_PROBED_SECONDS = 1.0  # an op may take seconds an image
+_NOT_HERE = "a cache has all images of one size: give size=..., or ops=[...] of which one fixes it"
+_RENAMED = {
+    **{name: new for name, new in RENAMED.items() if new not in ("presize", "shards")},
+    **dict.fromkeys(("presize", "presize_px", "resize"), _NOT_HERE),
+    "new_dir": "give another destination",
+    "transform": "ops",
+    "augment": "ops",
+    "dry_run": "call tpufeed.cache.build.preview_warmup(src, dst, CacheOptions(...))",
+}
 
 
+@named_options(_RENAMED)
 def warmup(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,
     *,
+    size: int | None = None,
+    ops: Sequence[Op] | None = None,
+    final: Sequence[Op] | None = None,
+    variants: int = 1,
+    encode: Encoding = "raw",
+    quality: int = 90,
+    seed: int = 0,
+    shard_bytes: str | int | None = None,
+    split: str | Mapping[str, float] | None = None,
+    split_by: str | None = None,
+    image: str | None = None,
+    label: str = "auto",
+    classes: str | Path | Sequence[str] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    min_side: int = 1,
+    policy: Mapping[str, str] | None = None,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     fsync: bool = False,
-    new_dir: bool = False,
     allow_augmented: bool = False,
     workers: int | None = None,
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
-    **options: Unpack[CacheKeywords],
 ) -> BuildResult:
     """Precompute the expensive part of an augmentation: a second dataset whose images are ready for the step.
 
@@ -59,19 +90,24 @@ def warmup(  # noqa: PLR0913  # the public face
     Args:
         src: a dataset, or raw images as `tpufeed.shard` takes them: these are decoded once for all variants.
         dst: where the cache goes.
+        size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`; 224 by default.
+        ops: applied to every sample, with other random numbers in every variant.
+        final: ops that loaders apply live to what the cache holds, with other random numbers in every epoch. None of
+            the user's own: a loader imports nothing that a manifest names, and has to be given `ops=[...]`.
+        variants: K; epoch e reads variant e mod K.
+        encode: "raw" stores uint8 pixels, the others encode them.
+        quality: of JPEG and WebP, 1 to 100.
+        seed: of the random numbers.
+        shard_bytes: aim for shards of this size; None: 128 MB, and less where there would be fewer than 64 shards.
+        split, split_by, image, label, classes, max_pixels, min_side, policy: for raw images, as in `tpufeed.shard`.
         max_rejects: fail where more samples than this cannot be taken, as in `tpufeed.shard`.
         overwrite: remove another cache or dataset that stands at `dst`, or the beginnings of one.
         fsync: bring the shards to the disk before the manifest, as in `tpufeed.shard`.
-        new_dir: put this one beside it, into a folder that is named by its fingerprint.
         allow_augmented: take a `src` that is itself a cache which random ops have augmented; of its variants the first
             is read.
         workers: processes; all cores by default.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
-        **options: what decides the bytes: size, in pixels, of the default ops (`RandomResizedCrop(size)`,
-            `HorizontalFlip()`), or ops; the others of `tpufeed.cache.plan.CacheOptions` (final, variants, encode,
-            quality, seed, shard_bytes); for raw images also split, split_by, image, label, classes, max_pixels,
-            min_side and policy, as in `tpufeed.shard`.
 
     Raises:
         OptionError, SourceError, NoInputsError, DatasetNotFoundError, DatasetExistsError, DuplicateWriterError: nothing
@@ -79,25 +115,54 @@ def warmup(  # noqa: PLR0913  # the public face
         OpError: an op fails on one of the first samples, or gives other pixels when it is run again.
         TooManyRejectsError, TaskError, BuildError: the work failed; what is done stays, and the same call goes on.
     """
-    request = _check_request(src, dst, max_rejects, overwrite, new_dir, allow_augmented, workers, engine, options)
+    options = CacheOptions(
+        size=size,
+        ops=ops,
+        final=final,
+        variants=variants,
+        encode=encode,
+        quality=quality,
+        seed=seed,
+        shard_bytes=shard_bytes,
+    )
+    raw = ShardOptions(
+        split=split,
+        split_by=split_by,
+        image=image,
+        label=label,
+        classes=classes,
+        max_pixels=max_pixels,
+        min_side=min_side,
+        policy=policy,
+    )
+    request = _check_request(src, dst, options, raw, max_rejects, overwrite, allow_augmented, workers, engine)
     if request.finished is not None:
         return finished_result(request.finished)
-    source, destination, checked, size = request.source, request.destination, request.options, request.size
+    source, destination, identity = request.source, request.destination, request.identity
 
     def make_plan(path: Path, freed_bytes: int) -> None:
-        with source.plan(checked, size) as planning:
-            measured = _measure(planning, source, checked, size)
-            check_space(destination, measured.bytes, freed_bytes)
-            header = msgspec.structs.replace(planning.header, splits=measured.shards)
-            write_plan(path, header, planning.iter_tasks(measured.shards))
+        with source.plan(options, request.size) as planning:
+            probe = probe_samples(planning, source.reader, options, request.size)
+            check_space(destination, probe.bytes, freed_bytes)
+            header = msgspec.structs.replace(planning.header, splits=probe.shards)
+            write_plan(path, header, planning.iter_tasks(probe.shards))
 
     with request.engine.prepare(ENTRY):
-        plan, joined = join_or_begin(destination, KIND, source.url, request.identity, make_plan, overwrite)
+        plan, joined = join_or_begin(destination, KIND, source.url, identity, make_plan, overwrite)
         if joined:
-            source.check_joined(destination, plan, checked, size)
-        job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, checked, owner_of(plan)), REACH)
-        info = checked.cache_info(plan.header.input_digest, request.identity, size)
-        result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, info, fsync), listener)
+            source.check_joined(destination, plan, options, request.size)
+        job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, options, plan.owner), REACH)
+        result = run_build(
+            destination,
+            plan,
+            job,
+            engine=request.engine,
+            budget=request.budget,
+            joined=joined,
+            cache=options.cache_info(plan.header.input_digest, identity, request.size),
+            fsync=fsync,
+            listener=listener,
+        )
     return replace(result, warnings=(*plan.header.warnings, *result.warnings))
 
 
@@ -105,7 +170,6 @@ def warmup(  # noqa: PLR0913  # the public face
 class _Request:
     """The arguments of `warmup`, checked; `finished` is the cache that is asked for, where it stands already."""
 
-    options: CacheOptions
     budget: RejectBudget
     source: Warmable
     destination: Store
@@ -118,28 +182,143 @@ class _Request:
 def _check_request(  # noqa: PLR0913, PLR0917  # those of `warmup`
     src: str | Path,
     dst: str | Path,
+    options: CacheOptions,
+    raw: ShardOptions,
     max_rejects: str | int | None,
     overwrite: bool,
-    new_dir: bool,
     allow_augmented: bool,
     workers: int | None,
     engine: Engine | str | None,
-    options: CacheKeywords,
 ) -> _Request:
     """Check all that `warmup` and its preview check before they make a plan."""
-    checked, for_images = make_options(options)
     budget = parse_budget(max_rejects)
-    if overwrite and new_dir:
-        raise OptionError("either overwrite the cache that stands there, or take a new folder; not both")
-    source, destination = open_warmable(src, for_images, allow_augmented), open_store(dst)
-    size = _output_size(source, checked)
+    source, destination = Warmable(src, raw, allow_augmented), open_store(dst)
+    size = options.output_size(source.size)
     chosen = choose_engine(engine, workers, *source.stores, destination)
-    identity = _identity(source, checked)
-    if new_dir and _is_taken(destination, source, identity):
-        destination = open_store(f"{destination.url}-{fingerprint(source.digest(), identity)[:12]}")
+    # Every option that decides bytes, as it comes back from JSON.
+    identity = msgspec.json.decode(msgspec.json.encode({**source.identity, **options.to_dict()}))
     refuse_source(destination, *source.stores)
     finished = _find_finished(destination, source, identity, overwrite)
-    return _Request(checked, budget, source, destination, size, chosen, identity, finished)
+    return _Request(budget, source, destination, size, chosen, identity, finished)
+
+
+def _find_finished(destination: Store, source: Warmable, identity: dict[str, Any], overwrite: bool) -> Dataset | None:
+    """The cache that is asked for, where it stands there already; another one is refused, or will be removed."""
+    try:
+        present = find_finished(destination)
+    except DamageError:
+        if not overwrite:
+            raise
+        return None
+    if present is None:
+        return None
+    differing = _differences(present, source, identity)
+    if not differing and _is_sound(present):
+        return present
+    if overwrite:
+        return None
+    if not differing:
+        raise DatasetExistsError(
+            f"{present.url} already holds this cache, but it is damaged. Run: tpufeed verify {present.url}; say "
+            "--overwrite to warm it again"
+        )
+    what = "another cache: " if present.manifest.cache is not None else ""
+    raise DatasetExistsError(
+        f"{present.url} already holds {what}{'; '.join(differing)} (see: tpufeed info {present.url}). Nothing "
+        "was changed. Say --overwrite to replace it, or take another destination"
+    )
+
+
+def _differences(present: Dataset, source: Warmable, identity: dict[str, Any]) -> list[str]:
+    """Return what the cache at the destination has otherwise, as parts of a sentence; nothing where it is this one."""
+    if present.manifest.cache is None:
+        return ["a dataset that is no cache"]
+    stored = {name: value for name, value in present.manifest.options.items() if name not in ("command", "source")}
+    if stored.get("source_digest") != identity.get("source_digest"):
+        return [f"it was warmed from another source, or {source.url} has changed since"]
+    differing = differing_options(stored, identity)
+    if not differing and present.manifest.cache.source_digest != source.digest():
+        differing = [f"the images of {source.url} have changed since"]
+    return differing
+
+
+def _is_sound(present: Dataset) -> bool:
+    """Return true where all files have their sizes and, up to 2 GB, their CRCs."""
+    files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
+    if find_lost(present.store, present.manifest) is not None:
+        return False
+    if sum(file.bytes for file in files) > _READ_WHOLE_BYTES:
+        return True
+    with ThreadPoolExecutor(available_cores(), "tpufeed-verify") as executor:
+        return all(executor.map(lambda file: is_stored(present.store, file.name, file.bytes, file.crc32c), files))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Result of warming a few samples.
+
+    Attributes:
+        shards: of each variant, by split.
+        bytes: of all variants together, about.
+        seconds_a_sample: that all variants take one core.
+        samples: tried.
+    """
+
+    shards: dict[str, int]
+    bytes: float
+    seconds_a_sample: float
+    samples: int
+
+
+def probe_samples(planning: Planning, source: CacheSource, options: CacheOptions, size: Size) -> Probe:
+    """Warm a few samples, and run each op of the first of them twice.
+
+    Raises:
+        OpError: an op raises, returns what is no image of its size, or gives other pixels the second time; names op
+            and sample.
+        OptionError: a shard would be smaller than a record.
+    """
+    seed = source.draws_seed(options.seed)
+    augment = Augmenter(options, seed, source.upright)
+    ops, final = Pipeline(options.applied, seed), Pipeline(options.final or (), seed)
+    lengths, seconds = list[int](), list[float]()
+    begun = time.monotonic()
+    tried = (sample for task in planning.first for sample in source.iter_samples(planning.header, task))
+    for sample in tried:
+        if not isinstance(sample, Sample):
+            continue
+        start = time.perf_counter()
+        try:
+            variants = augment(sample)
+        except ImageError:
+            continue
+        lengths += [len(encode_pixels(pixels, options)) for pixels in variants]
+        seconds.append(time.perf_counter() - start)
+        if len(seconds) <= _FIRST_SAMPLES:
+            pixels = sample.image if isinstance(sample.image, np.ndarray) else decode(sample.image)
+            _check_repeats(sample, ops, pixels)
+            _check_repeats(sample, final, variants[0])
+        slow = len(seconds) >= _FIRST_SAMPLES and time.monotonic() - begun > _PROBED_SECONDS
+        if slow or len(seconds) >= _PROBED_SAMPLES:
+            break
+    # What plans are cut by must be no matter of time: the mean of the first samples alone.
+    shards = count_shards(
+        planning.samples, options, record_size(options, size, _mean(lengths[: _FIRST_SAMPLES * options.variants]))
+    )
+    total = record_size(options, size, _mean(lengths)) * options.variants * sum(planning.samples.values())
+    return Probe(shards, total, _mean(seconds), len(seconds))
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / max(1, len(numbers))
+
+
+def _check_repeats(sample: Sample, pipeline: Pipeline, pixels: Pixels) -> None:
+    draws = [op[0] for op in pipeline.draw(0, np.array([sample.number]))]
+    try:
+        check_deterministic(pipeline, pixels, draws)
+    except OpError as error:
+        raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,157 +354,47 @@ class CachePreview:
 def preview_warmup(  # noqa: PLR0913  # those of `warmup`
     src: str | Path,
     dst: str | Path,
+    options: CacheOptions,
+    raw: ShardOptions | None = None,
     *,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
-    new_dir: bool = False,
     allow_augmented: bool = False,
     workers: int | None = None,
     engine: Engine | str | None = None,
-    **options: Unpack[CacheKeywords],
 ) -> CachePreview:
-    """Say what `warmup` with the same arguments would do. Changes nothing.
+    """Say what `warmup` with the same arguments would do; `raw` describes raw images. Changes nothing.
 
     Raises:
         OptionError, SourceError, NoInputsError, DatasetNotFoundError, OpError: as `warmup` does.
         DatasetExistsError, DuplicateWriterError: as `warmup` does.
         BuildError, StoreError: there is no room at the destination, or it cannot be written.
     """
-    request = _check_request(src, dst, max_rejects, overwrite, new_dir, allow_augmented, workers, engine, options)
-    source, destination, checked = request.source, request.destination, request.options
-    finished, identity = request.finished is not None, request.identity
+    raw = ShardOptions() if raw is None else raw
+    request = _check_request(src, dst, options, raw, max_rejects, overwrite, allow_augmented, workers, engine)
+    source, destination, finished = request.source, request.destination, request.finished is not None
+    identity = request.identity
     plan, old = (None, []) if finished else check_destination(destination, KIND, source.url, identity, overwrite)
     if plan is not None:
-        source.check_joined(destination, plan, checked, request.size)
-    with source.plan(checked, request.size) as planning:
-        measured = _measure(planning, source, checked, request.size)
+        source.check_joined(destination, plan, options, request.size)
+    with source.plan(options, request.size) as planning:
+        probe = probe_samples(planning, source.reader, options, request.size)
         if not finished and plan is None:
-            check_space(destination, measured.bytes, sum(info.size_bytes for info in old))
-            header = msgspec.structs.replace(planning.header, splits=measured.shards)
+            check_space(destination, probe.bytes, sum(info.size_bytes for info in old))
+            header = msgspec.structs.replace(planning.header, splits=probe.shards)
             check_names(destination, header, foreign_names(destination, old), old)
-        samples = sum(planning.samples.values())
         return CachePreview(
             source=source.url,
             destination=destination.url,
             samples=planning.samples,
-            shards={name: shards * checked.variants for name, shards in measured.shards.items()},
-            variants=checked.variants,
-            bytes=int(measured.bytes),
+            shards={name: shards * options.variants for name, shards in probe.shards.items()},
+            variants=options.variants,
+            bytes=int(probe.bytes),
             free_bytes=destination.free_bytes(),
-            seconds=samples * measured.probe.seconds_a_sample / (workers or available_cores()),
-            seconds_a_sample=measured.probe.seconds_a_sample,
-            probed=measured.probe.samples,
+            seconds=sum(planning.samples.values()) * probe.seconds_a_sample / (workers or available_cores()),
+            seconds_a_sample=probe.seconds_a_sample,
+            probed=probe.samples,
             fingerprint=fingerprint(planning.header.input_digest, identity),
             warnings=planning.header.warnings,
             complete=finished,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    probe: Probe
-    shards: dict[str, int]
-    bytes: float
-
-
-def _measure(planning: Planning, source: Warmable, options: CacheOptions, size: Size) -> _Measured:
-    probe = probe_samples(source.reader, planning.header, planning.first, options)
-    shards = count_shards(planning.samples, options, record_size(options, size, probe.first_bytes))
-    each = record_size(options, size, probe.image_bytes)
-    return _Measured(probe, shards, each * options.variants * sum(planning.samples.values()))
-
-
-def _identity(source: Warmable, options: CacheOptions) -> dict[str, Any]:
-    """Every option that decides bytes, as it comes back from JSON."""
-    identity: dict[str, Any] = msgspec.json.decode(msgspec.json.encode({**source.identity, **options.to_dict()}))
-    return identity
-
-
-def _output_size(source: Warmable, options: CacheOptions) -> Size:
-    size = Pipeline(options.ops, options.seed).output_size(source.size)
-    if size is None:
-        raise OptionError(
-            "these ops leave images of different sizes; end with one that fixes the size, like "
-            "RandomResizedCrop(size=224) or Resize(256) and CenterCrop(224)"
-        )
-    Pipeline(options.final, options.seed).output_size(size)  # raises where they are no ops
-    for op in options.ops:
-        if isinstance(op, Custom) and op.obstacle:  # also where this process does all: another one may go on
-            raise OptionError(op.obstacle)
-    for op in options.final:
-        if isinstance(op, Custom):
-            raise OptionError(
-                f"{op} cannot be a final op, as no loader imports what a manifest names. Leave it out here, and pass "
-                f"all final ops to each loader: ops=[..., {op}]"
-            )
-        from_dict(to_dict(op))  # as loaders will, which know no ops but tpufeed's
-    return size
-
-
-def _is_taken(destination: Store, source: Warmable, identity: dict[str, Any]) -> bool:
-    """Return true where another cache or dataset stands, or the beginnings of one."""
-    try:
-        present = find_finished(destination)
-        if present is not None:
-            return bool(_differences(present, source, identity))
-        check_same_plan(destination, read_plan(destination).header, KIND, source.url, identity)
-    except ObjectNotFoundError:
-        return False
-    except (DuplicateWriterError, DamageError):
-        return True
-    return False
-
-
-def _find_finished(destination: Store, source: Warmable, identity: dict[str, Any], overwrite: bool) -> Dataset | None:
-    """The cache that is asked for, where it stands there already; another one is refused, or will be removed."""
-    try:
-        present = find_finished(destination)
-    except DamageError:
-        if not overwrite:
-            raise
-        return None
-    if present is None:
-        return None
-    differing = _differences(present, source, identity)
-    if not differing and _is_sound(present):
-        return present
-    if not overwrite:
-        raise DatasetExistsError(_refusal(present, differing))
-    return None
-
-
-def _differences(present: Dataset, source: Warmable, identity: dict[str, Any]) -> list[str]:
-    """Return what the cache at the destination has otherwise, as parts of a sentence; nothing where it is this one."""
-    if present.manifest.cache is None:
-        return ["a dataset that is no cache"]
-    stored = {name: value for name, value in present.manifest.options.items() if name not in ("command", "source")}
-    if stored.get("source_digest") != identity.get("source_digest"):
-        return [f"it was warmed from another source, or {source.url} has changed since"]
-    differing = differing_options(stored, identity)
-    if not differing and present.manifest.cache.source_digest != source.digest():
-        differing = [f"the images of {source.url} have changed since"]
-    return differing
-
-
-def _refusal(present: Dataset, differing: Sequence[str]) -> str:
-    if not differing:
-        return (
-            f"{present.url} already holds this cache, but it is damaged. Run: tpufeed verify {present.url}; say "
-            "--overwrite to warm it again"
-        )
-    what = "another cache: " if present.manifest.cache is not None else ""
-    return (
-        f"{present.url} already holds {what}{'; '.join(differing)} (see: tpufeed info {present.url}). Nothing "
-        "was changed. Say --overwrite to replace it, --new-dir to put this one beside it, or take another destination"
-    )
-
-
-def _is_sound(present: Dataset) -> bool:
-    """Return true where all files have their sizes and, up to 2 GB, their CRCs."""
-    files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
-    if find_lost(present.store, present.manifest) is not None:
-        return False
-    if sum(file.bytes for file in files) > _READ_WHOLE_BYTES:
-        return True
-    with ThreadPoolExecutor(available_cores(), "tpufeed-verify") as executor:
-        return all(executor.map(lambda file: is_stored(present.store, file.name, file.bytes, file.crc32c), files))

@@ -1,153 +1,179 @@
-"""Options and plan of a cache, as pure functions."""
+"""Plan of a cache, which is made of a dataset or of raw images."""
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any
 
 import msgspec
 
-from tpufeed.dataset.manifest import CacheInfo
-from tpufeed.dataset.plan import Task
+from tpufeed.cache.options import CacheOptions, Size
+from tpufeed.cache.source import CacheSource, DatasetSource, RawSource
+from tpufeed.dataset.naming import PLAN, check_split_name
+from tpufeed.dataset.plan import Plan, PlanHeader, Task, iter_tasks
+from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
-from tpufeed.errors import OptionError
-from tpufeed.images import HorizontalFlip
-from tpufeed.images.ops import to_dict
-from tpufeed.images.protocols import Op
-from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.sharding.options import ShardKeywords
-from tpufeed.storage.store import parse_size
+from tpufeed.errors import DatasetNotFoundError, OptionError
+from tpufeed.images.ops import OPS
+from tpufeed.sharding.build import take_inventory
+from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.joined import check_joined, forged
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import Store
 
 KIND = "cache warmup"
-Encoding = Literal["raw", "jpeg", "png", "webp"]
+RAW_OPTIONS = ("split", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 
 _FEATURES_BYTES = 400  # of a record, besides the image
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64
-
-
-class CacheKeywords(TypedDict, total=False):
-    """The keywords of `warmup` that decide its bytes: those of the cache, then those for raw images.
-
-    `CacheOptions` explains the first; `size` is the side in pixels of the images where no `ops` are given. The others
-    are those of `tpufeed.shard`.
-    """
-
-    size: int | None
-    ops: Sequence[Op] | None
-    final: Sequence[Op] | None
-    variants: int
-    encode: Encoding
-    quality: int
-    seed: int
-    shard_bytes: str | int | None
-    split: str | Mapping[str, float] | None
-    split_by: str | None
-    image: str | None
-    label: str
-    classes: str | Path | Sequence[str] | None
-    max_pixels: int
-    min_side: int
-    policy: Mapping[str, str]
+_OF_SHARDS = frozenset(
+    {"shard_bytes", "shards", "hosts", "seed", "check", "encode", "quality", "presize", "presize_mode"}
+)
+_PROBED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """Options that decide the bytes of a cache, besides its source.
+class Planning:
+    """A plan in the making.
 
     Attributes:
-        ops: applied to every sample, with other random numbers in every variant.
-        final: ops that loaders apply live to what the cache holds, with other random numbers in every epoch. None of
-            the user's own: a loader imports nothing that a manifest names, and has to be given `ops=[...]`.
-        variants: K; epoch e reads variant e mod K.
-        encode: "raw" stores uint8 pixels, the others encode them.
-        quality: of JPEG and WebP, 1 to 100.
-        seed: of the random numbers.
-        shard_bytes: aim for shards of this size; None: 128 MB, and less where there would be fewer than 64, so that
-            many cores have work.
+        header: without the numbers of shards.
+        samples: of each split.
+        first: tasks of a few samples, for a probe.
+        iter_tasks: all tasks, for so many shards of each split.
     """
 
-    ops: tuple[Op, ...]
-    variants: int = 1
-    encode: Encoding = "raw"
-    seed: int = 0
-    shard_bytes: int | None = None
-    quality: int = 90
-    final: tuple[Op, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, most in (("variants", 1000), ("quality", 100)):
-            if not _is_whole(getattr(self, name), 1, most):
-                raise OptionError(f"{name} is a whole number between 1 and {most}, not {getattr(self, name)!r}")
-        if self.encode not in get_args(Encoding):
-            raise OptionError(f"encode is one of {', '.join(get_args(Encoding))}, not {self.encode!r}")
-        if not _is_whole(self.seed, 0, 2**63 - 1):
-            raise OptionError(f"a seed is a whole number between 0 and 2**63 - 1, not {self.seed!r}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain data, for plan and manifest."""
-        return {
-            "ops": [to_dict(op) for op in self.ops],
-            "final": [to_dict(op) for op in self.final],
-            "variants": self.variants,
-            "encode": self.encode,
-            "quality": self.quality if self.encode in ("jpeg", "webp") else None,
-            "seed": self.seed,
-            "shard_bytes": self.shard_bytes,
-        }
-
-    def cache_info(self, source_digest: str, identity: Mapping[str, Any], size: tuple[int, int]) -> CacheInfo:
-        """Return the manifest's entry for the cache; `identity` as for `fingerprint`."""
-        return CacheInfo(
-            source_digest=source_digest,
-            ops=tuple(identity["ops"]),  # as a reader of the manifest sees them: lists in place of tuples
-            final=tuple(identity["final"]),
-            encode=self.encode,
-            shape=(*size, 3),
-            dtype="uint8",
-            variants=self.variants,
-            seed=self.seed,
-            fingerprint=fingerprint(source_digest, identity),
-        )
+    header: PlanHeader
+    samples: dict[str, int]
+    first: list[Task]
+    iter_tasks: Callable[[Mapping[str, int]], Iterator[Task]]
 
 
-def make_options(keywords: CacheKeywords) -> tuple[CacheOptions, ShardKeywords]:
-    """The options of the cache, and the keywords for raw images. Raises OptionError."""
-    given: dict[str, Any] = dict(keywords)
-    unknown = given.keys() - CacheKeywords.__optional_keys__
-    if unknown:
-        raise OptionError(
-            f"warmup has no option {', '.join(sorted(unknown))}; there are {', '.join(CacheKeywords.__annotations__)}"
-        )
-    size, ops, shard_bytes = given.pop("size", None), given.pop("ops", None), given.pop("shard_bytes", None)
-    if size is not None and ops is not None:
-        raise OptionError(f"size={size!r} is that of the default ops; give either a size, or ops of which one fixes it")
-    own = {name: given.pop(name) for name in ("variants", "encode", "quality", "seed") if name in given}
-    options = CacheOptions(
-        ops=(RandomResizedCrop(224 if size is None else size), HorizontalFlip()) if ops is None else tuple(ops),
-        final=tuple(given.pop("final", None) or ()),
-        shard_bytes=None if shard_bytes is None else parse_size(shard_bytes),
-        **own,
-    )
-    return options, given  # type: ignore[return-value]  # what is left of a TypedDict
+class Warmable:
+    """A dataset, or raw images, that a cache can be made of.
 
-
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def fingerprint(source_digest: str, identity: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits of what a cache holds: the same on every machine, for every process and Python version.
-
-    Args:
-        source_digest: the content digest of a dataset, or the digest of raw inputs.
-        identity: every option that decides bytes, as plain data.
+    Attributes:
+        url: where it is.
+        reader: what workers read it with.
+        stores: that workers read from.
+        size: of all images, as (height, width), where they are equal.
+        identity: what decides its bytes, as plain data.
     """
-    data = msgspec.json.encode({"source_digest": source_digest, **identity}, order="deterministic")
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+    def __init__(self, src: str | Path, raw: ShardOptions, allow_augmented: bool) -> None:
+        """Open the dataset at `src`, or else the raw images, which `raw` describes.
+
+        Raises:
+            OptionError: options for raw images, where there is a dataset; or an augmented cache that is not allowed.
+            DatasetNotFoundError: a dataset that is not finished.
+        """
+        store = open_store(src)
+        self._raw, self._dataset, self._digest = raw, find_dataset(store), ""
+        self.url = store.url
+        self.reader: CacheSource
+        self.stores: tuple[Store, ...] = (store,)
+        self.size: Size | None = None  # raw images differ
+        if self._dataset is None:
+            if store.stat(PLAN) is not None:
+                raise DatasetNotFoundError(
+                    f"{store.url} holds the beginnings of a dataset; run its command again to finish it first"
+                )
+            self.reader = RawSource(raw.images)
+            self.identity = {name: value for name, value in raw.to_dict().items() if name not in _OF_SHARDS}
+            if raw.shares is not None:  # whose order matters, and a dict's is none to JSON
+                self.identity["split"] = list(raw.shares.items())
+            return
+        dataset = self._dataset
+        default = ShardOptions()
+        given = [name for name in RAW_OPTIONS if getattr(raw, name) != getattr(default, name)]
+        if given:
+            raise OptionError(
+                f"{store.url} is a dataset, whose splits and labels stand; these options are for raw images: "
+                f"{', '.join(given)}"
+            )
+        cache, shape = dataset.manifest.cache, dataset.manifest.tensor_shape
+        random = [str(op["op"]) for op in cache.ops if op["op"] not in OPS or OPS[op["op"]].draws] if cache else []
+        if cache is not None and random and not allow_augmented:
+            raise OptionError(
+                f"{dataset.url} is a cache that random ops have augmented ({', '.join(random)}): its images are "
+                f"cropped or changed for good, and of its variants ({cache.variants}) only the first would be read. "
+                f"Warm from its source, {dataset.manifest.options.get('source')}, or give allow_augmented=True "
+                "(--allow-augmented)"
+            )
+        self.reader = DatasetSource(dataset)
+        self.stores = (dataset.store, dataset.shards)
+        self.size = None if shape is None else shape[:2]
+        self.identity = {"source_digest": dataset.content_digest}
+
+    def digest(self) -> str:
+        """Digest of what the source holds now."""
+        if self._dataset is not None:
+            return self._dataset.content_digest
+        if not self._digest:
+            with take_inventory(self.url, self._raw) as inventory:
+                self._digest = inventory.digest()
+        return self._digest
+
+    @contextmanager
+    def plan(self, options: CacheOptions, size: Size) -> Iterator[Planning]:
+        """Begin a plan."""
+        with ExitStack() as stack:
+            inventory = None
+            if self._dataset is not None:
+                manifest = self._dataset.manifest
+                samples = {check_split_name(name): split.records for name, split in manifest.splits.items()}
+                features = manifest.features
+                facts: dict[str, Any] = {"input_digest": self.digest(), "class_names": manifest.class_names}
+                notes = {"images": options.variants * sum(samples.values())}
+            else:
+                inventory = stack.enter_context(take_inventory(self.url, self._raw))
+                samples = {name: count for name, (count, _, _) in inventory.totals().items()}
+                features = inventory.features
+                facts = {
+                    "input_digest": inventory.digest(),
+                    "class_names": inventory.classes.names,
+                    "base": inventory.base,
+                    "ignored_files": inventory.ignored_files,
+                    "warnings": inventory.warnings,
+                }
+                notes = {"images": options.variants * len(inventory), "listed_twice": inventory.listed_twice()}
+            header = PlanHeader(
+                kind=KIND,
+                source=self.url,
+                options={**self.identity, **options.to_dict()},
+                run_id=secrets.token_hex(8),
+                splits={},
+                variants=options.variants,
+                features=cached_schema(features, options, size),
+                notes=notes,
+                **facts,
+            )
+            few = {name: min(count, _PROBED) for name, count in samples.items()}
+            first = list(iter_ranges(few, dict.fromkeys(few, 1), inventory))
+            yield Planning(header, samples, first, lambda shards: iter_ranges(samples, shards, inventory))
+
+    def check_joined(self, store: Store, plan: Plan, options: CacheOptions, size: Size) -> None:
+        """Check a plan at `store` that another run has put there, see `sharding.joined`. Raises ManifestError."""
+        header = plan.header
+        if self._dataset is None:
+            image, *_ = cached_schema(header.features, options, size)
+            check_joined(store, plan, self.url, self._raw.image, options.variants, image)
+            return
+        with self.plan(options, size) as planning:
+            wanted = msgspec.structs.replace(planning.header, run_id=header.run_id, source=header.source)
+            wanted = msgspec.structs.replace(wanted, splits=header.splits, options=header.options)
+            if wanted != header or header.splits.keys() != planning.samples.keys():
+                raise forged(store, self.url, "its header says other than the dataset")
+            tasks = planning.iter_tasks(header.splits)
+            if any(task != found for task, found in itertools.zip_longest(tasks, iter_tasks(store, plan))):
+                raise forged(store, self.url, "its tasks are not the parts of the dataset")
 
 
-def record_size(options: CacheOptions, size: tuple[int, int], probed_bytes: float) -> float:
+def record_size(options: CacheOptions, size: Size, probed_bytes: float) -> float:
     """Bytes of a record: known for raw pixels, else those of the images that were probed."""
     return (size[0] * size[1] * 3 if options.encode == "raw" else probed_bytes) + _FEATURES_BYTES
 
@@ -158,31 +184,36 @@ def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes
     Raises:
         OptionError: a shard would be smaller than a record.
     """
-    target: float | None = options.shard_bytes
+    target: float | None = options.size_bytes
     if target is None:
         total = max(samples.values(), default=0) * record_bytes
         target = min(_LARGE_SHARD, max(_SMALL_SHARD, total / _ENOUGH_SHARDS))
     elif record_bytes > target:
         raise OptionError(
-            f"a shard of {options.shard_bytes} bytes cannot hold one record of {record_bytes:.0f}; give a --shard-size "
+            f"a shard of {options.size_bytes} bytes cannot hold one record of {record_bytes:.0f}; give a --shard-size "
             "of 64MB to 256MB"
         )
     return {name: min(count, max(1, round(count * record_bytes / target))) for name, count in samples.items()}
 
 
-def iter_ranges(samples: Mapping[str, int], shards: Mapping[str, int]) -> Iterator[Task]:
-    """Tasks of equally many samples: each is the range `[first, stop)` of a split."""
+def iter_ranges(
+    samples: Mapping[str, int], shards: Mapping[str, int], inventory: Inventory | None = None
+) -> Iterator[Task]:
+    """Tasks of equally many samples: each is the range `[first, stop)` of a split, of raw images with their inputs.
+
+    A sample's id is its place in the global order, whether it is taken or not.
+    """
     number = 0
     for split, count in samples.items():
+        inputs = None if inventory is None else inventory.iter_inputs(split)
         for shard in range(shards[split]):
             first, stop = (count * edge // shards[split] for edge in (shard, shard + 1))
-            yield Task(number, split, shard, shards[split], (), first, stop)
+            run = () if inputs is None else tuple(item for item, _ in itertools.islice(inputs, stop - first))
+            yield Task(number, split, shard, shards[split], run, first, stop)
             number += 1
 
 
-def cached_schema(
-    features: Sequence[FeatureSpec], options: CacheOptions, size: tuple[int, int]
-) -> tuple[FeatureSpec, ...]:
+def cached_schema(features: Sequence[FeatureSpec], options: CacheOptions, size: Size) -> tuple[FeatureSpec, ...]:
     """The features of a cache whose source has `features`."""
     own = record_schema(labelled=any(feature.name == LABEL for feature in features))
     known = {feature.name for feature in own}

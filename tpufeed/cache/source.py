@@ -1,6 +1,6 @@
 """Sources of a cache: the samples of a dataset, or raw images."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -153,14 +153,6 @@ class RawSource:
     @property
     def retries(self) -> int:
         return 0  # each task opens stores of its own
-
-
-def first_samples(source: CacheSource, header: PlanHeader, tasks: Iterable[Task]) -> Iterator[Sample]:
-    """The samples of some tasks that can be taken: for a probe."""
-    for task in tasks:
-        for sample in source.iter_samples(header, task):
-            if isinstance(sample, Sample):
-                yield sample
 
 
 def _text(entry: bytes | None) -> str:

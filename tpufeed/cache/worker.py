@@ -4,17 +4,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from tpufeed.cache.plan import CacheOptions
+from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
-from tpufeed.dataset.commit import Owner, Reject, Report, put_report, put_shard, read_report
+from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
 from tpufeed.dataset.destination import see_destination
-from tpufeed.dataset.plan import PlanHeader, Task, TaskRef, read_task
+from tpufeed.dataset.plan import Owner, PlanHeader, TaskRef, read_task
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
-from tpufeed.dataset.writer import ShardWriter, WrittenShard
+from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
 from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels
@@ -48,17 +47,40 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
     if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
         return
     task = read_task(destination, ref)
-    names, before = context.header.shard_names(task), context.source.retries
+    header, options, source, before = context.header, context.options, context.source, context.source.retries
+    names, layout, int_names = header.shard_names(task), record_layout(header.features), fixed_ints(header.features)
+    image_format = encode_entry(FORMAT, Feature("bytes", (options.encode.encode(),)))
+    augment = Augmenter(options, source.draws_seed(options.seed), source.upright)
     meter = engine.ProgressMeter(report_progress)
+    counts, rejects, odd, done = [0] * len(header.class_names), list[Reject](), Counter[str](), 0
     with destination.temporary_folder() as folder:
         paths = [folder / f"variant-{number}" for number in range(len(names))]
-        made = _write(context, task, paths, meter)
-        with meter.putting(sum(shard.bytes for shard in made.shards)):
+        with ExitStack() as stack:
+            writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
+            samples = stack.enter_context(closing(source.iter_samples(header, task)))
+            for sample, variants in iter_augmented(samples, augment, source.mends):
+                if isinstance(sample, Reject):
+                    rejects.append(sample)
+                    meter.add(rejects=len(paths))
+                    continue
+                rest = image_format + sample.rest
+                for writer, pixels in zip(writers, variants, strict=True):
+                    ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
+                    data = encode_pixels(pixels, options)
+                    writer.add(data, [ints[name] for name in int_names], rest)
+                    meter.add(images=1, size=len(data))
+                if sample.label is not None:
+                    counts[sample.label] += 1
+                odd.update(sample.odd)
+                done += 1
+        written = [writer.finish() for writer in writers]
+        with meter.putting(sum(shard.bytes for shard in written)):
             shards = [
-                put_shard(destination, *shard, context.owner) for shard in zip(names, paths, made.shards, strict=True)
+                put_shard(destination, *shard, context.owner) for shard in zip(names, paths, written, strict=True)
             ]
-    retries = destination.retries + context.source.retries - before
-    report = Report(task.number, tuple(shards), made.counts, made.images, tuple(made.rejects), dict(made.odd), retries)
+    retries = destination.retries + source.retries - before
+    images = {f"{options.encode}, augmented": done}
+    report = Report(task.number, tuple(shards), tuple(counts), images, tuple(rejects), dict(odd), retries)
     put_report(destination, report, context.owner)
 
 
@@ -67,46 +89,6 @@ def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
     destination = open_store(context.destination)
     seen = see_destination(destination, context.header.run_id)
     return seen | context.source.see(context.header, read_task(destination, ref)) if seen else seen
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """Results of a task: a shard for each variant, and the counts of its report."""
-
-    shards: list[WrittenShard]
-    counts: tuple[int, ...]
-    images: dict[str, int]
-    rejects: list[Reject]
-    odd: Counter[str]
-
-
-def _write(context: CacheContext, task: Task, paths: Sequence[Path], meter: engine.ProgressMeter) -> _Made:
-    header, options = context.header, context.options
-    layout, int_names = record_layout(header.features), fixed_ints(header.features)
-    image_format = encode_entry(FORMAT, Feature("bytes", (options.encode.encode(),)))
-    counts, rejects, odd, done = [0] * len(header.class_names), list[Reject](), Counter[str](), 0
-    with ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
-        source = context.source
-        augment = Augmenter(options, source.draws_seed(options.seed), source.upright)
-        samples = stack.enter_context(closing(context.source.iter_samples(header, task)))
-        for sample, variants in iter_augmented(samples, augment, source.mends):
-            if isinstance(sample, Reject):
-                rejects.append(sample)
-                meter.add(rejects=len(paths))
-                continue
-            rest = image_format + sample.rest
-            for writer, pixels in zip(writers, variants, strict=True):
-                ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
-                data = encode_pixels(pixels, options)
-                writer.add(data, [ints[name] for name in int_names], rest)
-                meter.add(images=1, size=len(data))
-            if sample.label is not None:
-                counts[sample.label] += 1
-            odd.update(sample.odd)
-            done += 1
-    shards = [writer.finish() for writer in writers]
-    return _Made(shards, tuple(counts), {f"{options.encode}, augmented": done}, rejects, odd)
 
 
 def iter_augmented(
@@ -118,21 +100,17 @@ def iter_augmented(
             yield sample, []
             continue
         try:
-            augmented = _augment(sample, augment, mends)
+            try:
+                made = augment(sample)
+            except ImageError as error:
+                if not mends or isinstance(sample.image, np.ndarray):
+                    raise
+                sample = sample._replace(image=mend(sample.image, error), odd=(*sample.odd, "damaged"))  # noqa: PLW2901
+                made = augment(sample)
         except ImageError as error:
             yield Reject(sample.name, error.reason, str(error)), []
         else:
-            yield augmented
-
-
-def _augment(sample: Sample, augment: "Augmenter", mends: bool) -> tuple[Sample, list[Pixels]]:
-    try:
-        return sample, augment(sample)
-    except ImageError as error:
-        if not mends or isinstance(sample.image, np.ndarray):
-            raise
-        sample = sample._replace(image=mend(sample.image, error), odd=(*sample.odd, "damaged"))
-        return sample, augment(sample)
+            yield sample, made
 
 
 class Augmenter:
@@ -146,7 +124,7 @@ class Augmenter:
     """
 
     def __init__(self, options: CacheOptions, seed: int, upright: bool = False) -> None:
-        self._pipeline = Pipeline(options.ops, seed, upright=upright)
+        self._pipeline = Pipeline(options.applied, seed, upright=upright)
         self._variants = options.variants
         self._scratch = np.empty(0, np.uint8)
         self._outs: Sequence[Pixels | None] = [None] * options.variants

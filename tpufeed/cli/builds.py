@@ -13,7 +13,7 @@ from tpufeed.errors import OptionError
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.cache.build import CachePreview
     from tpufeed.dataset.build import BuildProgress, BuildResult
-    from tpufeed.sharding.preview import Preview
+    from tpufeed.sharding.build import Preview
 
 _LOG_SECONDS = 1.0
 
@@ -62,6 +62,11 @@ class BuildDisplay:
         else:
             for warning in result.warnings:
                 warn(warning)
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None: of the others the function itself says the default."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def parse_policies(texts: Sequence[str] | None) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""`tpufeed cache warmup`, also `python -m tpufeed.cache warmup`."""
+"""`tpufeed cache warmup`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build, say_complete, say_cost
+from tpufeed.cli.builds import BuildDisplay, given, parse_policies, print_build, say_complete, say_cost
 from tpufeed.cli.console import find_own_modules, print_json, reports_build_errors, say, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
 from tpufeed.cli.flags import one_of, ops
@@ -14,7 +14,6 @@ from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.cache.build import CachePreview
-    from tpufeed.cache.plan import CacheKeywords
     from tpufeed.engines.engine import Engine
 
 _AUGMENTATION = "Augmentation"
@@ -103,12 +102,6 @@ def warmup_command(
     ray_address: RayAddress = None,
     overwrite: flags.Overwrite = False,
     fsync: flags.Fsync = False,
-    new_dir: Annotated[
-        bool,
-        typer.Option(
-            "--new-dir", help="Put this cache beside another one that stands at DST.", rich_help_panel=flags.RUN
-        ),
-    ] = False,
     allow_augmented: Annotated[
         bool,
         typer.Option(
@@ -133,42 +126,40 @@ def warmup_command(
     """
     find_own_modules()
     from tpufeed.cache.build import preview_warmup, warmup
+    from tpufeed.cache.options import CacheOptions
     from tpufeed.images.ops import parse_op
+    from tpufeed.sharding.options import ShardOptions
 
-    chosen: dict[str, Any] = {
-        "size": size,
-        "ops": None if op is None else [parse_op(text) for text in op],
-        "final": None if final is None else [parse_op(text) for text in final],
-        "variants": variants,
-        "encode": encode,
-        "quality": quality,
-        "seed": seed,
-        "shard_bytes": shard_size,
-        "split": split,
-        "split_by": split_by,
-        "image": image,
-        "label": label,
-        "classes": classes,
-        "max_pixels": max_pixels,
-        "min_side": min_side,
-        "policy": parse_policies(policy) or None,
-    }
-    options: CacheKeywords = {name: value for name, value in chosen.items() if value is not None}  # type: ignore[assignment]
-    chosen_engine = make_engine(engine, workers, ray_address, beam)
-    how: dict[str, Any] = {
-        "max_rejects": max_rejects,
-        "overwrite": overwrite,
-        "new_dir": new_dir,
-        "allow_augmented": allow_augmented,
-        "workers": workers,
-        "engine": chosen_engine,
-    }
+    options = given(
+        size=size,
+        ops=None if op is None else [parse_op(text) for text in op],
+        final=None if final is None else [parse_op(text) for text in final],
+        variants=variants,
+        encode=encode,
+        quality=quality,
+        seed=seed,
+        shard_bytes=shard_size,
+    )
+    raw = given(
+        split=split,
+        split_by=split_by,
+        image=image,
+        label=label,
+        classes=classes,
+        max_pixels=max_pixels,
+        min_side=min_side,
+        policy=parse_policies(policy) or None,
+    )
+    chosen = make_engine(engine, workers, ray_address, beam)
+    run = given(
+        max_rejects=max_rejects, overwrite=overwrite, allow_augmented=allow_augmented, workers=workers, engine=chosen
+    )
     if dry_run:
-        preview = preview_warmup(src, dst, **how, **options)
-        print_json(preview) if as_json else _print_preview(preview, chosen_engine)
+        preview = preview_warmup(src, dst, CacheOptions(**options), ShardOptions(**raw), **run)
+        print_json(preview) if as_json else _print_preview(preview, chosen)
         return
     with BuildDisplay("warming", log_json) as display:
-        result = warmup(src, dst, listener=display.listen, fsync=fsync, **how, **options)
+        result = warmup(src, dst, listener=display.listen, fsync=fsync, **run, **options, **raw)
     display.finish(result)
     print_build(result, as_json)
 

@@ -1,12 +1,13 @@
 """`tpufeed shard`."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import (
     BuildDisplay,
+    given,
     parse_policies,
     print_build,
     say_columns,
@@ -22,8 +23,7 @@ from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.engines.engine import Engine
-    from tpufeed.sharding.options import ShardKeywords
-    from tpufeed.sharding.preview import Preview
+    from tpufeed.sharding.build import Preview
 
 
 @reports_build_errors
@@ -105,42 +105,36 @@ def shard_command(
       tpufeed shard flowers.csv from-table --image path --label species --dry-run
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
-    from tpufeed.sharding.build import shard
-    from tpufeed.sharding.preview import preview_shard
+    from tpufeed.sharding.build import preview_shard, shard
+    from tpufeed.sharding.options import ShardOptions
 
-    chosen: dict[str, Any] = {
-        "shard_bytes": shard_size,
-        "shards": shards,
-        "hosts": hosts,
-        "split": split,
-        "split_by": split_by,
-        "image": image,
-        "label": label,
-        "classes": classes,
-        "seed": seed,
-        "check": check,
-        "encode": encode,
-        "quality": quality,
-        "presize": presize,
-        "presize_mode": presize_mode,
-        "max_pixels": max_pixels,
-        "min_side": min_side,
-        "policy": parse_policies(policy),
-    }
-    options: ShardKeywords = {name: value for name, value in chosen.items() if value is not None}  # type: ignore[assignment]
-    chosen_engine = make_engine(engine, workers, ray_address, beam)
-    how: dict[str, Any] = {
-        "max_rejects": max_rejects,
-        "overwrite": overwrite,
-        "workers": workers,
-        "engine": chosen_engine,
-    }
+    options = given(
+        split=split,
+        split_by=split_by,
+        image=image,
+        label=label,
+        classes=classes,
+        shard_bytes=shard_size,
+        shards=shards,
+        hosts=hosts,
+        seed=seed,
+        check=check,
+        encode=encode,
+        quality=quality,
+        presize=presize,
+        presize_mode=presize_mode,
+        max_pixels=max_pixels,
+        min_side=min_side,
+        policy=parse_policies(policy),
+    )
+    chosen = make_engine(engine, workers, ray_address, beam)
+    run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)
     if dry_run:
-        preview = preview_shard(src, dst, **how, **options)
-        print_json(preview) if as_json else _print_preview(preview, chosen_engine)
+        preview = preview_shard(src, dst, ShardOptions(**options), **run)
+        print_json(preview) if as_json else _print_preview(preview, chosen)
         return
     with BuildDisplay("sharding", log_json) as display:
-        result = shard(src, dst, listener=display.listen, fsync=fsync, **how, **options)
+        result = shard(src, dst, listener=display.listen, fsync=fsync, **run, **options)
     display.finish(result)
     print_build(result, as_json)
 

@@ -4,10 +4,10 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ import numpy as np
 from tpufeed import __version__
 from tpufeed.dataset.advice import manifest_warnings
 from tpufeed.dataset.commit import (
-    Owner,
     Report,
     check_owner,
     discard_report,
@@ -29,7 +28,7 @@ from tpufeed.dataset.commit import (
 from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, report_name
-from tpufeed.dataset.plan import Plan, PlanHeader, TaskRef
+from tpufeed.dataset.plan import Owner, Plan, PlanHeader, TaskRef
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, Rejects
 from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, available_cores
@@ -96,126 +95,95 @@ class BuildResult:
         return sum(self.manifest.rejects.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """A build that has its plan: what `run_build` runs.
+def run_build(  # noqa: PLR0913  # both builds call it
+    store: Store,
+    plan: Plan,
+    job: Job,
+    *,
+    engine: Engine,
+    budget: RejectBudget,
+    joined: bool = False,
+    cache: CacheInfo | None = None,
+    fsync: bool = False,
+    listener: ProgressListener | None = None,
+) -> BuildResult:
+    """Run the tasks of the plan that are not done, then put index, rejects and, last of all, the manifest.
 
-    Attributes:
-        store: its destination.
-        plan: what it does.
+    Args:
+        store: the destination.
+        plan: what the build does.
         job: how a task is done.
-        engine: what runs tasks.
+        engine: runs the tasks.
         budget: rejects beyond it fail the build.
         joined: another run had stored the plan, and may still be at work.
         cache: what the manifest of a cache says besides.
         fsync: bring what stands in a local store to the disk before the manifest.
-    """
-
-    store: Store
-    plan: Plan
-    job: Job
-    engine: Engine
-    budget: RejectBudget = field(default_factory=RejectBudget)
-    joined: bool = False
-    cache: CacheInfo | None = None
-    fsync: bool = False
-
-    @property
-    def owner(self) -> Owner:
-        """The run that the destination belongs to."""
-        return owner_of(self.plan)
-
-
-def owner_of(plan: Plan) -> Owner:
-    """The run that a destination with this plan belongs to."""
-    return Owner(plan.header.run_id, plan.version)
-
-
-def run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
-    """Run the tasks of the plan that are not done, then put index, rejects and, last of all, the manifest.
+        listener: called with the progress.
 
     Raises:
         TaskError: a task failed for good. What is done stays; the same command goes on from there.
         TooManyRejectsError: more inputs than the budget allows cannot be taken; what is done stays.
         BuildError: no input could be taken, or the destination belongs to another run by now.
     """
-    try:
-        return _run_build(build, listener)
-    except (BuildError, StoreError, DamageError):
-        check_owner(build.store, build.owner)  # another run may have removed what this one has missed
-        raise
-
-
-def _run_build(build: Build, listener: ProgressListener | None) -> BuildResult:
     start = time.monotonic()
-    plan, listener = build.plan, listener or (lambda _: None)
-    inputs = plan.header.notes["images"] // len(plan.header.variant_numbers)
-    rejects = Rejects(build.store, build.budget, inputs, build.owner)
-    pending = []
-    earlier = 0
-    for ref, report in _iter_trusted(build.store, plan):
-        if report is None:
-            pending.append(ref)
-        else:
-            earlier += _images(report)
-            rejects.add(report)
-    listener(progress := BuildProgress(plan.header.notes["images"], images=earlier, earlier_images=earlier))
-    rejects.check()
-    if build.joined:
-        pending.reverse()  # a first run that is still at work comes from the other end
-    retries = _run_tasks(build, pending, rejects, progress, listener)
-    manifest = _finish(build, rejects)
-    shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
-    return BuildResult(
-        url=build.store.url,
-        manifest=manifest,
+    listener = listener or (lambda _: None)
+    images = plan.header.notes["images"]
+    try:
+        rejects = Rejects(store, budget, images // len(plan.header.variant_numbers), plan.owner)
+        pending, earlier = list[TaskRef](), 0
+        with ThreadPoolExecutor(available_cores(), "tpufeed-resume") as executor:
+            reports = executor.map(lambda ref: _trusted_report(store, plan.header, ref), plan.tasks)
+            for ref, report in zip(plan.tasks, reports, strict=True):
+                if report is None:
+                    pending.append(ref)
+                else:
+                    earlier += sum(len(shard.lengths) for shard in report.shards)
+                    rejects.add(report)
+        listener(progress := BuildProgress(images, images=earlier, earlier_images=earlier))
+        rejects.check()
+        if joined:
+            pending.reverse()  # a first run that is still at work comes from the other end
+        retries = 0
+        # Closed at once where something here fails: within the error's traceback the engine would run on.
+        with closing(_iter_events(engine, job, pending, store)) as events:
+            for event in events:
+                if isinstance(event, Progress):
+                    progress = replace(
+                        progress,
+                        images=progress.images + event.images,
+                        bytes=progress.bytes + event.bytes,
+                        rejects=progress.rejects + event.rejects,
+                    )
+                    listener(progress)
+                elif isinstance(event, Done):
+                    report = _read_report(store, plan.header, pending[event.number])
+                    retries += report.retries
+                    rejects.add(report)
+                    rejects.check()
+        with store.temporary_folder() as folder:
+            manifest = _finish(folder, store, plan, rejects, cache, fsync)
+    except (BuildError, StoreError, DamageError):
+        check_owner(store, plan.owner)  # another run may have removed what this one has missed
+        raise
+    return replace(
+        finished_result(Dataset(store, manifest)),
         seconds=time.monotonic() - start,
-        images=sum(shard.records for shard in shards),
-        bytes=sum(shard.bytes for shard in shards),
         earlier_images=earlier,
         ignored_files=plan.header.ignored_files,
         listed_twice=plan.header.notes.get("listed_twice", 0),
-        retries=retries + build.store.retries,
+        retries=retries + store.retries,
         warnings=manifest_warnings(manifest),
     )
 
 
-def _run_tasks(
-    build: Build, pending: list[TaskRef], rejects: Rejects, progress: BuildProgress, listener: ProgressListener
-) -> int:
-    """Requests that were repeated on the way."""
-    retries = 0
-    with _running(build, pending) as events:
-        for event in events:
-            if isinstance(event, Progress):
-                progress = replace(
-                    progress,
-                    images=progress.images + event.images,
-                    bytes=progress.bytes + event.bytes,
-                    rejects=progress.rejects + event.rejects,
-                )
-                listener(progress)
-            elif isinstance(event, Done):
-                report = _read_report(build.store, build.plan.header, pending[event.number])
-                retries += report.retries
-                rejects.add(report)
-                rejects.check()
-    return retries
-
-
-@contextmanager
-def _running(build: Build, pending: list[TaskRef]) -> Iterator[Iterator[Event]]:
-    """The engine's events. Within an error's traceback it would run on: it is stopped when the context ends."""
-    events = build.engine.run(build.job, pending)
+def _iter_events(engine: Engine, job: Job, pending: list[TaskRef], store: Store) -> Generator[Event, None, None]:
+    """The engine's events. Where an error ends the iteration, temporary folders of the workers are removed."""
+    events = engine.run(job, pending)
     try:
-        try:
-            yield events
-        finally:
-            if isinstance(events, Generator):
-                events.close()
+        yield from events
     except BaseException:
         # Workers that were stopped in mid-task may have left folders: making one removes those of the dead.
-        with suppress(StoreError), build.store.temporary_folder():
+        with suppress(StoreError), store.temporary_folder():
             pass
         raise
 
@@ -225,13 +193,6 @@ def finished_result(dataset: Dataset) -> BuildResult:
     shards = [s for split in dataset.manifest.splits.values() for variant in split.variants for s in variant.shards]
     images = sum(shard.records for shard in shards)
     return BuildResult(dataset.url, dataset.manifest, 0.0, images, sum(shard.bytes for shard in shards), images, {})
-
-
-def _iter_trusted(store: Store, plan: Plan) -> Iterator[tuple[TaskRef, Report | None]]:
-    """Each task with its report, where its shards are what the report says."""
-    with ThreadPoolExecutor(available_cores(), "tpufeed-resume") as executor:
-        reports = executor.map(lambda ref: _trusted_report(store, plan.header, ref), plan.tasks)
-        yield from zip(plan.tasks, reports, strict=True)
 
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
@@ -271,18 +232,6 @@ def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
     )
 
 
-def _iter_reports(store: Store, plan: Plan) -> Iterator[tuple[TaskRef, Report]]:
-    """Each task with its report, many at a time: of 100,000 in a bucket, one after the other would take an hour."""
-    tasks = iter(plan.tasks)
-    with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-reports") as executor:
-        while block := list(itertools.islice(tasks, _REPORTS_A_BLOCK)):
-            yield from zip(block, executor.map(lambda ref: _read_report(store, plan.header, ref), block), strict=True)
-
-
-def _images(report: Report) -> int:
-    return sum(len(shard.lengths) for shard in report.shards)
-
-
 class _Part:
     """Sum of the reports of one split; offsets of records go to files in `folder`, and none is kept."""
 
@@ -312,19 +261,20 @@ class _Part:
         return Split(records, tuple(self.class_counts.tolist()), tuple(variants))
 
 
-def _finish(build: Build, rejects: Rejects) -> Manifest:
-    with build.store.temporary_folder() as folder:
-        return _finish_in(folder, build, rejects)
-
-
-def _finish_in(folder: Path, build: Build, rejects: Rejects) -> Manifest:
-    store, header = build.store, build.plan.header
+def _finish(folder: Path, store: Store, plan: Plan, rejects: Rejects, cache: CacheInfo | None, fsync: bool) -> Manifest:
+    """Put indexes and rejects, and at the very end the manifest; `folder` is for temporary files."""
+    header = plan.header
     parts = {split: _Part(header, split, folder) for split in header.splits}
     images, odd = Counter[str](), Counter[str]()
-    for ref, report in _iter_reports(store, build.plan):
-        parts[ref.split].add(report)
-        images.update(report.images)
-        odd.update(report.odd)
+    tasks = iter(plan.tasks)
+    # Many reports at a time: 100,000 in a bucket, one after the other, would take an hour.
+    with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-reports") as executor:
+        while block := list(itertools.islice(tasks, _REPORTS_A_BLOCK)):
+            reports = executor.map(lambda ref: _read_report(store, header, ref), block)
+            for ref, report in zip(block, reports, strict=True):
+                parts[ref.split].add(report)
+                images.update(report.images)
+                odd.update(report.odd)
     rejects.put()
     if not any(shard.records for part in parts.values() for shard in part.shards[0]):
         first = rejects.all[0]
@@ -335,7 +285,7 @@ def _finish_in(folder: Path, build: Build, rejects: Rejects) -> Manifest:
     manifest = Manifest(
         run_id=header.run_id,
         tool_version=__version__,
-        splits={split: part.finish(store, build.owner) for split, part in parts.items()},
+        splits={split: part.finish(store, plan.owner) for split, part in parts.items()},
         class_names=header.class_names,
         features=header.features,
         options={"command": header.kind, "source": header.source, **header.options},
@@ -343,7 +293,7 @@ def _finish_in(folder: Path, build: Build, rejects: Rejects) -> Manifest:
         rejects=rejects.by_reason(),
         images=dict(sorted(images.items())),
         odd=dict(sorted(odd.items())),
-        cache=build.cache,
+        cache=cache,
     )
     forget_old(store, header)
     lost = find_lost(store, manifest)
@@ -352,20 +302,15 @@ def _finish_in(folder: Path, build: Build, rejects: Rejects) -> Manifest:
             f"{store.url}/{lost} is not there any more as it was put; nothing was published. Run the same command "
             "again: it goes on from here"
         )
-    if build.fsync:
-        _sync(store, manifest)
-    put_data(store, MANIFEST, encode_manifest(manifest), build.owner)
+    variants = [variant for split in manifest.splits.values() for variant in split.variants]
+    for file in (file for variant in variants for file in variant.files) if fsync else ():
+        path = store.local_path(file.name)
+        if path is None:
+            break
+        try:
+            with path.open("rb") as opened:
+                os.fsync(opened.fileno())
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror or error}") from error
+    put_data(store, MANIFEST, encode_manifest(manifest), plan.owner)
     return manifest
-
-
-def _sync(store: Store, manifest: Manifest) -> None:
-    """Bring all files of a manifest to the disk, where they are local. Raises StoreError."""
-    for split in manifest.splits.values():
-        for path in (store.local_path(file.name) for variant in split.variants for file in variant.files):
-            if path is None:
-                return
-            try:
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise StoreError(f"{path}: {error.strerror or error}") from error

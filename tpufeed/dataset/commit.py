@@ -10,7 +10,7 @@ run that has lost the destination publishes nothing.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tpufeed.dataset.destination import check_writable
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REMOVALS, REPORTS, removals_name, report_name
 from tpufeed.dataset.plan import (
+    Owner,
     Plan,
     PlanHeader,
     TaskRef,
@@ -90,14 +91,6 @@ class Report(msgspec.Struct, frozen=True):
     retries: int = 0
     run_id: str = ""
     checksum: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The run that a destination belongs to: the id in its plan, and the version of the plan's object."""
-
-    run_id: str
-    version: str
 
 
 def join_or_begin(
@@ -171,7 +164,8 @@ def find_build(store: Store) -> list[ObjectInfo]:
         DatasetExistsError: a manifest that cannot be read, and no plan to say what it is.
     """
     present = {info.name: info for info in store.iter_objects()}
-    names = [name for name, version in _noted_names(store, present).items() if version in ("", _version(present, name))]
+    noted = _noted_names(store, present).items()
+    names = [name for name, version in noted if not version or (name in present and present[name].version == version)]
     try:
         dataset = find_dataset(store)
     except DamageError as error:
@@ -213,10 +207,6 @@ def _noted_names(store: Store, present: Mapping[str, ObjectInfo]) -> dict[str, s
         if name.startswith(f"{REMOVALS}-"):
             noted = {**(_read_removals(store, name) or {}), **noted}
     return noted
-
-
-def _version(present: Mapping[str, ObjectInfo], name: str) -> str:
-    return present[name].version if name in present else ""
 
 
 def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[ObjectInfo]) -> Plan | None:
@@ -414,7 +404,7 @@ def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if report.checksum == _checksum(report):
-            return report if report.run_id in (run_id, "") else None  # else of a build that this one has replaced
+            return report if report.run_id == run_id else None  # else of a build that this one has replaced
     _logger.warning("%s/%s is damaged; its task runs again", mask_secrets(store.url), name)
     _discard(store, name, data)
     return None
@@ -482,9 +472,4 @@ class _RunId(msgspec.Struct):
 
 
 def _checksum(report: Report) -> int:
-    unsealed = msgspec.structs.replace(report, checksum=0)
-    if report.run_id:
-        return crc32c(msgspec.json.encode(unsealed))
-    fields = msgspec.structs.asdict(unsealed)  # of a tpufeed that did not know the field
-    del fields["run_id"]
-    return crc32c(msgspec.json.encode(fields))
+    return crc32c(msgspec.json.encode(msgspec.structs.replace(report, checksum=0)))

@@ -146,12 +146,25 @@ class TaskRef(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """The run that a destination belongs to: the id in its plan, and the version of the plan's object."""
+
+    run_id: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A stored plan; `version` is its object's."""
 
     header: PlanHeader
     tasks: tuple[TaskRef, ...]
     version: str = ""
+
+    @property
+    def owner(self) -> Owner:
+        """The run that a destination with this plan belongs to."""
+        return Owner(self.header.run_id, self.version)
 
 
 def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> None:
@@ -178,31 +191,26 @@ def read_plan(store: Store) -> Plan:
         ObjectNotFoundError: there is none.
         ManifestError: it cannot be understood.
     """
-    for _ in range(READS - 1):
+    where, reads = f"{store.url}/{PLAN}", 0
+    while True:
         try:
-            return _read_stored(store)
-        except ManifestError:
-            pass
-    return _read_stored(store)
+            with open_object(store, PLAN) as file:
+                return _read_plan(file, where)
+        except (msgspec.DecodeError, ValueError, RecursionError, ManifestError) as error:
+            reads += 1
+            if reads < READS:
+                continue
+            if isinstance(error, ManifestError):
+                raise
+            raise ManifestError(
+                f"{where}: not a readable plan: {error}. Build again with --overwrite, or remove {store.url}"
+            ) from error
 
 
 def read_plan_file(path: Path) -> Plan:
     """The plan that `write_plan` has just written to `path`: whatever stands at its destination a moment later."""
     with path.open("rb") as file:
         return _read_plan(file, str(path))
-
-
-def _read_stored(store: Store) -> Plan:
-    where = f"{store.url}/{PLAN}"
-    try:
-        with open_object(store, PLAN) as file:
-            return _read_plan(file, where)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        if isinstance(error, ManifestError):
-            raise
-        raise ManifestError(
-            f"{where}: not a readable plan: {error}. Build again with --overwrite, or remove {store.url}"
-        ) from error
 
 
 def _read_plan(file: BinaryIO, where: str) -> Plan:
@@ -215,7 +223,18 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
             "the build with the tpufeed that began it, or take another destination"
         )
     header = msgspec.json.decode(first, type=PlanHeader)
-    _check_header(header)
+    # What no build writes is refused: names of files, and how many there are, follow from the header.
+    if header.variants is not None and not 1 <= header.variants <= _MOST_VARIANTS:
+        raise ValueError(f"it makes {header.variants} variants")
+    if "images" not in header.notes:
+        raise ValueError("it does not say how many images it is of")
+    for split, shards in header.splits.items():
+        try:
+            check_split_name(split)
+        except OptionError as error:
+            raise ValueError(str(error)) from error
+        if shards < 0:
+            raise ValueError(f"split {split!r} has {shards} shards")
     expected = ((split, shard, shards) for split, shards in header.splits.items() for shard in range(shards))
     refs: list[TaskRef] = []
     start, crc = len(first), crc32c(first)
@@ -252,21 +271,6 @@ def read_run_id(store: Store) -> str:
             return msgspec.json.decode(file.readline(), type=PlanHeader).run_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{store.url}/{PLAN}: not a readable plan: {error}") from error
-
-
-def _check_header(header: PlanHeader) -> None:
-    """Raise ValueError for what no build writes: names of files, and how many there are, follow from it."""
-    if header.variants is not None and not 1 <= header.variants <= _MOST_VARIANTS:
-        raise ValueError(f"it makes {header.variants} variants")
-    if "images" not in header.notes:
-        raise ValueError("it does not say how many images it is of")
-    for split, shards in header.splits.items():
-        try:
-            check_split_name(split)
-        except OptionError as error:
-            raise ValueError(str(error)) from error
-        if shards < 0:
-            raise ValueError(f"split {split!r} has {shards} shards")
 
 
 def read_task(store: Store, ref: TaskRef) -> Task:
@@ -332,43 +336,38 @@ def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, opt
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Say in words how the options of two builds differ; both are as JSON gives them."""
     stored = {**{name: value for name, value in _BEFORE.items() if name in wanted}, **stored}
-    return [
-        f"{place} is {_say(there)} there and {_say(here)} here"
-        for name in (*wanted, *sorted(stored.keys() - wanted.keys()))
-        for place, there, here in _iter_parts(name, stored.get(name), wanted.get(name))
-        if there != here
-    ]
+    found: list[tuple[str, Any, Any]] = []
+    for name in (*wanted, *sorted(stored.keys() - wanted.keys())):
+        there, here = stored.get(name), wanted.get(name)
+        are_ops = isinstance(there, list) and isinstance(here, list) and any(isinstance(x, dict) for x in there + here)
+        if not are_ops:
+            found.append((name, there, here))
+            continue
+        # Of several ops, or of one's parameters, only those are named that differ: a message has no room for all.
+        several = max(len(there), len(here)) > 1  # type: ignore[arg-type]  # they are lists
+        for number, (old, new) in enumerate(itertools.zip_longest(there, here), 1):  # type: ignore[arg-type]
+            place = f"{name}, number {number}" if several else name
+            if isinstance(old, dict) and isinstance(new, dict) and old.get("op") == new.get("op") is not None:
+                keys = dict.fromkeys((*new, *old))
+                found += ((f"{key} of {new['op']} ({place})", old.get(key), new.get(key)) for key in keys)
+            else:
+                found.append((f"{place}," if several else place, old, new))
+    return [f"{place} is {_say(there)} there and {_say(here)} here" for place, there, here in found if there != here]
 
 
 def _mask_inputs(task: Task) -> Task:
     """`path` becomes a feature of the record, and a line of the rejects: a table's signed URLs stay out of both."""
     if not any("://" in item.path or item.problem for item in task.inputs):
         return task
-    return msgspec.structs.replace(task, inputs=tuple(map(_mask_input, task.inputs)))
-
-
-def _mask_input(item: Input) -> Input:
-    path = mask_secrets(item.path)
-    if item.problem is not None:  # it is not read
-        problem = item.problem[0], mask_secrets(item.problem[1])
-        return msgspec.structs.replace(item, path=path, file=mask_secrets(item.file), problem=problem)
-    file = item.path if path != item.path and not item.file else item.file
-    return msgspec.structs.replace(item, path=path, file=file)
-
-
-def _iter_parts(name: str, stored: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
-    """An option; or each of several ops, or its parameters: a message has no room for all."""
-    if isinstance(stored, list) and isinstance(wanted, list) and any(isinstance(x, dict) for x in (*stored, *wanted)):
-        several = max(len(stored), len(wanted)) > 1
-        for number, (there, here) in enumerate(itertools.zip_longest(stored, wanted), 1):
-            place = f"{name}, number {number}" if several else name
-            if isinstance(there, dict) and isinstance(here, dict) and there.get("op") == here.get("op") is not None:
-                of = f"of {here['op']} ({place})"
-                yield from ((f"{key} {of}", there.get(key), here.get(key)) for key in dict.fromkeys((*here, *there)))
-            else:
-                yield f"{place}," if several else place, there, here
-    else:
-        yield name, stored, wanted
+    inputs = []
+    for item in task.inputs:
+        path, file, problem = mask_secrets(item.path), item.file, item.problem
+        if problem is not None:  # it is not read
+            file, problem = mask_secrets(file), (problem[0], mask_secrets(problem[1]))
+        elif path != item.path and not file:
+            file = item.path
+        inputs.append(msgspec.structs.replace(item, path=path, file=file, problem=problem))
+    return msgspec.structs.replace(task, inputs=tuple(inputs))
 
 
 def _say(value: object) -> str:

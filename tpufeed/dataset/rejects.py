@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tpufeed.dataset.commit import Owner, Reject, Report, put_data
+from tpufeed.dataset.commit import Reject, Report, put_data
 from tpufeed.dataset.naming import REJECTS
+from tpufeed.dataset.plan import Owner
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.storage.store import Store
 

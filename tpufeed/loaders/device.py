@@ -1,24 +1,36 @@
-"""The base of loaders that put batches on a device: it knows where the training loop is, whatever is prefetched."""
+"""The base of loaders that put batches on a device ahead of need.
 
+A framework adds a folder with a loader that derives from `DeviceLoader` and opens `Transfer`s. State, epochs, ranks,
+statistics, prefetching and closing stand here.
+"""
+
+import logging
+import threading
 import weakref
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 from copy import copy
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any, Self
 
-from tpufeed.errors import OptionError
+from tpufeed.errors import LoaderError, OptionError
+from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.options import check_count
+from tpufeed.loaders.rank_check import EpochSpec, begin_together
 
+_LOGGER = logging.getLogger(__name__)
+_CLOSE_SECONDS = 10.0  # that closing waits for a source; one that is not ours may never return
 
-class Iteration(Protocol):
-    """The batches of one `for` loop."""
-
-    def close(self, why: str = "") -> None:
-        """End it. Asking for more raises LoaderError(`why`)."""
+Exchange = Callable[[EpochSpec], Sequence[EpochSpec]]
 
 
 @dataclass(slots=True)
 class Crossing:
-    """Counts what the way to a device took; each field has but one thread that adds to it."""
+    """Counts of a loader's way to its device; one thread adds to each field."""
 
     batches: int = 0
     wait_seconds: float = 0.0
@@ -31,10 +43,11 @@ class DeviceStats:
     """Counts of a loader since it was made; take the difference of two for a part of a run.
 
     Attributes:
-        batches: handed out.
-        wait_seconds: of the training loop for batches; torch_xla's tracing and compiling within `next` is left out.
-        transfer_seconds: of host time that sending batches took, in a thread of its own.
-        transfer_bytes: sent by this process.
+        batches: batches handed out.
+        wait_seconds: seconds that the training loop waited for batches, without torch_xla's tracing and compiling
+            within `next`.
+        transfer_seconds: seconds of a host thread that sending batches took.
+        transfer_bytes: bytes sent by this process.
         host: the host loader's `stats()`, whose waits are those of that thread; None where it has none.
     """
 
@@ -45,7 +58,60 @@ class DeviceStats:
     host: Any
 
 
-class DeviceLoader:
+class Transfer(ABC):
+    """The batches of one iteration and how they get to the device.
+
+    Attributes:
+        batches: of the source.
+        close: gives up a batch that another thread waits for; None where the source cannot.
+        spec: what ranks compare before they begin; None where they do not.
+    """
+
+    batches: Iterator[Any]
+    close: Callable[[], None] | None = None
+    spec: EpochSpec | None = None
+    thread = 0  # that prefetches
+    _ended = False
+
+    def next_batch(self) -> Any:
+        """Return the next batch of the source; raises StopIteration at the end."""
+        return next(self.batches)
+
+    @abstractmethod
+    def send(self, batch: Any) -> tuple[Any, int]:
+        """Send a batch: what `receive` takes, and the bytes sent. Called in one thread at a time."""
+
+    def receive(self, sent: Any) -> Any:
+        """Return the batch for the training loop, in its thread."""
+        return sent
+
+    def before_step(self) -> None:  # noqa: B027  # most frameworks need nothing
+        """Do what the framework does between two steps, before the next batch is waited for."""
+
+    def fetch(self, loader: "DeviceLoader") -> tuple[Any, Any] | None:
+        """Return the next batch, sent, and the source's state behind it; None at the end, and after an exception."""
+        if self._ended:
+            return None
+        self._ended = True
+        try:
+            batch = self.next_batch()
+        except StopIteration:
+            return None
+        state = getattr(loader.source, "state_dict", lambda: None)()
+        begin = perf_counter()
+        sent, size = self.send(batch)
+        loader.crossing.transfer_seconds += perf_counter() - begin
+        loader.crossing.transfer_bytes += size
+        self._ended = False
+        return sent, state
+
+    def fetch_ahead(self, loader: "DeviceLoader") -> tuple[Any, Any] | None:
+        """Return the same in the thread that prefetches."""
+        self.thread = threading.get_ident()
+        return self.fetch(loader)
+
+
+class DeviceLoader(ABC):
     """A loader of a source's batches, on a device ahead of need. One thread at a time iterates.
 
     The source is ahead of the training loop by what is prefetched, with `repeat` maybe by an epoch or more. So the
@@ -54,21 +120,52 @@ class DeviceLoader:
 
     Args:
         source: the host loader.
+        device_prefetch: batches on the device ahead of the one in use.
     """
 
-    def __init__(self, source: Any) -> None:
+    thread_name = "tpufeed-device"
+
+    def __init__(self, source: Any, device_prefetch: int) -> None:
+        check_count("device_prefetch", device_prefetch)
         self.source = source
+        self.device_prefetch = device_prefetch
         self.crossing = Crossing()
-        self._handed: Mapping[str, Any] | None = None
-        self._open: weakref.ref[Iteration] | None = None  # weakly, so that one that is dropped ends itself
+        self._handed: Any = None
+        self._open: weakref.ref[DeviceIterator] | None = None  # weakly, so that one that is dropped ends itself
         self._resuming = False
+
+    @abstractmethod
+    def open_transfer(self) -> Transfer:
+        """Open the source's next epoch, in the thread of the training loop: processes may be forked here."""
+
+    def find_exchange(self) -> tuple[Exchange, int] | None:
+        """Return what ranks exchange specs by, and the number of this one; None where they do not compare."""
+        return None
+
+    @property
+    def host(self) -> NumpyLoader | None:
+        """The loader of numpy batches behind the source; None where the source is not of tpufeed."""
+        host = getattr(self.source, "source", self.source)
+        return host if isinstance(host, NumpyLoader) else None
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return len(self.source)
+
+    def __iter__(self) -> "DeviceIterator":
+        """The next epoch, and with `repeat` all that follow.
+
+        The epoch begins with its first batch, and an earlier iteration ends then: frameworks call `iter` only to see
+        whether they can.
+        """
+        return DeviceIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch number `epoch`, from its start; an iteration that is open ends.
 
         Straight after `load_state_dict` the rest of that state's epoch stays the rest: training loops name each epoch
-        before they iterate it, also the one that they go on with. Of a source that does not number its epochs, dataset
-        and sampler are told.
+        before they iterate it, also the one that they go on with. Where the source does not number its epochs, its
+        dataset and sampler are told.
         """
         if self._resuming and self.source.state_dict().get("epoch") == epoch:
             return
@@ -82,32 +179,20 @@ class DeviceLoader:
         for part in {id(part): part for part in parts}.values():
             getattr(part, "set_epoch", lambda _: None)(epoch)
 
+    def stats(self) -> DeviceStats:
+        """Return what the way to the device has taken so far, and what the training loop waited for."""
+        host = getattr(self.source, "stats", None)
+        return DeviceStats(**asdict(self.crossing), host=host() if callable(host) else None)
+
     def close(self) -> None:
-        """End the iteration that is open, and close the source where it can be. Iterating again starts it anew."""
+        """End the open iteration, and close the source where it can be. Iterating again opens it again."""
         self._end("the loader was closed; iterate it again to go on")
         getattr(self.source, "close", lambda: None)()
-
-    def begin(self, iteration: Iteration) -> None:
-        """Make `iteration` the open one, with the epoch after that of the batch that was handed out last."""
-        self._end("another iteration was begun")
-        self._open = weakref.ref(iteration)
-        self._resuming = False
-        if self._handed is not None and hasattr(self.source, "go_on_after"):
-            self.source.go_on_after(self._handed)
 
     @property
     def is_iterated(self) -> bool:
         """True while an iteration is open, whose thread may be at work in the source."""
         return self._open is not None and self._open() is not None
-
-    def place_at(self, state: Mapping[str, Any] | None) -> None:
-        """Note where the training loop is, as a state of the source; None where that has none."""
-        self._handed = state
-
-    def handed(self, state: Mapping[str, Any] | None) -> None:
-        """Note that the training loop has a batch, and the source's state when it had given it."""
-        self.place_at(state)
-        self.crossing.batches += 1
 
     def __repr__(self) -> str:
         """Return the source, which may be ahead, and the training loop's place once it was handed a batch."""
@@ -131,7 +216,7 @@ class DeviceLoader:
         return {**self.__dict__, "source": source, "crossing": Crossing(), "_handed": None, "_open": None}
 
     def _end(self, why: str) -> None:
-        """End the iteration that is open, if any; its loop is told why."""
+        """End the open iteration, if any; its loop is told why."""
         iteration = None if self._open is None else self._open()
         if iteration is not None:
             iteration.close(why)
@@ -139,7 +224,7 @@ class DeviceLoader:
 
 
 class StatefulDeviceLoader(DeviceLoader):
-    """A `DeviceLoader` whose source may have states."""
+    """A `DeviceLoader` whose source may have states: frameworks ask whether the methods are there."""
 
     def state_dict(self) -> Any:
         """Return where the training loop is: what it has been handed, not what is prefetched. Plain data.
@@ -165,3 +250,92 @@ class StatefulDeviceLoader(DeviceLoader):
         self.source.load_state_dict(state)
         self._handed = None
         self._resuming = isinstance(state, Mapping) and "epoch" in state
+
+
+class DeviceIterator(Iterator[Any]):
+    """One iteration of a `DeviceLoader`. Leaving it early needs no `close`, which any thread may call.
+
+    The first batch is fetched and sent in the thread of the training loop, where ranks meet, processes are forked and
+    frameworks start; the others in a thread of the iteration, `device_prefetch` of them ahead.
+    """
+
+    def __init__(self, loader: DeviceLoader) -> None:
+        self._loader = loader
+        self._restart()
+
+    def _restart(self) -> None:
+        self._why, self._closed = "", False
+        self._transfer: Transfer | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._ahead: deque[Future[Any]] = deque()
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise LoaderError(self._why) if self._why else StopIteration
+        loader = self._loader
+        try:
+            if self._transfer is not None:
+                self._transfer.before_step()
+            begin = perf_counter()
+            fetched = self._fetch_first() if self._executor is None else self._ahead.popleft().result()
+            loader.crossing.wait_seconds += perf_counter() - begin
+            transfer, executor = self._transfer, self._executor
+            if fetched is None or transfer is None or executor is None:  # the end, or another thread has closed it
+                raise StopIteration
+            while len(self._ahead) < loader.device_prefetch:
+                self._ahead.append(executor.submit(transfer.fetch_ahead, loader))  # without a reference to `self`
+            sent, loader._handed = fetched
+            loader.crossing.batches += 1
+            return transfer.receive(sent)
+        except BaseException as error:
+            why = self._why  # another thread has closed it meanwhile
+            self.close()
+            if why and isinstance(error, Exception):
+                raise LoaderError(why) from None
+            raise
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self, why: str = "") -> None:
+        """End the thread, after the batch that it is at; those ahead are dropped. The next `next` raises `why`."""
+        if self._closed:
+            return
+        self._why, self._closed = why, True
+        transfer, self._transfer = self._transfer, None
+        executor, ahead = self._executor, list(self._ahead)
+        self._ahead.clear()
+        if transfer is not None and transfer.close is not None:
+            transfer.close()
+        if executor is None:
+            return
+        executor.shutdown(wait=False, cancel_futures=True)
+        if transfer is not None and transfer.thread == threading.get_ident():
+            return  # the garbage collector came by in that very thread, which cannot wait for itself
+        running = wait_for_futures([future for future in ahead if not future.cancelled()], _CLOSE_SECONDS).not_done
+        if running:
+            _LOGGER.warning(
+                "the source is still busy with a batch after %g s; its thread is left to it", _CLOSE_SECONDS
+            )
+        else:
+            executor.shutdown()
+
+    def _fetch_first(self) -> tuple[Any, Any] | None:
+        """Begin the iteration: the first batch, once all ranks have theirs."""
+        loader = self._loader
+        loader._end("another iteration was begun")
+        loader._open, loader._resuming = weakref.ref(self), False
+        if loader._handed is not None and hasattr(loader.source, "go_on_after"):
+            loader.source.go_on_after(loader._handed)
+        found = loader.find_exchange()
+
+        def begin() -> tuple[EpochSpec, tuple[Any, Any] | None]:
+            transfer = self._transfer = loader.open_transfer()
+            transfer.before_step()
+            # The first batch as well: what keeps a rank from its first batch shows on all ranks before the first step.
+            fetched = transfer.fetch(loader)
+            return transfer.spec or EpochSpec(0, 0), fetched
+
+        fetched = begin()[1] if found is None else begin_together(*found, begin)
+        self._executor = ThreadPoolExecutor(1, loader.thread_name)
+        return fetched

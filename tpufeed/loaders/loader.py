@@ -1,18 +1,20 @@
 """The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 import numpy as np
 
-from tpufeed.dataset.partition import Share, World, default_lanes
+from tpufeed.dataset.partition import Remainder, Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, OptionError, mask_secrets
+from tpufeed.images.ops import Op
 from tpufeed.images.validation import shown
+from tpufeed.keywords import named_options
 from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest
 from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Batch, BatchForm, resolve_columns
@@ -35,9 +37,9 @@ from tpufeed.loaders.executor import (
     plan_workers,
 )
 from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
-from tpufeed.loaders.options import LoaderKeywords, LoaderOptions, make_options
+from tpufeed.loaders.options import RENAMED, LoaderOptions, take_options
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.world import find_world, thread_world, to_world
+from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
 
 _MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
 _LAST_EPOCH = 1 << 62
@@ -49,7 +51,28 @@ _SUPERSEDED = (
 )
 
 
-def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "NumpyLoader":
+@named_options(RENAMED)
+def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors show
+    url: str | Path,
+    split: str = "train",
+    *,
+    batch_size: int = 128,
+    ops: Sequence[Op] | None = None,
+    columns: Sequence[str] | None = "default",
+    shuffle: bool = True,
+    seed: int = 0,
+    remainder: Remainder = "drop",
+    world: WorldLike | None = None,
+    lanes: int | None = None,
+    processes: int | None = None,
+    threads: int | None = None,
+    prefetch: int | None = None,
+    repeat: bool = False,
+    max_bad_records: int = 0,
+    timeout_seconds: float = 600.0,
+    stage_dir: str | Path | None = None,
+    stage_bytes: str | int | None = None,
+) -> "NumpyLoader":
     """Batches of a dataset or cache as numpy arrays.
 
     `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), C-contiguous, label int64
@@ -59,13 +82,42 @@ def numpy_loader(url: str | Path, split: str = "train", **options: Unpack[Loader
     Args:
         url: a dataset, at a path or a URL.
         split: which part of it.
-        **options: see `LoaderOptions`.
+        batch_size: samples in a batch of one rank.
+        ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
+            come out equal in size. None: the `final` ops of a cache, or no op.
+        columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
+            width, filename, text, or the name of a feature. By default ("image", "label"), or images alone where the
+            dataset has no labels. None: a dict of image, label and sample. Without image no image is decoded, and no
+            op is needed.
+        shuffle: False reads in the dataset's own order.
+        seed: seed of the order and of the ops.
+        remainder: what becomes of a last batch that is not full on every rank: "drop" drops it, "pad" fills it up and
+            adds a bool mask as the last column, "repeat" fills it with other samples.
+        world: (rank, size); by default what the loaded frameworks say.
+        lanes: lanes of the order (docs/order.md), a multiple of the world's size.
+        processes: worker processes that decode, so that decoding and the training loop do not share a GIL. 0 decodes
+            in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one a core up to 4
+            cores, and then one for 4 cores. A `memory://` dataset, and ops that `__main__` defines, need 0.
+        threads: threads that decode in each process; by default all processes together have one for each core of this
+            rank.
+        prefetch: batches prepared ahead on the host, also of the next epoch; by default 2 a process and at least 4, but
+            at most 4 GB.
+        repeat: True makes one iteration endless: each epoch follows the last one. `len` stays that of an epoch.
+        max_bad_records: number of different damaged or undecodable records that are skipped, each with a warning: a
+            good sample of the batch takes its place, and a bool mask in the last column is False there. One more raises
+            RecordError.
+        timeout_seconds: seconds to wait for a batch before LoaderError says that a drive or an op hangs. Hanging worker
+            processes are killed; a hanging thread of `processes=0` cannot be, and keeps the program from ending.
+        stage_dir: folder for verified copies of remote shards, shared by all processes of this host; by default the
+            environment variable TPUFEED_STAGE_DIR, else /dev/shm where it has room, else the user's cache folder.
+        stage_bytes: size of all copies there, as "64GB" or a number; by default half of the free space. 0 reads remote
+            records by ranges only. A dataset that fits is read from the store in its first epoch only.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
     """
-    return NumpyLoader(open_dataset(url), split, make_options(options))
+    return NumpyLoader(open_dataset(url), split, take_options(locals()))
 
 
 class NumpyLoader:

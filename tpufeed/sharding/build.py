@@ -1,30 +1,36 @@
-"""`shard`: from raw images to a dataset."""
+"""`shard`: from raw images to a dataset, and the preview of it."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Literal
 
-from tpufeed.dataset.build import Build, BuildResult, ProgressListener, finished_result, owner_of, run_build
+from tpufeed.dataset.advice import iter_warnings
+from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import (
+    check_destination,
+    check_names,
     find_finished,
     find_lost,
+    foreign_names,
     join_or_begin,
 )
 from tpufeed.dataset.destination import check_space, choose_engine, refuse_source
 from tpufeed.dataset.naming import PLAN
-from tpufeed.dataset.plan import Plan, check_same_plan, iter_tasks, read_plan, write_plan
+from tpufeed.dataset.plan import Plan, check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.rejects import RejectBudget, parse_budget
-from tpufeed.dataset.schema import record_schema
-from tpufeed.engines.engine import Engine, Job
+from tpufeed.dataset.rejects import RejectBudget, parse_budget, too_many
+from tpufeed.dataset.schema import further_columns, record_schema
+from tpufeed.engines.engine import Engine, Job, available_cores
 from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError
-from tpufeed.sharding.advice import iter_label_warnings
+from tpufeed.images.decoding import MAX_PIXELS
+from tpufeed.keywords import named_options
 from tpufeed.sharding.inventory import Inventory
-from tpufeed.sharding.joined import check_joined, forged
-from tpufeed.sharding.options import ShardKeywords, ShardOptions, make_options
+from tpufeed.sharding.joined import check_joined
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_shards, probe_images
 from tpufeed.sharding.sources import find_source
 from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
@@ -32,18 +38,50 @@ from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
+_POLICIES = ("exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged")
+RENAMED = {
+    **{name: f"use policy={{{name!r}: ...}}" for name in _POLICIES},
+    "splits": "split",
+    "shard_size": "shard_bytes",
+    "max_shard_size": "shard_bytes",
+    "num_shards": "shards",
+    "num_workers": "workers",
+    "processes": "workers",
+    "presize_px": "presize",
+    "resize": "presize",
+    "min_side_px": "min_side",
+    "dry_run": "call tpufeed.sharding.build.preview_shard(src, dst, ShardOptions(...))",
+}
 
+
+@named_options(RENAMED)
 def shard(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,
     *,
+    split: str | Mapping[str, float] | None = None,
+    split_by: str | None = None,
+    image: str | None = None,
+    label: str = "auto",
+    classes: str | Path | Sequence[str] | None = None,
+    shard_bytes: str | int | None = None,
+    shards: int | None = None,
+    hosts: int = 1,
+    seed: int = 0,
+    check: Literal["full", "header"] = "full",
+    encode: Literal["keep", "jpeg", "png", "webp"] = "keep",
+    quality: int = 90,
+    presize: int | None = None,
+    presize_mode: Literal["short", "long", "fit"] = "short",
+    max_pixels: int = MAX_PIXELS,
+    min_side: int = 1,
+    policy: Mapping[str, str] | None = None,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     fsync: bool = False,
     workers: int | None = None,
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
-    **options: Unpack[ShardKeywords],
 ) -> BuildResult:
     """Turn raw images into a dataset of TFRecord shards.
 
@@ -54,6 +92,28 @@ def shard(  # noqa: PLR0913  # the public face
         src: a folder of class folders (in folders of splits, or none), or of unlabelled images; a table of paths (.csv,
             .tsv, .jsonl, .parquet); one or more WebDataset tars. A path or a URL.
         dst: where the dataset goes; a path or a URL.
+        split: shares by name, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each sample's path.
+            None takes folders called train, val and so on as splits where there are such, else everything is train.
+        split_by: "folder" for the folders right below the source, or the column of a table that says the split.
+        image: the column of a table that holds paths, or the extension of a tar's images.
+        label: "auto", "none", or the column or key that holds the labels.
+        classes: names of classes, whose places are their ids, or a file with one a line; None: the names that occur.
+        shard_bytes: aim for shards of this size, in bytes or like "64MB"; 128 MB by default.
+        shards: or aim for so many in the largest split; the others get theirs by their size.
+        hosts: the number of shards of each split is a multiple of this, so that all hosts read equally many.
+        seed: decides the global order of the inputs.
+        check: "full" decodes every image strictly, so that none can stop a training; "header" trusts what follows a
+            sound header.
+        encode: "keep" leaves the bytes of every JPEG, PNG and still, opaque WebP that needs no change; a format stores
+            that one alone.
+        quality: of JPEG and WebP that are encoded again, 1 to 100.
+        presize: shrink images to this side in pixels, never enlarge; None keeps sizes.
+        presize_mode: which side that is: the shorter one, the longer one, or ("fit") the shorter one, and then the
+            middle square is cut out.
+        max_pixels: images of more are rejected before anything is decoded.
+        min_side: images with a shorter side, in pixels, are rejected.
+        policy: choices for odd images, like {"alpha": "black"}: see `tpufeed.images.policy.ImagePolicy`, from `exif` to
+            `damaged`.
         max_rejects: fail, before there is a dataset, where more inputs than this cannot be taken: "1%" or a number.
             By default 1 %, and 10 of however few.
         overwrite: remove what stands at `dst`, a dataset or what a build has left of one, once the source is listed.
@@ -63,88 +123,122 @@ def shard(  # noqa: PLR0913  # the public face
         engine: what runs the tasks: "ray" or "beam" beyond this host, or an `Engine`, see docs/scaleout.md; `workers`
             processes of this host by default.
         listener: called with a `BuildProgress` a few times a second.
-        **options: what decides the bytes: those of `tpufeed.sharding.options.ShardOptions` (shard_bytes, shards, hosts,
-            split, split_by, image, label, classes, seed) and of `tpufeed.images.policy.ImagePolicy` (check, encode,
-            quality, presize, presize_mode, max_pixels, min_side, and policy={"alpha": "black", ...} for odd cases).
 
     Raises:
         OptionError, NoInputsError, SourceError, DatasetExistsError, DuplicateWriterError: nothing was changed.
         TooManyRejectsError: what is done stays, and the same call with a larger budget goes on from there.
         TaskError, BuildError: the work failed; what is done stays, and the same call goes on from there.
     """
-    request = check_request(src, dst, max_rejects, overwrite, workers, engine, options)
+    options = ShardOptions(
+        split=split,
+        split_by=split_by,
+        image=image,
+        label=label,
+        classes=classes,
+        shard_bytes=shard_bytes,
+        shards=shards,
+        hosts=hosts,
+        seed=seed,
+        check=check,
+        encode=encode,
+        quality=quality,
+        presize=presize,
+        presize_mode=presize_mode,
+        max_pixels=max_pixels,
+        min_side=min_side,
+        policy=policy,
+    )
+    request = _check_request(src, dst, options, max_rejects, overwrite, workers, engine)
     if request.finished is not None:
         return finished_result(request.finished)
-    source, destination, checked = request.source.url, request.destination, request.options
+    source, destination = request.source, request.destination
 
     def make_plan(path: Path, freed_bytes: int) -> None:
-        write_shard_plan(path, source, destination, checked, freed_bytes)
+        """Write the plan to a new file, in memory that does not grow with the inputs."""
+        with take_inventory(source, options) as inventory:
+            probed = needs_probe(options.images)
+            estimate = probe_images(inventory, options.images).estimate if probed else SizeEstimate()
+            size = sum(size for _, size in count_shards(inventory, options, estimate).values())
+            check_space(destination, size, freed_bytes)
+            write_plan(path, *plan_shards(inventory, options, estimate, source))
 
     with request.engine.prepare(ENTRY):
-        plan, joined = join_or_begin(destination, KIND, source, checked.to_dict(), make_plan, overwrite)
+        plan, joined = join_or_begin(destination, KIND, source, options.to_dict(), make_plan, overwrite)
         if joined:
-            check_joined_plan(destination, plan, source, checked)
-        job = Job(ENTRY, ShardContext(destination.url, plan.header, checked.images, owner_of(plan)), REACH)
-        result = run_build(Build(destination, plan, job, request.engine, request.budget, joined, fsync=fsync), listener)
-    unlabelled = iter_label_warnings(source, checked.label, plan.header.features)
-    return replace(result, warnings=(*unlabelled, *plan.header.warnings, *result.warnings))
+            _check_joined(request, plan)
+        job = Job(ENTRY, ShardContext(destination.url, plan.header, options.images, plan.owner), REACH)
+        result = run_build(
+            destination,
+            plan,
+            job,
+            engine=request.engine,
+            budget=request.budget,
+            joined=joined,
+            fsync=fsync,
+            listener=listener,
+        )
+    return replace(result, warnings=(*plan.header.warnings, *result.warnings))
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class _Request:
     """The arguments of `shard`, checked; `finished` is the dataset of the same call, where it stands already."""
 
     options: ShardOptions
     budget: RejectBudget
-    source: Store
+    source: str
     destination: Store
     engine: Engine
     finished: Dataset | None
 
 
-def check_request(  # noqa: PLR0913, PLR0917  # those of `shard`
+def _check_request(  # noqa: PLR0913, PLR0917  # those of `shard`
     src: str | Path,
     dst: str | Path,
+    options: ShardOptions,
     max_rejects: str | int | None,
     overwrite: bool,
     workers: int | None,
     engine: Engine | str | None,
-    options: ShardKeywords,
-) -> Request:
+) -> _Request:
     """Check all that `shard` and its preview check before they list the source."""
-    checked, budget = make_options(options), parse_budget(max_rejects)
-    source, destination = open_store(src), open_store(dst)
+    budget, source, destination = parse_budget(max_rejects), open_store(src), open_store(dst)
     chosen = choose_engine(engine, workers, source, destination)
     refuse_source(destination, source)
     finished = None if overwrite else find_finished(destination)
     if finished is not None:
-        _check_same_dataset(finished, source.url, checked)
-    return Request(checked, budget, source, destination, chosen, finished)
+        _check_same_dataset(finished, source.url, options)
+    return _Request(options, budget, source.url, destination, chosen, finished)
 
 
-def write_shard_plan(path: Path, source: str, destination: Store, options: ShardOptions, freed_bytes: int) -> None:
-    """Write the plan of a build to a new file, in memory that does not grow with the inputs.
-
-    `freed_bytes` of the destination will be removed before there are shards.
-
-    Raises:
-        OptionError, NoInputsError, SourceError: the source cannot be understood.
-        BuildError: the destination has no room for the shards.
-    """
+def _check_same_dataset(finished: Dataset, source: str, options: ShardOptions) -> None:
+    """Raises where the dataset that stands is not what the call would build now."""
+    try:
+        plan = read_plan(finished.store)
+    except ObjectNotFoundError:
+        raise DatasetExistsError(
+            f"{finished.url} already holds a dataset (see: tpufeed info {finished.url}), and {PLAN}, which would say "
+            "whether it is this one, is gone; nothing was changed. Take another destination, or say --overwrite"
+        ) from None
+    check_same_plan(finished.store, plan.header, KIND, source, options.to_dict())
+    lost = find_lost(finished.store, finished.manifest)
+    if lost is not None:
+        raise DatasetExistsError(
+            f"{finished.url} already holds the dataset of this command, but {lost} is missing or damaged. Nothing was "
+            f"changed. Run: tpufeed verify {finished.url}; say --overwrite to build it anew"
+        )
     with take_inventory(source, options) as inventory:
-        probed = needs_probe(options.images)
-        estimate = probe_images(inventory, options.images).estimate if probed else SizeEstimate()
-        size = sum(size for _, size in count_shards(inventory, options, estimate).values())
-        check_space(destination, size, freed_bytes)
-        write_plan(path, *plan_shards(inventory, options, estimate, source))
+        if inventory.digest() != plan.header.input_digest:
+            raise DatasetExistsError(
+                f"{finished.url} already holds the dataset of this command, but {source} has changed since: "
+                f"{plan.header.notes['images']:,} inputs then, {len(inventory):,} now. Nothing was changed. Take "
+                "another destination, or say --overwrite to build it anew"
+            )
 
 
-def check_joined_plan(destination: Store, plan: Plan, source: str, options: ShardOptions) -> None:
-    """Raise ManifestError where the plan at the destination cannot be one of this source and these options."""
-    header = plan.header
-    if header.variants is not None or header.features[:1] != record_schema(labelled=False)[:1]:
-        raise forged(destination, source, "it makes a cache")
-    check_joined(destination, plan, source, options.image)
+def _check_joined(request: _Request, plan: Plan) -> None:
+    image = record_schema(labelled=False)[0]
+    check_joined(request.destination, plan, request.source, request.options.image, None, image)
 
 
 @contextmanager
@@ -167,29 +261,120 @@ def take_inventory(source: str, options: ShardOptions) -> Iterator[Inventory]:
             ) from error
 
 
-def _check_same_dataset(finished: Dataset, source: str, options: ShardOptions) -> None:
-    """Raises where the dataset that stands is not what the call would build now."""
-    try:
-        plan = read_plan(finished.store)
-    except ObjectNotFoundError:
-        raise DatasetExistsError(
-            f"{finished.url} already holds a dataset (see: tpufeed info {finished.url}), and {PLAN}, which would say "
-            "whether it is this one, is gone; nothing was changed. Take another destination, or say --overwrite"
-        ) from None
-    check_same_plan(finished.store, plan.header, KIND, source, options.to_dict())
-    lost = find_lost(finished.store, finished.manifest)
-    if lost is not None:
-        raise DatasetExistsError(
-            f"{finished.url} already holds the dataset of this command, but {lost} is missing or damaged. Nothing was "
-            f"changed. Run: tpufeed verify {finished.url}; say --overwrite to build it anew"
-        )
+@dataclass(frozen=True, slots=True)
+class SplitPreview:
+    """A split that a build would make.
+
+    Attributes:
+        inputs: images of the source.
+        shards: how many.
+        bytes: of all of them, about.
+    """
+
+    inputs: int
+    shards: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Forecast of a build, from listing its source and taking a few images.
+
+    Attributes:
+        source: as a URL.
+        destination: likewise.
+        splits: by name.
+        classes: how many there are.
+        columns: types of the further columns of a table, see `further_columns`.
+        source_bytes: of the images as they are.
+        ignored_files: files in the source that are no images by their names, counted by their endings (`.txt`).
+        listed_twice: inputs that the source names more than once.
+        free_bytes: at the destination; None where nobody can say.
+        seconds: about what it would take.
+        probed: images taken for this.
+        probed_rejects: those of them that cannot be taken.
+        warnings: what would serve training better, as sentences.
+        complete: the dataset stands there already: nothing would be done.
+    """
+
+    source: str
+    destination: str
+    splits: dict[str, SplitPreview]
+    classes: int
+    columns: dict[str, str]
+    source_bytes: int
+    ignored_files: dict[str, int]
+    listed_twice: int
+    free_bytes: int | None
+    seconds: float
+    probed: int
+    probed_rejects: int
+    warnings: tuple[str, ...]
+    complete: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards together, about."""
+        return sum(split.bytes for split in self.splits.values())
+
+
+def preview_shard(  # noqa: PLR0913  # those of `shard`
+    src: str | Path,
+    dst: str | Path,
+    options: ShardOptions,
+    *,
+    max_rejects: str | int | None = None,
+    overwrite: bool = False,
+    workers: int | None = None,
+    engine: Engine | str | None = None,
+) -> Preview:
+    """Tell what `shard` with the same arguments would do. Changes nothing.
+
+    Raises:
+        OptionError, NoInputsError, SourceError, DatasetExistsError, DuplicateWriterError: as `shard` does.
+        TooManyRejectsError: more inputs than the budget allows cannot be taken, of those alone that were tried or have
+            no file or class.
+        BuildError, StoreError: there is no room at the destination, it cannot be written, or no input can be taken.
+    """
+    request = _check_request(src, dst, options, max_rejects, overwrite, workers, engine)
+    source, destination, finished = request.source, request.destination, request.finished is not None
+    plan, old = (None, []) if finished else check_destination(destination, KIND, source, options.to_dict(), overwrite)
+    if plan is not None:
+        _check_joined(request, plan)
     with take_inventory(source, options) as inventory:
-        if inventory.digest() != plan.header.input_digest:
-            changes = inventory.describe_changes(
-                item for task in iter_tasks(finished.store, plan) for item in task.inputs
-            )
-            raise DatasetExistsError(
-                f"{finished.url} already holds the dataset of this command, but {source} has changed since: "
-                f"{plan.header.notes['images']:,} inputs then, {len(inventory):,} now{changes and '; '}{changes}. "
-                "Nothing was changed. Take another destination, or say --overwrite to build it anew"
-            )
+        probe = probe_images(inventory, options.images)
+        shards, totals = count_shards(inventory, options, probe.estimate), inventory.totals()
+        splits = {name: SplitPreview(totals[name][0], count, int(size)) for name, (count, size) in shards.items()}
+        if not finished:  # the inputs that cannot be taken, as far as they are known
+            known, first = inventory.rejects()
+            by_reason = known + Counter(reject.reason for reject in probe.read_rejects)
+            some, allowed = [*first, *probe.read_rejects], request.budget.allowed(len(inventory))
+            if by_reason.total() > allowed:
+                advice = "Nothing was changed. Mend the source, or allow more with --max-rejects"
+                raise too_many(dict(sorted(by_reason.items())), some, len(inventory), allowed, advice)
+            if by_reason.total() == len(inventory):
+                raise BuildError(
+                    f"none of the {len(inventory)} images can be taken; the first: {some[0].path}: {some[0].message}. "
+                    "Nothing was changed; mend the source"
+                )
+        if not finished and plan is None:
+            check_space(destination, sum(size for _, size in shards.values()), sum(info.size_bytes for info in old))
+            header, _ = plan_shards(inventory, options, probe.estimate, source)
+            check_names(destination, header, foreign_names(destination, old), old)
+        of_shards = (iter_warnings(name, count, size, options.hosts) for name, (count, size) in shards.items())
+        return Preview(
+            source=source,
+            destination=destination.url,
+            splits=splits,
+            classes=len(inventory.classes.names),
+            columns=further_columns(inventory.features),
+            source_bytes=sum(size for _, size, _ in totals.values()),
+            ignored_files=inventory.ignored_files,
+            listed_twice=inventory.listed_twice(),
+            free_bytes=destination.free_bytes(),
+            seconds=len(inventory) * probe.seconds_an_image / (workers or available_cores()),
+            probed=probe.images,
+            probed_rejects=probe.rejects,
+            warnings=(*inventory.warnings, *(warning for several in of_shards for warning in several)),
+            complete=finished,
+        )

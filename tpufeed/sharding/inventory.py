@@ -10,7 +10,6 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,12 @@ from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import Input
 from tpufeed.dataset.schema import FeatureSpec, record_schema
-from tpufeed.errors import OptionError, SourceError, mask_secrets
-from tpufeed.sharding.advice import (
-    iter_folder_warnings,
-    iter_mask_warnings,
-    iter_split_warnings,
-    iter_tar_split_warnings,
-    tar_label_warning,
-)
+from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
 from tpufeed.sharding.labels import Classes, bad_label, iter_class_warnings, make_classes
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Found, Label, Row
-from tpufeed.sharding.sources import Source
+from tpufeed.sharding.sources import Source, iter_source_warnings
 from tpufeed.storage.reading import READS, DamagedReadError
 
 _logger = logging.getLogger(__name__)
@@ -38,25 +30,8 @@ _ROWS_AT_ONCE = 4096
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
 _COLUMNS = "path, bytes, version, label, file, offset, columns, problem"
-_IMAGES_AND_MASKS, _NAMES_COMPARED = 2, 1000
 _FIRST_REJECTS = 3  # that an error shows
-_CHANGES = {
-    "changed": "SELECT path FROM (SELECT * FROM after EXCEPT SELECT * FROM before) "
-    "WHERE path IN (SELECT path FROM before)",
-    "added": "SELECT path FROM after EXCEPT SELECT path FROM before",
-    "gone": "SELECT path FROM before EXCEPT SELECT path FROM after",
-}
 _Line = tuple[Any, ...]
-
-
-@dataclass(slots=True)
-class _Identity:
-    """Digest of all inputs, the count of those listed twice, and those that are rejected without being read."""
-
-    digest: str = ""
-    listed_twice: int = 0
-    rejects: Counter[str] = field(default_factory=Counter)
-    first_rejects: list[Reject] = field(default_factory=list)
 
 
 class Inventory:
@@ -68,7 +43,7 @@ class Inventory:
         schema: features that further columns become.
         splits: names, in the order of the dataset.
         ignored_files: which are no images by their names, by their endings (`.txt`).
-        labelled: whether inputs have labels.
+        labelled: true where inputs have labels.
         warnings: what labels, columns and folders became that may not have been meant, as sentences.
     """
 
@@ -86,7 +61,7 @@ class Inventory:
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
             f"PRAGMA cache_size=-{_CACHE_BYTES >> 10};"
         )
-        self._identity: _Identity | None = None
+        self._identified = False
         self._by_file = source.kind == "table"  # a table may spell a file in several ways; a tar is one file for many
         try:
             for tries_left in reversed(range(READS)):
@@ -103,7 +78,7 @@ class Inventory:
 
     def _read(self, source: Source, options: ShardOptions) -> None:
         found, types, labels, splits = Found(), ColumnTypes(), Counter[Label](), set[str]()
-        shares = None if source.splits else options.split_shares
+        shares = None if source.splits else {"train": 1.0} if options.shares is None else options.shares
         rows = source.iter_rows(found)
         self._database.executescript(
             f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs(key BLOB, split TEXT, extra INT, {_COLUMNS});"
@@ -113,7 +88,11 @@ class Inventory:
             labels.update([row.label for row in chunk])
             for row in chunk:
                 types.add(row.columns)
-            self._insert([_to_line(row, options.seed, shares, self._by_file) for row in chunk])
+            lines = [_to_line(row, options.seed, shares, self._by_file) for row in chunk]
+            try:
+                self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 11)})", lines)
+            except UnicodeEncodeError as error:
+                raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
             if source.splits:
                 splits.update(str(row.split) for row in chunk)
                 if len(splits) > _MOST_SPLITS:
@@ -122,31 +101,19 @@ class Inventory:
                     )
         self._database.execute("COMMIT")
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
-        self.labelled = options.label != "none" and (set(labels) != {None} or options.classes is not None)
+        self.labelled = options.label != "none" and (set(labels) != {None} or options.class_names is not None)
         if options.label not in ("auto", "none") and set(labels) == {None}:
             raise OptionError(f"no sample has a label in {options.label!r}")
         are_folders = source.kind == "folder"
-        self.classes = make_classes(labels, options.classes, are_folders) if self.labelled else Classes((), {})
-        of_classes = iter_class_warnings(labels, self.classes, are_folders or options.classes is not None)
+        self.classes = make_classes(labels, options.class_names, are_folders) if self.labelled else Classes((), {})
         self.schema = types.schema()
-        of_source = self._iter_warnings(source, options, found)
-        self.warnings = (*of_classes, *types.iter_warnings(), *of_source)
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
-
-    def _iter_warnings(self, source: Source, options: ShardOptions, found: Found) -> Iterator[str]:
-        yield from iter_split_warnings(self.splits)
-        if source.kind == "tars":
-            if options.label == "auto" and not self.labelled:
-                yield tar_label_warning([spec.name for spec in self.schema], found.ignored_files)
-            if options.split is None:
-                yield from iter_tar_split_warnings(found.tars)
-        elif source.kind == "folder" and self.labelled and options.classes is None:
-            names = self.classes.names
-            yield from iter_folder_warnings(self.base, source.splits, names, found.nested)
-            if len(names) == _IMAGES_AND_MASKS:
-                first, second = (self._query("SELECT path FROM inputs WHERE label = ?", name) for name in names)
-                some = [path for (path,) in first.fetchmany(_NAMES_COMPARED)]
-                yield from iter_mask_warnings((names[0], names[1]), some, (path for (path,) in second))
+        columns = [spec.name for spec in self.schema]
+        self.warnings = (
+            *iter_source_warnings(source, options, found, self.classes.names, columns, self.labelled),
+            *iter_class_warnings(labels, self.classes, are_folders or options.class_names is not None),
+            *types.iter_warnings(),
+        )
 
     def close(self) -> None:
         """Give the file up; its folder's owner removes it."""
@@ -181,12 +148,13 @@ class Inventory:
 
     def listed_twice(self) -> int:
         """Count the rows that name a file that another row names as well, however they spell it."""
-        return self._identify().listed_twice
+        self._identify()
+        return self._listed_twice
 
     def rejects(self) -> tuple[Counter[str], list[Reject]]:
         """Inputs that are rejected without being read: how many by reason, and the first few."""
-        found = self._identify()
-        return found.rejects, found.first_rejects
+        self._identify()
+        return self._rejects, self._first_rejects
 
     def sample(self, count: int) -> list[Input]:
         """A few inputs, drawn by the global order."""
@@ -203,48 +171,32 @@ class Inventory:
 
     def digest(self) -> str:
         """Identity of all inputs together, whatever their order."""
-        return self._identify().digest
+        self._identify()
+        return self._digest
 
-    def describe_changes(self, before: Iterable[Input]) -> str:
-        """Count the inputs that differ from those of a plan, and name the first of each kind; memory is bounded."""
-        after = (item for split in self.splits for item, _ in self.iter_inputs(split))
-        self._database.execute("BEGIN")
-        for table, inputs in (("before", before), ("after", after)):
-            self._database.execute(f"CREATE TABLE {table}(path TEXT, rest TEXT)")
-            self._database.executemany(f"INSERT INTO {table} VALUES(?, ?)", _iter_masked(inputs))
-            self._database.execute(f"CREATE INDEX {table}_path ON {table}(path)")
-        self._database.execute("COMMIT")
-        kinds = []
-        for kind, paths in _CHANGES.items():
-            count, first = self._query(f"SELECT COUNT(DISTINCT path), MIN(path) FROM ({paths})").fetchone()
-            if count:
-                kinds.append(f"{count:,} {kind} ({'the first: ' if count > 1 else ''}{first})")
-        return ", ".join(kinds)
+    def _identify(self) -> None:
+        """Learn, once, what one pass over all inputs in the order of their paths tells."""
+        if self._identified:
+            return
+        self._rejects, self._first_rejects, self._listed_twice = Counter[str](), list[Reject](), 0
 
-    def _identify(self) -> _Identity:
-        """Return what one pass over all inputs in the order of their paths tells."""
-        if self._identity is None:
-            lines = self._query(f"SELECT {_COLUMNS} FROM inputs ORDER BY {_COLUMNS}")
-            found = _Identity()
+        def iter_inputs() -> Iterator[Input]:
+            last = None
+            for line in self._query(f"SELECT {_COLUMNS} FROM inputs ORDER BY {_COLUMNS}"):
+                self._listed_twice += line[0] == last
+                last = line[0]
+                item = self._to_input(line)
+                if item.problem is not None:
+                    self._rejects[item.problem[0]] += 1
+                    if len(self._first_rejects) < _FIRST_REJECTS:
+                        self._first_rejects.append(Reject(item.path, *item.problem))
+                yield item
 
-            def iter_inputs() -> Iterator[Input]:
-                last = None
-                for line in lines:
-                    found.listed_twice += line[0] == last
-                    last = line[0]
-                    item = self._to_input(line)
-                    if item.problem is not None:
-                        found.rejects[item.problem[0]] += 1
-                        if len(found.first_rejects) < _FIRST_REJECTS:
-                            found.first_rejects.append(Reject(item.path, *item.problem))
-                    yield item
-
-            found.digest = input_digest(iter_inputs())
-            if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
-                each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE file END"
-                (found.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
-            self._identity = found
-        return self._identity
+        self._digest = input_digest(iter_inputs())
+        if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
+            each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE file END"
+            (self._listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
+        self._identified = True
 
     def _to_input(self, line: Sequence[Any]) -> Input:
         path, size, version, label, file, offset, columns, problem = line
@@ -254,12 +206,6 @@ class Inventory:
         if self.labelled and number < 0 and wrong is None:
             wrong = bad_label(label, self.classes)
         return Input(path, size, version, number, file, offset, values, wrong)
-
-    def _insert(self, lines: Sequence[_Line]) -> None:
-        try:
-            self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 11)})", lines)
-        except UnicodeEncodeError as error:
-            raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
 
     def _query(self, statement: str, *values: Any) -> sqlite3.Cursor:
         return self._database.execute(statement, values)
@@ -285,13 +231,6 @@ def input_digest(inputs: Iterable[Input]) -> str:
             line += f"\0{item.file}\0{item.offset}\0{item.columns}\0{item.problem}"
         digest.update(f"{line}\n".encode())
     return digest.hexdigest()
-
-
-def _iter_masked(inputs: Iterable[Input]) -> Iterator[tuple[str, str]]:
-    """Yield path and description of each input as a plan stores them: without secrets."""
-    for item in inputs:
-        rest = (item.bytes, item.version, item.label, item.file or item.path, item.offset, item.columns, item.problem)
-        yield mask_secrets(item.path), mask_secrets(repr(rest))
 
 
 def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool) -> _Line:

@@ -10,14 +10,11 @@ from tpufeed.errors import SourceError
 from tpufeed.sharding.rows import Label
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0+)?\s*")
-# How programs write a missing value: what nobody calls a class, and what is missing among ids only.
+# How programs write a missing value: nobody calls a class so. Among ids more spellings mean a missing value.
 _MISSING = frozenset({"nan", "<na>", "n/a", "#n/a"})
 _MISSING_AMONG_IDS = _MISSING | {"na", "null", "none"}
 _SAID = 40  # characters of a label
-_SHOWN = 3  # labels
-_FEW_IMAGES = 5
-_MANY_CLASSES = 20  # of fewer one is seen at a glance to be odd
-_SEPARATORS = ",;|"
+_FEW_IMAGES, _MANY_CLASSES = 5, 20  # of fewer classes one is seen at a glance to be odd
 _MOST_CLASSES = 2_000_000
 _BEYOND = 1e15
 
@@ -46,15 +43,14 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
         SourceError: ids that cannot be counted up to.
     """
     found = [label for label in labels if label is not None]
-    numbers: dict[Label, int] = {
-        label: _to_id(label) for label in found if not are_names and _WHOLE.fullmatch(str(label))
-    }
+    numbers: dict[Label, int] = {}
+    for label in found:
+        if not are_names and _WHOLE.fullmatch(str(label)):
+            numbers[label] = int(max(-_BEYOND, min(_BEYOND, float(label))))  # it may have thousands of digits
     if fixed is not None:
         places = {_normalize(name): place for place, name in enumerate(fixed)}
         if any(map(_WHOLE.fullmatch, fixed)):
-            ids: dict[Label, int] = {
-                label: places[str(number)] for label, number in numbers.items() if str(number) in places
-            }
+            ids = {label: places[str(number)] for label, number in numbers.items() if str(number) in places}
         else:
             ids = {label: number for label, number in numbers.items() if 0 <= number < len(fixed)}
         named = {label: _normalize(str(label)) for label in found}
@@ -63,7 +59,7 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
         largest, highest = max(numbers.items(), key=lambda item: item[1])
         if highest >= _MOST_CLASSES:
             raise SourceError(
-                f"the label {str(largest)[:40]} would make more than {_MOST_CLASSES:,} classes; if labels are "
+                f"the label {str(largest)[:_SAID]} would make more than {_MOST_CLASSES:,} classes; if labels are "
                 "names that look like numbers, give all of them with --classes FILE"
             )
         ids = {label: number for label, number in numbers.items() if number >= 0}
@@ -85,10 +81,10 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
         classes: of these labels.
         are_names: labels cannot be ids: they are names of folders, or among names that are given.
     """
-    taken = {label: str(label) for label in classes.ids}
-    numbers = [label for label, text in taken.items() if _WHOLE.fullmatch(text)]
-    odd = next((text for text in taken.values() if not _WHOLE.fullmatch(text)), None)
-    of_numbers, of_all = (sum(counts[label] for label in labels) for labels in (numbers, taken))
+    texts = {label: str(label) for label in classes.ids}
+    numbers = [label for label, text in texts.items() if _WHOLE.fullmatch(text)]
+    odd = next((text for text in texts.values() if not _WHOLE.fullmatch(text)), None)
+    of_numbers, of_all = (sum(counts[label] for label in labels) for labels in (numbers, texts))
     if odd is not None and not are_names and of_numbers * 2 > of_all:
         yield (
             f"labels are names, not ids (10 sorts before 2): {odd[:_SAID]!r} is no whole number; {of_numbers:,} of "
@@ -96,24 +92,24 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
         )
     spellings: dict[int, set[str]] = {}
     for label in numbers:
-        spellings.setdefault(classes.ids[label], set()).add(taken[label].strip().partition(".")[0])
-    merged = [sorted(texts) for texts in spellings.values() if len(texts) > 1]
+        spellings.setdefault(classes.ids[label], set()).add(texts[label].strip().partition(".")[0])
+    merged = [sorted(several) for several in spellings.values() if len(several) > 1]
     if merged:
         more = f", as are those of {len(merged) - 1:,} more" if len(merged) > 1 else ""
-        shown = ", ".join(map(repr, merged[0][:_SHOWN]))
+        shown = ", ".join(map(repr, merged[0][:3]))
         yield f"the labels {shown} are one class{more}; where they are names, give all of them with --classes FILE"
     images = Counter[int]()
     for label, number in classes.ids.items():
         images[number] += counts[label]
     few = [classes.names[number] for number, count in images.items() if count < _FEW_IMAGES]
     if len(images) >= _MANY_CLASSES and len(few) * 2 > len(images):
-        of_several = next((mark for mark in _SEPARATORS if sum(mark in name for name in few) * 2 > len(few)), None)
-        remedy = (
-            "; see that labels are what you mean"
-            if of_several is None
-            else f": labels of several parts ({of_several!r}) are a class for each combination. To train on the parts, "
-            "give each a column of 0 and 1 in the table, and say --label none"
-        )
+        of_several = next((mark for mark in ",;|" if sum(mark in name for name in few) * 2 > len(few)), None)
+        remedy = "; see that labels are what you mean"
+        if of_several is not None:
+            remedy = (
+                f": labels of several parts ({of_several!r}) are a class for each combination. To train on the parts, "
+                "give each a column of 0 and 1 in the table, and say --label none"
+            )
         yield (
             f"{len(few):,} of {len(images):,} classes have fewer than {_FEW_IMAGES} images, like "
             f"{few[0][:_SAID]!r}{remedy}"
@@ -127,10 +123,6 @@ def _normalize(name: str) -> str:
 
 def _is_missing(label: str | int, spellings: frozenset[str]) -> bool:
     return str(label).strip().lower() in spellings
-
-
-def _to_id(label: str | int) -> int:
-    return int(max(-_BEYOND, min(_BEYOND, float(label))))  # of thousands of digits, perhaps
 
 
 def bad_label(label: Label, classes: Classes) -> tuple[str, str]:

@@ -1,155 +1,132 @@
-"""The options of `shard`, checked once."""
+"""The options of `shard` that decide the bytes of a dataset, checked once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import OptionError
+from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.storage.store import parse_size
 
-
-class ShardKeywords(TypedDict, total=False):
-    """The keywords of `shard` that decide its bytes; `ShardOptions` and `ImagePolicy` explain them."""
-
-    shard_bytes: str | int
-    shards: int | None
-    hosts: int
-    split: str | Mapping[str, float] | None
-    split_by: str | None
-    image: str | None
-    label: str
-    classes: str | Path | Sequence[str] | None
-    seed: int
-    check: Literal["full", "header"]
-    encode: Literal["keep", "jpeg", "png", "webp"]
-    quality: int
-    presize: int | None
-    presize_mode: Literal["short", "long", "fit"]
-    max_pixels: int
-    min_side: int
-    policy: Mapping[str, str]
+_DEFAULT_SHARD_BYTES = 128 * 10**6
+_POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged"})
+_FORM = "write them like train=0.9,val=0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 17.
 
     Attributes:
-        shard_bytes: aim for shards of this size.
-        shards: or for so many in the largest split; the others get theirs by their size.
-        hosts: the number of shards of each split is a multiple of this, so that all hosts read equally many.
-        split: shares by name, dealt by a stable hash of each sample's path; None: folders called train, val and
-            so on where there are such, else everything is train.
-        split_by: "folder" for the folders right below the source, or the column of a table.
-        image: the column of a table that holds paths, or the extension of a tar's images.
-        label: "auto", "none", or the column or key that holds the labels.
-        classes: names of classes, whose places are their ids; None: those that occur.
-        seed: of the global order of the inputs.
+        size_bytes: `shard_bytes` as a number.
+        shares: `split` by name; None where the source may say the splits itself.
+        class_names: `classes`, read from their file; None for the classes that occur.
         images: how images are checked and stored.
+
+    Raises:
+        OptionError: one of them cannot be.
     """
 
-    shard_bytes: int = 128 * 10**6
-    shards: int | None = None
-    hosts: int = 1
-    split: dict[str, float] | None = None
+    split: str | Mapping[str, float] | None = None
     split_by: str | None = None
     image: str | None = None
     label: str = "auto"
-    classes: tuple[str, ...] | None = None
+    classes: str | Path | Sequence[str] | None = None
+    shard_bytes: str | int | None = None
+    shards: int | None = None
+    hosts: int = 1
     seed: int = 0
-    images: ImagePolicy = field(default_factory=ImagePolicy)
+    check: Literal["full", "header"] = "full"
+    encode: Literal["keep", "jpeg", "png", "webp"] = "keep"
+    quality: int = 90
+    presize: int | None = None
+    presize_mode: Literal["short", "long", "fit"] = "short"
+    max_pixels: int = MAX_PIXELS
+    min_side: int = 1
+    policy: Mapping[str, str] | None = None
+    size_bytes: int = field(init=False)
+    shares: dict[str, float] | None = field(init=False)
+    class_names: tuple[str, ...] | None = field(init=False)
+    images: ImagePolicy = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.shard_bytes < 1:
-            raise OptionError(f"a shard size is at least one byte, not {self.shard_bytes}")
+        if self.shards is not None and self.shard_bytes is not None:
+            raise OptionError("give either a size of the shards or their number, not both")
+        if self.split is not None and self.split_by is not None:
+            raise OptionError("give either the splits' shares or what the source is split by, not both")
+        size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
+        if size_bytes < 1:
+            raise OptionError(f"a shard size is at least one byte, not {size_bytes}")
         if self.hosts < 1:
             raise OptionError(f"hosts are at least 1, not {self.hosts}")
         if self.shards is not None and (self.shards < 1 or self.shards % self.hosts):
             raise OptionError(f"shards are a multiple of the {self.hosts} hosts, not {self.shards}")
-        if self.split is not None:
-            if self.split_by is not None:
-                raise OptionError("give either the splits' shares or what the source is split by, not both")
-            _check_shares(self.split)
-
-    @property
-    def split_shares(self) -> dict[str, float]:
-        """The shares of the splits, where the source does not say its own."""
-        return {"train": 1.0} if self.split is None else self.split
+        policy: dict[str, Any] = dict(self.policy or {})
+        unknown = policy.keys() - _POLICIES
+        if unknown:
+            raise OptionError(f"no policy for {', '.join(sorted(unknown))}; there are {', '.join(sorted(_POLICIES))}")
+        images = ImagePolicy(
+            check=self.check,
+            encode=self.encode,
+            quality=self.quality,
+            presize_px=self.presize,
+            presize_mode=self.presize_mode,
+            max_pixels=self.max_pixels,
+            min_side_px=self.min_side,
+            **policy,
+        )
+        for name, value in (
+            ("size_bytes", size_bytes),
+            ("shares", None if self.split is None else parse_shares(self.split)),
+            ("class_names", None if self.classes is None else read_classes(self.classes)),
+            ("images", images),
+        ):
+            object.__setattr__(self, name, value)  # the class is frozen
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""
+        images = self.images.to_dict()
         return {
-            **({"shard_bytes": self.shard_bytes} if self.shards is None else {"shards": self.shards}),
+            **({"shard_bytes": self.size_bytes} if self.shards is None else {"shards": self.shards}),
             "hosts": self.hosts,
-            "split": self.split,
+            "split": self.shares,
             "split_by": self.split_by,
             "image": self.image,
             "label": self.label,
-            "classes": self.classes,
+            "classes": self.class_names,
             "seed": self.seed,
-            **{_KEYWORD_OF_FIELD.get(name, name): value for name, value in self.images.to_dict().items()},
+            **{name.removesuffix("_px"): value for name, value in images.items()},
         }
 
 
-def make_options(keywords: ShardKeywords) -> ShardOptions:
-    """The options that keywords say. Raises OptionError."""
-    given: dict[str, Any] = dict(keywords)
-    if given.get("shards") is not None and "shard_bytes" in given:
-        raise OptionError("give either a size of the shards or their number, not both")
-    split, classes = given.pop("split", None), given.pop("classes", None)
-    policy = {str(name): choice for name, choice in dict(given.pop("policy", None) or {}).items()}
-    fields = {keyword: field for field, keyword in _KEYWORD_OF_FIELD.items()}
-    images = {fields.get(name, name): given.pop(name) for name in _IMAGE_KEYWORDS if name in given}
-    unknown = policy.keys() - _POLICIES
-    if unknown:
-        raise OptionError(f"no policy for {', '.join(sorted(unknown))}; there are {', '.join(sorted(_POLICIES))}")
-    if "shard_bytes" in given:
-        given["shard_bytes"] = parse_size(given["shard_bytes"])
-    return ShardOptions(
-        **given,
-        split=parse_splits(split) if isinstance(split, str) else None if split is None else dict(split),
-        classes=None if classes is None else read_classes(classes),
-        images=ImagePolicy(**images, **policy),
-    )
-
-
-_AS = "write them like train=0.9,val=0.1"
-_KEYWORD_OF_FIELD = {"presize_px": "presize", "min_side_px": "min_side"}
-_IMAGE_KEYWORDS = ("check", "encode", "quality", "presize", "presize_mode", "max_pixels", "min_side")
-_POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged"})
-
-
-def parse_splits(text: str) -> dict[str, float]:
-    """Shares of "train=0.9,val=0.1"; "train" alone is all of it. Raises OptionError."""
-    splits: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, share = part.partition("=")
-        name = name.strip()
+def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
+    """Return the shares of "train=0.9,val=0.1", or of a mapping; "train" alone is all of it. Raises OptionError."""
+    shares: dict[str, float] = {}
+    for part in split.split(",") if isinstance(split, str) else []:
+        name, equals, share = (text.strip() for text in part.partition("="))
         if not equals and name.replace(".", "", 1).isdigit():
-            raise OptionError(f"{part!r} is a share of no split; {_AS}")
-        try:
-            value = float(share) if equals else 1.0
-        except ValueError:
-            raise OptionError(f"{part!r} is no split; {_AS}") from None
-        if name in splits:
+            raise OptionError(f"{part!r} is a share of no split; {_FORM}")
+        if name in shares:
             raise OptionError(f"split {name} is given twice")
-        splits[name] = value
-    return splits
-
-
-def _check_shares(splits: dict[str, float]) -> None:
-    if not splits:
+        try:
+            shares[name] = float(share) if equals else 1.0
+        except ValueError:
+            raise OptionError(f"{part!r} is no split; {_FORM}") from None
+    if not isinstance(split, str):
+        shares = dict(split)
+    if not shares:
         raise OptionError("there is at least one split, like train=1.0")
-    for name, share in splits.items():
+    for name, value in shares.items():
         try:
             check_split_name(name)
         except OptionError as error:
-            raise OptionError(f"{error}; {_AS}") from None
-        if not 0 < share <= 1:
-            raise OptionError(f"split {name}: a share is in (0, 1], not {share}; {_AS}")
-    if abs(sum(splits.values()) - 1) > 1e-6:
-        raise OptionError(f"the shares of the splits add up to {sum(splits.values()):g}, not 1: {splits}; {_AS}")
+            raise OptionError(f"{error}; {_FORM}") from None
+        if not 0 < value <= 1:
+            raise OptionError(f"split {name}: a share is in (0, 1], not {value}; {_FORM}")
+    if abs(sum(shares.values()) - 1) > 1e-6:
+        raise OptionError(f"the shares of the splits add up to {sum(shares.values()):g}, not 1: {shares}; {_FORM}")
+    return shares

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,22 +96,21 @@ def count_shards(inventory: Inventory, options: ShardOptions, estimate: SizeEsti
         name: estimate.slope * size + estimate.fixed * count + extra for name, (count, size, extra) in totals.items()
     }
     largest = max(sizes.values())
-    shard_bytes = options.shard_bytes if options.shards is None else largest / options.shards
+    shard_bytes = options.size_bytes if options.shards is None else largest / options.shards
     if options.shards is None:
         path, record = inventory.largest(estimate.slope, estimate.fixed)
         if record > shard_bytes:
             raise OptionError(
-                f"a shard of {options.shard_bytes} bytes cannot hold {path}, whose record takes {record}; give a "
+                f"a shard of {options.size_bytes} bytes cannot hold {path}, whose record takes {record}; give a "
                 "--shard-size of at least that, better 64MB to 256MB"
             )
-    hosts = options.hosts
-    wanted = {name: hosts * max(1, round(size / shard_bytes / hosts)) for name, size in sizes.items()}
-    return {name: (_at_most(totals[name][0], wanted[name], hosts), size) for name, size in sizes.items()}
-
-
-def _at_most(inputs: int, shards: int, hosts: int) -> int:
-    """No shard may be empty; where there are enough inputs for it, a multiple of the hosts they stay."""
-    return shards if shards <= inputs else inputs // hosts * hosts or inputs
+    counted = {}
+    for name, size in sizes.items():
+        inputs, hosts = totals[name][0], options.hosts
+        wanted = hosts * max(1, round(size / shard_bytes / hosts))
+        # No shard may be empty; where there are enough inputs for it, they stay a multiple of the hosts.
+        counted[name] = wanted if wanted <= inputs else inputs // hosts * hosts or inputs, size
+    return counted
 
 
 def plan_shards(
@@ -139,20 +138,17 @@ def plan_shards(
         ignored_files=inventory.ignored_files,
         warnings=inventory.warnings,
     )
-    return header, _iter_tasks(inventory, estimate, shards, counts)
 
+    def iter_tasks() -> Iterator[Task]:
+        number = 0
+        for split, (count, total) in shards.items():
+            inputs = inventory.iter_inputs(split)
+            sized = ((item, estimate.slope * item.bytes + estimate.fixed + extra) for item, extra in inputs)
+            for shard, run in enumerate(cut(sized, counts[split], count, total)):
+                yield Task(number, split, shard, count, tuple(run))
+                number += 1
 
-def _iter_tasks(
-    inventory: Inventory, estimate: SizeEstimate, shards: Mapping[str, tuple[int, float]], inputs: Mapping[str, int]
-) -> Iterator[Task]:
-    number = 0
-    for split, (count, total) in shards.items():
-        sized = (
-            (item, estimate.slope * item.bytes + estimate.fixed + extra) for item, extra in inventory.iter_inputs(split)
-        )
-        for shard, run in enumerate(cut(sized, inputs[split], count, total)):
-            yield Task(number, split, shard, count, tuple(run))
-            number += 1
+    return header, iter_tasks()
 
 
 def cut(sized: Iterable[tuple[Input, float]], count: int, shards: int, total: float) -> Iterator[list[Input]]:

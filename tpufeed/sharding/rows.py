@@ -13,6 +13,8 @@ from tpufeed.storage.registry import url_scheme
 
 Label = str | int | None
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
 
 class Row(NamedTuple):
     """One sample as its source describes it.
@@ -45,7 +47,7 @@ class Found:
     """Notes that a source takes while its rows are read.
 
     Attributes:
-        ignored_files: that are no images by their names: how many, by their endings.
+        ignored_files: files that are no images by their names, counted by their endings.
         nested: folders in class folders, as (class, folder); of a thousand no more are noted.
         tars: names of tars.
     """
@@ -56,14 +58,24 @@ class Found:
 
 
 @contextmanager
-def listing() -> Iterator[None]:
-    """Within it a source is listed: what fails is a SourceError, unless the store does not answer or refuses."""
+def listing(what: str = "the source cannot be listed") -> Iterator[None]:
+    """Turn what fails within it into a SourceError, unless the store does not answer or refuses."""
     try:
         yield
     except (UnavailableError, AccessError):  # no fault of the request
         raise
     except StoreError as error:
-        raise SourceError(f"the source cannot be listed: {error}") from error
+        raise SourceError(f"{what}: {error}") from error
+
+
+def is_image_name(name: str) -> bool:
+    """Return true for an image's name. Hidden files and folders (.ipynb_checkpoints, ._x.jpg) are no images."""
+    return name.lower().endswith(IMAGE_SUFFIXES) and not any(map(is_hidden, name.split("/")))
+
+
+def is_hidden(part: str) -> bool:
+    """Return true for a name that other programs hide."""
+    return (part.startswith(".") and not part.startswith("..")) or part == "__MACOSX"
 
 
 def resolve(base: str, path: str) -> str:

@@ -1,25 +1,37 @@
-"""Find out what kind of source a URL is, and read its rows."""
+"""Find out what kind of source a URL is (a folder, a table or tars), and read its rows."""
 
 import fnmatch
 import itertools
+import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding import folders, tables, tars
+from tpufeed.sharding import tables, tars
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.rows import Found, Row, listing
+from tpufeed.sharding.rows import IMAGE_SUFFIXES, Found, Row, is_hidden, is_image_name, listing
 from tpufeed.storage.registry import open_store, url_scheme
-from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz|(csv|tsv|jsonl|ndjson)\.(gz|bz2|xz|zst)|zip)$", re.IGNORECASE)
 _BRACES = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_FILES = 10**6
-_SHOWN = 3
+_SHOWN, _MANY_SHOWN = 3, 8
+_MOST_NESTED = 1000
+_SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# train, Training_Set, trainset, test_images, val2017
+_SPLIT_NAME = re.compile(
+    rf"({'|'.join(_SPLIT_OF_WORD)})(?:_?(?:sets?|data|dataset|images?|imgs?|split|[0-9]{{4}}))?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +41,7 @@ class Source:
     Attributes:
         base: the URL that files of rows are relative to.
         kind: "folder", "table" or "tars".
-        splits: whether rows say their splits.
+        splits: true where rows say their splits.
         iter_rows: reads all rows, once.
     """
 
@@ -51,25 +63,35 @@ def find_source(url: str, options: ShardOptions) -> Source:
         OptionError: an option that this kind of source does not have.
     """
     image, label, split_by = options.image, options.label, options.split_by
-    last = url.rpartition("/")[2]
-    if _COMPRESSED.search(last) and "::" not in url and not _is_folder(url):
+    if _COMPRESSED.search(url.rpartition("/")[2]) and "::" not in url and not _is_folder(url):
         raise SourceError(
             f"{url} is compressed, so that its parts cannot be read in place; unpack it first "
             "(gunzip, unzip, tar -x), or give zip::URL for the folder in a zip"
         )
     named = named_files(url)
-    if named is not None:
-        store, last = named
-        files = find_files(store, last)
-        if last.lower().endswith(tars.SUFFIXES):
-            return _tar_source(store, files, image, label, split_by)
-        return _table_source(store, files, image, label, split_by)
-    store = open_store(url)
-    _check_folder(store)
-    tar_files = _only_tars(store)
-    if tar_files:
-        return _tar_source(store, tar_files, image, label, split_by)
-    return _folder_source(store, options)
+    if named is None:
+        store = open_store(url)
+        _check_folder(store)
+        files = _only_tars(store)
+        if not files:
+            return _folder_source(store, options)
+    else:
+        store, pattern = named
+        files = find_files(store, pattern)
+        if not pattern.lower().endswith(tars.SUFFIXES):
+            if split_by == "folder":
+                raise OptionError("a table has no folders to split by; name one of its columns")
+            return Source(
+                store.url,
+                "table",
+                split_by is not None,
+                lambda _: itertools.chain.from_iterable(
+                    tables.iter_table(store, info.name, image, label, split_by) for info in files
+                ),
+            )
+    if split_by is not None:
+        raise OptionError("tars are split by shares; shard those of each split apart to keep their splits")
+    return Source(store.url, "tars", False, lambda found: tars.iter_tars(store, files, image, label, found))
 
 
 def named_files(url: str) -> tuple[Store, str] | None:
@@ -79,56 +101,6 @@ def named_files(url: str) -> tuple[Store, str] | None:
     if not last.lower().endswith(tables.SUFFIXES + tars.SUFFIXES) or _is_folder(url):
         return None
     return open_store(parent or "."), last
-
-
-def _table_source(store: Store, files: list[ObjectInfo], image: str | None, label: str, split_by: str | None) -> Source:
-    if split_by == "folder":
-        raise OptionError("a table has no folders to split by; name one of its columns")
-    return Source(
-        store.url,
-        "table",
-        split_by is not None,
-        lambda _: itertools.chain.from_iterable(
-            tables.iter_table(store, info.name, image, label, split_by) for info in files
-        ),
-    )
-
-
-def _folder_source(store: Store, options: ShardOptions) -> Source:
-    label, split_by = options.label, options.split_by
-    if options.image is not None:
-        raise OptionError("--image names a table's column or the extension of a tar's images; this source is a folder")
-    if label not in ("auto", "none"):
-        raise OptionError(f"the labels of a folder are its class folders, or none; there is no column {label!r} in it")
-    if split_by not in (None, "folder"):
-        raise OptionError(f"a folder is split by 'folder' or by shares; there is no column {split_by!r} in it")
-    split_folders = split_by == "folder" or folders.has_split_folders(store)
-    by_folder = split_folders and options.split is None
-    if split_folders and not by_folder and label != "none":
-        raise OptionError(
-            f"{store.url} has a folder for each split, which shares would make its classes; leave the shares out to "
-            "keep the splits, or give the folder of one split only"
-        )
-    return Source(
-        store.url, "folder", by_folder, lambda found: folders.iter_folder(store, by_folder, label != "none", found)
-    )
-
-
-def _tar_source(store: Store, files: list[ObjectInfo], image: str | None, label: str, split_by: str | None) -> Source:
-    if split_by is not None:
-        raise OptionError("tars are split by shares; shard those of each split apart to keep their splits")
-
-    def iter_rows(found: Found) -> Iterator[Row]:
-        empty = True
-        for info in files:
-            found.tars.append(info.name)
-            for row in tars.iter_tar(store, info, image, label, found):
-                empty = False
-                yield row
-        if empty:
-            raise tars.no_samples(store.url)
-
-    return Source(store.url, "tars", False, iter_rows)
 
 
 def find_files(store: Store, pattern: str) -> list[ObjectInfo]:
@@ -163,20 +135,6 @@ def expand(pattern: str) -> list[str]:
     return [head + tail for head in heads for tail in expand(pattern[match.end() :])]
 
 
-def _only_tars(store: Store) -> list[ObjectInfo]:
-    """The tars of a folder that holds some and no folders: cheap to know of a folder that holds class folders."""
-    with listing():
-        if any(True for _ in store.iter_folders()):
-            return []
-        infos = []
-        for info in store.iter_objects():
-            if folders.is_image_name(info.name):
-                return []
-            if info.name.lower().endswith(tars.SUFFIXES):
-                infos.append(info)
-    return sorted(infos, key=lambda info: info.name)
-
-
 def _is_folder(url: str) -> bool:
     return url_scheme(url) == "file" and Path(url.removeprefix("file://")).is_dir()
 
@@ -186,16 +144,196 @@ def _check_folder(store: Store) -> None:
         return
     folder = Path(store.url)
     try:
-        state = (
-            None
-            if folder.is_dir()
-            else f"is a TFRecord file. {adopt_advice(str(folder.parent))}"
-            if folder.exists() and is_tfrecord_name(folder.name)
-            else "is a file; expected a folder of images, a table (.csv, .tsv, .jsonl, .parquet) or a .tar"
-            if folder.exists()
-            else "does not exist"
-        )
+        if folder.is_dir():
+            return
+        if not folder.exists():
+            state = "does not exist"
+        elif is_tfrecord_name(folder.name):
+            state = f"is a TFRecord file. {adopt_advice(str(folder.parent))}"
+        else:
+            state = "is a file; expected a folder of images, a table (.csv, .tsv, .jsonl, .parquet) or a .tar"
     except OSError as error:
         raise SourceError(f"the source {folder} cannot be read: {error.strerror}") from error
-    if state is not None:
-        raise SourceError(f"the source {folder} {state}")
+    raise SourceError(f"the source {folder} {state}")
+
+
+def _only_tars(store: Store) -> list[ObjectInfo]:
+    """The tars of a folder that holds some and no folders: cheap to know of a folder that holds class folders."""
+    infos = []
+    with listing():
+        if any(True for _ in store.iter_folders()):
+            return []
+        for info in store.iter_objects():
+            if is_image_name(info.name):
+                return []
+            if info.name.lower().endswith(tars.SUFFIXES):
+                infos.append(info)
+    return sorted(infos, key=lambda info: info.name)
+
+
+def _folder_source(store: Store, options: ShardOptions) -> Source:
+    label, split_by = options.label, options.split_by
+    if options.image is not None:
+        raise OptionError("--image names a table's column or the extension of a tar's images; this source is a folder")
+    if label not in ("auto", "none"):
+        raise OptionError(f"the labels of a folder are its class folders, or none; there is no column {label!r} in it")
+    if split_by not in (None, "folder"):
+        raise OptionError(f"a folder is split by 'folder' or by shares; there is no column {split_by!r} in it")
+    split_folders = split_by == "folder" or _has_split_folders(store)
+    by_folder = split_folders and options.shares is None
+    if split_folders and not by_folder and label != "none":
+        raise OptionError(
+            f"{store.url} has a folder for each split, which shares would make its classes; leave the shares out to "
+            "keep the splits, or give the folder of one split only"
+        )
+    return Source(store.url, "folder", by_folder, lambda found: _iter_folder(store, by_folder, label != "none", found))
+
+
+def _has_split_folders(store: Store) -> bool:
+    """Return true where all folders right below that hold images are called like splits, and one of them like train."""
+    with listing():
+        names = [name for name in store.iter_folders() if not is_hidden(name)]
+        if "train" not in map(_split_named, names):
+            return False
+        others = (name for name in names if _split_named(name) is None)
+        return not any(is_image_name(info.name) for name in others for info in store.iter_objects(name))
+
+
+def _split_named(folder: str) -> str | None:
+    """Return train, val or test where a folder is called as one of these is; None for any other name."""
+    match = _SPLIT_NAME.fullmatch(folder)
+    return None if match is None else _SPLIT_OF_WORD[match[1].lower()]
+
+
+def _iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> Iterator[Row]:
+    """The images below the store's URL.
+
+    Args:
+        store: the folder.
+        by_split: the first folder of a path is its split.
+        labelled: the first folder (under it) is its class; images right in the folder have none.
+        found: counts files whose names are no image's, and takes note of folders in class folders.
+
+    Raises:
+        SourceError: some images lie in class folders and some beside them, or in no split's folder.
+        NoInputsError: there is none.
+    """
+    images = classed = 0
+    tfrecords = False
+    beside: list[str] = []
+    with listing():
+        for info in store.iter_objects():
+            if not is_image_name(info.name):
+                count_ending(found.ignored_files, info.name)
+                tfrecords = tfrecords or (not images and is_tfrecord_name(info.name))  # for an error: no image is there
+                continue
+            images += 1
+            *folders, _ = info.name.split("/")
+            if by_split and not folders:
+                raise SourceError(
+                    f"{store.url}: {info.name} lies beside the folders of the splits; move it into one of them"
+                )
+            split = folders.pop(0) if by_split else None
+            label = folders[0] if folders and labelled else None
+            classed += label is not None
+            if label is not None and len(folders) > 1 and len(found.nested) < _MOST_NESTED:
+                found.nested.add((label, folders[1]))
+            if label is None and len(beside) < _SHOWN:
+                beside.append(info.name)
+            if labelled and classed and beside:
+                raise SourceError(
+                    f"{store.url}: images lie beside the class folders ({', '.join(beside)} ...); move them into a "
+                    "class folder, give one folder only, or say --label none to take all images without labels"
+                )
+            yield Row(info.name, info.size_bytes, info.version, label, split, problem=_problem(info))
+    if images:
+        return
+    among = f"{store.url}: no images found among {found.ignored_files.total()} files{show_endings(found.ignored_files)}"
+    if store.stat(MANIFEST) is not None:
+        advice = f", but a {MANIFEST}. Of a dataset a cache can be made: tpufeed cache warmup {store.url} CACHE"
+    elif tfrecords:
+        advice = f". {adopt_advice(store.url)}"
+    else:
+        advice = (
+            f"; expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder a class (photos/cat/1.jpg), or in "
+            "one folder without classes"
+        )
+    raise NoInputsError(among + advice)
+
+
+def _problem(info: ObjectInfo) -> tuple[str, str] | None:
+    if info.version == BROKEN_LINK:
+        return "unreadable", "a link to nothing"
+    try:
+        check_name(info.name)
+    except OptionError as error:  # a//b.jpg in a bucket
+        return "unreadable", str(error)
+    return None
+
+
+def iter_source_warnings(
+    source: Source,
+    options: ShardOptions,
+    found: Found,
+    classes: Sequence[str],
+    columns: Sequence[str],
+    labelled: bool,
+) -> Iterator[str]:
+    """Yield warnings, as sentences: what a source may not have been meant to become.
+
+    Args:
+        source: the source.
+        options: the options of the build.
+        found: what listing the source has found.
+        classes: names of the classes.
+        columns: names of the further columns.
+        labelled: true where samples have labels.
+    """
+    unlabelled = options.label == "auto" and not labelled
+    if source.kind == "table" and unlabelled and columns:
+        more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
+        yield (
+            f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; give "
+            "--label COLUMN, or --label none"
+        )
+    if source.kind == "tars" and unlabelled:
+        if found.ignored_files.get(".cls"):
+            way = "a key ends at the first dot of a name, so rename files like im.v0.cls to im_v0.cls"
+        elif columns:
+            way = f"give --label KEY, one of {_show(columns)}"
+        else:
+            way = "folders in a tar are no classes, so unpack it to have them"
+        yield f"no labels: no sample has a .cls; {way}, or say --label none"
+    if source.kind == "tars" and options.shares is None:
+        mentioned = _splits_mentioned(found.tars)
+        if len(mentioned) > 1:
+            yield (
+                f"tars are called like splits ({', '.join(sorted(mentioned))}), and all of them become train: shard "
+                "those of each split apart, like 'train-*.tar'"
+            )
+    if source.kind == "folder" and labelled and options.class_names is None:
+        folders = sorted({folder for _, folder in found.nested})
+        if len(_splits_mentioned(classes)) > 1 or any(_split_named(label) for label, _ in found.nested):
+            yield (
+                f"classes are called like splits: {_show([name for name in classes if _splits_mentioned([name])])}; if "
+                "they are splits, say --split-by folder, which makes every folder that holds images a split, with the "
+                "classes inside"
+            )
+        elif len(classes) == 1:
+            (name,) = classes
+            way = "move them one folder up" if source.splits else f"shard {posixpath.join(source.base, name)}"
+            inner = f"to have its folders ({_show(folders)}) as classes or splits, {way}; " if folders else ""
+            yield (
+                f"all images lie in one folder, {name}, and so are of one class; {inner}to take all images without "
+                "labels, say --label none"
+            )
+
+
+def _splits_mentioned(names: Iterable[str]) -> set[str]:
+    """Return those of train, val and test that some names mention: `flowers-train` is no split's usual name."""
+    words = (word for name in names for word in re.findall("[a-z]+", name.lower()))
+    return {_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD}
+
+
+def _show(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:_MANY_SHOWN])}{' ...' if len(names) > _MANY_SHOWN else ''}"

@@ -6,8 +6,7 @@ import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tpufeed.dataset.naming import check_split_name
@@ -21,7 +20,7 @@ from tpufeed.errors import (
     UnavailableError,
 )
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.rows import Label, Row, resolve
+from tpufeed.sharding.rows import Label, Row, listing, resolve
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
@@ -118,7 +117,7 @@ def iter_table(store: Store, name: str, image: str | None, label: str, split: st
     """
     where = f"{store.url}/{name}"
     files = Files(store.url)
-    with _open(store, name) as file:
+    with listing(f"{where} cannot be read"), open_compared(store, name) as file:
         records = _iter_records(file, name, where)
         first = list(itertools.islice(records, _ROWS_AT_ONCE))
         if not first:
@@ -137,7 +136,7 @@ def iter_files(store: Store, name: str, image: str | None) -> Iterator[str]:
     Raises as `iter_table` does.
     """
     where = f"{store.url}/{name}"
-    with _open(store, name) as file:
+    with listing(f"{where} cannot be read"), open_compared(store, name) as file:
         records = _iter_records(file, name, where)
         first = list(itertools.islice(records, _ROWS_AT_ONCE))
         names = list(dict.fromkeys(itertools.chain.from_iterable(first)))
@@ -148,66 +147,44 @@ def iter_files(store: Store, name: str, image: str | None) -> Iterator[str]:
                 yield resolve(store.url, path)
 
 
-@contextmanager
-def _open(store: Store, name: str) -> Iterator[BinaryIO]:
-    try:
-        with open_compared(store, name) as file:
-            yield file
-    except (UnavailableError, AccessError):
-        raise
-    except StoreError as error:
-        raise SourceError(f"{store.url}/{name} cannot be read: {error}") from error
-
-
 def _to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Row]:
     paths = [_to_path(record.get(columns.image)) for _, record in chunk]  # type: ignore[arg-type]  # there is one
-    found = files.stats([resolve(files.base.url, path) for path in paths if isinstance(path, str) and path])
-    stats = iter(found)
+    stats = iter(files.stats([resolve(files.base.url, path) for path in paths if isinstance(path, str) and path]))
     for (number, record), path in zip(chunk, paths, strict=True):
-        row_split = _to_split(record, columns, f"{where}, row {number}")
-        others = columns.others(record)
-        label: Label = None
-        if columns.label is not None:
-            try:
+        row = f"row {number} of {where}"
+        label, split = None, None
+        try:
+            if columns.label is not None:
                 label = to_label(record.get(columns.label))
-            except SourceError as error:
-                raise SourceError(f"{where}, row {number}: {error}") from None
+            if columns.split is not None:
+                value = record.get(columns.split)
+                split = "nan" if value is None or value == "" else str(value)
+                if split.lower() == "nan":
+                    raise SourceError(f"the column {columns.split!r} says no split; fill it in, or leave the row out")
+                check_split_name(split)
+        except (SourceError, OptionError) as error:
+            raise type(error)(f"{where}, row {number}: {error}") from None
+        others = columns.others(record)
         if not isinstance(path, str) or not path:
-            found_type = "nothing" if path in (None, "") else f"a value of type {type(path).__name__}"
-            message = f"row {number} of {where} has {found_type} in its column {columns.image!r}; expected a path"
-            problem = ("unreadable", message)
-            yield Row(f"{where}, row {number}", 0, "", label, row_split, columns=others, problem=problem)
+            found = "nothing" if path in (None, "") else f"a value of type {type(path).__name__}"
+            problem = "unreadable", f"{row} has {found} in its column {columns.image!r}; expected a path"
+            yield Row(f"{where}, row {number}", 0, "", label, split, columns=others, problem=problem)
             continue
-        file = resolve(files.base.url, path)
-        problem_found = _problem(info := next(stats), number, where)
-        size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-        yield Row(path, size, version, label, row_split, "" if file == path else file, 0, others, problem_found)
+        file, info = resolve(files.base.url, path), next(stats)
+        problem_found, size, version = None, 0, ""
+        if isinstance(info, UnavailableError | AccessError):  # says nothing of the file
+            raise info
+        if isinstance(info, ObjectInfo):
+            size, version = info.size_bytes, info.version
+        if isinstance(info, Exception):
+            problem_found = "unreadable", f"{row}: {info}"
+        elif info is None or info.version == BROKEN_LINK:
+            problem_found = "unreadable", f"there is no such file; {row} names it"
+        yield Row(path, size, version, label, split, "" if file == path else file, 0, others, problem_found)
 
 
 def _to_path(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value  # some writers of Parquet do so
-
-
-def _problem(info: ObjectInfo | Exception | None, number: int, where: str) -> tuple[str, str] | None:
-    if isinstance(info, UnavailableError | AccessError):  # says nothing of the file
-        raise info
-    if isinstance(info, Exception):
-        return "unreadable", f"row {number} of {where}: {info}"
-    if info is None or info.version == BROKEN_LINK:
-        return "unreadable", f"there is no such file; row {number} of {where} names it"
-    return None
-
-
-def _to_split(record: Record, columns: TableColumns, where: str) -> str | None:
-    if columns.split is None:
-        return None
-    value = record.get(columns.split)
-    if value is None or value == "" or str(value).lower() == "nan":
-        raise SourceError(f"{where}: the column {columns.split!r} says no split; fill it in, or leave the row out")
-    try:
-        return check_split_name(str(value))
-    except OptionError as error:
-        raise OptionError(f"{where}, column {columns.split!r}: {error}") from None
 
 
 def to_label(value: Any) -> Label:
@@ -233,20 +210,14 @@ def to_label(value: Any) -> Label:
 def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
     suffix = name[name.rindex(".") :].lower()
     if suffix == ".parquet":
-        return _iter_parquet(file, where)
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    records = (
-        _iter_json(text, where)
-        if suffix in (".jsonl", ".ndjson")
-        else _iter_csv(text, "\t" if suffix == ".tsv" else ",", where)
-    )
-    return _checked(file, text, records, where)
-
-
-def _checked(file: BinaryIO, text: io.TextIOWrapper, records: Iterable[Record], where: str) -> Iterator[Record]:
-    with text:
+        yield from _iter_parquet(file, where)
+        return
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         try:
-            yield from records
+            if suffix in (".jsonl", ".ndjson"):
+                yield from _iter_json(text, where)
+            else:
+                yield from _iter_csv(text, "\t" if suffix == ".tsv" else ",", where)
         except UnicodeDecodeError as error:
             raise _not_utf8(file, error, where) from error
 
@@ -358,7 +329,7 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
         rows = parquet.ParquetFile(file)
         _check_names(rows.schema_arrow.names, where)
         for batch in rows.iter_batches(_ROWS_AT_ONCE):
-            for values in zip(*map(_to_python, batch.columns), strict=True):
+            for values in zip(*(_to_python(column, where) for column in batch.columns), strict=True):
                 yield dict(zip(batch.schema.names, values, strict=True))
     except (SourceError, StoreError):
         raise
@@ -366,72 +337,39 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
         raise SourceError(f"{where}: not a readable Parquet file: {error}") from error
 
 
-def _to_python(array: Any) -> list[Any]:
-    """The values of an Arrow array; as text where no type of Python holds them. Never by way of pandas.
+def _to_python(array: Any, where: str) -> list[Any]:
+    """The values of an Arrow array; times that no type of Python holds as text. Never by way of pandas.
 
-    pyarrow itself wants pandas for nanoseconds, in columns and within lists, structs and maps.
+    pyarrow itself wants pandas for nanoseconds.
     """
+    import pyarrow
     from pyarrow import types
 
     kind = array.type
-    if "[ns" not in str(kind):
+    if "[ns" in str(kind):
+        if not types.is_temporal(kind):
+            raise SourceError(
+                f"{where}: a column of {kind} has nanoseconds within lists or structs; store them as microseconds"
+            )
+        micro = (
+            pyarrow.timestamp("us", kind.tz)
+            if types.is_timestamp(kind)
+            else pyarrow.duration("us")
+            if types.is_duration(kind)
+            else pyarrow.time64("us")
+        )
+        with suppress(pyarrow.ArrowInvalid):  # not all of them are whole microseconds
+            array = array.cast(micro)
+    if "[ns" not in str(array.type):
         with suppress(*_BEYOND_PYTHON):
             return list(array.to_pylist())
-    elif types.is_temporal(kind):
-        with suppress(*_BEYOND_PYTHON):
-            return list(_iter_times(array))
-    if types.is_struct(kind):
-        names = [kind.field(place).name for place in range(kind.num_fields)]
-        rows = zip(*map(_to_python, array.flatten()), strict=True)
-        valid = array.is_valid().to_pylist()
-        return [dict(zip(names, row, strict=True)) if there else None for there, row in zip(valid, rows, strict=True)]
-    if types.is_nested(kind):
-        lists = [_to_python(scalar.values) if scalar.is_valid else None for scalar in array]
-        if types.is_map(kind):
-            return [None if items is None else [tuple(item.values()) for item in items] for items in lists]
-        return lists
-    return [_to_text(scalar) for scalar in array]
-
-
-def _iter_times(array: Any) -> Iterator[Any]:
-    """Nanoseconds as Python's times, dates or durations of microseconds; as text where there is more to them."""
-    import pyarrow
-    from pyarrow import types
-
-    kind = array.type
-    micro = (
-        pyarrow.timestamp("us", kind.tz)
-        if types.is_timestamp(kind)
-        else pyarrow.duration("us")
-        if types.is_duration(kind)
-        else pyarrow.time64("us")
-    )
-    ticks = array.cast(pyarrow.int64()).to_pylist()
-    micros = [None if tick is None else tick // 1000 for tick in ticks]
-    for tick, time in zip(ticks, pyarrow.array(micros, pyarrow.int64()).cast(micro).to_pylist(), strict=True):
-        if tick is None or tick % 1000 == 0:
-            yield time
-            continue
-        if isinstance(time, timedelta):
-            seconds = whole = str(time - timedelta(microseconds=time.microseconds))
-        else:
-            seconds, whole = str(time.replace(microsecond=0, tzinfo=None)), str(time.replace(microsecond=0))
-        yield f"{seconds}.{tick % 10**9:09}{whole[len(seconds) :]}"  # before the time zone
-
-
-def _to_text(scalar: Any) -> Any:
-    """A value, or its text where it is a time that Python's types cannot hold."""
-    import pyarrow
-    from pyarrow import types
-
-    try:
-        return scalar.as_py()
-    except _BEYOND_PYTHON:
-        kind = scalar.type
         if not types.is_temporal(kind):
-            raise
-        utc = types.is_timestamp(kind) and kind.tz is not None
-        if utc:
-            scalar = pyarrow.scalar(scalar.value, pyarrow.timestamp(kind.unit))
-        unit = "Z" if utc else f" {kind.unit}" if types.is_duration(kind) else ""
-        return f"{scalar.cast(pyarrow.string()).as_py()}{unit}"
+            raise SourceError(f"{where}: a column of {kind} has a value that Python does not hold")
+    if types.is_timestamp(kind) and kind.tz is not None:  # without a database of time zones: as UTC
+        text = array.cast(pyarrow.int64()).cast(pyarrow.timestamp(array.type.unit)).cast(pyarrow.string()).to_pylist()
+        return [None if value is None else f"{value}Z" for value in text]
+    if types.is_duration(kind):  # Arrow would say the number alone
+        return [
+            None if tick is None else f"{tick} {array.type.unit}" for tick in array.cast(pyarrow.int64()).to_pylist()
+        ]
+    return list(array.cast(pyarrow.string()).to_pylist())

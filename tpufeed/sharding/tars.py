@@ -5,13 +5,12 @@ An image is read in place, by its offset within its tar: nothing is unpacked.
 
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from tpufeed.dataset.naming import count_ending
-from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError, StoreError, UnavailableError
-from tpufeed.sharding.folders import SUFFIXES as IMAGE_SUFFIXES
-from tpufeed.sharding.rows import Found, Row
+from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.sharding.rows import IMAGE_SUFFIXES, Found, Row, listing
 from tpufeed.sharding.tables import LOADERS_OWN, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo, Store
@@ -26,15 +25,15 @@ _ZEROS_AT_ONCE = 1 << 20
 _Part = tuple[int, int, bytes]  # where its bytes stand: offset and size; and the bytes, of a text
 
 
-def iter_tar(store: Store, info: ObjectInfo, image: str | None, label: str, found: Found) -> Iterator[Row]:
-    """The samples of one tar.
+def iter_tars(store: Store, files: Sequence[ObjectInfo], image: str | None, label: str, found: Found) -> Iterator[Row]:
+    """The samples of some tars.
 
     Besides the image a sample may have `cls` (its label), `txt` and `json`; these become columns, the keys of the json
     each its own. What a file and a key say under one name has to be the same.
 
     Args:
-        store: where the tar lies.
-        info: of the tar.
+        store: where the tars lie.
+        files: the tars.
         image: the extension of the images, or None for any that is an image's.
         label: the extension or the json's key that holds the label; "auto" for cls; "none" for no labels.
         found: counts files that belong to nothing that is understood.
@@ -46,13 +45,20 @@ def iter_tar(store: Store, info: ObjectInfo, image: str | None, label: str, foun
         DamagedReadError: what came is not what is stored, so that rows may be wrong that were given out before.
         UnavailableError, AccessError: the store does not answer, or refuses.
     """
-    where = f"{store.url}/{info.name}"
-    try:
-        yield from _iter_rows(store, info, where, _Wanted(image, label, found))
-    except SourceError as error:
-        if store.local_path(info.name) is None and _find_error(store, info, where, image, label) != str(error):
-            raise DamagedReadError(f"{where}: another reading did not end with the same error: {error}") from error
-        raise
+    empty = True
+    for info in files:
+        found.tars.append(info.name)
+        where = f"{store.url}/{info.name}"
+        try:
+            for row in _iter_rows(store, info, where, _Wanted(image, label, found)):
+                empty = False
+                yield row
+        except SourceError as error:
+            if store.local_path(info.name) is None and _find_error(store, info, where, image, label) != str(error):
+                raise DamagedReadError(f"{where}: another reading did not end with the same error: {error}") from error
+            raise
+    if empty:
+        raise NoInputsError(f"{store.url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")
 
 
 def _find_error(store: Store, info: ObjectInfo, where: str, image: str | None, label: str) -> str:
@@ -66,14 +72,9 @@ def _find_error(store: Store, info: ObjectInfo, where: str, image: str | None, l
 
 
 def _iter_rows(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") -> Iterator[Row]:
-    try:
-        with open_object(store, info.name, compare=True) as file:
-            for sample in _iter_samples(file, where, wanted.found):
-                yield _to_row(info, where, sample, wanted)
-    except (UnavailableError, AccessError):
-        raise
-    except StoreError as error:
-        raise SourceError(f"{where} cannot be read: {error}") from error
+    with listing(f"{where} cannot be read"), open_object(store, info.name, compare=True) as file:
+        for sample in _iter_samples(file, where, wanted.found):
+            yield _to_row(info, where, sample, wanted)
 
 
 class _Wanted:
@@ -221,8 +222,3 @@ def _say(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return "" if value is None else str(value).strip()
-
-
-def no_samples(url: str) -> NoInputsError:
-    """Return the error for tars without samples."""
-    return NoInputsError(f"{url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")

@@ -4,9 +4,9 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
-from tpufeed.dataset.commit import Owner, Reject, Report, ShardReport, put_report, put_shard, read_report
+from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
 from tpufeed.dataset.destination import see_destination
-from tpufeed.dataset.plan import Input, PlanHeader, Task, TaskRef, read_task
+from tpufeed.dataset.plan import Owner, PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.schema import FORMAT, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
@@ -38,31 +38,41 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
     if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
         return
     task = read_task(destination, ref)
-    (name,) = context.header.shard_names(task)
-    made = _Made(context.header)
-    meter = engine.ProgressMeter(report_progress)
+    header, files = context.header, Files(context.header.base)
+    (shard_name,) = header.shard_names(task)
+    features, meter = InputFeatures(header), engine.ProgressMeter(report_progress)
+    counts, images, odd = [0] * len(header.class_names), Counter[str](), Counter[str]()
+    rejects: list[Reject] = []
 
     def take(data: bytes, name: str) -> StoredImage:
         return store_image(data, context.policy, name)
 
-    files = Files(context.header.base)
     with destination.temporary_folder() as folder:
         path = folder / "shard"
         with (
             closing(iter_taken(files, task.inputs, take)) as inputs,
-            ShardWriter(path, record_layout(context.header.features)) as writer,
+            ShardWriter(path, record_layout(header.features)) as writer,
         ):
             for item, image in inputs:
                 if isinstance(image, ImageError):
-                    made.rejects.append(Reject(item.path, image.reason, str(image)))
+                    rejects.append(Reject(item.path, image.reason, str(image)))
                     meter.add(rejects=1)
-                else:
-                    writer.add(image.data, *made.features(item, image))
-                    meter.add(images=1, size=item.bytes)
+                    continue
+                images[image.format + ("" if image.kept else ", mended" if image.mended else ", encoded anew")] += 1
+                odd.update(image.odd)
+                ints: tuple[int, ...] = (image.height, image.width, image.channels)
+                if features.labelled:
+                    counts[item.label] += 1
+                    ints = (item.label, *ints)
+                image_format = Feature("bytes", (image.format.encode(),))
+                writer.add(image.data, ints, encode_entries({FORMAT: image_format, **features(item)}))
+                meter.add(images=1, size=item.bytes)
         written = writer.finish()
         with meter.putting(written.bytes):
-            shard = put_shard(destination, name, path, written, context.owner)
-    put_report(destination, made.report(task.number, shard, destination.retries + files.retries), context.owner)
+            shard = put_shard(destination, shard_name, path, written, context.owner)
+    retries = destination.retries + files.retries
+    report = Report(task.number, (shard,), tuple(counts), dict(images), tuple(rejects), dict(odd), retries)
+    put_report(destination, report, context.owner)
 
 
 def reach(context: ShardContext, ref: TaskRef) -> dict[str, str]:
@@ -84,29 +94,3 @@ def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
         for name, info in zip(names, found, strict=True)
         if isinstance(info, ObjectInfo)  # others are rejects, wherever the task runs
     }
-
-
-class _Made:
-    """Counts and rejects of a task so far."""
-
-    def __init__(self, header: PlanHeader) -> None:
-        self.rejects: list[Reject] = []
-        self._rest = InputFeatures(header)
-        self._counts = [0] * len(header.class_names)
-        self._images, self._odd = Counter[str](), Counter[str]()
-
-    def features(self, item: Input, image: StoredImage) -> tuple[tuple[int, ...], bytes]:
-        """The integers of the fixed layout, and the other features encoded, of an image that is taken."""
-        how = "" if image.kept else ", mended" if image.mended else ", encoded anew"
-        self._images[image.format + how] += 1
-        self._odd.update(image.odd)
-        ints: tuple[int, ...] = (image.height, image.width, image.channels)
-        if self._rest.labelled:
-            self._counts[item.label] += 1
-            ints = (item.label, *ints)
-        return ints, encode_entries({FORMAT: Feature("bytes", (image.format.encode(),)), **self._rest(item)})
-
-    def report(self, task: int, shard: ShardReport, retries: int) -> Report:
-        """The report of the whole task."""
-        counts, images, odd = tuple(self._counts), dict(self._images), dict(self._odd)
-        return Report(task, (shard,), counts, images, tuple(self.rejects), odd, retries)

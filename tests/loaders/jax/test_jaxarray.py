@@ -201,12 +201,12 @@ def test_a_sharding_that_does_not_divide_the_batch(cache_url, batch_size, shardi
 
 @pytest.mark.parametrize("size", [0, -1, 1.5])
 def test_a_wrong_device_prefetch(cache_url, size):
-    with pytest.raises(OptionError, match="device_prefetch is a whole number of batches, at least 1, not"):
+    with pytest.raises(OptionError, match="device_prefetch is a whole number, at least 1, not"):
         make(cache_url, device_prefetch=size)
 
 
 def test_other_options_are_as_everywhere(cache_url):
-    with pytest.raises(OptionError, match="no option 'batchsize'; did you mean batch_size"):
+    with pytest.raises(OptionError, match="jax_loader has no option 'batchsize'; use batch_size"):
         make(cache_url, batchsize=3)
     with pytest.raises(OptionError, match="no column 'nothing'"):
         make(cache_url, columns=["nothing"])

@@ -211,7 +211,7 @@ def test_an_interrupted_wait_ends_the_thread(cache_url, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tpufeed.loaders.prefetch.Future.result", interrupted)
+    monkeypatch.setattr("tpufeed.loaders.device.Future.result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert not threads()

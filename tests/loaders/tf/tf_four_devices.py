@@ -63,8 +63,8 @@ def traced_shapes(strategy, distributed):
 
 
 def whole(strategy, url):
-    """experimental_distribute_dataset splits batches of `batch_size(PER_CORE, strategy)`."""
-    found = {"batch_size": tpufeed.batch_size(PER_CORE, strategy)}
+    """experimental_distribute_dataset splits batches of `PER_CORE * count_cores(strategy)`."""
+    found = {"batch_size": PER_CORE * tpufeed.count_cores(strategy)}
     for remainder in ("drop", "pad"):
         dataset = tpufeed.tf_dataset(url, columns=COLUMNS, batch_size=found["batch_size"], remainder=remainder)
         distributed = strategy.experimental_distribute_dataset(dataset)
@@ -83,7 +83,7 @@ def from_function(strategy, url):
     for remainder in ("drop", "pad"):
 
         def plain(context, remainder=remainder):
-            size = found["batch_size"] = tpufeed.batch_size(PER_CORE, context)
+            size = found["batch_size"] = PER_CORE * tpufeed.count_cores(context)
             return tpufeed.tf_dataset(url, columns=COLUMNS, batch_size=size, remainder=remainder, world=context)
 
         def rebatched(context, remainder=remainder):
@@ -139,7 +139,7 @@ def fits(strategy, url):
     Where the latter has an end, some replicas take a step too many there: Keras does not know its length.
     """
     given = {"columns": ["image", "label", "sample"], "remainder": "repeat"}
-    size = tpufeed.batch_size(PER_CORE, strategy)
+    size = PER_CORE * tpufeed.count_cores(strategy)
 
     def feed(context):
         dataset = tpufeed.tf_dataset(url, batch_size=size, repeat=True, world=context, **given)
@@ -153,7 +153,7 @@ def fits(strategy, url):
 
 def evaluate(strategy, url):
     """The accuracy as Keras has it, and which samples a model gets right."""
-    given = {"batch_size": tpufeed.batch_size(PER_CORE, strategy), "ops": [CenterCrop(64)], "shuffle": False}
+    given = {"batch_size": PER_CORE * tpufeed.count_cores(strategy), "ops": [CenterCrop(64)], "shuffle": False}
     padded = tpufeed.tf_dataset(url, "val", remainder="pad", **given)
     # To build a model Keras takes the mean of a batch over the replicas, and there is none of bools.
     weighed = padded.map(lambda images, labels, mask: (images, labels, tf.cast(mask, tf.float32)))

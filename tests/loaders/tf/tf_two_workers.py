@@ -30,9 +30,9 @@ def main(url, out):
     given = {"columns": ["sample"], "ops": [CenterCrop(64)]}
 
     def feed(context):
-        return tpufeed.tf_dataset(url, batch_size=tpufeed.batch_size(PER_CORE, context), world=context, **given)
+        return tpufeed.tf_dataset(url, batch_size=PER_CORE * tpufeed.count_cores(context), world=context, **given)
 
-    size = tpufeed.batch_size(PER_CORE, strategy)
+    size = PER_CORE * tpufeed.count_cores(strategy)
     dataset = tpufeed.tf_dataset(url, batch_size=size, **given)
     found = {
         "batch_size": size,

@@ -68,7 +68,7 @@ def main(url):
     host = tpufeed.torch_loader(url, columns=["image", "sample"], batch_size=10)
     found["skipped"] = {
         "host": error_of(lambda: accelerate.skip_first_batches(host, 3)),
-        "device": error_of(lambda: accelerate.skip_first_batches(tpufeed.device_prefetch(host, "cpu"), 3)),
+        "device": error_of(lambda: accelerate.skip_first_batches(tpufeed.device_loader(host, "cpu"), 3)),
         "wrapped": error_of(lambda: prepare_data_loader(host, num_processes=2, process_index=0)),
         "parts": error_of(lambda: next(iter(DataLoader(host.dataset, batch_sampler=host.batch_sampler)))),
     }

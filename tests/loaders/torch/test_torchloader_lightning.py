@@ -81,7 +81,7 @@ def test_it_trains_on_each_sample_once_an_epoch_and_evaluates_all(cache_url, epo
 
 def test_prefetched_to_a_device_it_is_the_same(cache_url, epochs):
     model = Model()
-    with tpufeed.device_prefetch(make(cache_url), "cpu") as loader:
+    with tpufeed.device_loader(make(cache_url), "cpu") as loader:
         fit(model, loader)
     assert model.trained == epochs
 
@@ -97,7 +97,7 @@ def test_by_a_clock_it_is_the_same_in_every_epoch(cache_url, epochs):
 
 FORMS = {
     "host": lambda host: host,
-    "device": lambda host: tpufeed.device_prefetch(host, "cpu"),
+    "device": lambda host: tpufeed.device_loader(host, "cpu"),
     "clock": tpufeed.StepClock(),
 }
 

@@ -86,7 +86,7 @@ def validated(rank, url):
         return fill(*arguments)
 
     BatchDecoder.fill = slow if rank else fill
-    train = tpufeed.device_prefetch(make(url, repeat=True), "cpu")
+    train = tpufeed.device_loader(make(url, repeat=True), "cpu")
     validation = make(url, split="val", shuffle=False)
     found = [(ids(itertools.islice(train, len(train))), ids(validation)) for _ in range(3)]
     train.close()
@@ -101,7 +101,7 @@ def accelerate(url):
     loader, model = make(url), torch.nn.Linear(1, 1)
     prepared, _ = accelerator.prepare(loader, model)
     assert prepared is accelerator.prepare_data_loader(loader) is loader
-    on_device = accelerator.prepare(tpufeed.device_prefetch(loader, accelerator.device))
+    on_device = accelerator.prepare(tpufeed.device_loader(loader, accelerator.device))
     return ids(on_device), loader.stats().samples
 
 

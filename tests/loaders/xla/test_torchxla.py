@@ -269,7 +269,7 @@ def test_damage_is_raised_in_the_loop_after_the_batches_before_it(one_device):
     failing = found["failing"]
     assert failing["delivered"] == list(range(damaged.sample // 5 * 5))
     assert f"{damaged.shard}, record {damaged.record}, byte {damaged.byte}: the CRC" in failing["message"]
-    assert failing["after"].startswith("its last batch failed")
+    assert failing["after"] == "ended"
     assert failing["next epoch"] == 14
 
 
@@ -288,6 +288,10 @@ def test_a_device_that_is_none_is_an_error_without_an_echo(one_device):
 
 def test_length_is_that_of_an_epoch(one_device):
     assert one_device[0]["lengths"] == [8, 9, 9]
+
+
+def test_options_are_those_of_the_other_loaders(one_device):
+    assert one_device[0]["differing options"] == []
 
 
 def test_floats_are_the_reference_rounded_to_bfloat16(one_device):

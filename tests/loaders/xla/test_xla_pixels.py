@@ -1,5 +1,7 @@
 """to_device_float, random_flip and random_shift on torch's CPU; test_xla_wrapping.py has them on XLA."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,7 @@ def moves_of(images, moved, pixels, fill):
 
 @pytest.mark.parametrize(("pixels", "fill"), [(1, 0), (3, 0), (4, 17), (5, 255)])
 def test_a_shift_is_a_crop_of_the_padded_image(images, pixels, fill):
-    moved = tpufeed.random_shift(torch.from_numpy(images), pixels, (1, pixels), fill)
+    moved = tpufeed.random_shift(torch.from_numpy(images), pixels=pixels, seed=(1, pixels), fill=fill)
     assert (moved.shape, moved.dtype) == (images.shape, torch.uint8)
     moves = moves_of(images, moved.numpy(), pixels, fill)
     for axis in zip(*moves, strict=True):
@@ -43,35 +45,37 @@ def test_a_shift_is_a_crop_of_the_padded_image(images, pixels, fill):
 
 
 def test_no_shift_at_all(images):
-    assert torch.equal(tpufeed.random_shift(torch.from_numpy(images), 0, 1), torch.from_numpy(images))
+    assert torch.equal(tpufeed.random_shift(torch.from_numpy(images), pixels=0, seed=1), torch.from_numpy(images))
 
 
 def test_a_flip_mirrors_some_images(images):
-    flipped = tpufeed.random_flip(torch.from_numpy(images), 5).numpy()
+    flipped = tpufeed.random_flip(torch.from_numpy(images), seed=5).numpy()
     mirrored = np.array([np.array_equal(a, b[:, ::-1]) for a, b in zip(flipped, images, strict=True)])
     kept = np.array([np.array_equal(a, b) for a, b in zip(flipped, images, strict=True)])
     assert (mirrored ^ kept).all()
     assert 70 < mirrored.sum() < 130
     for probability, count in ((0, 0), (1, 200)):
-        found = tpufeed.random_flip(torch.from_numpy(images), 5, probability).numpy()
+        found = tpufeed.random_flip(torch.from_numpy(images), seed=5, probability=probability).numpy()
         assert sum(np.array_equal(a, b[:, ::-1]) for a, b in zip(found, images, strict=True)) == count
 
 
 def test_draws_follow_from_the_seed_alone(images):
     tensor = torch.from_numpy(images)
-    for move in (tpufeed.random_flip, lambda images, seed: tpufeed.random_shift(images, 3, seed)):
-        one = move(tensor, (7, 0, 1))
+    for move in (tpufeed.random_flip, partial(tpufeed.random_shift, pixels=3)):
+        one = move(tensor, seed=(7, 0, 1))
         torch.manual_seed(3)
-        assert torch.equal(one, move(tensor, (7, 0, 1)))
-        assert torch.equal(move(tensor, 7), move(tensor, (7,)))
+        assert torch.equal(one, move(tensor, seed=(7, 0, 1)))
+        assert torch.equal(move(tensor, seed=7), move(tensor, seed=(7,)))
         for other in ((7, 0, 2), (7, 1, 1), (8, 0, 1)):
-            assert not torch.equal(one, move(tensor, other))
+            assert not torch.equal(one, move(tensor, seed=other))
 
 
 def test_flips_and_shifts_of_one_seed_are_unrelated(images):
-    flipped = tpufeed.random_flip(torch.from_numpy(images), 11).numpy()
+    flipped = tpufeed.random_flip(torch.from_numpy(images), seed=11).numpy()
     mirrored = np.array([np.array_equal(a, b[:, ::-1]) for a, b in zip(flipped, images, strict=True)])
-    down, right = np.array(moves_of(images, tpufeed.random_shift(torch.from_numpy(images), 4, 11).numpy(), 4, 0)).T
+    down, right = np.array(
+        moves_of(images, tpufeed.random_shift(torch.from_numpy(images), pixels=4, seed=11).numpy(), 4, 0)
+    ).T
     for moves in (down, right):
         assert abs(np.corrcoef(mirrored, moves)[0, 1]) < 0.25  # 3.5 standard errors
     assert abs(np.corrcoef(down, right)[0, 1]) < 0.25
@@ -91,8 +95,8 @@ def test_floats_of_any_number_of_channels():
         (lambda images: tpufeed.to_device_float(images.float()), "not torch.float32 of 3"),
         (lambda images: tpufeed.to_device_float(images, (0.5,), (0.5,)), r"mean \(1\) and std \(1\)"),
         (lambda images: tpufeed.to_device_float(images, layout="HWC"), "layout is 'NCHW' or 'NHWC', not 'HWC'"),
-        (lambda images: tpufeed.random_flip(images[0], 1), r"\(batch, height, width, channels\), not \(7, 9, 3\)"),
-        (lambda images: tpufeed.random_shift(images, -1, 1), "pixels is at least 0, not -1"),
+        (lambda images: tpufeed.random_flip(images[0], seed=1), r"\(batch, height, width, channels\), not \(7, 9, 3\)"),
+        (lambda images: tpufeed.random_shift(images, pixels=-1, seed=1), "pixels is at least 0, not -1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(images, call, message):

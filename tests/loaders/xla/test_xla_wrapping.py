@@ -117,7 +117,7 @@ def test_a_loader_can_be_copied_and_pickled_between_epochs(found, epochs):
         ("dataset", "not method"),
         ("wrapped", "not MpDeviceLoader"),
         ("options", "batch_size: options of reading a dataset"),
-        ("queue", "device_prefetch is a whole number of batches, at least 1, not 0"),
+        ("queue", "device_prefetch is a whole number, at least 1, not 0"),
         ("sharding", "sharding is for SPMD"),
     ],
 )

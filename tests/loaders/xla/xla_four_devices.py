@@ -213,8 +213,7 @@ def leave_early(url):
             break
     del loader, _batch
     ALL_RANKS.wait()
-    names = ("_loader_worker", "(_worker)")
-    left = [thread.name for thread in threading.enumerate() if any(name in thread.name for name in names)]
+    left = [thread.name for thread in threading.enumerate() if "tpufeed-xla" in thread.name]
     deadline = time.monotonic() + 20  # those of an executor end on their own
     while decoding_threads() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -16,6 +16,7 @@ import torch
 import torch_xla
 
 import tpufeed
+from tests.loaders.signatures import differing_options
 from tpufeed.errors import LoaderError, RecordError
 
 OPEN = []
@@ -39,7 +40,7 @@ def threads(*names):
 
 def threads_left(seconds=20):
     """Of torch_xla's loader at once, of ours when an executor's have had the time to end."""
-    left = threads("_loader_worker", "(_worker)")
+    left = threads("tpufeed-xla")
     deadline = time.monotonic() + seconds
     while threads("tpufeed-decode") and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -52,6 +53,8 @@ def asked_again(iterator):
         return next(iterator)
     except LoaderError as error:
         return str(error)
+    except StopIteration:
+        return "ended"
 
 
 def kinds_of_batches(cache, flat):
@@ -102,17 +105,17 @@ def leaving(cache):
     loader = tpufeed.xla_loader(cache, batch_size=2)
     for _batch in loader:
         break
-    left["break"] = threads("_loader_worker", "(_worker)")
+    left["break"] = threads("tpufeed-xla")
     try:
         for _batch in loader:
             raise KeyError
     except KeyError:
         pass
-    left["exception"] = threads("_loader_worker", "(_worker)")
+    left["exception"] = threads("tpufeed-xla")
     iterator = iter(loader)
     next(iterator)
     loader.close()
-    left["close"] = threads("_loader_worker", "(_worker)", "tpufeed-decode")
+    left["close"] = threads("tpufeed-xla", "tpufeed-decode")
     left["asked after close"] = asked_again(iterator)
     left["batches after that"] = sum(1 for _ in loader)
     for _batch in loader:
@@ -137,7 +140,7 @@ def failing(damaged):
         frames.append(trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
     result = {"delivered": delivered, "message": message, "frames": frames, "after": asked_again(iterator)}
-    result["threads at the error"] = threads("_loader_worker", "(_worker)")
+    result["threads at the error"] = threads("tpufeed-xla")
     result["next epoch"] = sum(1 for _ in loader)
     del loader, iterator, samples, trace
     result["threads"] = threads_left()
@@ -180,6 +183,7 @@ def main(cache, flat, damaged, out):
         "epochs": epochs_of_iterators(cache),
         "wrong device": wrong_device(cache),
         "floats": floats(),
+        "differing options": differing_options(tpufeed.xla_loader, 16),
         "lengths": [len(tpufeed.xla_loader(cache, batch_size=8, remainder=how)) for how in ("drop", "pad", "repeat")],
     }
     Path(out).write_bytes(pickle.dumps(found))

@@ -27,8 +27,8 @@ from torch_xla.distributed import parallel_loader
 
 import tpufeed
 from tpufeed.errors import OptionError, TpufeedError
+from tpufeed.loaders import device
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.xla import loader as xla_loader_file
 from tpufeed.loaders.xla import runtime as xla_runtime
 
 faulthandler.dump_traceback_later(140, exit=True)
@@ -80,7 +80,7 @@ def run(loader):
 
 
 def threads():
-    return [thread.name for thread in threading.enumerate() if "_worker" in thread.name or "tpufeed" in thread.name]
+    return [thread.name for thread in threading.enumerate() if "tpufeed" in thread.name]
 
 
 def failing():
@@ -109,7 +109,7 @@ def failing():
         "at once": run(tpufeed.xla_loader(Source(at(0, ValueError("rotten"))))),
         "opening": run(tpufeed.xla_loader(Unopenable(number))),
         "none": run(tpufeed.xla_loader(Source(lambda value: number(value) if value != 2 else None))),
-        "sending": run(tpufeed.xla_loader(Source(unsendable, 20), host_prefetch=1)),
+        "sending": run(tpufeed.xla_loader(Source(unsendable, 20))),
         "a worker": run(tpufeed.xla_loader(workers)),
     }
     return found, threads()
@@ -167,25 +167,27 @@ def stuck():
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("tpufeed").addHandler(handler)
-    xla_loader_file._STOPPING_SECONDS = 0.3
-    released = threading.Event()
+    device._CLOSE_SECONDS = 0.3
+    released, reached = threading.Event(), threading.Event()
 
     def make(value):
-        if value == 3:
+        if value == 2:
+            reached.set()
             released.wait(60)
         return number(value)
 
-    loader = tpufeed.xla_loader(Source(make, 5), host_prefetch=1, device_prefetch=1)
+    loader = tpufeed.xla_loader(Source(make, 5), device_prefetch=1)
     seen = []
     for batch in loader:
         seen.append(batch.item())
         if len(seen) == 2:
+            reached.wait(20)
             break
     released.set()
     deadline = time.monotonic() + 20
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
-    xla_loader_file._STOPPING_SECONDS = 10.0
+    device._CLOSE_SECONDS = 10.0
     return seen, messages, threads()
 
 
@@ -319,12 +321,12 @@ def compiled():
     for step in range(4):
         before = (metrics.metric_data("CompileTime") or [0])[0]
         on_device = images.to(torch_xla.device())
-        moved = tpufeed.random_shift(tpufeed.random_flip(on_device, (7, step)), 3, (7, step))
+        moved = tpufeed.random_shift(tpufeed.random_flip(on_device, seed=(7, step)), pixels=3, seed=(7, step))
         floats = tpufeed.to_device_float(moved)
         torch_xla.sync()
         counts.append((metrics.metric_data("CompileTime") or [0])[0] - before)
     fetched = metrics.metric_data("TransferFromDeviceTime")[0] - fetched
-    host = tpufeed.random_shift(tpufeed.random_flip(images, (7, 3)), 3, (7, 3))
+    host = tpufeed.random_shift(tpufeed.random_flip(images, seed=(7, 3)), pixels=3, seed=(7, 3))
     return counts, fetched, moved.cpu().numpy(), host.numpy(), (floats.device.type, str(floats.dtype))
 
 

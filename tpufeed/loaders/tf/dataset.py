@@ -3,18 +3,22 @@
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
-from tpufeed.dataset.partition import World
+from tpufeed.dataset.partition import Remainder, World
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.images.ops import Op
+from tpufeed.keywords import named_options
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.tf.options import TfKeywords, TfOptions, check_direct, make_tf_options
-from tpufeed.loaders.world import find_tf_world
+from tpufeed.loaders.options import RENAMED, LoaderOptions, check_bool, take_options
+from tpufeed.loaders.world import WorldLike, find_tf_world
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from tpufeed.loaders.tf.stream import HandedEpoch
 
 _logger = logging.getLogger(__name__)
+
+Sharding = Literal["dynamic", "off", "file"]
 
 _PREFETCH = 2
 _RAM_BUDGET_BYTES = 4 << 30
@@ -41,32 +47,66 @@ _GCS_SETTINGS = {
 }
 
 
-def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywords]) -> "tf.data.Dataset":
+@named_options(RENAMED)
+def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that editors show
+    url: str | Path,
+    split: str = "train",
+    *,
+    direct: bool = False,
+    deterministic: bool = False,
+    state: Mapping[str, Any] | None = None,
+    service: str | None = None,
+    sharding: Sharding | None = None,
+    batch_size: int = 128,
+    ops: Sequence[Op] | None = None,
+    columns: Sequence[str] | None = "default",
+    shuffle: bool = True,
+    seed: int = 0,
+    remainder: Remainder = "drop",
+    world: WorldLike | None = None,
+    lanes: int | None = None,
+    processes: int | None = None,
+    threads: int | None = None,
+    prefetch: int | None = None,
+    repeat: bool = False,
+    max_bad_records: int = 0,
+    timeout_seconds: float = 600.0,
+    stage_dir: str | Path | None = None,
+    stage_bytes: str | int | None = None,
+) -> "tf.data.Dataset":
     """Batches of a dataset or cache as a `tf.data.Dataset` of static shapes.
 
-    Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,); see `LoaderOptions.columns` for
-    others. Every new iteration is the next epoch, so Keras' `fit` sees other crops, and in a cache the next variant,
-    each epoch; with `repeat` one iteration never ends.
+    Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,); `columns` gives others. Every new
+    iteration is the next epoch, so Keras' `fit` sees other crops, and in a cache the next variant, each epoch; with
+    `repeat` one iteration never ends.
 
     By default tpufeed's own workers read and decode, and their batches are handed over without copying: the order is
     that of `numpy_loader`, remote shards are read once and checked, and an iterator's place can be saved and restored
     by `tf.train.Checkpoint`. The dataset, but no transformation of it, has `state_dict(batches)`: where a loop is after
     so many batches of the newest iteration, for any loader to go on there. With `deterministic` nothing is taken ahead
-    of the loop, and `state_dict()` knows how many there were. `stats()` are `LoaderStats`, of TensorFlow as consumer;
-    with `direct`, where nobody counts, it raises OptionError. For Keras' `fit` see `keras_state`.
+    of the loop, and `state_dict()` knows how many there were. `stats()` is a `LoaderStats`, whose consumer is
+    TensorFlow; with `direct`, where nothing is counted, it raises OptionError. For Keras' `fit` see `keras_state`.
 
     With `direct` TensorFlow reads the shards, gs:// by its own client, and decodes and augments them in a graph without
     Python: fit for a tf.data service, and for hosts without room for a stage. It has the ops that TensorFlow has; each
     sample has draws of the same distributions, which repeat by seed, epoch and sample. Shares of ranks are of equal
-    size, and the order is another in each run. Of a shard that
-    is missing, or has another size than the manifest says, TensorFlow's error gives the name; damage, and images that
-    cannot be decoded, name shard and record. TensorFlow takes settings for gs:// when it is imported: let tpufeed do
-    that, or heed the warning that it logs.
+    size, and the order is another in each run. Of a shard that is missing, or has another size than the manifest says,
+    TensorFlow's error gives the name; damage, and images that cannot be decoded, name shard and record. TensorFlow
+    takes settings for gs:// when it is imported: let tpufeed do that, or heed the warning that it logs.
 
     Args:
         url: a dataset, at a path or a URL.
         split: which part of it.
-        **options: see `LoaderOptions` and `TfOptions`. `world` may be a `tf.distribute.InputContext`.
+        direct: True has TensorFlow read, decode and augment, in a graph without Python.
+        deterministic: True gives the order, pixels and state of `numpy_loader`, and takes no batch ahead of the
+            training loop: `dataset.state_dict()` says where it is.
+        state: where to begin, as `state_dict()` of any loader says.
+        service: address of a tf.data service's dispatcher, "grpc://host:port". Implies `direct`. Processes that train
+            together name a job, "grpc://host:port/run-1", and each sample comes to one of them.
+        sharding: what each worker of the service reads: "dynamic", the default, deals parts of shards to the workers
+            that have time (a sample comes once an epoch, or never where a worker dies), "file" gives each worker a
+            fixed share of the parts (the dispatcher has to know the workers' addresses), and with "off" each reads
+            everything. `numpy_loader` explains all other options; `world` may be a `tf.distribute.InputContext`.
 
     Raises:
         MissingExtraError: TensorFlow is not installed.
@@ -74,8 +114,13 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywor
         OptionError: options that do not fit it.
         UnavailableError: there is no service at that address.
     """
-    given, for_tf = make_tf_options(options)
-    if for_tf.direct and "tensorflow" not in sys.modules:
+    given = locals()
+    context: Any = world
+    if hasattr(context, "num_input_pipelines"):
+        given = given | {"world": World(context.input_pipeline_id, context.num_input_pipelines)}
+    options = take_options(given)
+    direct, sharding = _check_options(options, direct, deterministic, state, service, sharding)
+    if direct and "tensorflow" not in sys.modules:
         for name, value in _GCS_SETTINGS.items():
             os.environ.setdefault(name, value)
     try:
@@ -89,24 +134,23 @@ def tf_dataset(url: str | Path, split: str = "train", **options: Unpack[TfKeywor
             "tf_dataset was called within a tf.function, or a function of another tf.data.Dataset; call it before, and "
             "keep what it returns in a variable"
         )
-    if for_tf.direct:
-        given = replace(given, processes=given.processes or 0)  # never started: here the loader only knows the options
-    loader = NumpyLoader(open_dataset(url), split, given, find_tf_world)
-    if for_tf.state is not None:
-        loader.load_state_dict(for_tf.state)
+    if direct:
+        options = replace(options, processes=processes or 0)  # never started: here the loader only knows the options
+    loader = NumpyLoader(open_dataset(url), split, options, find_tf_world)
+    if state is not None:
+        loader.load_state_dict(state)
     length, _ = len(loader), loader.lanes  # raises here what would else come out of TensorFlow
-    settings = _settings(tf, loader, for_tf)
-    # A service has tables of its own.
-    handed = HandedEpoch() if given.repeat and for_tf.service is None else None
-    if for_tf.direct:
-        dataset, stream = _direct(loader, for_tf, settings, handed), None
-        if given.repeat or for_tf.service is None:  # each worker of a service has a last batch of its own
-            length = tf.data.INFINITE_CARDINALITY if given.repeat else length
+    settings = _settings(tf, options, direct, deterministic)
+    handed = HandedEpoch() if repeat and service is None else None  # a service has tables of its own
+    if direct:
+        dataset, stream = _direct(loader, service, sharding, settings, handed), None
+        if repeat or service is None:  # each worker of a service has a last batch of its own
+            length = tf.data.INFINITE_CARDINALITY if repeat else length
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
     else:
         dataset, stream = stream_dataset(loader, handed)
-    if not for_tf.deterministic:
-        dataset = dataset.prefetch(given.prefetch or _PREFETCH if for_tf.direct else _PREFETCH)
+    if not deterministic:
+        dataset = dataset.prefetch(prefetch or _PREFETCH if direct else _PREFETCH)
     if handed is not None:
         dataset = dataset.map(handed.note)
     result = dataset.with_options(settings)
@@ -155,10 +199,68 @@ def _no_stats() -> LoaderStats:
     )
 
 
-def _direct(loader: NumpyLoader, for_tf: TfOptions, settings: Any, handed: "HandedEpoch | None") -> Any:
+def _check_options(
+    options: LoaderOptions,
+    direct: bool,
+    deterministic: bool,
+    state: Mapping[str, Any] | None,
+    service: str | None,
+    sharding: Sharding | None,
+) -> tuple[bool, Sharding | None]:
+    """Return `direct` and `sharding` as the service implies them. Raises OptionError for what does not fit together."""
+    check_bool("direct", direct)
+    check_bool("deterministic", deterministic)
+    if sharding not in ("dynamic", "off", "file", None):
+        raise OptionError(f"sharding is 'dynamic', 'off' or 'file', not {sharding!r}")
+    if service is None and sharding is not None:
+        raise OptionError("sharding is how a tf.data service shares its work: give service='grpc://host:port' too")
+    if service is not None:
+        direct, sharding = True, sharding or "dynamic"
+        split_service(service)
+        if not options.repeat and options.shuffle:
+            raise OptionError(
+                "each iteration would read the same epoch from a service: give repeat=True, and steps_per_epoch to "
+                "fit, or shuffle=False for an evaluation"
+            )
+    if direct and deterministic:
+        raise OptionError(
+            "deterministic=True is the order of numpy_loader, and with direct=True, which service implies, TensorFlow "
+            "reads in an order of its own: leave one of them out"
+        )
+    if direct and state is not None:
+        raise OptionError(
+            "direct=True has an order that no state can name; save its iterator by tf.train.Checkpoint, or give "
+            "another seed when you go on"
+        )
+    return direct, sharding
+
+
+def split_service(service: str) -> tuple[str, int, str]:
+    """Return host and port of a service's URL, and the name of a job, which may be empty. Raises OptionError."""
+    try:
+        parts = urlsplit(service)
+        host, port = parts.hostname, parts.port
+    except (ValueError, AttributeError):
+        host, port = None, None
+    if not host or not port or parts.scheme != "grpc":
+        raise OptionError(
+            "service is a dispatcher's address, and maybe a job's name, like 'grpc://10.0.0.2:5000' or "
+            f"'grpc://10.0.0.2:5000/run-1', not {service!r}"
+        )
+    return host, port, parts.path.strip("/")
+
+
+def _direct(
+    loader: NumpyLoader, service: str | None, sharding: Sharding | None, settings: Any, handed: "HandedEpoch | None"
+) -> Any:
+    """Return the dataset that TensorFlow makes by itself, or has a service make."""
     from tpufeed.loaders.tf.graph import DirectGraph, distribute
 
-    check_direct(loader.dataset)
+    if loader.dataset.manifest.upright:
+        raise OptionError(
+            f"{loader.dataset.url} was adopted with --exif apply, and with direct=True TensorFlow decodes, which turns "
+            "no image: leave direct=True out, or warm a cache of the dataset: its images are upright"
+        )
     unset = [f"{name}={value}" for name, value in _GCS_SETTINGS.items() if name not in os.environ]
     if unset and loader.dataset.shards.url.startswith(("gs://", "gcs://")):
         _logger.warning(
@@ -166,24 +268,24 @@ def _direct(loader: NumpyLoader, for_tf: TfOptions, settings: Any, handed: "Hand
             "MiB a lane, and a read that stalls may take an hour to fail. Set in the environment: %s",
             " ".join(unset),
         )
-    dataset = DirectGraph(loader, for_tf.sharding, handed).build().with_options(settings)
-    if for_tf.service is None or for_tf.sharding is None:
+    dataset = DirectGraph(loader, sharding, handed).build().with_options(settings)
+    if service is None or sharding is None:
         return dataset
-    sharers = World() if for_tf.sharding == "off" else loader.world
-    return distribute(dataset, for_tf.service, for_tf.sharding, sharers)
+    sharers = World() if sharding == "off" else loader.world
+    return distribute(dataset, service, split_service(service), sharding, sharers)
 
 
-def _settings(tf: Any, loader: NumpyLoader, for_tf: TfOptions) -> Any:
+def _settings(tf: Any, options: LoaderOptions, direct: bool, deterministic: bool) -> Any:
     """Return the settings that keep tf.data from its surprises; docs/tfdata.md explains each."""
-    settings, given = tf.data.Options(), loader.options
-    settings.deterministic = for_tf.deterministic or not given.shuffle
+    settings = tf.data.Options()
+    settings.deterministic = deterministic or not options.shuffle
     settings.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     settings.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     settings.autotune.ram_budget = _RAM_BUDGET_BYTES
-    if for_tf.direct:
-        settings.threading.private_threadpool_size = given.threads or available_cores()
+    if direct:
+        settings.threading.private_threadpool_size = options.threads or available_cores()
     else:
         settings.autotune.enabled = False
-    if for_tf.deterministic or given.repeat:  # nothing is to be taken ahead of the loop, behind what counts
+    if deterministic or options.repeat:  # nothing is to be taken ahead of the loop, behind what counts
         settings.experimental_optimization.inject_prefetch = False
     return settings

@@ -24,7 +24,6 @@ from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.images.validation import as_range
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE
 from tpufeed.loaders.loader import NumpyLoader
-from tpufeed.loaders.tf.options import Sharding, service_address
 from tpufeed.loaders.tf.stream import ENDLESS, OTHER_CHECKPOINT, HandedEpoch, place_identity
 from tpufeed.storage.registry import url_scheme
 
@@ -63,9 +62,7 @@ class DirectGraph:
         OptionError: TensorFlow cannot open the dataset's URL, or the graph does not have an op or option.
     """
 
-    def __init__(
-        self, loader: NumpyLoader, sharding: Sharding | None = None, handed: HandedEpoch | None = None
-    ) -> None:
+    def __init__(self, loader: NumpyLoader, sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
         options, dataset = loader.options, loader.dataset
         for field in fields(options):
             if field.name in _NOT_HERE and getattr(options, field.name) not in (field.default, 0):
@@ -664,20 +661,21 @@ _OPS: dict[type[Any], Callable[[Any, Any, Any], Any] | None] = {
 }
 
 
-def distribute(dataset: Any, service: str, sharding: Sharding, world: World) -> Any:
+def distribute(dataset: Any, service: str, address: tuple[str, int, str], sharding: str, world: World) -> Any:
     """Return `dataset` as the workers of a tf.data service make it.
 
     Args:
         dataset: a graph without Python.
-        service: see `TfOptions`.
-        sharding: see `TfOptions`.
+        service: see `tf_dataset`.
+        address: its host, port and job.
+        sharding: see `tf_dataset`.
         world: of the processes that share one job's elements.
 
     Raises:
         UnavailableError: nobody answers there. TensorFlow itself would wait for ever.
         OptionError: several processes, and no name for their job.
     """
-    host, port, job = service_address(service)
+    host, port, job = address
     if world.size > 1 and not job:
         raise OptionError(
             f"{world.size} processes share what the service reads, so their job needs a name that no other run has: "

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
+from tpufeed.keywords import named_options
 from tpufeed.loaders.columns import IMAGE
-from tpufeed.loaders.options import make_options
+from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.random_access import SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
 from tpufeed.storage.registry import open_store
@@ -32,23 +33,13 @@ _EPOCH, _READ = range(2)  # places in what all workers share
 _REPEATED = 1.5  # a rank that has read so many times its samples reads them again
 
 
-class SampleKeywords(TypedDict, total=False):
-    """The options of `TFRecordImages` that it shares with all loaders; `LoaderOptions` explains them."""
-
-    ops: Sequence[Op] | None
-    columns: Sequence[str] | None
-    seed: int
-    stage_dir: str | Path | None
-    stage_bytes: str | int | None
-
-
 class TFRecordImages(TorchDataset[Any]):
     """The samples of a split by number, for `torch.utils.data.DataLoader` and `DistributedSampler`.
 
     `dataset[i]` is `(image, label)`, or the image alone where there are no labels: a uint8 tensor of shape
     (height, width, 3) and an int. Other columns come as int, float32, str or bytes.
 
-    Any order will do where shards are files of this machine. Remote ones are staged as `LoaderOptions` says, when a
+    Any order will do where shards are files of this machine. Remote ones are staged as `numpy_loader` says, when a
     sample of theirs is first asked for. A stage too small for the whole split does no good to a random order, as
     `shuffle=True` and `DistributedSampler` give it: samples are then read by requests of their own, with a warning.
     `LaneSampler` reads shard by shard.
@@ -65,23 +56,28 @@ class TFRecordImages(TorchDataset[Any]):
         transform: called with each image, uint8 HWC as a numpy array, in place of making a tensor of it. Transforms of
             torchvision that want PIL images begin with `ToPILImage()`. It is an attribute, too, which may be set later;
             workers of a DataLoader have it as it was when they were started.
-        **options: `ops`, `columns`, `seed`, `stage_dir` and `stage_bytes`, see `LoaderOptions`. Without an op that
-            fixes their size images have their own, and come one at a time unless there is a transform.
+        ops: ops of each image. Without one that fixes their size images keep their own, and come one at a time unless
+            there is a transform. `numpy_loader` explains this and the other options.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
     """
 
-    def __init__(
+    @named_options(dict.fromkeys(("batch_size", "shuffle", "num_workers", "drop_last"), "give it to the DataLoader"))
+    def __init__(  # noqa: PLR0913  # each option is a parameter that editors show
         self,
         url: str | Path,
         split: str = "train",
         *,
         transform: Callable[[Any], Any] | None = None,
-        **options: Unpack[SampleKeywords],
+        ops: Sequence[Op] | None = None,
+        columns: Sequence[str] | None = "default",
+        seed: int = 0,
+        stage_dir: str | Path | None = None,
+        stage_bytes: str | int | None = None,
     ) -> None:
-        self._options = make_options(options, tuple(SampleKeywords.__annotations__))
+        self._options = LoaderOptions(ops=ops, columns=columns, seed=seed, stage_dir=stage_dir, stage_bytes=stage_bytes)
         self._split = split
         self.transform = transform
         self._dataset: Dataset | None = open_dataset(url)

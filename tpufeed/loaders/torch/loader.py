@@ -1,24 +1,30 @@
 """torch: the host loader with DataLoader's conventions. Its tensors share memory with the batch buffers."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
+import numpy as np
+
+from tpufeed.dataset.partition import Remainder
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.images.ops import Op
+from tpufeed.keywords import named_options
 from tpufeed.loaders.columns import Batch
 from tpufeed.loaders.loader import EpochIterator, NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import LoaderKeywords, make_options
+from tpufeed.loaders.options import RENAMED, take_options
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
-from tpufeed.loaders.transfer import to_torch
+from tpufeed.loaders.world import WorldLike
 
 try:
+    import torch
     from torch import distributed
     from torch.distributed import distributed_c10d
 except ImportError as error:
@@ -27,29 +33,45 @@ except ImportError as error:
 _LONGEST_PAUSE_SECONDS = 0.1  # between two looks for the other ranks
 
 
-def torch_loader(url: str | Path, split: str = "train", **options: Unpack[LoaderKeywords]) -> "TorchLoader":
+@named_options(RENAMED)
+def torch_loader(  # noqa: PLR0913  # each option is a parameter that editors show
+    url: str | Path,
+    split: str = "train",
+    *,
+    batch_size: int = 128,
+    ops: Sequence[Op] | None = None,
+    columns: Sequence[str] | None = "default",
+    shuffle: bool = True,
+    seed: int = 0,
+    remainder: Remainder = "drop",
+    world: WorldLike | None = None,
+    lanes: int | None = None,
+    processes: int | None = None,
+    threads: int | None = None,
+    prefetch: int | None = None,
+    repeat: bool = False,
+    max_bad_records: int = 0,
+    timeout_seconds: float = 600.0,
+    stage_dir: str | Path | None = None,
+    stage_bytes: str | int | None = None,
+) -> "TorchLoader":
     """Batches of a dataset or cache as torch tensors on the host.
 
     `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), contiguous, label int64
     of shape (batch,); strings stay numpy arrays. The next `for` is the next epoch, or the one that `set_epoch` names.
-    `tpufeed.device_prefetch(loader)` puts batches on a device ahead of need.
+    `tpufeed.device_loader(loader)` puts batches on a device ahead of need. `numpy_loader` explains the options.
 
     Each rank of torch.distributed, torch_xla or JAX reads its own samples: nothing is to be wrapped in a
     DistributedSampler, by Lightning or Accelerate neither. Before an iteration's first batch the ranks of
-    torch.distributed compare what they are about to iterate, and all raise the same LoaderError where they would part
-    ways. A `world` that is given by hand is taken at its word.
-
-    Args:
-        url: a dataset, at a path or a URL.
-        split: which part of it.
-        **options: see `LoaderOptions`.
+    torch.distributed compare what they are about to iterate, and all raise the same LoaderError where they differ. A
+    `world` given by hand is not compared.
 
     Raises:
         MissingExtraError: torch is not installed.
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
     """
-    return TorchLoader(NumpyLoader(open_dataset(url), split, make_options(options)))
+    return TorchLoader(NumpyLoader(open_dataset(url), split, take_options(locals())))
 
 
 class Undivided:
@@ -159,17 +181,6 @@ class TorchLoader(Undivided):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (copy(self.source),)
 
-    def begin(self) -> tuple[EpochIterator, Batch]:
-        """Begin an iteration: its batches, and the first of them once all ranks have theirs; for `TorchIterator`."""
-        exchange = None if self.source.options.world is not None else find_exchange()
-        return self._begin()[1] if exchange is None else begin_together(exchange, self.source.world.rank, self._begin)
-
-    def _begin(self) -> tuple[EpochSpec, tuple[EpochIterator, Batch]]:
-        batches = iter(self.source)
-        # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
-        first = next(batches)
-        return self.source.epoch_spec(), (batches, first)
-
 
 class TorchIterator(Iterator[Any]):
     """An epoch of a `TorchLoader`, or with `repeat` all that follow."""
@@ -179,12 +190,28 @@ class TorchIterator(Iterator[Any]):
         self._batches: EpochIterator | None = None
 
     def __next__(self) -> Any:
-        if self._batches is not None:
-            return to_torch(next(self._batches))
-        # Ranks meet here alone, in the thread of the training loop. The epochs of `repeat` that follow may begin in a
-        # thread that prefetches, in another order than other loaders' epochs; they are as long on every rank as this.
-        self._batches, batch = self._loader.begin()
-        return to_torch(batch)
+        return to_torch(self._begin() if self._batches is None else next(self._batches))
+
+    def _begin(self) -> Batch:
+        """Return the first batch, once all ranks have theirs.
+
+        Ranks meet here alone, in the thread of the training loop. The epochs of `repeat` that follow may begin in a
+        thread that prefetches, in another order than other loaders' epochs; they are as long on every rank as this.
+        """
+        source = self._loader.source
+        exchange = None if source.options.world is not None else find_exchange()
+
+        def begin() -> tuple[EpochSpec, Batch]:
+            self._batches = iter(source)
+            # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
+            first = next(self._batches)
+            return source.epoch_spec(), first
+
+        try:
+            return begin()[1] if exchange is None else begin_together(exchange, source.world.rank, begin)
+        except BaseException:
+            self._batches = None  # the next call begins again
+            raise
 
     def close(self) -> None:
         """Give up what is being prepared, also a batch that another thread waits for."""
@@ -220,10 +247,10 @@ def find_exchange() -> Callable[[EpochSpec], list[EpochSpec]] | None:
 
 
 def _exchange(spec: EpochSpec) -> list[EpochSpec]:
-    """The specs of all ranks, in their order.
+    """Return the specs of all ranks, in their order.
 
-    Through the store at which the ranks met, not by a collective: that could cross the training loop's own, wants a
-    device under NCCL, and waits without a word for a rank that never comes.
+    They go through the store at which the ranks met, not by a collective: that could cross the training loop's own,
+    needs a device under NCCL, and waits in silence for a rank that never comes.
     """
     rank, size = distributed.get_rank(), distributed.get_world_size()
     store: Any = distributed_c10d._get_default_store()
@@ -252,3 +279,44 @@ def _wait(store: Any, meeting: str, keys: list[str]) -> None:
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+# Tensors in batches of any form
+
+
+def to_torch(batch: Any) -> Any:
+    """Return the batch with tensors in place of arrays, which share their memory; strings stay as they are."""
+
+    def convert(leaf: Any) -> Any:
+        tensor = plain_tensor(leaf)
+        return leaf if tensor is None else tensor
+
+    return map_leaves(batch, convert)
+
+
+def plain_tensor(leaf: Any) -> torch.Tensor | None:
+    """Return a tensor that shares the memory of a leaf; None where the leaf is no tensor and no array of numbers.
+
+    A subclass comes out as a plain tensor, since torch_xla moves no other.
+    """
+    if isinstance(leaf, np.ndarray):
+        return None if leaf.dtype.kind in "OUS" else torch.from_numpy(leaf)
+    if isinstance(leaf, torch.Tensor):
+        return leaf if type(leaf) is torch.Tensor else leaf.detach().as_subclass(torch.Tensor)
+    return None
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return `value` with every leaf changed; a mapping of another kind than dict comes out as a dict."""
+    if isinstance(value, Mapping):
+        return {key: map_leaves(part, change) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return like(value, [map_leaves(part, change) for part in value])
+    return change(value)
+
+
+def like(value: Any, parts: list[Any]) -> Any:
+    """Return parts as a list, tuple or namedtuple, whichever `value` is."""
+    if hasattr(value, "_fields"):
+        return type(value)(*parts)
+    return parts if isinstance(value, list) else tuple(parts)

@@ -27,8 +27,8 @@ def scaled(
     return result if layout == "NHWC" else result.permute(0, 3, 1, 2)
 
 
-def random_flip(images: torch.Tensor, seed: Seed, probability: float = 0.5) -> torch.Tensor:
-    """Some of the images mirrored left to right, on their device.
+def random_flip(images: torch.Tensor, *, seed: Seed, probability: float = 0.5) -> torch.Tensor:
+    """Images of torch of which some are mirrored left to right, on their device.
 
     The draws are made on the host, a byte an image, and sent along: the device is never waited for, and one compiled
     graph serves every step.
@@ -43,8 +43,8 @@ def random_flip(images: torch.Tensor, seed: Seed, probability: float = 0.5) -> t
     return torch.where(_send(draws, images), images.flip(2), images)
 
 
-def random_shift(images: torch.Tensor, pixels: int, seed: Seed, fill: int = 0) -> torch.Tensor:
-    """Each image moved by up to `pixels` up, down, left and right, on its device: a crop of the padded image.
+def random_shift(images: torch.Tensor, *, pixels: int, seed: Seed, fill: int = 0) -> torch.Tensor:
+    """Images that are each moved by up to `pixels` up, down, left and right on their device: crops of padded images.
 
     See `random_flip` for how draws are made. No gather, which TPUs are slow at: an image is moved by powers of two, so
     by up to 7 pixels in four selections of whole images a direction.
@@ -81,5 +81,10 @@ def _send(draws: Any, images: torch.Tensor) -> torch.Tensor:
 
 
 def _check(images: torch.Tensor) -> None:
+    if not isinstance(images, torch.Tensor):
+        raise OptionError(
+            f"images are a tensor of torch, not {type(images).__name__}; in JAX and TensorFlow draw by jax.random or "
+            "tf.image.stateless_random_flip_left_right within the step"
+        )
     if images.ndim != 4:
         raise OptionError(f"images have the shape (batch, height, width, channels), not {tuple(images.shape)}")

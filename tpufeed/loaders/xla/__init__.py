@@ -1,1 +1,1 @@
-"""torch_xla: batches on XLA devices, through its ParallelLoader or a thread of our own."""
+"""torch_xla: batches on XLA devices, in ranks or under SPMD."""

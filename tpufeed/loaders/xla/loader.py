@@ -1,88 +1,75 @@
-"""torch_xla: batches on XLA devices through its ParallelLoader, with the holes closed."""
+"""torch_xla: batches on XLA devices, sent ahead of need, with the ranks compared before each epoch."""
 
-import dataclasses
-import logging
-import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any
 
-from tpufeed.dataset.partition import World
+from tpufeed.dataset.partition import Remainder
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.loaders.options import OPTION_NAMES, LoaderKeywords, make_options
+from tpufeed.images.ops import Op
+from tpufeed.keywords import named_options
+from tpufeed.loaders.options import RENAMED, LoaderOptions, take_options
+from tpufeed.loaders.world import WorldLike
 from tpufeed.loaders.xla import runtime
-from tpufeed.loaders.xla.runtime import Shardings, Transfer, exchange, spmd_devices, xla_world
+from tpufeed.loaders.xla.runtime import Shardings
 
 # Not before: without torch it is the extra "xla" that is missing.
 # isort: split
-from tpufeed.loaders.device import DeviceStats, StatefulDeviceLoader
+from tpufeed.loaders.device import Exchange, StatefulDeviceLoader, Transfer
 from tpufeed.loaders.loader import NumpyLoader
-from tpufeed.loaders.rank_check import EpochSpec, check_specs
-from tpufeed.loaders.torch.loader import EpochSampler, TorchLoader, Undivided
-from tpufeed.loaders.transfer import TransferItem, TransferItems
-
-_LOGGER = logging.getLogger(__name__)
-_STOPPING_SECONDS = 10.0
+from tpufeed.loaders.rank_check import EpochSpec
+from tpufeed.loaders.torch.loader import EpochSampler, TorchLoader, Undivided, like, map_leaves, plain_tensor
 
 
-class XlaKeywords(LoaderKeywords, total=False):
-    """The keywords of `xla_loader`: those of every loader, and what `XlaOptions` explains."""
+@named_options(RENAMED)
+def xla_loader(  # noqa: PLR0913  # each option is a parameter that editors show
+    source: Any,
+    split: str = "train",
+    *,
+    device: Any = None,
+    sharding: Any = None,
+    device_prefetch: int = 2,
+    check_ranks: bool = True,
+    batch_size: int = 128,
+    ops: Sequence[Op] | None = None,
+    columns: Sequence[str] | None = "default",
+    shuffle: bool = True,
+    seed: int = 0,
+    remainder: Remainder = "drop",
+    world: WorldLike | None = None,
+    lanes: int | None = None,
+    processes: int | None = None,
+    threads: int | None = None,
+    prefetch: int | None = None,
+    repeat: bool = False,
+    max_bad_records: int = 0,
+    timeout_seconds: float = 600.0,
+    stage_dir: str | Path | None = None,
+    stage_bytes: str | int | None = None,
+) -> "XlaLoader":
+    """Batches on an XLA device, the next few already there while a step runs.
 
-    device: Any
-    sharding: Any
-    host_prefetch: int
-    device_prefetch: int
-    check_ranks: bool
+    `for image, label in loader` is one epoch: image uint8 (batch, height, width, 3), label int64 (batch,), on the
+    device; see `to_device_float` for what a model needs. Tensors and arrays of numbers are sent, also within tuples,
+    lists and dicts; strings and all else stay as they are, on the host. What fails in the source or on the way is
+    raised in the loop, after the batches before it.
 
+    Inside `torch_xla.launch` each rank reads its own samples. Before the first batch of an epoch all ranks compare what
+    they are about to iterate: where they differ, or one cannot begin, all raise the same LoaderError. A `world` given
+    by hand is not compared.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XlaOptions:
-    """Options that say how batches get to a device.
-
-    Attributes:
-        device: where they go; by default `torch_xla.device()` of the thread that iterates.
+    Args:
+        source: a dataset, at a path or a URL; or a host loader to be wrapped, as a torch DataLoader, which then deals
+            samples to ranks itself and takes none of the options of reading.
+        split: which part of a dataset.
+        device: device of the batches; by default `torch_xla.device()` of the thread that iterates.
         sharding: under SPMD, a `ShardingSpec` for each column by name, None for one that every device holds whole; or
             one spec for all, fitted to the rank of each tensor. Columns of a loader whose batches are tuples and that
             is not tpufeed's own take the names in their order.
-        host_prefetch: batches that wait on the host for their transfer.
-        device_prefetch: batches that wait on the device. Twice as many and one more may be there at a time.
-        check_ranks: all ranks compare what they are about to iterate. False for a loader that only some of them
-            iterate.
-    """
-
-    device: Any = None
-    sharding: Any = None
-    host_prefetch: int = 4
-    device_prefetch: int = 2
-    check_ranks: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("host_prefetch", "device_prefetch"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise OptionError(f"{name} is a whole number of batches, at least 1, not {value!r}")
-
-
-def xla_loader(source: Any, split: str = "train", **options: Unpack[XlaKeywords]) -> "XlaLoader":
-    """Batches on an XLA device, prefetched by torch_xla's ParallelLoader.
-
-    `for image, label in loader` is one epoch: image uint8 (batch, height, width, 3), label int64 (batch,), on the
-    device; see `to_device_float` for what a model wants. Tensors and numbers' arrays cross, also within tuples, lists
-    and dicts; strings and all else stay as they are, on the host. What fails in the source or on the way is raised in
-    the loop, after the batches before it.
-
-    Inside `torch_xla.launch` each rank reads its own samples. Before the first batch of an epoch all ranks compare what
-    they are about to iterate: where they would part ways, or one cannot begin, all raise the same LoaderError. A
-    `world` given by hand is taken at its word instead.
-
-    Args:
-        source: a dataset, at a path or a URL; or a host loader that is to be wrapped, as a torch DataLoader, which then
-            deals samples to ranks itself.
-        split: which part of a dataset.
-        **options: see `XlaOptions` and, for a dataset, `LoaderOptions`; the world is torch_xla's by default.
+        device_prefetch: batches on the device ahead of the one in use; each takes device memory.
+        check_ranks: False for a loader that only some of the ranks iterate. `numpy_loader` explains all other options;
+            the world is torch_xla's by default.
 
     Raises:
         MissingExtraError: torch_xla is not installed.
@@ -91,19 +78,19 @@ def xla_loader(source: Any, split: str = "train", **options: Unpack[XlaKeywords]
             and any other failure to open it is raised by all when they iterate.
         OptionError: options that do not fit it.
     """
-    given: dict[str, Any] = dict(options)
-    crossing = XlaOptions(**{field.name: given.pop(field.name) for field in fields(XlaOptions) if field.name in given})
-    if not isinstance(source, str | Path):
-        if given:
-            raise OptionError(f"{', '.join(given)}: options of reading a dataset; the loader given has its own")
-        return XlaLoader(source, crossing)
+    given = locals()
     try:
-        reading = make_options(given, (*OPTION_NAMES, *(field.name for field in fields(XlaOptions))))
-        return XlaLoader(NumpyLoader(open_dataset(source), split, reading, runtime.xla_world), crossing)
+        options = take_options(given)
+        if isinstance(source, str | Path):
+            source = NumpyLoader(open_dataset(source), split, options, runtime.xla_world)
+        elif options != LoaderOptions() or split != "train":
+            named = ", ".join(name for name in LoaderOptions.__slots__ if given[name] != getattr(LoaderOptions(), name))
+            raise OptionError(f"{named or 'split'}: options of reading a dataset; the loader given has its own")
     except Exception as error:
-        if runtime.xla_world().size == 1:
+        if not isinstance(source, str | Path) or runtime.xla_world().size == 1:
             raise
-        return XlaLoader(_Unopened(error), crossing)  # the other ranks would wait for this one
+        source = _Unopened(error)  # the other ranks would wait for this one
+    return XlaLoader(source, device, sharding, device_prefetch, check_ranks)
 
 
 class XlaLoader(Undivided, StatefulDeviceLoader, runtime.MpDeviceLoader):
@@ -113,23 +100,24 @@ class XlaLoader(Undivided, StatefulDeviceLoader, runtime.MpDeviceLoader):
     """
 
     _is_accelerate_prepared = True  # or Accelerate would take it apart
+    thread_name = "tpufeed-xla"
 
-    def __init__(self, source: Any, options: XlaOptions) -> None:
+    def __init__(self, source: Any, device: Any, sharding: Any, device_prefetch: int, check_ranks: bool) -> None:
         source = source.source if isinstance(source, TorchLoader) else source
         if isinstance(source, Iterator | runtime.MpDeviceLoader) or not isinstance(source, Iterable):
             raise OptionError(
-                f"a loader on the host that can be iterated again and again, as a torch DataLoader, or the URL of a "
-                f"dataset is wanted, not {type(source).__name__}"
+                f"source is the URL of a dataset, or a loader on the host that can be iterated again and again, as a "
+                f"torch DataLoader, not {type(source).__name__}"
             )
-        StatefulDeviceLoader.__init__(self, source)
-        runtime.MpDeviceLoader.__init__(self, source, options.device)
-        self.options = options
-        self.shardings = None if options.sharding is None else Shardings(options.sharding)
+        StatefulDeviceLoader.__init__(self, source, device_prefetch)
+        runtime.MpDeviceLoader.__init__(self, source, device)
+        self.shardings = None if sharding is None else Shardings(sharding)
+        self._checks = check_ranks
 
     @property
     def device(self) -> Any:
         """Device that batches go to."""
-        return runtime.default_device() if self.options.device is None else self.options.device
+        return runtime.default_device() if self._device is None else self._device
 
     @property
     def dataset(self) -> Any:
@@ -153,42 +141,48 @@ class XlaLoader(Undivided, StatefulDeviceLoader, runtime.MpDeviceLoader):
         state = super().__getstate__()
         return {**state, "_loader": state["source"]}  # as torch_xla calls it
 
-    def __len__(self) -> int:
-        """Batches of an epoch, the same on every rank."""
-        return len(self.source)
+    def find_exchange(self) -> tuple[Exchange, int] | None:
+        """Return how ranks compare their epochs; None for a single rank, and where they are not to."""
+        world, host = runtime.xla_world(), self.host
+        if world.size == 1 or not self._checks or (host is not None and host.options.world is not None):
+            return None
+        return lambda spec: runtime.exchange(spec, world), world.rank
 
-    def __iter__(self) -> "DeviceIterator":
-        """The next epoch; it begins with its first batch: frameworks call `iter` only to see whether they can.
-
-        With that an earlier one that is still open ends.
-        """
-        return DeviceIterator(self)
-
-    def stats(self) -> DeviceStats:
-        """Return what the way to the device has taken so far, and what the training loop waited for."""
-        host = self.source.stats() if isinstance(self.source, Counting) else None
-        return DeviceStats(**asdict(self.crossing), host=host)
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        """Names of the columns that cross to the device, as far as they are known."""
-        if isinstance(self.source, NumpyLoader):
-            return self.source.form.names
-        return tuple(self.options.sharding) if isinstance(self.options.sharding, Mapping) else ()
-
-    @property
-    def compares_ranks(self) -> bool:
-        """True where the ranks have to agree before they begin."""
-        by_hand = isinstance(self.source, NumpyLoader) and self.source.options.world is not None
-        return self.options.check_ranks and not by_hand
-
-
-@runtime_checkable
-class Counting(Protocol):
-    """A host loader that counts what it does."""
-
-    def stats(self) -> Any:
-        """Return the host loader's metrics, see `LoaderStats`."""
+    def open_transfer(self) -> Transfer:
+        """Open the source's next epoch. Raises OptionError where its world or sharding does not fit torch_xla's."""
+        source, host, world, devices = self.source, self.host, runtime.xla_world(), runtime.spmd_devices()
+        if host is not None and host.options.world is None and host.world != world:
+            raise OptionError(
+                f"the loader given is rank {host.world.rank} of {host.world.size}, torch_xla's is {world.rank} of "
+                f"{world.size}; give xla_loader the URL, or the loader world=({world.rank}, {world.size})"
+            )
+        if self.shardings is not None:
+            if devices is None:
+                raise OptionError(
+                    "sharding is for SPMD; call torch_xla.runtime.use_spmd() before anything is on a device"
+                )
+            names = [] if host is None else [name for name in host.form.names if host.column_dtype(name).kind != "O"]
+            self.shardings.check(names, self.batch_size, devices, 1 if host is None else world.size)
+        elif devices is not None and host is not None and world.size > 1:
+            raise OptionError(
+                f"under SPMD, {world.size} processes read samples of their own; give sharding with minibatch=True, "
+                "or XLA takes their batches for copies of one"
+            )
+        together, device = self.find_exchange() is not None, self.device
+        batches: Any = iter(source)
+        if host is not None:
+            return _XlaTransfer(batches, device, self.shardings, host.form.names, batches.close, host.epoch_spec())
+        count = _length(batches, source)
+        if together and count is None:
+            raise OptionError(
+                f"the ranks cannot know whether they take the same steps: a {type(source).__name__} has no length; "
+                "give it a __len__, or check_ranks=False"
+            )
+        # A source with states may go on in mid-epoch, and has fewer batches then.
+        expected = count if together and not hasattr(source, "load_state_dict") else None
+        named = () if self.shardings is None else self.shardings.names
+        spec = EpochSpec(world.rank, count or 0, self.batch_size)
+        return _XlaTransfer(_checked(batches, expected), device, self.shardings, named, None, spec)
 
 
 class _Unopened:
@@ -204,162 +198,68 @@ class _Unopened:
         raise self._error
 
 
-class DeviceIterator(Iterator[Any]):
-    """Batches on the device. Begins when the first is asked for, in that thread: torch_xla knows ranks by thread."""
+class _XlaTransfer(Transfer):
+    """Sends each tensor of a batch, and has torch_xla run the step before when the next batch is asked for."""
 
-    def __init__(self, loader: XlaLoader) -> None:
-        self._loader = loader
-        self._items: TransferItems | None = None
-        self._transfer: Transfer | None = None
-        self._on_device: Iterator[TransferItem] = iter(())
-        self._ended = False
-        self._stopped = ""
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        device: Any,
+        shardings: Shardings | None,
+        names: Sequence[str],
+        close: Callable[[], None] | None,
+        spec: EpochSpec,
+    ) -> None:
+        self.batches, self.close, self.spec = batches, close, spec
+        self._device, self._shardings, self._names = device, shardings, names
 
-    def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        if self._stopped:
-            raise LoaderError(self._stopped)
-        try:
-            item = self._begin() if self._transfer is None else self._receive()
-            _raise(item)
-        except BaseException:
-            self.close("its last batch failed; iterate the loader again to go on")
-            raise
-        if item.last:
-            self._ended = True
-            self.close()
-            raise StopIteration
-        self._loader.handed(item.state)
-        return item.open()
+    def before_step(self) -> None:
+        runtime.end_step()
 
-    def close(self, why: str = "") -> None:
-        """Stop and join the threads; what is prefetched is dropped. Asking for more raises LoaderError(`why`)."""
-        self._stopped = self._stopped or why
-        self._ended = self._ended or not self._stopped
-        items, transfer = self._items, self._transfer
-        self._items, self._transfer, self._on_device = None, None, iter(())
-        if items is not None and transfer is not None:
-            items.abort()
-            _close(transfer)
+    def send(self, batch: Any) -> tuple[Any, int]:
+        size = 0
 
-    def __del__(self) -> None:
-        self.close()
+        def send(name: str, part: Any) -> Any:
+            def send_leaf(leaf: Any) -> Any:
+                nonlocal size
+                tensor = plain_tensor(leaf)
+                if tensor is None:
+                    return leaf
+                size += tensor.nbytes
+                return runtime.send(tensor, self._device, self._shardings and self._shardings.fit(name, tensor))
 
-    def _begin(self) -> TransferItem:
-        """The first batch, once all ranks have theirs."""
-        self._loader.begin(self)
-        world = xla_world()
-        together = world.size > 1 and self._loader.compares_ranks
-        spec, first = EpochSpec(world.rank, 0), TransferItem()
-        try:
-            spec = self._open(world, together)
-            # As well: what keeps a rank from its first batch shows on all ranks before the first step.
-            first = self._receive()
-        except Exception as error:  # noqa: BLE001  # is raised below, when the other ranks know
-            first.error = error
-        if together:
-            if first.error is not None:
-                spec = dataclasses.replace(spec, error=f"{type(first.error).__name__}: {first.error}")
-            _agree(spec, world, first)
-        return first
+            return map_leaves(part, send_leaf)
 
-    def _open(self, world: World, together: bool) -> EpochSpec:
-        """Begin to fetch batches. The source is opened in the caller's thread, and an epoch's workers forked there."""
-        loader, source = self._loader, self._loader.source
-        _check_world(source, world)
-        _check_sharding(loader, world)
-        device = loader.device
-        batches: Any = iter(source)
-        count = _length(batches, source)
-        if together and count is None:
-            raise OptionError(
-                f"the ranks cannot know whether they take the same steps: a {type(source).__name__} has no length; "
-                "give it a __len__, or check_ranks=False"
-            )
-        state = source.state_dict() if hasattr(source, "load_state_dict") else None
-        loader.place_at(state)  # before its threads take batches
-        ours = isinstance(source, NumpyLoader)
-        self._items = TransferItems(
-            batches,
-            loader.column_names,
-            None if state is None else source.state_dict,
-            batches.close if ours else None,
-            # Those with states may go on in mid-epoch, and have fewer then.
-            count if together and state is None else None,
+        if isinstance(batch, Mapping):
+            return {key: send(str(key), part) for key, part in batch.items()}, size
+        if isinstance(batch, tuple | list):
+            names = (*self._names, *map(str, range(len(self._names), len(batch))))
+            return like(batch, [send(name, part) for name, part in zip(names, batch, strict=False)]), size
+        return send(self._names[0] if self._names else "0", batch), size
+
+
+def _checked(batches: Iterator[Any], expected: int | None) -> Iterator[Any]:
+    """Give batches of a user's loader. Raises LoaderError for None, and where they are not as many as expected."""
+    count = 0
+    for batch in batches:
+        if count == expected:
+            raise LoaderError(f"the source has more batches than the {expected} that are its length")
+        if batch is None:
+            raise LoaderError(f"batch {count} of the source is None; does its collate_fn return one?")
+        yield batch
+        count += 1
+    if expected is not None and count < expected:
+        raise LoaderError(
+            f"the source ended after {count} batches, but its length is {expected}: the other ranks would wait for the "
+            "rest for ever"
         )
-        queues = loader.options.host_prefetch, loader.options.device_prefetch
-        self._transfer = Transfer(self._items, device, loader.shardings, loader.crossing, queues)
-        self._on_device = iter(self._transfer.per_device_loader(device))  # type: ignore[no-untyped-call]
-        return source.epoch_spec() if ours else EpochSpec(world.rank, count or 0, loader.batch_size)
-
-    def _receive(self) -> TransferItem:
-        try:
-            return next(self._on_device)
-        except StopIteration:
-            raise LoaderError(self._stopped or "torch_xla's threads ended before the source did") from None
-
-
-def _raise(item: TransferItem) -> None:
-    error, item.error = item.error, None  # a cycle otherwise: its traceback leads to frames that hold the item,
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error  # and to this one; and so to the decoding threads
-
-
-def _agree(spec: EpochSpec, world: World, first: TransferItem) -> None:
-    try:
-        check_specs(exchange(spec, world))
-    except LoaderError as error:
-        cause, first.error = first.error, None
-        try:
-            raise error from cause
-        finally:
-            del cause
-
-
-def _close(transfer: Transfer) -> None:
-    """Join its threads. Not for ever, as torch_xla does: one may be inside a source that never returns."""
-    if sys.is_finalizing():
-        return
-    closing = threading.Thread(target=transfer.close, name="tpufeed-xla-closing", daemon=True)
-    closing.start()
-    closing.join(_STOPPING_SECONDS)
-    if closing.is_alive():
-        _LOGGER.warning("the source is still busy with a batch after %g s; its thread is left to it", _STOPPING_SECONDS)
 
 
 def _length(batches: Iterator[Any], source: Iterable[Any]) -> int | None:
-    """Batches that are to come; None where nobody knows."""
+    """Return how many batches are to come; None where that is not known."""
     for sized in (batches, source):
         try:
             return len(sized)  # type: ignore[arg-type]  # may have none
         except (TypeError, NotImplementedError):  # as torch's samplers without a length raise
             continue
     return None
-
-
-def _check_world(source: Any, world: World) -> None:
-    if isinstance(source, NumpyLoader) and source.options.world is None and source.world != world:
-        raise OptionError(
-            f"the loader given is rank {source.world.rank} of {source.world.size}, torch_xla's is {world.rank} of "
-            f"{world.size}; give xla_loader the URL, or the loader world=({world.rank}, {world.size})"
-        )
-
-
-def _check_sharding(loader: XlaLoader, world: World) -> None:
-    devices, source = spmd_devices(), loader.source
-    ours = isinstance(source, NumpyLoader)
-    if loader.shardings is None:
-        if devices is not None and ours and world.size > 1:
-            raise OptionError(
-                f"under SPMD, {world.size} processes read samples of their own; give sharding with minibatch=True, "
-                "or XLA takes their batches for copies of one"
-            )
-    elif devices is None:
-        raise OptionError("sharding is for SPMD; call torch_xla.runtime.use_spmd() before anything is on a device")
-    else:
-        names = [name for name in source.form.names if source.column_dtype(name).kind != "O"] if ours else ()
-        loader.shardings.check(names, loader.batch_size, devices, world.size if ours else 1)

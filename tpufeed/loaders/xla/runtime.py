@@ -1,14 +1,12 @@
-"""Parts of torch_xla that tpufeed uses: devices, ranks, shardings, ParallelLoader. Only this file imports it."""
+"""Parts of torch_xla that tpufeed uses: devices, ranks, transfers, shardings. Only this file imports it."""
 
 import logging
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tpufeed.dataset.partition import World
 from tpufeed.errors import MissingExtraError, OptionError, UsageError
-from tpufeed.loaders.device import Crossing
 from tpufeed.loaders.rank_check import EpochSpec, Rendezvous
 
 if "tensorflow.python._pywrap_tensorflow_internal" in sys.modules and "_XLAC" not in sys.modules:
@@ -19,16 +17,15 @@ if "tensorflow.python._pywrap_tensorflow_internal" in sys.modules and "_XLAC" no
     )
 
 try:
+    import torch
     import torch_xla
     from torch import distributed
     from torch_xla import runtime
     from torch_xla.core import xla_model
+    from torch_xla.debug import profiler
     from torch_xla.distributed import parallel_loader
 except ImportError as error:
     raise MissingExtraError("torch_xla (with torch 2.9)", "xla") from error
-
-# Not before: without torch it is the extra "xla" that is missing.
-from tpufeed.loaders.transfer import TransferItem, TransferItems
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -77,57 +74,19 @@ def exchange(spec: EpochSpec, world: World) -> Sequence[EpochSpec]:
     return [EpochSpec.unpacked(item) for item in payloads]
 
 
-class Transfer(parallel_loader.ParallelLoader):
-    """A ParallelLoader of items, which never fails: an error takes the place of a batch."""
+def send(tensor: Any, device: Any, spec: Any) -> Any:
+    """Return a tensor of the host on the device, or over the devices of a `ShardingSpec`."""
+    transfer: Any = xla_model.send_cpu_data_to_device  # its annotation is wrong
+    with torch.no_grad():
+        return transfer([tensor], device, spec)[0]
 
-    def __init__(
-        self,
-        items: TransferItems,
-        device: Any,
-        shardings: "Shardings | None",
-        crossing: Crossing,
-        queues: tuple[int, int],
-    ) -> None:
-        # Before the threads begin, which is in the next line but two.
-        self._shardings = shardings
-        self._crossing = crossing
-        host, on_device = queues
-        # One transfer thread: with more the order is lost.
-        super().__init__(  # type: ignore[no-untyped-call]  # torch_xla has no types
-            items,
-            [device],
-            loader_prefetch_size=host,
-            device_prefetch_size=on_device,
-            host_to_device_transfer_threads=1,
-        )
 
-    def next_item(self, device: Any) -> Any:
-        """Timed here, `torch_xla.sync()` and with it tracing and compiling the step before are left out."""
-        begin = time.perf_counter()
-        item = super().next_item(device)  # type: ignore[no-untyped-call]
-        self._crossing.wait_seconds += time.perf_counter() - begin
-        return item
-
-    def send_cpu_data_to_device(self, batches: Sequence[TransferItem], device: Any) -> list[TransferItem]:
-        """Each by itself: a batch that cannot be sent must not take those before it along."""
-        return [self._send(item, device) for item in batches]
-
-    def _send(self, item: TransferItem, device: Any) -> TransferItem:
-        if not item.tensors:
-            return item
-        send: Any = xla_model.send_cpu_data_to_device  # its annotation is wrong
-        begin = time.perf_counter()
-        try:
-            self._crossing.transfer_bytes += sum(tensor.nbytes for tensor in item.tensors)
-            if self._shardings is None:
-                item.tensors = send(item.tensors, device)
-            else:
-                specs = map(self._shardings.fit, item.names, item.tensors)
-                item.tensors = [send(tensor, device, spec)[0] for tensor, spec in zip(item.tensors, specs, strict=True)]
-        except Exception as error:  # noqa: BLE001  # is raised in the training loop
-            return TransferItem(error=error)
-        self._crossing.transfer_seconds += time.perf_counter() - begin
-        return item
+def end_step() -> None:
+    """Have the step before traced, compiled and run, as torch_xla's own loaders do; not where `StepTrace` has."""
+    if profiler.get_tracer_marked_step():
+        profiler.set_tracer_marked_step(False)
+    else:
+        torch_xla.sync()
 
 
 class Shardings:
@@ -141,6 +100,11 @@ class Shardings:
     def __init__(self, given: Any) -> None:
         self._given = given
         self._fitted: dict[tuple[str, int], Any] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns that have a spec of their own."""
+        return tuple(self._given) if isinstance(self._given, Mapping) else ()
 
     def check(self, names: Iterable[str], batch_size: int | None, devices: int, processes: int) -> None:
         """Raises OptionError for what would fail in every batch.

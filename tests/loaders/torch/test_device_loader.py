@@ -1,4 +1,4 @@
-"""device_prefetch on the CPU and on meta tensors; an accelerator, of which there is none, has stand-ins."""
+"""device_loader on the CPU and on meta tensors; an accelerator, of which there is none, has stand-ins."""
 
 import copy
 import gc
@@ -73,18 +73,18 @@ def wait_for(condition):
 @pytest.mark.parametrize("size", [1, 2, 50])
 def test_order_is_kept_and_each_loop_iterates_anew(size):
     source = Source(20)
-    prefetch = tpufeed.device_prefetch(source, "cpu", size)
+    prefetch = tpufeed.device_loader(source, "cpu", device_prefetch=size)
     assert len(prefetch) == 20
     for _ in range(2):
         assert numbers(prefetch) == list(range(20))
     assert source.passes == 2
-    assert numbers(tpufeed.device_prefetch([torch.tensor(7)], "cpu", size)) == [7]
-    assert numbers(tpufeed.device_prefetch([], "cpu", size)) == []
+    assert numbers(tpufeed.device_loader([torch.tensor(7)], "cpu", device_prefetch=size)) == [7]
+    assert numbers(tpufeed.device_loader([], "cpu", device_prefetch=size)) == []
 
 
 def test_just_size_batches_are_ahead():
     source = Source(20)
-    iterator = iter(tpufeed.device_prefetch(source, "cpu", 3))
+    iterator = iter(tpufeed.device_loader(source, "cpu", device_prefetch=3))
     assert source.passes == 0  # iter() alone asks for nothing
     for handed in range(1, 17):
         next(iterator)
@@ -97,7 +97,7 @@ def test_just_size_batches_are_ahead():
 def test_the_first_batch_comes_in_the_thread_of_the_caller():
     """Ranks talk to one another there, and processes are forked."""
     source = Source(5)
-    numbers(tpufeed.device_prefetch(source, "cpu"))
+    numbers(tpufeed.device_loader(source, "cpu"))
     assert source.asked[0] is threading.current_thread()
     assert {thread.name for thread in source.asked[1:]} == {"tpufeed-device_0"}
 
@@ -106,21 +106,21 @@ def test_tensors_move_at_any_depth_and_all_else_stays():
     Pair = namedtuple("Pair", "left right")
     one, names = torch.ones(2, 3), np.array(["a", "b"], object)
     batch = {"a": (one, [one, "text"]), "b": Pair(one, None), "names": names}
-    (moved,) = tpufeed.device_prefetch([batch], "meta")
+    (moved,) = tpufeed.device_loader([batch], "meta")
     for tensor in (moved["a"][0], moved["a"][1][0], moved["b"].left):
         assert (tensor.device.type, tensor.shape, tensor.dtype) == ("meta", (2, 3), torch.float32)
     assert (moved["a"][1][1], moved["b"].right) == ("text", None)
     assert type(moved["b"]) is Pair
     assert moved["names"] is names
     assert isinstance(moved, Mapping)
-    (same,) = tpufeed.device_prefetch([one])
+    (same,) = tpufeed.device_loader([one])
     assert same is one  # no accelerator: the CPU, and no copy
 
 
 def test_a_wrong_size_is_an_error():
     for size in (0, -1, 1.5):
-        with pytest.raises(OptionError, match="size is a whole number of batches, at least 1"):
-            tpufeed.device_prefetch([], "cpu", size)
+        with pytest.raises(OptionError, match="device_prefetch is a whole number, at least 1"):
+            tpufeed.device_loader([], "cpu", device_prefetch=size)
 
 
 # Leaving
@@ -129,7 +129,7 @@ def test_a_wrong_size_is_an_error():
 @pytest.mark.parametrize("fails", [0, 1, 7])
 def test_an_exception_comes_after_the_batches_before_it(fails):
     source = Source(20, fails)
-    prefetch = tpufeed.device_prefetch(source, "cpu", 2)
+    prefetch = tpufeed.device_loader(source, "cpu", device_prefetch=2)
     iterator = iter(prefetch)
     assert numbers(itertools.islice(iterator, fails)) == list(range(fails))
     with pytest.raises(ValueError, match=f"batch {fails} is bad") as caught:
@@ -148,13 +148,13 @@ def test_what_fails_in_iter_is_raised_in_the_loop():
             raise OSError("no such bucket")
 
     with pytest.raises(OSError, match="no such bucket"):
-        next(iter(tpufeed.device_prefetch(Unopened(), "cpu")))
+        next(iter(tpufeed.device_loader(Unopened(), "cpu")))
 
 
 @pytest.mark.parametrize("way", ["break", "exception", "interrupt", "close", "next loop", "garbage"])
 def test_every_way_to_leave_ends_the_thread_and_the_source(way):
     source = Source(1000)
-    prefetch = tpufeed.device_prefetch(source, "cpu")
+    prefetch = tpufeed.device_loader(source, "cpu")
     if way == "break":
         for _ in prefetch:
             assert threads()
@@ -194,13 +194,13 @@ def test_every_way_to_leave_ends_the_thread_and_the_source(way):
 
 def test_an_interrupted_wait_ends_the_thread(monkeypatch):
     source = Source(1000)
-    iterator = iter(tpufeed.device_prefetch(source, "cpu"))
+    iterator = iter(tpufeed.device_loader(source, "cpu"))
     next(iterator)
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tpufeed.loaders.prefetch.Future.result", interrupted)
+    monkeypatch.setattr("tpufeed.loaders.device.Future.result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert not threads()
@@ -215,7 +215,7 @@ def test_closing_from_another_thread_ends_a_wait():
         yield torch.tensor(1)
         raise AssertionError("was asked for more than size")
 
-    prefetch = tpufeed.device_prefetch(Restartable(source), "cpu", 1)
+    prefetch = tpufeed.device_loader(Restartable(source), "cpu", device_prefetch=1)
     iterator = iter(prefetch)
     next(iterator)
     closer = threading.Thread(target=prefetch.close)
@@ -248,7 +248,7 @@ def test_batches_that_were_handed_out_are_not_kept():
             yield batch
             del batch
 
-    for _ in tpufeed.device_prefetch(Restartable(source), "cpu"):
+    for _ in tpufeed.device_loader(Restartable(source), "cpu"):
         pass
     del _
     assert [reference() for reference in made] == [None] * 6
@@ -261,7 +261,7 @@ def test_what_the_source_has_is_there_as_well():
     data = TensorDataset(torch.arange(12))
     sampler = DistributedSampler(data, 2, 0, seed=5)
     loader = DataLoader(data, 3, sampler=sampler, collate_fn=lambda rows: torch.stack([row for (row,) in rows]))
-    prefetch = tpufeed.device_prefetch(loader, "cpu")
+    prefetch = tpufeed.device_loader(loader, "cpu")
     assert (len(prefetch), prefetch.dataset, prefetch.batch_size) == (2, data, 3)
     assert prefetch.sampler is prefetch.batch_sampler.sampler is sampler
     assert not hasattr(prefetch, "state_dict")  # nor has a DataLoader
@@ -269,8 +269,8 @@ def test_what_the_source_has_is_there_as_well():
     prefetch.set_epoch(3)
     assert sampler.epoch == 3
     assert torch.cat(list(prefetch)).tolist() == list(sampler)
-    tpufeed.device_prefetch([]).set_epoch(1)  # has none, and needs none
-    assert len(pickle.loads(pickle.dumps(tpufeed.device_prefetch([1, 2])))) == 2
+    tpufeed.device_loader([]).set_epoch(1)  # has none, and needs none
+    assert len(pickle.loads(pickle.dumps(tpufeed.device_loader([1, 2])))) == 2
 
 
 def make(url, **options):
@@ -285,7 +285,7 @@ def epochs(cache_url):
 
 @pytest.mark.parametrize("name", ["loader", "sampler", "batch_sampler.sampler"])
 def test_set_epoch_reaches_a_torch_loader(cache_url, epochs, name):
-    with tpufeed.device_prefetch(make(cache_url), "cpu") as prefetch:
+    with tpufeed.device_loader(make(cache_url), "cpu") as prefetch:
         target = {"loader": prefetch, "sampler": prefetch.sampler}.get(name, prefetch.batch_sampler.sampler)
         target.set_epoch(2)
         assert [batch.tolist() for batch in prefetch] == epochs[2]
@@ -299,7 +299,7 @@ def test_set_epoch_reaches_a_torch_loader(cache_url, epochs, name):
 
 
 def test_a_state_counts_what_the_loop_was_handed(cache_url, epochs):
-    with tpufeed.device_prefetch(make(cache_url), "cpu", 3) as prefetch, make(cache_url) as other:
+    with tpufeed.device_loader(make(cache_url), "cpu", device_prefetch=3) as prefetch, make(cache_url) as other:
         assert prefetch.state_dict()["samples"] == 0
         for done, _ in enumerate(prefetch, 1):
             state = prefetch.state_dict()
@@ -335,11 +335,11 @@ def test_a_state_of_any_kind_is_handed_through():
                 self.at += 1
                 yield self[self.at - 1]
 
-    prefetch = tpufeed.device_prefetch(Cursor(map(torch.tensor, range(6))), "cpu")
+    prefetch = tpufeed.device_loader(Cursor(map(torch.tensor, range(6))), "cpu")
     iterator = iter(prefetch)
     assert numbers(itertools.islice(iterator, 2)) == [0, 1]
     state = prefetch.state_dict()
-    assert (state, repr(prefetch)[:21]) == (2, "StatefulDevicePrefetch"[:21])
+    assert (state, repr(prefetch)[:21]) == (2, "StatefulTorchDeviceLoader"[:21])
     prefetch.load_state_dict(state)
     assert numbers(prefetch) == [2, 3, 4, 5]
 
@@ -347,7 +347,7 @@ def test_a_state_of_any_kind_is_handed_through():
 def test_damage_comes_through(cache_url, damage):
     damaged = damage(cache_url, 33)
     loader = make(damaged.url, columns=["image", "sample"], shuffle=False)
-    with tpufeed.device_prefetch(loader, "cpu") as prefetch:
+    with tpufeed.device_loader(loader, "cpu") as prefetch:
         seen = []
         with pytest.raises(RecordError, match=f"record {damaged.record}, byte {damaged.byte}"):
             seen.extend(samples.tolist() for _, samples in prefetch)
@@ -407,14 +407,14 @@ def accelerator(monkeypatch):
 
 
 def test_without_streams_the_copy_is_waited_for(accelerator):
-    list(tpufeed.device_prefetch([torch.zeros(2)]))
+    list(tpufeed.device_loader([torch.zeros(2)]))
     # The device has its number: in another thread the current one may be another.
     assert accelerator == ["pin", "to meta:3, True", "synchronize meta:3"]
 
 
 def test_with_streams_the_consumer_waits_on_the_device(accelerator, monkeypatch):
     monkeypatch.setattr(torch_device, "_STREAMED", ("meta",))
-    list(tpufeed.device_prefetch([(torch.zeros(2), torch.ones(2))]))
+    list(tpufeed.device_loader([(torch.zeros(2), torch.ones(2))]))
     assert accelerator == [
         *("enter", "pin", "pin", "to meta:3, True", "to meta:3, True", "record", "leave"),
         *("current waits for event", "used in current", "used in current"),
@@ -422,5 +422,5 @@ def test_with_streams_the_consumer_waits_on_the_device(accelerator, monkeypatch)
 
 
 def test_for_another_device_than_the_accelerator_nothing_is_pinned(accelerator):
-    list(tpufeed.device_prefetch([torch.zeros(2)], "cpu"))
+    list(tpufeed.device_loader([torch.zeros(2)], "cpu"))
     assert accelerator == ["to cpu, True"]

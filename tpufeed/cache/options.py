@@ -1,0 +1,131 @@
+"""Options of a cache, checked once."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from tpufeed.dataset.manifest import CacheInfo
+from tpufeed.errors import OptionError
+from tpufeed.images.affine import HorizontalFlip
+from tpufeed.images.ops import Custom, Op, from_dict, to_dict
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.storage.store import parse_size
+
+Encoding = Literal["raw", "jpeg", "png", "webp"]
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """Options that decide the bytes of a cache, besides its source. `tpufeed.cache.warmup` documents them.
+
+    Attributes:
+        applied: `ops`, or the default ops of `size`.
+        size_bytes: `shard_bytes` as a number; None: 128 MB, and less where there would be fewer than 64 shards, so that
+            many cores have work.
+
+    Raises:
+        OptionError: one of them cannot be.
+    """
+
+    size: int | None = None
+    ops: Sequence[Op] | None = None
+    final: Sequence[Op] | None = None
+    variants: int = 1
+    encode: Encoding = "raw"
+    quality: int = 90
+    seed: int = 0
+    shard_bytes: str | int | None = None
+    applied: tuple[Op, ...] = field(init=False)
+    size_bytes: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.ops is not None:
+            raise OptionError(
+                f"size={self.size!r} is that of the default ops; give either a size, or ops of which one fixes it"
+            )
+        for name, most in (("variants", 1000), ("quality", 100)):
+            if not _is_whole(getattr(self, name), 1, most):
+                raise OptionError(f"{name} is a whole number between 1 and {most}, not {getattr(self, name)!r}")
+        if self.encode not in get_args(Encoding):
+            raise OptionError(f"encode is one of {', '.join(get_args(Encoding))}, not {self.encode!r}")
+        if not _is_whole(self.seed, 0, 2**63 - 1):
+            raise OptionError(f"a seed is a whole number between 0 and 2**63 - 1, not {self.seed!r}")
+        ops = (RandomResizedCrop(224 if self.size is None else self.size), HorizontalFlip())
+        for name, value in (
+            ("applied", ops if self.ops is None else tuple(self.ops)),
+            ("final", tuple(self.final or ())),
+            ("size_bytes", None if self.shard_bytes is None else parse_size(self.shard_bytes)),
+        ):
+            object.__setattr__(self, name, value)  # the class is frozen
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as plain data, for plan and manifest."""
+        return {
+            "ops": [to_dict(op) for op in self.applied],
+            "final": [to_dict(op) for op in self.final or ()],
+            "variants": self.variants,
+            "encode": self.encode,
+            "quality": self.quality if self.encode in ("jpeg", "webp") else None,
+            "seed": self.seed,
+            "shard_bytes": self.size_bytes,
+        }
+
+    def output_size(self, source_size: Size | None) -> Size:
+        """The size of all images of the cache, as (height, width).
+
+        Raises:
+            OptionError: the ops leave images of different sizes, or are none that workers or loaders can run.
+        """
+        final = self.final or ()
+        size = Pipeline(self.applied, self.seed).output_size(source_size)
+        if size is None:
+            raise OptionError(
+                "these ops leave images of different sizes; end with one that fixes the size, like "
+                "RandomResizedCrop(size=224) or Resize(256) and CenterCrop(224)"
+            )
+        Pipeline(final, self.seed).output_size(size)  # raises where they are no ops
+        for op in self.applied:
+            if isinstance(op, Custom) and op.obstacle:  # also where this process does all: another one may go on
+                raise OptionError(op.obstacle)
+        for op in final:
+            if isinstance(op, Custom):
+                raise OptionError(
+                    f"{op} cannot be a final op, as no loader imports what a manifest names. Leave it out here, and "
+                    f"pass all final ops to each loader: ops=[..., {op}]"
+                )
+            from_dict(to_dict(op))  # as loaders will, which know no ops but tpufeed's
+        return size
+
+    def cache_info(self, source_digest: str, identity: Mapping[str, Any], size: Size) -> CacheInfo:
+        """Return the manifest's entry for the cache; `identity` as for `fingerprint`."""
+        return CacheInfo(
+            source_digest=source_digest,
+            ops=tuple(identity["ops"]),  # as a reader of the manifest sees them: lists in place of tuples
+            final=tuple(identity["final"]),
+            encode=self.encode,
+            shape=(*size, 3),
+            dtype="uint8",
+            variants=self.variants,
+            seed=self.seed,
+            fingerprint=fingerprint(source_digest, identity),
+        )
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def fingerprint(source_digest: str, identity: Mapping[str, Any]) -> str:
+    """32 hexadecimal digits of what a cache holds: the same on every machine, for every process and Python version.
+
+    Args:
+        source_digest: the content digest of a dataset, or the digest of raw inputs.
+        identity: every option that decides bytes, as plain data.
+    """
+    data = msgspec.json.encode({"source_digest": source_digest, **identity}, order="deterministic")
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
