@@ -10,8 +10,10 @@ import msgspec
 from tpufeed.dataset.manifest import CacheInfo
 from tpufeed.errors import OptionError
 from tpufeed.images.affine import HorizontalFlip
-from tpufeed.images.ops import Custom, Op, from_dict, to_dict
+from tpufeed.images.custom import Custom
+from tpufeed.images.ops import from_dict, to_dict
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.storage.store import parse_size
 

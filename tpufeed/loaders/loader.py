@@ -12,7 +12,7 @@ import numpy as np
 from tpufeed.dataset.partition import Remainder, Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, OptionError, mask_secrets
-from tpufeed.images.ops import Op
+from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
 from tpufeed.keywords import named_options
 from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest

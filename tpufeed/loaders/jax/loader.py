@@ -11,7 +11,7 @@ import numpy as np
 from tpufeed.dataset.partition import Remainder, World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.images.ops import Op
+from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
 from tpufeed.keywords import named_options
 from tpufeed.loaders.columns import IMAGE

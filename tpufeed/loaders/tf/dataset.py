@@ -13,7 +13,7 @@ from tpufeed.dataset.partition import Remainder, World
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.images.ops import Op
+from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats

@@ -13,7 +13,7 @@ import numpy as np
 from tpufeed.dataset.partition import Remainder
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
-from tpufeed.images.ops import Op
+from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.columns import Batch
 from tpufeed.loaders.loader import EpochIterator, NumpyLoader

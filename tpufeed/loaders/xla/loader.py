@@ -7,7 +7,7 @@ from typing import Any
 from tpufeed.dataset.partition import Remainder
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.images.ops import Op
+from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.options import RENAMED, LoaderOptions, take_options
 from tpufeed.loaders.world import WorldLike
