@@ -39,18 +39,16 @@ def test_sound_datasets_pass(dataset_url, cache_url, memory_url):
         assert found.decoded == (0 if url == cache_url else 40)
 
 
-def test_sound_in_small_spans_and_chunks(dataset_url, memory_url, cache_url, monkeypatch):
-    """Records that fill several spans and chunks, and chunks smaller than a record."""
+def test_sound_in_small_chunks(dataset_url, memory_url, cache_url, monkeypatch):
+    """Records that fill several chunks, and chunks smaller than a record."""
     for size in (1000, 13_000, 30_000):
-        monkeypatch.setattr("tpufeed.dataset.verify._SPAN_BYTES", size)
         monkeypatch.setattr("tpufeed.dataset.walk.LOCAL_CHUNK_BYTES", size)
         monkeypatch.setattr("tpufeed.dataset.walk.REMOTE_CHUNK_BYTES", size)
         assert [verify(url).records for url in (dataset_url, memory_url, cache_url)] == [40, 40, 80]
 
 
-def test_progress(dataset_url, copy, monkeypatch):
+def test_progress(dataset_url, copy):
     seen = []
-    monkeypatch.setattr("tpufeed.dataset.verify._PROGRESS_SECONDS", 0)
     found = verify(dataset_url, listener=seen.append)
     assert (seen[0].bytes, seen[0].records) == (0, 0)
     assert [progress.bytes for progress in seen] == sorted(progress.bytes for progress in seen)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tpufeed.dataset.index import Offsets
-from tpufeed.dataset.walk import LENGTH_DAMAGED, Walker
+from tpufeed.dataset.walk import Walker
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images.decoding import orientation_of
 from tpufeed.images.header import sniff
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.example import Feature, Kind, decode_example
+from tpufeed.tfrecord.framing import LENGTH_DAMAGED
 
 UNKNOWN_FORMAT = "unknown"
 _ZLIB_LEVELS = b"\x01\x5e\x9c\xda"
@@ -110,7 +111,7 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
         ShardError, ObjectChangedError: it has changed since it was listed.
         ScanStopped: `stop` was set.
     """
-    for walked in walker.by_length():
+    for walked in walker.walk():
         number = walked.first
         for offset, payload in zip(walked.offsets, walked.payloads, strict=False):  # and where the last one ends
             place = f"{walker.where}, record {number}, byte {offset}"
