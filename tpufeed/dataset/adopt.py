@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -150,11 +151,14 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     scans, total, progress = list[ShardScan](), Contents(), AdoptProgress(sum(info.size_bytes for info in infos))
     listener = listener or (lambda _: None)
     listener(progress)
-    for scan in map_shards(source, lambda info, stop: scan_shard(source, info, wanted, stop), infos):
-        scans.append(scan)
-        total.merge(scan.contents)
-        progress = replace(progress, bytes=progress.bytes + scan.info.size_bytes, images=progress.images + scan.records)
-        listener(progress)
+    with closing(map_shards(source, lambda info, stop: scan_shard(source, info, wanted, stop), infos)) as results:
+        for scan in results:
+            scans.append(scan)
+            total.merge(scan.contents)
+            progress = replace(
+                progress, bytes=progress.bytes + scan.info.size_bytes, images=progress.images + scan.records
+            )
+            listener(progress)
     by_split, done = dict[str, list[ShardScan]](), 0
     for split, members in files.splits.items():
         by_split[split] = scans[done : done + len(members)]

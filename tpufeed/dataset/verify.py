@@ -7,6 +7,7 @@ all of them are known, and then forgotten.
 import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -114,18 +115,19 @@ def verify(url: str | Path, decode: str | None = None, listener: VerifyListener 
     decoded = 0
     if listener is not None:
         listener(progress)
-    for shard, found in zip(shards, map_shards(dataset.shards, check, shards), strict=True):
-        result.add(shard, found)
-        unreadable.append(found.unreadable)
-        decoded += found.decoded
-        progress = replace(
-            progress,
-            bytes=progress.bytes + shard.entry.bytes,
-            records=progress.records + found.records,
-            damages=progress.damages + len(found.damages),
-        )
-        if listener is not None:
-            listener(progress)
+    with closing(map_shards(dataset.shards, check, shards)) as results:  # an error here stops the threads as well
+        for shard, found in zip(shards, results, strict=True):
+            result.add(shard, found)
+            unreadable.append(found.unreadable)
+            decoded += found.decoded
+            progress = replace(
+                progress,
+                bytes=progress.bytes + shard.entry.bytes,
+                records=progress.records + found.records,
+                damages=progress.damages + len(found.damages),
+            )
+            if listener is not None:
+                listener(progress)
     damages, files = result.finish(indexes.values()), tuple(filter(None, unreadable))
     cannot = "1 file cannot be read" if len(files) == 1 else f"{len(files):,} files cannot be read"
     if damages:
