@@ -103,15 +103,6 @@ def test_shards_that_lie_elsewhere(run, edited, dataset_url):
     assert run("show", copy, "--out", copy / "sheet.png").returncode == 0
 
 
-def test_the_size_of_a_single_shard_is_said_once(run, photo_folder, dataset_url, tmp_path):
-    tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
-    lines = run("info", tmp_path / "d").stdout.splitlines()
-    assert not any("smallest" in line for line in lines)
-    (row,) = [line.split() for line in lines if line.split()[:1] == ["train"]]
-    assert len(row) == 6
-    assert any("smallest" in line for line in run("info", dataset_url).stdout.splitlines())
-
-
 def test_what_made_it(run, dataset_url):
     shown = run("info", dataset_url).stdout
     assert f"made by: tpufeed {tpufeed.__version__} shard, from " in shown

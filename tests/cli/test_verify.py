@@ -2,11 +2,8 @@
 
 import json
 import os
-import pty
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -91,22 +88,3 @@ def test_decoding(run, dataset_url):
     done = run("verify", dataset_url, "--decode", "half")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: decode is 'all' or a share")
-
-
-def test_progress_on_a_terminal(dataset_url):
-    ours, theirs = pty.openpty()
-    command = [str(Path(sys.executable).with_name("tpufeed")), "verify", dataset_url]
-    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    seen = b""
-    try:
-        while data := os.read(ours, 1 << 16):
-            seen += data
-    except OSError:  # EIO is how Linux says that nobody holds the other end any more
-        pass
-    os.close(ours)
-    assert process.wait() == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
-    assert re.search(r"verifying .*30 records [\d,]+ MB/s", text)
-    assert "sound: 30 records" in text

@@ -92,28 +92,36 @@ def sources(tmp_path_factory, photos, write_tfrecords):
     return {name: make(folder, photos, write_tfrecords) for name, make in LAYOUTS.items()}
 
 
-@pytest.fixture(params=LAYOUTS)
-def layout(request):
-    return request.param
-
-
-@pytest.fixture(params=["beside", "elsewhere", "memory"])
-def adopted(request, layout, sources, tmp_path):
-    """The layout adopted in place, from a read-only folder, and in a store without local files."""
-    splits = EXPECTED[layout][0]
-    if request.param == "elsewhere":
-        before = contents(sources[layout])
-        yield tpufeed.adopt(sources[layout], tmp_path / "adopted", splits=splits)
-        assert contents(sources[layout]) == before
-        return
-    if request.param == "beside":
-        url = shutil.copytree(sources[layout], tmp_path / "copy")
+@pytest.fixture(
+    scope="module", params=[("kaggle", "elsewhere"), ("imagenet", "memory"), ("tfds", "beside")], ids="-".join
+)
+def adoption(request, sources, tmp_path_factory):
+    """A layout adopted from a read-only folder, in a store without local files, or in place: (layout, result)."""
+    layout, where = request.param
+    splits, url, dst = EXPECTED[layout][0], sources[layout], None
+    if where == "elsewhere":
+        dst = tmp_path_factory.mktemp("to") / "adopted"
+    elif where == "beside":
+        url = shutil.copytree(url, tmp_path_factory.mktemp("beside") / "copy")
     else:
-        store = MemoryStore(f"memory:/{tmp_path}")
-        for name, data in contents(sources[layout]).items():
+        store = MemoryStore(f"memory:/{tmp_path_factory.mktemp('memory')}")
+        for name, data in contents(url).items():
             store.put(name, data)
         url = store.url
-    yield tpufeed.adopt(url, splits=splits)
+    before = contents(sources[layout])
+    result = tpufeed.adopt(url, dst, splits=splits)
+    assert contents(sources[layout]) == before
+    return layout, result
+
+
+@pytest.fixture
+def layout(adoption):
+    return adoption[0]
+
+
+@pytest.fixture
+def adopted(adoption):
+    return adoption[1]
 
 
 def contents(folder):

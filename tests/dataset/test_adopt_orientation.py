@@ -3,14 +3,13 @@
 import io
 import json
 import logging
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 import tpufeed
+from tests.cli.conftest import run_here
 from tpufeed import cache
 from tpufeed.errors import DatasetExistsError, OptionError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, Resize
@@ -63,8 +62,7 @@ def seen(files):
     return [np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")) for data in files]
 
 
-@pytest.mark.parametrize("ops", WINDOWS)
-@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize(("ops", "processes"), [*((ops, 0) for ops in WINDOWS), ("a window", 1)])
 def test_loaders_show_what_pillow_shows(turned, seen, ops, processes):
     options = {"shuffle": False, "columns": ["image", "sample"], "batch_size": 8, "seed": 3, "processes": processes}
     chosen = WINDOWS[ops]
@@ -156,9 +154,8 @@ def test_upright_photographs_say_nothing_of_it(photos, tmp_path, write_tfrecords
 
 def test_the_commands_say_it(records, tmp_path):
     def run(*arguments):
-        done = subprocess.run(
-            [sys.executable, "-m", "tpufeed", *map(str, arguments)], check=True, capture_output=True, text=True
-        )
+        done = run_here(*arguments)
+        assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
     assert "21 images; loaders leave them as they are stored" in run("adopt", records, "--to", tmp_path / "stored")

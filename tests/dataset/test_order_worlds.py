@@ -128,7 +128,7 @@ def test_in_how_many_ranges_the_lanes_of_a_rank_lie(lanes, size, most):
 def test_default_lanes_let_a_world_double(size, hosts):
     lanes = default_lanes(World(0, size), hosts)
     assert (lanes // size).bit_count() == 1
-    assert lanes >= max(16 * hosts, 2 * size)
+    assert max(16 * hosts, 2 * size) <= lanes < max(2 * (16 * hosts + size), 4 * size)
     order = EpochOrder([1] * lanes, 0, 0, lanes, shuffle=False)
     for grown in (size, 2 * size):
         assert all(runs_of(order.places(rank, lanes, grown).sample) == 1 for rank in range(grown))

@@ -186,17 +186,6 @@ def test_a_tensor_of_another_size(cache_copy):
     assert "the image has 3072 bytes; a tensor of (33, 32, 3) takes 3168" in damages[0].message
 
 
-def test_a_feature_that_is_not_there(copy):
-    def rename(manifest):
-        assert manifest["features"][2]["name"] == "image/height"
-        manifest["features"][2]["name"] = "image/depth"
-
-    edit_manifest(copy, rename)
-    damages = damages_of(copy)
-    assert len(damages) == 40
-    assert "feature 'image/depth' is missing; feature 'image/height' is not in" in damages[0].message
-
-
 def undecodable(forger, number, record):
     """A record whose JPEG has noise in its scan and is sound otherwise."""
     payload = bytearray(forger.payload(number, record))

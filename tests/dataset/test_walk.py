@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from tests.tfrecords import records_of
 from tpufeed.dataset.walk import Walker
 from tpufeed.storage.local import LocalStore
 from tpufeed.tfrecord.crc32c import crc32c
-from tpufeed.tfrecord.framing import iter_records
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 17, 5000, 1 << 20])
@@ -15,11 +15,11 @@ def test_records_that_span_chunks(photos, write_tfrecords, tmp_path, chunk_bytes
     store = LocalStore(str(tmp_path))
     (info,) = store.iter_objects()
     data = store.read(info.name)
-    expected = list(iter_records(memoryview(data)))
+    expected = records_of(data)
     offsets = np.array([*(offset for offset, _ in expected), len(data)])
     for version in ("", info.version):
         walker = Walker(store, info.name, len(data), version, chunk_bytes)
-        for walk in (walker.by_length(), walker.by_index(0, offsets)):
+        for walk in (walker.walk(), walker.walk(offsets)):
             walker.crc32c = 0
             found = [
                 (offset, bytes(payload))
@@ -43,5 +43,5 @@ def test_no_more_is_read_than_a_chunk_or_a_record(photos, write_tfrecords, tmp_p
     store = Counting(str(tmp_path))
     (info,) = store.iter_objects()
     walker = Walker(store, info.name, info.size_bytes, info.version, 20_000)
-    longest = max(len(payload) for walked in walker.by_length() for payload in walked.payloads)
+    longest = max(len(payload) for walked in walker.walk() for payload in walked.payloads)
     assert store.most <= longest + 100 < path.stat().st_size / 5

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpufeed
+from tests.tfrecords import records_of
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.errors import DatasetNotFoundError, StoreError
 from tpufeed.tfrecord.example import Feature, encode_entries
-from tpufeed.tfrecord.framing import iter_records
 from tpufeed.tfrecord.layout import FixedLayout
 
 LAYOUT = FixedLayout("image/encoded", ("image/class/label", "image/height"))
@@ -41,7 +41,7 @@ def test_what_is_written_is_read_back(images):
         written = write(Path(folder, "shard"), images)
         data = Path(folder, "shard").read_bytes()
     assert (written.bytes, written.crc32c) == (len(data), crc32c.crc32c(data))
-    records = list(iter_records(memoryview(data)))
+    records = records_of(data)
     assert [offset for offset, _ in records] == written.offsets[:-1].tolist()
     assert written.offsets[-1] == len(data)
     assert written.offsets.dtype == np.uint64
@@ -100,7 +100,7 @@ def test_a_value_that_does_not_fit_leaves_the_shard_sound(tmp_path):
             writer.add(b"two", (1 << 63, 1), b"")
         writer.add(b"three", (3, 3), b"")
     data = (tmp_path / "shard").read_bytes()
-    assert len(list(iter_records(memoryview(data)))) == 2
+    assert len(records_of(data)) == 2
     assert (writer.finish().bytes, writer.finish().crc32c) == (len(data), crc32c.crc32c(data))
 
 

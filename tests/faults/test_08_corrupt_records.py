@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.tfrecords import records_of
 from tpufeed import cache
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, TaskError, TpufeedError
 from tpufeed.images import CenterCrop, Resize
-from tpufeed.tfrecord.framing import HEADER_BYTES, encode_header, iter_records
+from tpufeed.tfrecord.framing import HEADER_BYTES, encode_header
 
 RECORD = 2
 OPS = [Resize(40), CenterCrop(32)]
@@ -47,7 +48,7 @@ def damaged(request, copy):
     """A dataset of which record 2 of the second shard is damaged, or what follows it is gone."""
     name = open_dataset(copy).split("train").variants[0].shards[1].name
     data = bytearray((copy / name).read_bytes())
-    offsets = [offset for offset, _ in iter_records(memoryview(bytes(data)))]
+    offsets = [offset for offset, _ in records_of(bytes(data))]
     request.param(data, *offsets[RECORD : RECORD + 2])
     (copy / name).write_bytes(data)
     return copy, name
@@ -88,7 +89,7 @@ def test_damage_is_not_adopted(damage, dataset_url, tmp_path):
     (tmp_path / "foreign").mkdir()
     shards = [shutil.copy(path, tmp_path / "foreign") for path in sorted(Path(dataset_url).glob("*.tfrecord"))]
     data = bytearray(Path(shards[1]).read_bytes())
-    offsets = [offset for offset, _ in iter_records(memoryview(bytes(data)))]
+    offsets = [offset for offset, _ in records_of(bytes(data))]
     damage(data, *offsets[-2:])
     Path(shards[1]).write_bytes(data)
     with pytest.raises(DamageError, match=rf"{shards[1]}, record \d+, byte \d+") as raised:

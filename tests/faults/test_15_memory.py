@@ -59,7 +59,6 @@ def test_verify_needs_memory_for_a_chunk_and_no_shard(monkeypatch, tmp_path):
         Image.fromarray(rng.integers(0, 255, (400, 400, 3), np.uint8)).save(tmp_path / f"photos/{number}.png")
     tpufeed.shard(tmp_path / "photos", tmp_path / "d", shards=1, workers=1, check="header")
     monkeypatch.setattr("tpufeed.dataset.walk.REMOTE_CHUNK_BYTES", 1 << 20)
-    monkeypatch.setattr("tpufeed.dataset.verify._SPAN_BYTES", 1 << 20)
     size = sum(path.stat().st_size for path in (tmp_path / "d").glob("*.tfrecord"))
     assert size > 20 << 20
     assert peak_of(lambda: tpufeed.verify(f"local://{tmp_path}/d")) < size // 2

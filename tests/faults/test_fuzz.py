@@ -27,7 +27,8 @@ from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.plan import read_plan, read_task
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.schema import record_layout
-from tpufeed.errors import ManifestError, TpufeedError
+from tpufeed.dataset.walk import Walker
+from tpufeed.errors import ManifestError, RecordError, TpufeedError
 from tpufeed.images.header import read_header
 from tpufeed.sharding.rows import Found
 from tpufeed.sharding.tables import iter_table
@@ -35,7 +36,7 @@ from tpufeed.sharding.tars import iter_tars
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.example import Feature, decode_entries, decode_example, encode_entry, encode_example
-from tpufeed.tfrecord.framing import decode_record, encode_record, iter_records
+from tpufeed.tfrecord.framing import decode_records, encode_record
 from tpufeed.tfrecord.layout import FixedLayout, ScalarEntry
 
 pytestmark = pytest.mark.timeout(1200)
@@ -205,11 +206,16 @@ EXAMPLES = [
 @counts(300)
 def test_framing(examples):
     framed = b"".join(map(encode_record, EXAMPLES))
+    store = MemoryStore("memory://fuzz/framing")
+
+    def walk(data):
+        store.put("x", data, store.stat("x"))
+        problems = [walked.problem for walked in Walker(store, "x", len(data)).walk()]
+        if any(problems):
+            raise RecordError(problems[-1])
+
     checks = fuzz(
-        examples,
-        damaged(framed, encode_record(b"")),
-        lambda data: list(iter_records(memoryview(data))),
-        lambda data: decode_record(memoryview(data)),
+        examples, damaged(framed, encode_record(b"")), walk, lambda data: decode_records([memoryview(data)], str)
     )
     assert all(check.errors for check in checks)
     assert checks[0].results

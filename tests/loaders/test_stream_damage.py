@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.tfrecords import records_of
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import RecordError, ShardError, TpufeedError
 from tpufeed.tfrecord.example import decode_example, encode_entries
-from tpufeed.tfrecord.framing import encode_record, iter_records
+from tpufeed.tfrecord.framing import encode_record
 
 
 def deliver(url, **options):
@@ -132,7 +133,7 @@ def test_a_sound_record_with_too_few_pixels_is_named(cache_url, tmp_path, cut, r
     path = url / "train-v0-00000-of-00006.tfrecord"
     manifest = json.loads((url / "manifest.json").read_text())
     layout = record_layout(open_dataset(url).manifest.features)
-    payloads = [bytes(payload) for _, payload in iter_records(memoryview(path.read_bytes()))]
+    payloads = [bytes(payload) for _, payload in records_of(path.read_bytes())]
     image, ints = layout.decode(memoryview(payloads[7]))
     features = decode_example(payloads[7])
     rest = {name: value for name, value in features.items() if name not in (layout.image_key, *layout.int_keys)}

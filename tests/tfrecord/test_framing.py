@@ -1,43 +1,42 @@
 """Framing against real TensorFlow, and against damage of every kind."""
 
 import struct
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tfrecords import records_of
+from tpufeed.dataset.walk import Walker
 from tpufeed.errors import RecordError
+from tpufeed.storage.memory import MemoryStore
 from tpufeed.tfrecord.crc32c import crc32c, mask_crc32c, masked_crc32c
-from tpufeed.tfrecord.framing import (
-    HEADER_BYTES,
-    OVERHEAD_BYTES,
-    decode_record,
-    encode_footer,
-    encode_header,
-    encode_record,
-    iter_records,
-)
+from tpufeed.tfrecord.framing import HEADER_BYTES, decode_records, encode_footer, encode_header, encode_record
 
 PAYLOADS = [b"", b"x", b"hello", b"\0" * 1000, bytes(range(256)) * 400, b""]
 # tf.io.TFRecordWriter(path).write(b"hello") of TensorFlow 2.21
 HELLO = bytes.fromhex("0500000000000000eab2043e68656c6c6fbb1f1c19")
+SHARD = encode_record(b"one") + encode_record(b"") + encode_record(b"three")
 
 
-def write_by_tensorflow(path: Path, payloads: list[bytes]) -> bytes:
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for payload in payloads:
-            writer.write(payload)
-    return path.read_bytes()
+def payloads_of(shard):
+    """All payloads of a shard, walked as `verify` and `adopt` do."""
+    store = MemoryStore("memory://framing")
+    store.put("shard", bytes(shard), store.stat("shard"))
+    payloads = []
+    for walked in Walker(store, "shard", len(shard), chunk_bytes=30).walk():
+        for payload in walked.payloads:
+            if isinstance(payload, RecordError):
+                raise payload
+            payloads.append(bytes(payload))
+        if walked.problem:
+            raise RecordError(walked.problem)
+    return payloads
 
 
-def payloads_of(shard: bytes) -> list[bytes]:
-    return [bytes(payload) for _, payload in iter_records(memoryview(shard))]
-
-
-def small_shard() -> bytes:
-    return encode_record(b"one") + encode_record(b"") + encode_record(b"three")
+def decode_one(record):
+    return decode_records([memoryview(record)], "record {}".format)[0]
 
 
 def test_crc32c_is_castagnoli_and_continues():
@@ -48,10 +47,15 @@ def test_crc32c_is_castagnoli_and_continues():
     assert masked_crc32c(b"abc") == mask_crc32c(crc32c(b"abc")) != crc32c(b"abc")
 
 
-def test_tensorflow_s_records_are_ours_byte_for_byte(tmp_path):
-    shard = write_by_tensorflow(tmp_path / "shard", PAYLOADS)
+def test_tensorflow_writes_the_same_bytes_and_reads_them(tmp_path):
+    path = tmp_path / "shard"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for payload in PAYLOADS:
+            writer.write(payload)
+    shard = path.read_bytes()
     assert shard == b"".join(map(encode_record, PAYLOADS))
-    assert payloads_of(shard) == PAYLOADS
+    assert payloads_of(shard) == PAYLOADS == [bytes(payload) for _, payload in records_of(shard)]
+    assert list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator()) == PAYLOADS
 
 
 def test_bytes_of_a_record_never_change():
@@ -59,66 +63,30 @@ def test_bytes_of_a_record_never_change():
     assert encode_header(5) + b"hello" + encode_footer(masked_crc32c(b"hello")) == HELLO
 
 
-def test_tensorflow_reads_our_records(tmp_path):
-    path = tmp_path / "shard"
-    path.write_bytes(b"".join(map(encode_record, PAYLOADS)))
-    assert list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator()) == PAYLOADS
-
-
-def test_offsets_are_those_of_the_headers():
-    shard = b"".join(map(encode_record, PAYLOADS))
-    for (offset, payload), expected in zip(iter_records(memoryview(shard)), PAYLOADS, strict=True):
-        record = memoryview(shard)[offset : offset + len(expected) + OVERHEAD_BYTES]
-        assert payload == expected
-        assert decode_record(record) == expected
-
-
 def test_payloads_are_views_and_no_copies():
-    shard = bytearray(encode_record(b"abc"))
-    (_, payload) = next(iter_records(memoryview(shard)))
-    whole = decode_record(memoryview(shard))
-    shard[HEADER_BYTES] = ord("X")
-    assert bytes(payload) == bytes(whole) == b"Xbc"
-
-
-def test_an_empty_shard_has_no_records():
-    assert payloads_of(b"") == []
+    record = bytearray(encode_record(b"abc"))
+    payload = decode_one(record)
+    record[HEADER_BYTES] = ord("X")
+    assert bytes(payload) == b"Xbc"
 
 
 def test_every_single_bit_flip_is_detected():
-    shard = small_shard()
-    for bit in range(8 * len(shard)):
-        damaged = bytearray(shard)
+    for bit in range(8 * len(SHARD)):
+        damaged = bytearray(SHARD)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(RecordError):
-            payloads_of(bytes(damaged))
+            payloads_of(damaged)
 
 
 def test_truncation_at_every_byte_is_detected_except_between_records():
-    shard = small_shard()
     boundaries = {0: 0, 19: 1, 35: 2}
-    assert len(shard) == 56
-    for stop in range(len(shard)):
+    assert len(SHARD) == 56
+    for stop in range(len(SHARD)):
         if stop in boundaries:
-            assert len(payloads_of(shard[:stop])) == boundaries[stop]
+            assert len(payloads_of(SHARD[:stop])) == boundaries[stop]
         else:
             with pytest.raises(RecordError, match="truncated"):
-                payloads_of(shard[:stop])
-
-
-def test_errors_name_file_record_and_byte():
-    shard = bytearray(small_shard())
-    shard[19 + HEADER_BYTES] ^= 1  # the footer of record 1, which is empty
-    with pytest.raises(RecordError, match=r"^train-0, record 1, byte 19: the CRC of the payload"):
-        list(iter_records(memoryview(shard), "train-0"))
-
-
-def test_records_before_the_damage_are_read():
-    shard = small_shard()[:-1]
-    records = iter_records(memoryview(shard))
-    assert [bytes(next(records)[1]), bytes(next(records)[1])] == [b"one", b""]
-    with pytest.raises(RecordError):
-        next(records)
+                payloads_of(SHARD[:stop])
 
 
 @pytest.mark.parametrize("length", [6, 1 << 31, 1 << 62, (1 << 64) - 1])
@@ -126,16 +94,16 @@ def test_a_length_that_the_shard_cannot_hold_is_refused(length):
     shard = encode_header(length) + b"hello" + bytes(4)
     with pytest.raises(RecordError, match="truncated"):
         payloads_of(shard)
-    with pytest.raises(RecordError, match=f"says {length} bytes"):
-        decode_record(memoryview(shard))
+    with pytest.raises(RecordError, match=f"record 0: the record says {length} bytes"):
+        decode_one(shard)
 
 
 @pytest.mark.parametrize(
     "change", [lambda r: r + b"\0", lambda r: r[:-1], lambda r: r[1:], lambda r: r[:0], lambda r: r * 2]
 )
-def test_decode_record_wants_exactly_one_record(change):
-    with pytest.raises(RecordError):
-        decode_record(memoryview(change(HELLO)))
+def test_a_record_is_exactly_one(change):
+    with pytest.raises(RecordError, match=r"^record 0: "):
+        decode_one(change(HELLO))
 
 
 @given(st.lists(st.binary(max_size=200), max_size=6))
@@ -149,7 +117,7 @@ def test_any_bytes_are_records_or_a_record_error(data):
         found = payloads_of(data)
     except RecordError:
         with pytest.raises(RecordError):
-            decode_record(memoryview(data))
+            decode_one(data)
         return
     assert b"".join(map(encode_record, found)) == data
 

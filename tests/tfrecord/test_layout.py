@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed.errors import RecordError
@@ -166,32 +166,6 @@ def test_round_trip(image, ints, rest):
     assert decoded(LAYOUT, reordered(payload)) == (image, ints)
 
 
-def result_or_record_error(layout, payload):
-    try:
-        image, ints = layout.decode(memoryview(payload))
-    except RecordError:
-        return
-    assert isinstance(image, memoryview)
-    assert all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in ints)
-    assert len(ints) == len(layout.int_keys)
-
-
-@settings(max_examples=200)
-@given(st.binary(max_size=100))
-def test_any_bytes_are_a_sample_or_a_record_error(data):
-    result_or_record_error(LAYOUT, data)
-
-
-@settings(max_examples=300)
-@given(st.data())
-def test_a_damaged_payload_is_a_sample_or_a_record_error(data):
-    layout = FixedLayout("i", ("l",))
-    payload = bytearray(payload_of(layout, b"pix", (7,), {}))
-    for _ in range(data.draw(st.integers(1, 4))):
-        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))
-    result_or_record_error(layout, payload[: data.draw(st.integers(0, len(payload)))])
-
-
 @pytest.mark.parametrize(
     "length", [b"\x80" * 5, b"\xff" * 5, b"\xff\xff\xff\xff\x7f", encode_varint(4, 5), b"\3\0\0\0\0"]
 )
@@ -199,7 +173,10 @@ def test_a_damaged_length_of_the_image_is_a_sample_or_a_record_error(length):
     layout = FixedLayout("i", ("l",))
     payload = bytearray(payload_of(layout, b"pix", (7,), {}))
     payload[layout.image_offset - 5 : layout.image_offset] = length
-    result_or_record_error(layout, payload)
-    result_or_record_error(layout, payload[: layout.image_offset])
-    payload[-10:] = b"\x80" * 10
-    result_or_record_error(layout, payload)
+    for damaged in (payload, payload[: layout.image_offset], payload[:-10] + b"\x80" * 10):
+        try:
+            image, (label,) = layout.decode(memoryview(damaged))
+        except RecordError:
+            continue
+        assert isinstance(image, memoryview)
+        assert -(2**63) <= label < 2**63

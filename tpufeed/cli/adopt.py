@@ -1,7 +1,5 @@
 """`tpufeed adopt`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +12,7 @@ from tpufeed.cli.progress import Progress
 from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
-    from tpufeed.dataset.adopt import AdoptListener, AdoptProgress, AdoptResult
+    from tpufeed.dataset.adopt import AdoptProgress, AdoptResult
 
 _KEY = "its key in the records"
 _LOOKED_UP = "by names and first records"
@@ -83,7 +81,13 @@ def adopt_command(
     """
     from tpufeed.dataset.adopt import adopt
 
-    with _progress() as listener:
+    with Progress("adopting") as line:
+
+        def listen(progress: "AdoptProgress") -> None:
+            rate = f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"
+            read = f"{progress.bytes / 1e6:,.0f}/{progress.total_bytes / 1e6:,.0f} MB"
+            line.update(progress.bytes, progress.total_bytes, [f"{progress.images:,} images", rate, read])
+
         result = adopt(
             url,
             to,
@@ -94,21 +98,9 @@ def adopt_command(
             splits=splits,
             classes=classes,
             exif=exif,  # type: ignore[arg-type]  # checked there
-            listener=listener,
+            listener=listen,
         )
     print_json(_facts(result)) if as_json else _print_result(result)
-
-
-@contextmanager
-def _progress() -> "Iterator[AdoptListener]":
-    with Progress("adopting") as line:
-
-        def listen(progress: "AdoptProgress") -> None:
-            rate = f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"
-            read = f"{progress.bytes / 1e6:,.0f}/{progress.total_bytes / 1e6:,.0f} MB"
-            line.update(progress.bytes, progress.total_bytes, [f"{progress.images:,} images", rate, read])
-
-        yield listen
 
 
 def _facts(result: "AdoptResult") -> dict[str, Any]:
@@ -117,12 +109,9 @@ def _facts(result: "AdoptResult") -> dict[str, Any]:
     return {
         "url": result.url,
         "splits": {
-            name: {
-                "images": split.records,
-                "shards": len(split.variants[0].shards),
-                "bytes": sum(shard.bytes for shard in split.variants[0].shards),
-            }
+            name: {"images": split.records, "shards": len(shards), "bytes": sum(shard.bytes for shard in shards)}
             for name, split in manifest.splits.items()
+            for shards in [split.variants[0].shards]
         },
         "classes": len(manifest.class_names),
         "keys": manifest.options["keys"],
@@ -145,18 +134,14 @@ def _print_result(result: "AdoptResult") -> None:
         shards = split.variants[0].shards
         size = sum(shard.bytes for shard in shards)
         total += size
-        classes = f", {sum(map(bool, split.class_counts))} of {len(manifest.class_names)} classes"
-        say(
-            f"{name}: {number_of(split.records, 'image')}, {number_of(len(shards), 'shard')}, {size / 1e6:,.1f} MB"
-            f"{classes if manifest.labelled else ', no labels'}"
-        )
+        classes = f"{sum(map(bool, split.class_counts))} of {len(manifest.class_names)} classes"
+        counts = f"{number_of(split.records, 'image')}, {number_of(len(shards), 'shard')}, {size / 1e6:,.1f} MB"
+        say(f"{name}: {counts}, {classes if manifest.labelled else 'no labels'}")
+    dtypes = {feature.key: f"{feature.key} ({feature.dtype})" for feature in manifest.features}
     for role, key in manifest.options["keys"].items():
-        taken = next((feature for feature in manifest.features if feature.key == key), None)
-        say(f"{role}: {'none' if key is None else key}{'' if taken is None else f' ({taken.dtype})'}")
-    roles = set(manifest.options["keys"].values())
-    others = [f"{feature.key} ({feature.dtype})" for feature in manifest.features if feature.key not in roles]
-    if others:
-        say(f"other features: {', '.join(others)}")
+        say(f"{role}: {'none' if key is None else dtypes.pop(key, key)}")
+    if dtypes:
+        say(f"other features: {', '.join(dtypes.values())}")
     if result.left_out:
         say(f"features left out: {', '.join(result.left_out)}")
     say(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")

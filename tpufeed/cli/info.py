@@ -9,7 +9,7 @@ from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
-    from tpufeed.dataset.manifest import CacheInfo, Manifest, Split
+    from tpufeed.dataset.manifest import Split
     from tpufeed.dataset.reader import Dataset
 
 _CLASSES_SHOWN = 20
@@ -39,7 +39,10 @@ def info_command(url: flags.Url, as_json: flags.AsJson = False) -> None:
 
 
 def _facts(dataset: "Dataset") -> dict[str, Any]:
+    import msgspec
+
     manifest = dataset.manifest
+    cache: dict[str, Any] = msgspec.to_builtins(manifest.cache)
     totals = [sum(counts) for counts in zip(*(split.class_counts for split in manifest.splits.values()), strict=False)]
     return {
         "url": _printable(dataset.url),
@@ -51,7 +54,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
         "odd": manifest.odd,
         "upright": manifest.upright,
         "rejects": manifest.rejects,
-        "cache": None if manifest.cache is None else _cache_facts(manifest, manifest.cache),
+        "cache": None if manifest.cache is None else cache | {"source": manifest.options.get("source")},
         "options": manifest.options,
         "input_digest": manifest.input_digest,
         "run_id": manifest.run_id,
@@ -74,15 +77,8 @@ def _split_facts(split: "Split") -> dict[str, Any]:
     }
 
 
-def _cache_facts(manifest: "Manifest", cache: "CacheInfo") -> dict[str, Any]:
-    import msgspec
-
-    facts: dict[str, Any] = msgspec.to_builtins(cache)
-    return facts | {"source": manifest.options.get("source")}
-
-
 def _print_splits(facts: dict[str, Any]) -> None:
-    """The sizes of shards, and the least and the most of them where a split has several."""
+    """Print the sizes of shards, and the smallest and the largest where a split has several."""
     several = any(split["shards"] > 1 for split in facts["splits"].values())
     rows = []
     for name, split in facts["splits"].items():
@@ -92,20 +88,12 @@ def _print_splits(facts: dict[str, Any]) -> None:
             sizes += ends if split["shards"] > 1 else [None, None]
         megabytes = ["-" if size is None else f"{size / 1e6:,.1f}" for size in sizes]
         rows.append((name, f"{split['images']:,}", str(split["variants"]), str(split["shards"]), *megabytes))
-    columns = (
-        "split",
-        "images",
-        "variants",
-        "shards",
-        "MB",
-        "MB a shard",
-        *(("smallest", "largest") if several else ()),
-    )
-    print_table(facts["url"], columns, rows)
+    ends_of_sizes = ("smallest", "largest") if several else ()
+    print_table(facts["url"], ("split", "images", "variants", "shards", "MB", "MB a shard", *ends_of_sizes), rows)
 
 
 def _print_classes(facts: dict[str, Any]) -> None:
-    """Records by class and split, the first classes only."""
+    """Print the records by class and split, of the first classes only."""
     names, splits = list(facts["classes"]), facts["splits"]
     rows = []
     for number, name in enumerate(names[:_CLASSES_SHOWN]):

@@ -1,8 +1,7 @@
 """`tpufeed verify`."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +12,7 @@ from tpufeed.cli.progress import Progress
 from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
-    from tpufeed.dataset.verify import Verified, VerifyListener, VerifyProgress
+    from tpufeed.dataset.verify import Verified, VerifyProgress
     from tpufeed.errors import Damage, Unreadable
 
 _LINES_SHOWN = 100
@@ -47,47 +46,42 @@ def verify_command(
     from tpufeed.errors import DatasetDamagedError, DatasetUnreadableError
 
     line = Progress("verifying")
+
+    def listen(progress: "VerifyProgress") -> None:
+        parts = [f"{progress.records:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]
+        if progress.damages:
+            parts.append(f"{progress.damages:,} damaged")
+        line.update(progress.bytes, progress.total_bytes, parts)
+
     try:
-        with _progress(line) as listener:
-            found = verify(url, decode, listener)
+        with line:
+            found = verify(url, decode, listen)
     except DatasetDamagedError as error:
         _print_problems(url, error.damages, error.unreadable, as_json)
         raise typer.Exit(error.exit_code) from None
     except DatasetUnreadableError as error:
         _print_problems(url, (), error.unreadable, as_json)
         raise typer.Exit(error.exit_code) from None
-    seconds = line.seconds
     if as_json:
         _print_json(url, found, (), ())
         return
-    rate = found.bytes / seconds / 1e9
     decoded = f", {number_of(found.decoded, 'image')} decoded" if found.decoded else ""
-    size = f"{found.bytes / 1e6:,.1f} MB at {rate:.2f} GB/s"
+    size = f"{found.bytes / 1e6:,.1f} MB at {found.bytes / line.seconds / 1e9:.2f} GB/s"
     say(f"sound: {number_of(found.records, 'record')} in {number_of(found.shards, 'shard')}, {size}{decoded}")
 
 
-@contextmanager
-def _progress(line: Progress) -> "Iterator[VerifyListener]":
-    with line:
-
-        def listen(progress: "VerifyProgress") -> None:
-            parts = [f"{progress.records:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]
-            if progress.damages:
-                parts.append(f"{progress.damages:,} damaged")
-            line.update(progress.bytes, progress.total_bytes, parts)
-
-        yield listen
-
-
 def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence[Unreadable]", as_json: bool) -> None:
-    """The damages and the unreadable files as the command's result, and a line that says that there are any."""
+    """Print damages and unreadable files as the command's result, and a line on stderr that counts them."""
     if as_json:
         _print_json(url, None, damages, unreadable)
     else:
-        _print_some(damages)
-        if unreadable:
-            say("cannot be read:")
-            _print_some(unreadable)
+        for title, found in (("", damages), ("cannot be read:", unreadable)):
+            if title and found:
+                say(title)
+            for each in found[:_LINES_SHOWN]:
+                say(each)
+            if len(found) > _LINES_SHOWN:
+                say(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
     unread = f"{number_of(len(unreadable), 'file')} cannot be read"
     if not damages:
         complain(
@@ -100,25 +94,18 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
     complain(f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}{also}")
 
 
-def _print_some(found: "Sequence[Damage] | Sequence[Unreadable]") -> None:
-    for each in found[:_LINES_SHOWN]:
-        say(each)
-    if len(found) > _LINES_SHOWN:
-        say(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
-
-
 def _print_json(
     url: str, found: "Verified | None", damages: "Sequence[Damage]", unreadable: "Sequence[Unreadable]"
 ) -> None:
     import msgspec
 
-    facts: dict[str, Any] = {
-        "url": url.encode("utf-8", "backslashreplace").decode(),
-        "sound": False if damages else None if unreadable else True,  # null: nobody can say
-        **dict.fromkeys(("shards", "records", "bytes", "decoded")),
-        "damages": [msgspec.to_builtins(damage) for damage in damages],
-        "unreadable": [msgspec.to_builtins(each) for each in unreadable],
-    }
-    if found is not None:
-        facts |= {name: getattr(found, name) for name in ("shards", "records", "bytes", "decoded")}
-    print_json(facts)
+    counts = dict.fromkeys(("shards", "records", "bytes", "decoded")) if found is None else msgspec.to_builtins(found)
+    print_json(
+        {
+            **counts,
+            "url": url.encode("utf-8", "backslashreplace").decode(),
+            "sound": False if damages else None if unreadable else True,  # null: it cannot be told
+            "damages": damages,
+            "unreadable": unreadable,
+        }
+    )

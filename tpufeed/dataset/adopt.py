@@ -1,7 +1,6 @@
 """`adopt`: foreign TFRecords become a dataset as they are; only an index and a manifest are written."""
 
 import hashlib
-import itertools
 import logging
 import os
 import secrets
@@ -9,24 +8,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from tpufeed import __version__
-from tpufeed.dataset.adopt_keys import NONE, FirstRecord, KeyOptions, Keys, choose_keys, glimpse, make_features
-from tpufeed.dataset.adopt_scan import ShardScan, Tally, Wanted, iter_records, make_walker, scan_shard
+from tpufeed.dataset.adopt_keys import NONE, FirstRecord, Keys, choose_keys, glimpse, make_features
+from tpufeed.dataset.adopt_scan import Contents, ShardScan, Wanted, iter_records, make_walker, scan_shard
 from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.index import encode_index, is_index_of
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.tfrecord_files import ForeignFiles, sort_files
-from tpufeed.engines.engine import available_cores
+from tpufeed.dataset.walk import map_shards
 from tpufeed.errors import (
     DatasetExistsError,
     ManifestError,
@@ -45,9 +44,7 @@ from tpufeed.tfrecord.example import decode_example
 _logger = logging.getLogger(__name__)
 
 _PEEKED_BYTES = 256 << 10
-_REMOTE_THREADS = 16  # they wait for the network
 _MOST_CLASSES = 1_000_000  # a label beyond is an id of something else
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ class AdoptResult:
     left_out: tuple[str, ...]
 
 
-def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into KeyOptions at once
+def adopt(  # noqa: PLR0913  # the public face: flat keywords
     url: str | Path,
     dst: str | Path | None = None,
     *,
@@ -120,42 +117,12 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords, gathered into Key
     start = time.monotonic()
     if exif not in ("apply", "ignore"):
         raise OptionError(f"exif is 'apply' or 'ignore', not {exif!r}")
-    options, names = KeyOptions(image, label, text, filename), None if classes is None else read_classes(classes)
+    if image == NONE:
+        raise OptionError("--image none: a dataset has images")
+    names = None if classes is None else read_classes(classes)
+    told = {"image": image, "label": label, "text": text, "filename": filename}
     source = open_store(url)
     target = source if dst is None else open_store(dst)
-    _check_places(source, target)
-    wanted_splits = [split.strip() for split in splits.split(",")] if isinstance(splits, str) else splits
-    files = sort_files(source.url, source.iter_objects(), wanted_splits)
-    finished = _find_finished(source, target, files, options, names)
-    if finished is not None:
-        if finished.upright != (exif == "apply"):
-            raise DatasetExistsError(
-                f"{target.url} was adopted with --exif {'apply' if finished.upright else 'ignore'}; nothing was "
-                f"changed. Give another destination (--to), or remove its {MANIFEST} first"
-            )
-        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(map(str, finished.options["left_out"])))
-    _check_writable(source, target)
-    _check_indexes(target, files)
-    keys = _choose(source, files, options)
-    if names is not None and keys.label is None:
-        raise OptionError("--classes names the classes of labels, and there are none; say which key with --label")
-    wanted = Wanted(keys.image, keys.label, _MOST_CLASSES if names is None else len(names), keys.class_texts)
-    scans = _scan(source, files, wanted, listener or (lambda _: None))
-    manifest, left_out = _make_manifest(source, target, keys, scans, names, _asked(options, names))
-    if exif == "apply":
-        manifest = msgspec.structs.replace(manifest, exif=exif)
-    elif manifest.odd:
-        _logger.warning(
-            "%d images have an EXIF orientation, and loaders leave them as they are stored; with --exif apply they "
-            "turn them, as tpufeed shard does",
-            manifest.odd["exif"],
-        )
-    _put_manifest(target, manifest)
-    return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, left_out)
-
-
-def _check_places(source: Store, target: Store) -> None:
-    """Raises NoInputsError where the source is a file, OptionError where a manifest would show its secrets."""
     path = source.local_path(MANIFEST)
     if path is not None and path.parent.is_file():
         raise NoInputsError(f"{source.url} is a file; adopt takes the folder: tpufeed adopt {path.parent.parent}")
@@ -164,42 +131,76 @@ def _check_places(source: Store, target: Store) -> None:
             f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all who read it; "
             "give the credentials where the file system finds them, in its environment or configuration"
         )
+    wanted_splits = [split.strip() for split in splits.split(",")] if isinstance(splits, str) else splits
+    files = sort_files(source.url, source.iter_objects(), wanted_splits)
+    finished = _find_finished(source, target, files, {**told, "classes": names, "exif": exif})
+    if finished is not None:
+        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(map(str, finished.options["left_out"])))
+    _check_target(source, target, files)
 
+    infos = [info for infos in files.splits.values() for info in infos]
+    # The first record of each shard tells in seconds what a scan would tell after an hour.
+    first = [record for record in map_shards(source, partial(_read_first, source), infos) if record is not None]
+    if not first:
+        raise NoInputsError(f"the {len(infos)} TFRecord files below {source.url} hold no record")
+    keys = choose_keys(told, first)
+    if names is not None and keys.label is None:
+        raise OptionError("--classes names the classes of labels, and there are none; say which key with --label")
 
-def _check_writable(source: Store, target: Store) -> None:
-    """Before anything is read, as reading may take an hour. Raises OptionError."""
-    path = target.local_path(MANIFEST)
-    if path is not None:
-        folder = next(parent for parent in path.parents if parent.exists())
-        beside = target.url == source.url
-        if not beside and not folder.is_dir():
-            raise OptionError(f"{folder} is no folder; manifest and index need one (--to)")
-        if not os.access(folder, os.W_OK):
-            way = "; give a place for manifest and index with --to" if beside else ""
-            raise OptionError(f"{folder} cannot be written to{way}")
-
-
-def _check_indexes(target: Store, files: ForeignFiles) -> None:
-    """Before anything is read. Raises DatasetExistsError where an index would take the place of somebody else's file.
-
-    One of these very files is an earlier adoption's that was cut off.
-    """
-    for split, infos in files.splits.items():
-        name = index_name(split, None)
-        if target.stat(name) is not None and not is_index_of(target, name, [info.size_bytes for info in infos]):
-            raise DatasetExistsError(
-                f"{target.url}/{name} stands there already, and is no index of these TFRecord files; nothing was "
-                "changed. Give another destination (--to), or move it away first"
+    wanted = Wanted(keys.image, keys.label, _MOST_CLASSES if names is None else len(names), keys.class_texts)
+    scans, total, progress = list[ShardScan](), Contents(), AdoptProgress(sum(info.size_bytes for info in infos))
+    listener = listener or (lambda _: None)
+    listener(progress)
+    with closing(map_shards(source, lambda info, stop: scan_shard(source, info, wanted, stop), infos)) as results:
+        for scan in results:
+            scans.append(scan)
+            total.merge(scan.contents)
+            progress = replace(
+                progress, bytes=progress.bytes + scan.info.size_bytes, images=progress.images + scan.records
             )
+            listener(progress)
+    by_split, done = dict[str, list[ShardScan]](), 0
+    for split, members in files.splits.items():
+        by_split[split] = scans[done : done + len(members)]
+        done += len(members)
+    _warn(by_split, total, exif)
+
+    features, left_out = make_features(keys, total.tallies, progress.images)
+    class_names = _name_classes(keys, total) if names is None else names
+    shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for scan in scans]
+    manifest = Manifest(
+        run_id=secrets.token_hex(8),
+        tool_version=__version__,
+        splits={split: _put_index(source, target, split, of, len(class_names)) for split, of in by_split.items()},
+        class_names=class_names,
+        features=features,
+        options={
+            "command": "adopt",
+            "source": mask_secrets(source.url),
+            "asked": {**told, "classes": names is not None},
+            "keys": keys._asdict(),
+            "splits": list(by_split),
+            "left_out": left_out,
+        },
+        input_digest=hashlib.blake2b(msgspec.json.encode(shards), digest_size=16).hexdigest(),
+        rejects={},
+        images=dict(sorted(total.formats.items())),
+        odd={"exif": total.turned} if total.turned else {},
+        data_url=None if target.url == source.url else source.url,
+        exif="apply" if exif == "apply" else msgspec.UNSET,
+    )
+    try:
+        target.put(MANIFEST, encode_manifest(manifest))
+    except ObjectExistsError as error:
+        raise DatasetExistsError(f"{target.url}: another {MANIFEST} was put meanwhile; nothing was replaced") from error
+    return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, tuple(left_out))
 
 
-def _find_finished(
-    source: Store, target: Store, files: ForeignFiles, options: KeyOptions, names: Sequence[str] | None
-) -> Manifest | None:
-    """The manifest of this very adoption, where it stands at `target` already; None where nothing does.
+def _find_finished(source: Store, target: Store, files: ForeignFiles, asked: Mapping[str, Any]) -> Manifest | None:
+    """Return the manifest of this very adoption, where it stands at `target` already; None where nothing does.
 
     Raises:
-        DatasetExistsError: another dataset stands there, or what is none.
+        DatasetExistsError: another dataset stands there, or a manifest that is none of tpufeed's.
     """
     try:
         present = find_dataset(target)
@@ -208,7 +209,7 @@ def _find_finished(
     else:
         if present is None:
             return None
-        difference = next(_iter_differences(present, source, files, options, names), "")
+        difference = next(_iter_differences(present, source, files, asked), "")
         if not difference:
             return present.manifest
     raise DatasetExistsError(
@@ -217,15 +218,8 @@ def _find_finished(
     )
 
 
-def _asked(options: KeyOptions, names: Sequence[str] | None) -> dict[str, Any]:
-    """Return the manifest's entry for the options that a dataset was adopted with."""
-    return {**asdict(options), "classes": names is not None}
-
-
-def _iter_differences(
-    present: Dataset, source: Store, files: ForeignFiles, options: KeyOptions, names: Sequence[str] | None
-) -> Iterator[str]:
-    """Say what is not as it would be adopted now. What follows the first may not hold."""
+def _iter_differences(present: Dataset, source: Store, files: ForeignFiles, asked: Mapping[str, Any]) -> Iterator[str]:
+    """Say how a dataset differs from what would be adopted now. What follows the first difference may not hold."""
     manifest, stored = present.manifest, present.manifest.options
     if stored.get("command") != "adopt":
         yield "its dataset was built, not adopted"
@@ -235,36 +229,53 @@ def _iter_differences(
     keys: Any = stored.get("keys")
     if not isinstance(before, dict) or not isinstance(keys, dict) or not isinstance(stored.get("left_out"), list):
         yield "it does not say with which options it was adopted"
-    for role, key in asdict(options).items():
-        taken = keys.get(role)
+    for role in Keys._fields:
+        key, taken = asked[role], keys.get(role)
         if before.get(role) is not None if key is None else taken != (None if key == NONE else key):
             yield f"it was adopted with {taken or NONE} as its {role}"
-    if before.get("classes") != (names is not None) or (names is not None and tuple(names) != manifest.class_names):
+    names = asked["classes"]
+    if before.get("classes") != (names is not None) or (names is not None and names != manifest.class_names):
         yield "its classes were named otherwise"
     if set(manifest.splits) != set(files.splits):
         yield f"its splits are {', '.join(manifest.splits)}, not {', '.join(files.splits)}"
     for split, infos in files.splits.items():
         found = [(info.name, info.size_bytes, info.version if source.generations else None) for info in infos]
-        if found != list(map(_identity, manifest.splits[split].variants[0].shards)):
+        shards = manifest.splits[split].variants[0].shards
+        if found != [(shard.name, shard.bytes, shard.generation) for shard in shards]:
             yield "the TFRecord files have changed since"
     for entry in manifest.splits.values():
         index = entry.variants[0].index
         info = present.store.stat(index.name)
         if info is None or info.size_bytes != index.bytes:
             yield f"{index.name} beside it is missing or damaged"
+    if manifest.upright != (asked["exif"] == "apply"):
+        yield f"it was adopted with --exif {'apply' if manifest.upright else 'ignore'}"
 
 
-def _identity(shard: Shard) -> tuple[str, int, str | None]:
-    return shard.name, shard.bytes, shard.generation
+def _check_target(source: Store, target: Store, files: ForeignFiles) -> None:
+    """Check that the target can be written to, before anything is read: reading may take an hour.
 
-
-def _choose(source: Store, files: ForeignFiles, options: KeyOptions) -> Keys:
-    """Keys by the first record of each shard; says in seconds what a scan would say after an hour."""
-    infos = [info for infos in files.splits.values() for info in infos]
-    first = [record for record in _map_shards(source, partial(_read_first, source), infos) if record is not None]
-    if not first:
-        raise NoInputsError(f"the {len(infos)} TFRecord files below {source.url} hold no record")
-    return choose_keys(options, first)
+    Raises:
+        OptionError: it cannot be written to.
+        DatasetExistsError: an index would take the place of somebody else's file. An index of these very files is that
+            of an earlier adoption that was cut off.
+    """
+    path = target.local_path(MANIFEST)
+    if path is not None:
+        folder = next(parent for parent in path.parents if parent.exists())
+        is_beside = target.url == source.url
+        if not is_beside and not folder.is_dir():
+            raise OptionError(f"{folder} is no folder; manifest and index need one (--to)")
+        if not os.access(folder, os.W_OK):
+            way = "; give a place for manifest and index with --to" if is_beside else ""
+            raise OptionError(f"{folder} cannot be written to{way}")
+    for split, infos in files.splits.items():
+        name = index_name(split, None)
+        if target.stat(name) is not None and not is_index_of(target, name, [info.size_bytes for info in infos]):
+            raise DatasetExistsError(
+                f"{target.url}/{name} stands there already, and is no index of these TFRecord files; nothing was "
+                "changed. Give another destination (--to), or move it away first"
+            )
 
 
 def _read_first(source: Store, info: ObjectInfo, stop: threading.Event) -> FirstRecord | None:
@@ -273,126 +284,44 @@ def _read_first(source: Store, info: ObjectInfo, stop: threading.Event) -> First
     return None
 
 
-def _scan(source: Store, files: ForeignFiles, wanted: Wanted, listener: AdoptListener) -> dict[str, list[ShardScan]]:
-    scans: dict[str, list[ShardScan]] = {split: [] for split in files.splits}
-    split_of = [(split, info) for split, infos in files.splits.items() for info in infos]
-    progress = AdoptProgress(sum(info.size_bytes for _, info in split_of))
-    listener(progress)
-    found = _map_shards(source, partial(_scan_one, source, wanted), [info for _, info in split_of])
-    for (split, info), scan in zip(split_of, found, strict=True):
-        scans[split].append(scan)
-        progress = replace(progress, bytes=progress.bytes + info.size_bytes, images=progress.images + scan.records)
-        listener(progress)
-    for split, found_in in scans.items():
-        if not any(scan.records for scan in found_in):
+def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Contents, exif: str) -> None:
+    empty, count = list[str](), 0
+    for split, found in scans.items():
+        if not any(scan.records for scan in found):
             _logger.warning("split %s holds no record; loaders will refuse it", split)
-    empty = [scan.info.name for scan in itertools.chain(*scans.values()) if not scan.records]
+        empty += [scan.info.name for scan in found if not scan.records]
+        count += len(found)
     if empty:
-        _logger.warning("%d of %d TFRecord files hold no record, like %s", len(empty), len(split_of), empty[0])
-    unknown = next((scan.first_unknown for scan in itertools.chain(*scans.values()) if scan.first_unknown), None)
-    if unknown is not None:
-        _logger.warning("%s and maybe others hold no image that tpufeed reads; loaders will stop there", unknown)
-    return scans
+        _logger.warning("%d of %d TFRecord files hold no record, like %s", len(empty), count, empty[0])
+    if total.first_unknown is not None:
+        _logger.warning(
+            "%s and maybe others hold no image that tpufeed reads; loaders will stop there", total.first_unknown
+        )
+    if total.turned and exif == "ignore":
+        _logger.warning(
+            "%d images have an EXIF orientation, and loaders leave them as they are stored; with --exif apply they "
+            "turn them, as tpufeed shard does",
+            total.turned,
+        )
 
 
-def _scan_one(source: Store, wanted: Wanted, info: ObjectInfo, stop: threading.Event) -> ShardScan:
-    return scan_shard(source, info, wanted, stop)
-
-
-def _map_shards(
-    source: Store, work: Callable[[ObjectInfo, threading.Event], T], infos: Sequence[ObjectInfo]
-) -> Iterator[T]:
-    """Results in order, worked out by threads; after the first error the others are stopped."""
-    stop = threading.Event()
-    threads = _REMOTE_THREADS if source.local_path(MANIFEST) is None else available_cores()
-    with ThreadPoolExecutor(threads, "tpufeed-adopt") as executor:
-        try:
-            yield from executor.map(lambda info: work(info, stop), infos)
-        except BaseException:
-            stop.set()
-            executor.shutdown(cancel_futures=True)
-            raise
-
-
-def _make_manifest(
-    source: Store,
-    target: Store,
-    keys: Keys,
-    scans: dict[str, list[ShardScan]],
-    names: tuple[str, ...] | None,
-    given: Mapping[str, Any],
-) -> tuple[Manifest, tuple[str, ...]]:
-    """The manifest, its indices put already, and the keys of features that it leaves out."""
-    flat = list(itertools.chain(*scans.values()))
-    features, left_out = make_features(keys, _merge_tallies(flat), sum(scan.records for scan in flat))
-    class_names = _name_classes(keys, flat) if names is None else names
-    turned = sum(scan.turned for scan in flat)
-    manifest = Manifest(
-        run_id=secrets.token_hex(8),
-        tool_version=__version__,
-        splits={split: _put_index(source, target, split, found, len(class_names)) for split, found in scans.items()},
-        class_names=class_names,
-        features=features,
-        options={
-            "command": "adopt",
-            "source": mask_secrets(source.url),
-            "asked": given,
-            "keys": {"image": keys.image, "label": keys.label, "text": keys.text, "filename": keys.filename},
-            "splits": list(scans),
-            "left_out": left_out,
-        },
-        input_digest=_digest(flat),
-        rejects={},
-        images=dict(sorted(sum((scan.formats for scan in flat), Counter[str]()).items())),
-        odd={"exif": turned} if turned else {},
-        data_url=None if target.url == source.url else source.url,
-    )
-    return manifest, tuple(left_out)
-
-
-def _merge_tallies(scans: Sequence[ShardScan]) -> dict[str, Tally]:
-    merged: dict[str, Tally] = {}
-    for scan in scans:
-        for key, tally in scan.tallies.items():
-            merged.setdefault(key, Tally()).merge(tally)
-    return merged
-
-
-def _name_classes(keys: Keys, scans: Sequence[ShardScan]) -> tuple[str, ...]:
+def _name_classes(keys: Keys, total: Contents) -> tuple[str, ...]:
     if keys.label is None:
         return ()
-    count = max((label for scan in scans for label in scan.class_counts), default=-1) + 1
+    count = max(total.class_counts, default=-1) + 1
     for key in keys.class_texts:
-        names: dict[int, str | None] = {}
-        for label, text in itertools.chain.from_iterable(scan.texts[key].items() for scan in scans):
-            names[label] = text if names.get(label, text) == text else None
+        names = total.texts.get(key, {})
         if names and None not in names.values() and len(set(names.values())) == len(names):
             return tuple(names.get(label) or str(label) for label in range(count))
     return tuple(map(str, range(count)))
 
 
 def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardScan], classes: int) -> Split:
+    """Put the index of a split, and return the split's entry in the manifest."""
     name, data = index_name(split, None), encode_index([scan.offsets for scan in scans])
-    _put_or_find(target, name, data)
-    shards = tuple(
-        Shard(
-            scan.info.name,
-            scan.info.size_bytes,
-            scan.crc32c,
-            scan.records,
-            scan.info.version if source.generations else None,
-        )
-        for scan in scans
-    )
-    counts = sum((scan.class_counts for scan in scans), Counter[int]())
-    variant = Variant(shards, IndexFile(name, len(data), crc32c(data)))
-    return Split(sum(shard.records for shard in shards), tuple(counts[label] for label in range(classes)), (variant,))
-
-
-def _put_or_find(target: Store, name: str, data: bytes) -> None:
-    """Put an index; one of the same files that was cut off before its manifest is the same, or replaced."""
     found = target.stat(name)
     try:
+        # An adoption that was cut off before its manifest has left the same index, or one to be replaced.
         if found is None or target.read(name, found.version) != data:
             target.put(name, data, found)
     except (ObjectExistsError, ObjectChangedError, ObjectNotFoundError) as error:
@@ -400,15 +329,10 @@ def _put_or_find(target: Store, name: str, data: bytes) -> None:
             f"{target.url}/{name} was put or changed by something else meanwhile; no dataset was made. Run the same "
             "command again, or give another destination (--to)"
         ) from error
-
-
-def _digest(scans: Sequence[ShardScan]) -> str:
-    shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for scan in scans]
-    return hashlib.blake2b(msgspec.json.encode(shards), digest_size=16).hexdigest()
-
-
-def _put_manifest(target: Store, manifest: Manifest) -> None:
-    try:
-        target.put(MANIFEST, encode_manifest(manifest))
-    except ObjectExistsError as error:
-        raise DatasetExistsError(f"{target.url}: another {MANIFEST} was put meanwhile; nothing was replaced") from error
+    shards = []
+    for info, crc, offsets, _ in scans:
+        generation = info.version if source.generations else None
+        shards.append(Shard(info.name, info.size_bytes, crc, len(offsets) - 1, generation))
+    counts = sum((scan.contents.class_counts for scan in scans), Counter[int]())
+    variant = Variant(tuple(shards), IndexFile(name, len(data), crc32c(data)))
+    return Split(sum(shard.records for shard in shards), tuple(counts[label] for label in range(classes)), (variant,))

@@ -1,7 +1,7 @@
-"""Choose the keys of image, label and so on in records of another tool: as told, or by names and first records."""
+"""Choose the keys of image, label, text and filename in records of another tool: as told, or by names and records."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,11 +15,14 @@ from tpufeed.images.mending import mend
 from tpufeed.tfrecord.example import Feature, Kind
 
 NONE = "none"
-_IMAGE_KEYS = (schema.ENCODED, "image", "image_raw", "image_bytes", "encoded", "jpeg", "img")
-_LABEL_KEYS = (schema.LABEL, "label", "class", "target", "class_label", "class_id", "label_id", "labels", "category")
-_TEXT_KEYS = (schema.TEXT, "text", "class_text", "class_name", "label_text", "label_name", "class/text", "label/text")
+# Keys by which other tools call what tpufeed has a name for, the best first.
+_KNOWN_KEYS = {
+    "image": (schema.ENCODED, "image", "image_raw", "image_bytes", "encoded", "jpeg", "img"),
+    "label": (schema.LABEL, "label", "class", "target", "class_label", "class_id", "label_id", "labels", "category"),
+    "text": (schema.TEXT, "text", "class_text", "class_name", "label_text", "label_name", "class/text", "label/text"),
+    "filename": (schema.FILENAME, "filename", "file_name", "image/file_name", "image_name", "image_id", "id"),
+}
 _SYNSET = "image/class/synset"  # one to one where ImageNet's texts are not: both 134 and 517 are a crane
-_FILENAME_KEYS = (schema.FILENAME, "filename", "file_name", "image/file_name", "image_name", "image_id", "id")
 _SIZE_KEYS = {
     schema.HEIGHT: (schema.HEIGHT, "height"),
     schema.WIDTH: (schema.WIDTH, "width"),
@@ -33,22 +36,7 @@ _OWN_NAMES = frozenset(
 _DTYPES: dict[Kind, DType] = {"bytes": "bytes", "float": "float32", "int64": "int64"}
 
 
-@dataclass(frozen=True, slots=True)
-class KeyOptions:
-    """Keys as they are told; None lets tpufeed look, "none" (not for the image) says that there is none."""
-
-    image: str | None = None
-    label: str | None = None
-    text: str | None = None
-    filename: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.image == NONE:
-            raise OptionError("--image none: a dataset has images")
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(NamedTuple):
     """The keys that were chosen; None where there is no such feature."""
 
     image: str
@@ -62,17 +50,15 @@ class Keys:
         return () if self.label is None else (*((self.text,) if self.text else ()), _SYNSET)
 
 
-@dataclass(frozen=True, slots=True)
-class Glimpse:
-    """A feature of a shard's first record. `problem` says why its value is no image; "" where it is one."""
+class Glimpse(NamedTuple):
+    """A feature of a shard's first record, without its bytes. `problem` says why its value is no image, or is ""."""
 
     kind: Kind | None
     values: int
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class FirstRecord:
+class FirstRecord(NamedTuple):
     """The features of a shard's first record, and its place for messages."""
 
     place: str
@@ -80,28 +66,28 @@ class FirstRecord:
 
 
 def glimpse(feature: Feature) -> Glimpse:
-    """Return what choosing keys takes of a feature; keeps none of its bytes."""
+    """Return what choosing keys needs of a feature."""
     value = feature.values[0] if len(feature.values) == 1 else None
     if not isinstance(value, memoryview):
         return Glimpse(feature.kind, len(feature.values), "it is not one bytes value")
-    start = f"its {len(value):,} bytes begin with {bytes(value[:8])!r}"
-    if sniff(value) is None:
-        return Glimpse(feature.kind, 1, f"{start}, as no image file that tpufeed reads does")
-    try:
-        image_size(value)
-    except ImageError as error:
+    problem = "" if sniff(value) else ", as no image file that tpufeed reads does"
+    if not problem:
         try:
-            mend(value, error)  # as loaders do
-        except ImageError:
-            return Glimpse(feature.kind, 1, f"{start}, but {error}")
-    return Glimpse(feature.kind, 1, "")
+            image_size(value)
+        except ImageError as error:
+            try:
+                mend(value, error)  # as loaders do
+            except ImageError:
+                problem = f", but {error}"
+    start = f"its {len(value):,} bytes begin with {bytes(value[:8])!r}" if problem else ""
+    return Glimpse(feature.kind, 1, start + problem)
 
 
-def choose_keys(options: KeyOptions, records: Sequence[FirstRecord]) -> Keys:
-    """The keys of image, label, text and filename.
+def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) -> Keys:
+    """Return the keys of image, label, text and filename.
 
     Args:
-        options: what is told.
+        told: keys by role. None leaves the choice to names and records, "none" says that there is no such feature.
         records: the first of each shard that has any; at least one.
 
     Raises:
@@ -112,135 +98,108 @@ def choose_keys(options: KeyOptions, records: Sequence[FirstRecord]) -> Keys:
     for record in records:
         for key, seen in record.glimpses.items():
             found[key] = seen if key not in found or found[key].kind is None else found[key]
-    image = _choose_image(options.image, found, records)
-    label = _choose_label(options.label, found, records)
-    text = _choose_bytes("--text", options.text, [key for key in _TEXT_KEYS if key != image], found)
-    filename = _choose_bytes("--filename", options.filename, [key for key in _FILENAME_KEYS if key != image], found)
-    return Keys(image, label, text, filename)
+    kinds = [f"{key} ({'empty' if seen.kind is None else seen.kind})" for key, seen in sorted(found.items())]
+    there = f"the records have {', '.join(kinds) or 'no features'}"
+    for role, choice in told.items():
+        if choice is not None and choice != NONE and choice not in found:
+            raise OptionError(f"--{role} {choice}: there is no such feature; {there}")
+    image = told["image"] or _find_image(found, records)
+    if image is None:
+        raise OptionError(f"{records[0].place}: no feature holds an encoded image; {there}")
+    for record in records:
+        if image not in record.glimpses:
+            raise missing_value(image, None, image, record.place, record.glimpses)
+        seen = record.glimpses[image]
+        if seen.problem:
+            raise OptionError(
+                f"{record.place}: feature {image!r} ({seen.kind}) is no encoded image: {seen.problem}. Tensors, raw or "
+                "serialized, cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the files; "
+                f"{there}; choose with --image"
+            )
+    label = _choose_label(told["label"], image, found, records, there)
+    others: dict[str, str | None] = {}
+    for role in ("text", "filename"):
+        choice = told[role]
+        if choice is None:
+            known = (key for key in _KNOWN_KEYS[role] if key != image and key in found and found[key].kind == "bytes")
+            choice = next(known, NONE)
+        elif choice != NONE and found[choice].kind not in ("bytes", None):
+            raise OptionError(f"--{role} {choice} is of kind {found[choice].kind}, not bytes; {there}")
+        others[role] = None if choice == NONE else choice
+    return Keys(image, label, **others)
+
+
+def _find_image(found: Mapping[str, Glimpse], records: Sequence[FirstRecord]) -> str | None:
+    """Return the feature that holds an image in all records, or, for an error, the one whose name says so."""
+    holding = [[key for key, seen in record.glimpses.items() if not seen.problem] for record in records]
+    candidates = set(holding[0]).intersection(*holding) or {key for keys in holding for key in keys}
+    known = [key for key in _KNOWN_KEYS["image"] if key in candidates]
+    if not known and len(candidates) > 1:
+        raise _ambiguous("image", sorted(candidates))
+    tensors = [key for key in (*_KNOWN_KEYS["image"], schema.TENSOR) if key in found]
+    return next(iter((*known, *candidates, *tensors)), None)
+
+
+def _choose_label(
+    told: str | None, image: str, found: Mapping[str, Glimpse], records: Sequence[FirstRecord], there: str
+) -> str | None:
+    label = told
+    if label is None:
+        named = [key for key in _KNOWN_KEYS["label"] if key in found]
+        others = [key for key, seen in sorted(found.items()) if seen.values == 1 and key not in _NO_LABELS]
+        ints = [key for key in named or others if found[key].kind == "int64"]
+        if schema.LABEL not in found and (len(ints) > 1 or (ints and not named)):
+            raise _ambiguous("label", [*ints, NONE])
+        label = schema.LABEL if schema.LABEL in found else next(iter((*ints, *named)), NONE)
+    if label == NONE:
+        return None
+    kind = found[label].kind
+    for record in records:
+        if label not in record.glimpses:
+            raise missing_value(label, None, image, record.place, record.glimpses)
+        if kind not in ("int64", None):
+            raise OptionError(
+                f"{record.place}: the label {label!r} is of kind {kind}; labels are int64, and names cannot become "
+                "numbers without rewriting the records. Write an int64 feature beside it, or adopt without labels: "
+                f"--label none; {there}"
+            )
+    return label
+
+
+def _ambiguous(role: str, keys: Sequence[str]) -> OptionError:
+    return OptionError(f"the {role} could be any of {', '.join(keys)}; choose with --{role} {keys[0]} or another")
 
 
 def make_features(keys: Keys, tallies: dict[str, Tally], records: int) -> tuple[tuple[FeatureSpec, ...], list[str]]:
-    """The schema of `records` records, and the keys that it has no place for.
+    """Return the schema of `records` records, and the keys that it has no place for.
 
     The image, the label, the other names that tpufeed knows, then the rest as they are called. A name of tpufeed's own
     stands for nothing but the feature that was taken for it.
     """
-    specs = [_make_spec(schema.ENCODED, keys.image, tallies, records)]
-    taken = {keys.image}
+    specs, taken = list[FeatureSpec](), set[str]()
 
-    def take(name: str, choices: Iterable[str | None], fits: Callable[[FeatureSpec], bool]) -> None:
+    def take(name: str, choices: Iterable[str | None], *dtypes: DType, scalar: bool = False) -> None:
+        """Take the first feature that is there, always of the same kind, and of one of `dtypes`, if any are given."""
         for key in choices:
-            spec = None if key is None or key in taken else _make_spec(name, key, tallies, records)
-            if key is not None and spec is not None and fits(spec):
-                specs.append(spec)
-                taken.add(key)
-                return
+            tally = None if key is None or key in taken else tallies.get(key)
+            if key is None or tally is None or len(tally.kinds) != 1:
+                continue
+            (kind,) = tally.kinds
+            dtype: DType = "string" if kind == "bytes" and tally.is_text else _DTYPES[kind]
+            shape = () if tally.single and tally.records == records else None
+            if (dtypes and dtype not in dtypes) or (scalar and shape is None):
+                continue
+            specs.append(FeatureSpec(name, dtype, shape, msgspec.UNSET if key == name else key))
+            taken.add(key)
+            return
 
-    take(schema.LABEL, [keys.label], lambda spec: spec.dtype == "int64" and spec.shape == ())
+    take(schema.ENCODED, [keys.image])
+    take(schema.LABEL, [keys.label], "int64", scalar=True)
     for name, choices in _SIZE_KEYS.items():
-        take(name, choices, lambda spec: spec.dtype == "int64" and spec.shape == ())
-    take(schema.FORMAT, _FORMAT_KEYS, lambda spec: spec.dtype == "string" and spec.shape == ())
-    take(schema.FILENAME, [keys.filename], lambda spec: spec.dtype in ("string", "bytes"))
-    take(schema.TEXT, [keys.text], lambda spec: spec.dtype in ("string", "bytes"))
+        take(name, choices, "int64", scalar=True)
+    take(schema.FORMAT, _FORMAT_KEYS, "string", scalar=True)
+    take(schema.FILENAME, [keys.filename], "string", "bytes")
+    take(schema.TEXT, [keys.text], "string", "bytes")
     for key in tallies:
-        take(key, () if key in _OWN_NAMES else (key,), lambda _: True)
-    return tuple(spec for spec in specs if spec is not None), [key for key in tallies if key not in taken]
-
-
-def _make_spec(name: str, key: str, tallies: dict[str, Tally], records: int) -> FeatureSpec | None:
-    """None for a feature that is not there, or not always of the same kind."""
-    tally = tallies.get(key)
-    if tally is None or len(tally.kinds) != 1:
-        return None
-    (kind,) = tally.kinds
-    dtype: DType = "string" if kind == "bytes" and tally.is_text else _DTYPES[kind]
-    shape = () if tally.single and tally.records == records else None
-    return FeatureSpec(name, dtype, shape, msgspec.UNSET if key == name else key)
-
-
-def _choose_image(told: str | None, found: dict[str, Glimpse], records: Sequence[FirstRecord]) -> str:
-    key = told
-    if key is None:
-        holding = [[key for key, seen in record.glimpses.items() if not seen.problem] for record in records]
-        candidates = set(holding[0]).intersection(*holding) or {key for keys in holding for key in keys}
-        known = [key for key in _IMAGE_KEYS if key in candidates]
-        if not known and len(candidates) > 1:
-            raise _ambiguous("the image", "--image", sorted(candidates))
-        # Where none holds an image, say why of the one whose name says so.
-        tensors = [key for key in (*_IMAGE_KEYS, schema.TENSOR) if key in found]
-        key = next(iter((*known, *candidates, *tensors)), None)
-    if key is None:
-        raise OptionError(f"{records[0].place}: no feature holds an encoded image; {_list_features(found)}")
-    if key not in found:
-        raise _unknown(key, "--image", found)
-    for record in records:
-        seen = record.glimpses.get(key)
-        if seen is None:
-            raise missing_value(key, None, True, record.place, record.glimpses)
-        if seen.problem:
-            raise OptionError(
-                f"{record.place}: feature {key!r} ({seen.kind}) is no encoded image: {seen.problem}. Tensors, raw or "
-                "serialized, cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the files; "
-                f"{_list_features(found)}; choose with --image"
-            )
-    return key
-
-
-def _choose_label(told: str | None, found: dict[str, Glimpse], records: Sequence[FirstRecord]) -> str | None:
-    if told == NONE:
-        return None
-    if told is not None and told not in found:
-        raise _unknown(told, "--label", found)
-    key = _find_label(found) if told is None else told
-    kind = None if key is None else found[key].kind
-    if key is not None and kind not in ("int64", None):
-        place = next(record.place for record in records if key in record.glimpses)
-        raise OptionError(
-            f"{place}: the label {key!r} is of kind {kind}; labels are int64, and names cannot become numbers without "
-            "rewriting the records. Write an int64 feature beside it, or adopt without labels: --label none; "
-            f"{_list_features(found)}"
-        )
-    for record in records:
-        if key is not None and key not in record.glimpses:
-            raise missing_value(key, None, False, record.place, record.glimpses)
-    return key
-
-
-def _find_label(found: dict[str, Glimpse]) -> str | None:
-    if schema.LABEL in found:
-        return schema.LABEL
-    named = [key for key in _LABEL_KEYS if key in found]
-    ints = [key for key in named if found[key].kind == "int64"]
-    if len(ints) > 1:
-        raise _ambiguous("the label", "--label", [*ints, NONE])
-    if ints or named:
-        return (ints or named)[0]
-    others = [key for key, seen in found.items() if seen.kind == "int64" and seen.values == 1 and key not in _NO_LABELS]
-    if others:
-        raise _ambiguous("the label", "--label", [*sorted(others), NONE])
-    return None
-
-
-def _choose_bytes(flag: str, told: str | None, known: Sequence[str], found: dict[str, Glimpse]) -> str | None:
-    if told == NONE:
-        return None
-    if told is None:
-        return next((key for key in known if key in found and found[key].kind == "bytes"), None)
-    if told not in found:
-        raise _unknown(told, flag, found)
-    if found[told].kind not in ("bytes", None):
-        raise OptionError(f"{flag} {told} is of kind {found[told].kind}, not bytes; {_list_features(found)}")
-    return told
-
-
-def _ambiguous(what: str, flag: str, candidates: Sequence[str]) -> OptionError:
-    return OptionError(f"{what} could be any of {', '.join(candidates)}; choose with {flag} {candidates[0]} or another")
-
-
-def _unknown(key: str, flag: str, found: dict[str, Glimpse]) -> OptionError:
-    return OptionError(f"{flag} {key}: there is no such feature; {_list_features(found)}")
-
-
-def _list_features(found: dict[str, Glimpse]) -> str:
-    kinds = [f"{key} ({'empty' if seen.kind is None else seen.kind})" for key, seen in sorted(found.items())]
-    return f"the records have {', '.join(kinds) or 'no features'}"
+        take(key, () if key in _OWN_NAMES else (key,))
+    return tuple(specs), [key for key in tallies if key not in taken]

@@ -1,33 +1,44 @@
-"""Scan a shard that another tool wrote: both CRCs of each record and every tf.train.Example."""
+"""Scan shards that another tool wrote: both CRCs of each record, every tf.train.Example, and what is in them."""
 
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from tpufeed.dataset.index import Offsets
-from tpufeed.dataset.walk import LENGTH_DAMAGED, Walker
+from tpufeed.dataset.walk import Walker
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images.decoding import orientation_of
 from tpufeed.images.header import sniff
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.example import Feature, Kind, decode_example
+from tpufeed.tfrecord.framing import LENGTH_DAMAGED
 
-UNKNOWN_FORMAT = "unknown"
-_ZLIB_LEVELS = b"\x01\x5e\x9c\xda"
+_UNKNOWN_FORMAT = "unknown"
+# The first bytes of compressed files, and what makes them readable. Zlib's second byte tells its level.
+_COMPRESSED = {
+    b"\x1f\x8b": ("gzip", "gunzip a copy (its name should then not end in .gz): gunzip -k {}"),
+    **{
+        b"\x78" + level: (
+            "zlib",
+            "write a copy without compression: tf.data.TFRecordDataset(file, compression_type='ZLIB')",
+        )
+        for level in (b"\x01", b"\x5e", b"\x9c", b"\xda")
+    },
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """Features that each record must have.
 
     Attributes:
-        image: the key of its image, one bytes value.
-        label: the key of its class, one int64 in `[0, classes)`; None where there are no labels.
-        classes: see `label`.
-        texts: keys that may name the class.
+        image: key of the image, one bytes value.
+        label: key of the class, one int64 in `[0, classes)`; None where there are no labels.
+        classes: number of classes.
+        texts: keys of features that may name the class.
     """
 
     image: str
@@ -38,56 +49,99 @@ class Wanted:
 
 @dataclass(slots=True)
 class Tally:
-    """Sum over a feature: in how many records, of which kinds, always one value, and all of it UTF-8."""
+    """Sum over one feature: how many records have it, of which kinds, always one value, and all of it UTF-8."""
 
     records: int = 0
     kinds: set[Kind] = field(default_factory=set)
     single: bool = True
     is_text: bool = True
 
-    def add(self, feature: Feature, is_image: bool) -> None:
-        """Count a record's feature."""
-        self.records += 1
-        if feature.kind is not None:
-            self.kinds.add(feature.kind)
-        self.single = self.single and len(feature.values) == 1
-        if self.is_text and feature.kind == "bytes":
-            self.is_text = not is_image and all(_read_text(value) is not None for value in feature.values)
-
-    def merge(self, other: "Tally") -> None:
-        """Add what another shard's tally says of the same feature."""
-        self.records += other.records
-        self.kinds |= other.kinds
-        self.single = self.single and other.single
-        self.is_text = self.is_text and other.is_text
-
 
 @dataclass(slots=True)
-class ShardScan:
-    """Contents of a shard.
+class Contents:
+    """Sum over the records of a shard, or of several.
 
-    `texts` has for each text feature that of each label, None where they contradict; `turned` counts images whose EXIF
-    orientation decoding leaves to be applied.
+    Attributes:
+        tallies: by the key of a feature.
+        class_counts: records by label.
+        formats: records by the format of their image.
+        texts: for each feature that may name classes the text of each label, None where records contradict each other.
+        turned: images whose EXIF orientation decoding leaves to be applied.
+        first_unknown: place of the first image that tpufeed cannot read.
     """
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    class_counts: Counter[int] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
+    texts: dict[str, dict[int, str | None]] = field(default_factory=dict)
+    turned: int = 0
+    first_unknown: str | None = None
+
+    def add(self, features: dict[str, Feature], wanted: Wanted, place: str) -> None:
+        """Count a record. Raises RecordError or OptionError where it has not what is wanted."""
+        image, label = check_features(features, wanted, place)
+        image_format = sniff(image) or _UNKNOWN_FORMAT
+        self.formats[image_format] += 1
+        self.turned += orientation_of(image) != 1
+        if image_format == _UNKNOWN_FORMAT and self.first_unknown is None:
+            self.first_unknown = place
+        for key, feature in features.items():
+            tally = self.tallies.setdefault(key, Tally())
+            tally.records += 1
+            if feature.kind is not None:
+                tally.kinds.add(feature.kind)
+            tally.single = tally.single and len(feature.values) == 1
+            if tally.is_text and feature.kind == "bytes":
+                tally.is_text = key != wanted.image and None not in map(_read_text, feature.values)
+        if label is not None:
+            self.class_counts[label] += 1
+            for key in wanted.texts:
+                named = features.get(key)
+                if named is not None and len(named.values) == 1 and (text := _read_text(named.values[0])):
+                    self._name(key, label, text)
+
+    def merge(self, other: "Contents") -> None:
+        """Add the contents of another shard."""
+        for key, tally in other.tallies.items():
+            mine = self.tallies.setdefault(key, Tally())
+            mine.records += tally.records
+            mine.kinds |= tally.kinds
+            mine.single = mine.single and tally.single
+            mine.is_text = mine.is_text and tally.is_text
+        self.class_counts += other.class_counts
+        self.formats += other.formats
+        for key, names in other.texts.items():
+            for label, text in names.items():
+                self._name(key, label, text)
+        self.turned += other.turned
+        self.first_unknown = self.first_unknown or other.first_unknown
+
+    def _name(self, key: str, label: int, text: str | None) -> None:
+        names = self.texts.setdefault(key, {})
+        names[label] = text if names.get(label, text) == text else None
+
+
+class ShardScan(NamedTuple):
+    """A shard as it was listed, its CRC-32C, the offsets of its records (the last is its size), and its contents."""
 
     info: ObjectInfo
     crc32c: int
     offsets: Offsets
-    tallies: dict[str, Tally]
-    class_counts: Counter[int]
-    formats: Counter[str]
-    texts: dict[str, dict[int, str | None]]
-    first_unknown: str | None = None
-    turned: int = 0
+    contents: Contents
 
     @property
     def records(self) -> int:
-        """Records of the shard."""
+        """Number of records."""
         return len(self.offsets) - 1
 
 
-class ScanStopped(Exception):
-    """The scan was told to stop: the error of another shard is on its way."""
+def scan_shard(store: Store, info: ObjectInfo, wanted: Wanted, stop: threading.Event | None = None) -> ShardScan:
+    """Read and check all of a shard. Raises as `iter_records` does, and as `Contents.add` does."""
+    walker, offsets, contents = make_walker(store, info), list[int](), Contents()
+    for offset, place, payload in iter_records(walker, stop):
+        offsets.append(offset)
+        contents.add(decode_example(payload, place), wanted, place)
+    return ShardScan(info, walker.crc32c, np.array([*offsets, info.size_bytes], np.uint64), contents)
 
 
 def make_walker(store: Store, info: ObjectInfo, chunk_bytes: int | None = None) -> Walker:
@@ -100,17 +154,13 @@ def make_walker(store: Store, info: ObjectInfo, chunk_bytes: int | None = None) 
 def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterator[tuple[int, str, memoryview]]:
     """Yield each record as (offset, its place for messages, payload). A payload is valid until the next is asked for.
 
-    Args:
-        walker: of the shard, from its start.
-        stop: once set, no more is read.
-
     Raises:
         RecordError: damage, naming shard, record and byte.
         OptionError: the shard is compressed.
         ShardError, ObjectChangedError: it has changed since it was listed.
-        ScanStopped: `stop` was set.
+        WalkStopped: `stop` was set.
     """
-    for walked in walker.by_length():
+    for walked in walker.walk(stop=stop):
         number = walked.first
         for offset, payload in zip(walked.offsets, walked.payloads, strict=False):  # and where the last one ends
             place = f"{walker.where}, record {number}, byte {offset}"
@@ -119,65 +169,29 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
             yield offset, place, payload
             number += 1
         if walked.problem:
-            if not number:
-                _refuse_compressed(walker.where, bytes(walked.data[:2]))
+            compressed = None if number else _COMPRESSED.get(bytes(walked.data[:2]))
+            if compressed is not None:
+                kind, way = compressed
+                raise OptionError(
+                    f"{walker.where} is compressed ({kind}); records of such a file cannot be read at random places, "
+                    f"so it cannot be adopted. First {way.format(walker.where)}"
+                )
             wrong = "; this is no TFRecord file, or damaged" if walked.problem == LENGTH_DAMAGED else ""
             raise RecordError(f"{walker.where}, record {number}, byte {walked.offsets[-1]}: {walked.problem}{wrong}")
-        if stop is not None and stop.is_set():
-            raise ScanStopped
-
-
-def _refuse_compressed(where: str, start: bytes) -> None:
-    gzip = start == b"\x1f\x8b"
-    if gzip or (start[:1] == b"\x78" and start[1:] in _ZLIB_LEVELS):
-        way = (
-            f"gunzip a copy (its name should then not end in .gz): gunzip -k {where}"
-            if gzip
-            else ("write a copy without compression: tf.data.TFRecordDataset(file, compression_type='ZLIB')")
-        )
-        raise OptionError(
-            f"{where} is compressed ({'gzip' if gzip else 'zlib'}); records of such a file cannot be read at "
-            f"random places, so it cannot be adopted. First {way}"
-        )
-
-
-def scan_shard(store: Store, info: ObjectInfo, wanted: Wanted, stop: threading.Event | None = None) -> ShardScan:
-    """Read and check all of a shard.
-
-    Raises:
-        RecordError: damage, or a record without what is wanted, naming shard, record and byte.
-        OptionError: the shard is compressed, or its labels are no classes.
-        ScanStopped: `stop` was set.
-    """
-    walker = make_walker(store, info)
-    scan = ShardScan(info, 0, np.empty(0, np.uint64), {}, Counter(), Counter(), {key: {} for key in wanted.texts})
-    offsets = []
-    for offset, place, payload in iter_records(walker, stop):
-        offsets.append(offset)
-        features = decode_example(payload, place)
-        image, label = check_features(features, wanted, place)
-        found = sniff(image) or UNKNOWN_FORMAT
-        scan.formats[found] += 1
-        scan.turned += orientation_of(image) != 1
-        if found == UNKNOWN_FORMAT and scan.first_unknown is None:
-            scan.first_unknown = place
-        for key, feature in features.items():
-            scan.tallies.setdefault(key, Tally()).add(feature, key == wanted.image)
-        if label is not None:
-            scan.class_counts[label] += 1
-            _note_texts(scan.texts, features, label)
-    scan.crc32c, scan.offsets = walker.crc32c, np.array([*offsets, info.size_bytes], np.uint64)
-    return scan
 
 
 def check_features(features: dict[str, Feature], wanted: Wanted, place: str) -> tuple[memoryview, int | None]:
-    """The image and the label of a record. Raises RecordError or OptionError where it has not what is wanted."""
-    image = _one_value(features, wanted.image, True, place)
+    """Return the image and the label of a record. Raises RecordError or OptionError where it has not what is wanted."""
+    for key in (wanted.image, wanted.label):
+        feature = None if key is None else features.get(key)
+        if key is not None and (feature is None or len(feature.values) != 1):
+            raise missing_value(key, None if feature is None else len(feature.values), wanted.image, place, features)
+    (image,) = features[wanted.image].values
     if not isinstance(image, memoryview):
         raise RecordError(f"{place}: feature {wanted.image!r} holds {image!r}, no image")
     if wanted.label is None:
         return image, None
-    label = _one_value(features, wanted.label, False, place)
+    (label,) = features[wanted.label].values
     if not isinstance(label, int):
         raise RecordError(f"{place}: feature {wanted.label!r} is no int64, so no label; see --label")
     if label < 0:
@@ -190,31 +204,16 @@ def check_features(features: dict[str, Feature], wanted: Wanted, place: str) -> 
     return image, label
 
 
-def missing_value(key: str, values: int | None, is_image: bool, place: str, present: Iterable[str]) -> RecordError:
-    """The error for a record with `values` values of a feature that it should have one of; None: no such feature."""
+def missing_value(key: str, values: int | None, image: str | None, place: str, present: Iterable[str]) -> RecordError:
+    """Return the error for a record with `values` values of a feature that it should have one of; None: it lacks it."""
     found = "is missing" if values is None else f"has {values} values instead of one"
     way = (
         "choose another with --image"
-        if is_image
+        if key == image
         else "take the splits that have it with --splits train,val, and adopt the others apart with --splits test "
         "--label none --to DST"
     )
     return RecordError(f"{place}: feature {key!r} {found}; the record has {', '.join(sorted(present))}; {way}")
-
-
-def _one_value(features: dict[str, Feature], key: str, is_image: bool, place: str) -> object:
-    feature = features.get(key)
-    if feature is None or len(feature.values) != 1:
-        raise missing_value(key, None if feature is None else len(feature.values), is_image, place, features)
-    return feature.values[0]
-
-
-def _note_texts(texts: dict[str, dict[int, str | None]], features: dict[str, Feature], label: int) -> None:
-    for key, names in texts.items():
-        feature = features.get(key)
-        text = _read_text(feature.values[0]) if feature is not None and len(feature.values) == 1 else None
-        if text:
-            names[label] = text if names.get(label, text) == text else None
 
 
 def _read_text(value: object) -> str | None:

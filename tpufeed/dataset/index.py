@@ -31,14 +31,14 @@ Offsets = npt.NDArray[np.uint64]
 
 _ITEM = "<u8"
 _ITEM_BYTES = 8
-_MORE_TRIES = 2
+_TRIES = 3
 _COPIED_BYTES = 64 << 10
 _NPY_HEADER_BYTES = 128  # of any array of one dimension
 _BLOCK_BYTES = 4 << 20
 
 
 def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
-    """The file's bytes."""
+    """Return the bytes of the file."""
     buffer = io.BytesIO()
     np.save(buffer, np.concatenate([*offsets_by_shard, np.empty(0, np.uint64)]), allow_pickle=False)
     return buffer.getvalue()
@@ -70,14 +70,14 @@ class IndexWriter:
             file.write(bytes(_NPY_HEADER_BYTES))
 
     def add(self, lengths: Sequence[int]) -> None:
-        """The next shard, by the bytes of its records. Raises StoreError."""
+        """Append a shard, by the bytes of its records. Raises StoreError."""
         offsets = np.cumsum([0, *lengths], dtype=_ITEM)
         self._count += len(offsets)
         with self._open("ab") as file:
             file.write(offsets.tobytes())
 
     def finish(self) -> tuple[int, int]:
-        """Size and CRC-32C of the file. Raises StoreError."""
+        """Complete the file, and return its size and CRC-32C. Raises StoreError."""
         with self._open("r+b") as file:
             header = {"shape": (self._count,), "fortran_order": False, "descr": _ITEM}
             np.lib.format.write_array_header_1_0(file, header)
@@ -131,13 +131,26 @@ class Index:
             except ShardError:
                 if not self.evict_damaged():
                     raise
-        for _ in range(_MORE_TRIES):
-            with suppress(ShardError):  # it may be the way here that damaged them
-                return [self._checked(shard, part) for shard, part in zip(shards, self._read(shards), strict=True)]
-        return [self._checked(shard, part) for shard, part in zip(shards, self._read(shards), strict=True)]
+        at, name, tries_left = self._header_bytes, self._variant.index.name, _TRIES
+        spans = [
+            Span(name, at + self._starts[shard] * _ITEM_BYTES, at + self._starts[shard + 1] * _ITEM_BYTES)
+            for shard in shards
+        ]
+        while True:
+            found = list[Offsets]()
+            try:
+                for shard, data in zip(shards, self._reader.read(spans), strict=True):
+                    if isinstance(data, StoreError):
+                        raise data
+                    found.append(self._checked(shard, np.frombuffer(data, _ITEM, len(data) // _ITEM_BYTES)))
+                return found
+            except ShardError:  # the bytes may have been damaged on the way
+                tries_left -= 1
+                if not tries_left:
+                    raise
 
     def to_stage(self) -> RemoteShard:
-        """The file as a stage knows it."""
+        """Return the file as a stage knows it."""
         index = self._variant.index
         return RemoteShard(index.name, index.bytes, index.crc32c)
 
@@ -156,7 +169,7 @@ class Index:
             self._mapped = None
 
     def _look_up(self, mapped: memoryview, shards: Sequence[int]) -> list[Offsets]:
-        """Small parts are copied, so that none of the file's pages stays with this process."""
+        """Return parts of the mapped file; small ones are copied, so that none of its pages stays with this process."""
         offsets, found = np.frombuffer(mapped, _ITEM, self._starts[-1], self._header_bytes), list[Offsets]()
         for shard in shards:
             part = self._checked(shard, offsets[self._starts[shard] : self._starts[shard + 1]])
@@ -166,25 +179,27 @@ class Index:
         return found
 
     def _open(self) -> memoryview | None:
-        """The whole file, where it is one of this machine's by now."""
+        """Return the whole file, where it is one of this machine's by now."""
         path = self._store.local_path(self._variant.index.name)
-        if path is not None:
-            return self._map(path)
-        if self._stage is not None:
-            with suppress(ShardError):  # it is damaged where it comes from: the parts that are read will tell
-                return self._stage.open(self.to_stage())
-        return None
-
-    def _read(self, shards: Sequence[int]) -> list[Offsets]:
-        at, parts = self._header_bytes, list[Offsets]()
-        spans = [
-            (at + self._starts[shard] * _ITEM_BYTES, at + self._starts[shard + 1] * _ITEM_BYTES) for shard in shards
-        ]
-        for data in self._reader.read([Span(self._variant.index.name, *span) for span in spans]):
-            if isinstance(data, StoreError):
-                raise data
-            parts.append(np.frombuffer(data, _ITEM, len(data) // _ITEM_BYTES))
-        return parts
+        if path is None:
+            if self._stage is not None:
+                with suppress(ShardError):  # it is damaged where it comes from: the parts that are read will tell
+                    return self._stage.open(self.to_stage())
+            return None
+        advice = f"Run: tpufeed verify {self._store.url}"
+        try:
+            with open(path, "rb", opener=open_plain) as file:
+                mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (FileNotFoundError, ValueError) as error:
+            raise ShardError(f"{self._where}: {error}. {advice}") from error
+        except OSError as error:  # says nothing of its bytes
+            raise StoreError(f"{self._where}: {error.strerror}") from error
+        offsets = max(0, len(mapped) - self._header_bytes) / _ITEM_BYTES
+        if offsets != self._starts[-1]:
+            raise ShardError(
+                f"{self._where} has {offsets:.12g} offsets; the manifest's records want {self._starts[-1]}. {advice}"
+            )
+        return mapped
 
     def _checked(self, shard: int, part: Offsets) -> Offsets:
         entry = self._variant.shards[shard]
@@ -199,19 +214,3 @@ class Index:
                 f"Run: tpufeed verify {self._store.url}"
             )
         return part
-
-    def _map(self, path: Path) -> memoryview:
-        try:
-            with open(path, "rb", opener=open_plain) as file:
-                mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (FileNotFoundError, ValueError) as error:
-            raise ShardError(f"{self._where}: {error}. Run: tpufeed verify {self._store.url}") from error
-        except OSError as error:  # says nothing of its bytes
-            raise StoreError(f"{self._where}: {error.strerror}") from error
-        offsets = max(0, len(mapped) - self._header_bytes) / _ITEM_BYTES
-        if offsets != self._starts[-1]:
-            raise ShardError(
-                f"{self._where} has {offsets:.12g} offsets; the manifest's records want {self._starts[-1]}. "
-                f"Run: tpufeed verify {self._store.url}"
-            )
-        return mapped

@@ -14,7 +14,7 @@ from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.header import read_header
 from tpufeed.images.mending import mend
-from tpufeed.tfrecord.example import Feature, Kind, decode_example, encode_varint
+from tpufeed.tfrecord.example import Feature, Kind, decode_entries, decode_example
 from tpufeed.tfrecord.layout import ScalarEntry
 
 Picks = Callable[[str, int], bool]  # (shard's name, record) -> whether its image is decoded
@@ -37,17 +37,15 @@ class Sample(NamedTuple):
 
 
 def parse_picks(share: str | None) -> Picks | None:
-    """The records whose images `verify` decodes: "all", or "5%" by a hash, so that it is the same ones each time.
+    """Return the choice of records whose images `verify` decodes: "all", or "5%" by a hash, the same ones each time.
 
     Raises:
         OptionError: neither, or not above 0 and at most 100 %.
     """
     if share is None:
         return None
-    if share == "all":
-        return _pick_all
     try:
-        percent = float(share.removesuffix("%")) if share.endswith("%") else math.nan
+        percent = 100.0 if share == "all" else float(share.removesuffix("%")) if share.endswith("%") else math.nan
     except ValueError:
         percent = math.nan
     if not 0 < percent <= 100:
@@ -59,10 +57,6 @@ def parse_picks(share: str | None) -> Picks | None:
         return int.from_bytes(digest, "big") < bound
 
     return picks
-
-
-def _pick_all(_shard: str, _record: int) -> bool:
-    return True
 
 
 class RecordCheck:
@@ -101,12 +95,32 @@ class RecordCheck:
             RecordError: everything that is wrong with it, in one message.
         """
         parts = self._layout.split(payload)
-        if parts is None:
-            return self._check_parsed(_parse(payload))
-        size, values, rest = parts
-        problems = [] if self._is_sound(rest) else self._problems(self._rest, _parse_entries(rest))
-        image = payload[self._layout.image_offset : self._layout.image_offset + size]
-        return self._finish(image, dict(zip(self._int_names, values, strict=True)), problems)
+        try:
+            if parts is not None:
+                size, values, rest = parts
+                problems = [] if self._is_sound(rest) else self._problems(self._rest, decode_entries(rest, ""))
+                image = payload[self._layout.image_offset : self._layout.image_offset + size]
+                ints = dict(zip(self._int_names, values, strict=True))
+            else:
+                features = decode_example(payload, "")
+                problems = self._problems(self._features, features)
+                if problems:
+                    raise RecordError("; ".join(problems))
+                (image,) = features[self._features[0].key].values  # type: ignore[assignment]  # its kind was compared
+                scalars = [spec for spec in self._features[1:] if spec.dtype == "int64" and spec.shape == ()]
+                ints = {spec.name: int(features[spec.key].values[0]) for spec in scalars}
+        except RecordError as error:
+            raise RecordError(str(error).removeprefix(": ")) from error
+        shape, label = self._tensor_shape, ints.get(LABEL)
+        if shape is not None:
+            if len(image) != math.prod(shape):
+                problems.append(f"the image has {len(image)} bytes; a tensor of {shape} takes {math.prod(shape)}")
+            problems += _size_problems(ints, shape)
+        if label is not None and self._classes and not 0 <= label < self._classes:
+            problems.append(f"label {label}, and there are {self._classes} classes, 0 to {self._classes - 1}")
+        if problems:
+            raise RecordError("; ".join(problems))
+        return Sample(image, label, ints)
 
     def check_image(self, sample: Sample) -> None:
         """Decode the image. Raises RecordError where it does not, or has another size than its record says."""
@@ -128,31 +142,6 @@ class RecordCheck:
         if problems:
             raise RecordError("; ".join(problems))
 
-    def _check_parsed(self, features: dict[str, Feature]) -> Sample:
-        problems = self._problems(self._features, features)
-        ints = {}
-        for spec in self._features[1:]:
-            if spec.dtype == "int64" and spec.shape == () and not problems:
-                (value,) = features[spec.key].values
-                ints[spec.name] = int(value)
-        if problems:
-            raise RecordError("; ".join(problems))
-        (image,) = features[self._features[0].key].values
-        assert isinstance(image, memoryview)
-        return self._finish(image, ints, problems)
-
-    def _finish(self, image: memoryview, ints: Mapping[str, int], problems: list[str]) -> Sample:
-        shape, label = self._tensor_shape, ints.get(LABEL)
-        if shape is not None:
-            if len(image) != math.prod(shape):
-                problems.append(f"the image has {len(image)} bytes; a tensor of {shape} takes {math.prod(shape)}")
-            problems += _size_problems(ints, shape)
-        if label is not None and self._classes and not 0 <= label < self._classes:
-            problems.append(f"label {label}, and there are {self._classes} classes, 0 to {self._classes - 1}")
-        if problems:
-            raise RecordError("; ".join(problems))
-        return Sample(image, label, ints)
-
     def _is_sound(self, rest: bytes) -> bool:
         """Return true for the features behind the integers, in order and shortest encoding; False is no verdict."""
         at = 0
@@ -166,7 +155,23 @@ class RecordCheck:
         return at == len(rest)
 
     def _problems(self, specs: Sequence[FeatureSpec], features: Mapping[str, Feature]) -> list[str]:
-        problems = [problem for spec in specs if (problem := _problem(spec, features.get(spec.key)))]
+        problems = []
+        for spec in specs:
+            feature, count = features.get(spec.key), None if spec.shape is None else math.prod(spec.shape)
+            if spec.dtype == "uint8":
+                count = 1  # a tensor is one bytes value
+            problem = ""
+            if feature is None or (feature.kind is None and not feature.values):
+                # An empty list is often left out: to TensorFlow it is the same.
+                problem = "is missing" if count else ""
+            elif feature.kind != _KIND_OF_DTYPE[spec.dtype]:
+                problem = f"holds {feature.kind}, not {spec.dtype}"
+            elif count is not None and len(feature.values) != count:
+                problem = f"has {len(feature.values)} values, not {count}"
+            elif spec.dtype == "string" and not all(map(_is_utf8, feature.values)):
+                problem = "is not valid UTF-8"
+            if problem:
+                problems.append(f"feature {spec.key!r} {problem}")
         unknown = sorted(features.keys() - {spec.key for spec in specs} - self._left_out)
         return [*problems, *(f"feature {key!r} is not in the manifest's schema" for key in unknown)]
 
@@ -177,34 +182,6 @@ class RecordCheck:
         return scratch[:size]
 
 
-def _parse(payload: memoryview | bytes) -> dict[str, Feature]:
-    try:
-        return decode_example(payload, "")
-    except RecordError as error:
-        raise RecordError(str(error).removeprefix(": ")) from error
-
-
-def _parse_entries(entries: bytes) -> dict[str, Feature]:
-    """Features of the entries of a map, which stand in an Example behind one tag and length."""
-    return _parse(b"\x0a" + encode_varint(len(entries)) + entries)
-
-
-def _problem(spec: FeatureSpec, feature: Feature | None) -> str | None:
-    count = 1 if spec.dtype == "uint8" or spec.shape == () else None if spec.shape is None else math.prod(spec.shape)
-    if feature is None or (feature.kind is None and not feature.values):
-        # An empty list is often left out: to TensorFlow it is the same.
-        return f"feature {spec.key!r} is missing" if count else None
-    if feature.kind != _KIND_OF_DTYPE[spec.dtype]:
-        return f"feature {spec.key!r} holds {feature.kind}, not {spec.dtype}"
-    if count is not None and len(feature.values) != count:
-        return f"feature {spec.key!r} has {len(feature.values)} values, not {count}"
-    if spec.dtype == "string" and not all(
-        _is_utf8(bytes(value)) for value in feature.values if isinstance(value, memoryview)
-    ):
-        return f"feature {spec.key!r} is not valid UTF-8"
-    return None
-
-
 def _size_problems(sizes: Mapping[str, int], shape: tuple[int, int, int]) -> list[str]:
     return [
         f"{name} is {sizes[name]}; the image has {found}"
@@ -213,9 +190,9 @@ def _size_problems(sizes: Mapping[str, int], shape: tuple[int, int, int]) -> lis
     ]
 
 
-def _is_utf8(value: bytes) -> bool:
+def _is_utf8(value: object) -> bool:
     try:
-        value.decode()
+        str(value, "utf-8")  # type: ignore[call-overload]  # a feature of kind bytes has nothing else
     except UnicodeDecodeError:
         return False
     return True

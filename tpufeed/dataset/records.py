@@ -1,4 +1,4 @@
-"""Records of a dataset by shard and number, with their CRCs verified."""
+"""Records of a dataset by shard and number, with their CRCs verified: mapped, staged, or by ranges of remote shards."""
 
 import itertools
 import logging
@@ -6,22 +6,20 @@ import math
 import random
 import resource
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpufeed.dataset.index import Index, Offsets
 from tpufeed.dataset.manifest import Shard
-from tpufeed.dataset.remote import Range, RemoteShards
 from tpufeed.dataset.schema import record_layout
-from tpufeed.errors import OptionError, RecordError, ShardError, StoreError
+from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, OptionError, RecordError, ShardError, StoreError
 from tpufeed.storage.local import map_file, open_plain
 from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.shard_cache import ShardCache
 from tpufeed.storage.shard_folder import RemoteShard
+from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.framing import decode_records
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -35,6 +33,8 @@ OPEN_SHARDS = 128
 _MOST_MAPPED = 8192  # shards; a process may map 65,530 files by default
 _TRIES = 3  # of a record that arrives damaged
 _CHUNK_BYTES = 16 << 20
+_MERGED_BYTES = 4 << 20  # neighbours in one request, but not so many that none run beside it
+_STATS_AT_ONCE = 32
 _INDEX_FOR_OTHERS = 0.01  # of the bytes of the shards that are due
 
 
@@ -71,14 +71,25 @@ class Reader:
         self._dataset = dataset
         self._store = dataset.shards
         self._shards = variants[variant].shards
-        self._check_shape(dataset.manifest.tensor_shape)
+        pixels = math.prod(dataset.manifest.tensor_shape or (0,))
+        for shard in self._shards:  # before the memory of a batch of such images is asked for
+            if shard.records * pixels > _MOST_MISSING * shard.bytes:
+                raise ShardError(
+                    f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "
+                    f"{dataset.manifest.tensor_shape}, as the manifest says. It was edited or damaged; build the "
+                    "dataset again"
+                )
         self._readers = SpanReader(dataset.store), SpanReader(self._store)
         # An adopted dataset may have its index elsewhere: what is staged comes from the store of the shards.
         index_stage = stage if dataset.store.url == self._store.url else None
         self._index = Index(dataset.store, variants[variant], self._readers[0], index_stage)
         self._remote = RemoteShards(self._store, self._shards, self._readers[1]) if dataset.is_remote else None
         self._stage = stage
-        wanted, allowed = open_shards or OPEN_SHARDS, _MOST_MAPPED if stage is None else _most_staged()
+        wanted, allowed = open_shards or OPEN_SHARDS, _MOST_MAPPED
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if stage is not None and descriptors != resource.RLIM_INFINITY:
+            # Each staged shard that is open holds a descriptor, and a quarter of what a process has may be spent so.
+            allowed = max(OPEN_SHARDS, min(descriptors // 4, _MOST_MAPPED))
         self._most_open = min(wanted, allowed)
         self._random = random.Random(0) if wanted > allowed else None
         self._opened: dict[int, _OpenShard] = {}
@@ -97,31 +108,51 @@ class Reader:
     def read_many(
         self, places: Sequence[tuple[int, int]], use: Callable[[int, memoryview], None] | None = None
     ) -> list[memoryview]:
-        """Payloads of several records, each (shard, record); `use` as in `decode_records`. Raises as `read` does.
+        """Return the payloads of several records, each (shard, record); `use` as in `decode_records`.
 
         Damage of what came over a network may be the network's, and that of a staged copy the disk's: it is asked for
-        again, and `use` called again.
+        again, and `use` called again. Raises as `read` does.
         """
-        shards, damaged, tries_left = {shard for shard, _ in places}, list[int](), _TRIES
+        shards, damaged, tries_left = {shard for shard, _ in places}, 0, _TRIES
+
+        def where(number: int) -> str:
+            nonlocal damaged
+            damaged = number
+            return f"{self.place(*places[number])}, byte {spans[number][1]}"
+
         while True:
             opened = self._opened if self._remote is None else self._open(shards)
-            spans = [self._span(opened, shard, record) for shard, record in places]
+            spans = []
+            for shard, record in places:
+                view, offsets = opened.get(shard) or self._open({shard})[shard]
+                spans.append((view, offsets.item(record), offsets.item(record + 1)))
+            if self._remote is None:
+                records = [view[start:stop] for view, start, stop in spans if view is not None]
+            else:
+                far = [
+                    Range(shard, start, stop)
+                    for (shard, _), (view, start, stop) in zip(places, spans, strict=True)
+                    if view is None
+                ]
+                fetched = iter(self._remote.read(far) if far else ())
+                records = [next(fetched) if view is None else view[start:stop] for view, start, stop in spans]
             try:
-                return decode_records(self._cut(places, spans), partial(self._where, places, spans, damaged), use)
+                return decode_records(records, where, use)
             except RecordError as error:
                 if self._remote is None:
                     raise
-                number = damaged.pop()
                 # Each of a batch's shards may have a damaged copy. One that is evicted is no try of the network's.
-                if not self._evict_damaged(places[number][0], spans[number][0]):
+                if not self._evict_damaged(places[damaged][0], spans[damaged][0]):
                     tries_left -= 1
                     if not tries_left:
                         raise
                     _logger.warning("%s; reading it again", error)
-                self._forget(shards)
+                with self._lock:  # their offsets may have been damaged on the way as well
+                    for shard in shards:
+                        self._opened.pop(shard, None)
 
     def iter_payloads(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Payloads of the samples `[start, stop)` of the split; remote ones are read ahead. Raises as `read` does."""
+        """Yield the payloads of the samples `[start, stop)`; remote ones are read ahead. Raises as `read` does."""
         chunks = self._iter_chunks(start, stop)
         if self._remote is None:
             for chunk in chunks:
@@ -142,11 +173,14 @@ class Reader:
         The index is left out where a host of many reads so few of the shards that most of it would be for others: then
         its parts come by ranges, a request for each shard that is opened.
         """
-        if self._remote is not None:
-            staged = list(self._remote.to_stage(shards))
-            yield from staged
-            if self._dataset.store.url == self._store.url and self._wants_index(staged):
-                yield self._index.to_stage()
+        if self._remote is None:
+            return
+        staged = list(self._remote.to_stage(shards))
+        yield from staged
+        index, due_bytes = self._index.to_stage(), sum(shard.size_bytes for shard in staged)
+        others_bytes = index.size_bytes * (1 - due_bytes / max(1, sum(shard.bytes for shard in self._shards)))
+        if self._dataset.store.url == self._store.url and (not staged or others_bytes <= _INDEX_FOR_OTHERS * due_bytes):
+            yield index
 
     def release(self) -> None:
         """Close all shards and connections; those that are asked for again are opened again."""
@@ -160,47 +194,6 @@ class Reader:
         """Return a record's name for errors."""
         return f"{self._store.url}/{self._shards[shard].name}, record {record}"
 
-    def _check_shape(self, shape: tuple[int, int, int] | None) -> None:
-        """Before anybody asks for the memory of a batch of such images."""
-        if shape is None:
-            return
-        for shard in self._shards:
-            if shard.records * math.prod(shape) > _MOST_MISSING * shard.bytes:
-                raise ShardError(
-                    f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "
-                    f"{shape}, as the manifest says. It was edited or damaged; build the dataset again"
-                )
-
-    def _wants_index(self, staged: Sequence[RemoteShard]) -> bool:
-        index, due_bytes = self._index.to_stage(), sum(shard.size_bytes for shard in staged)
-        all_bytes = sum(shard.bytes for shard in self._shards)
-        others_bytes = index.size_bytes * (1 - due_bytes / max(1, all_bytes))
-        return not staged or others_bytes <= _INDEX_FOR_OTHERS * due_bytes
-
-    def _cut(
-        self, places: Sequence[tuple[int, int]], spans: Sequence[tuple[memoryview | None, int, int]]
-    ) -> list[memoryview]:
-        if self._remote is None:
-            return [view[start:stop] for view, start, stop in spans if view is not None]
-        far = [
-            Range(shard, start, stop)
-            for (shard, _), (view, start, stop) in zip(places, spans, strict=True)
-            if view is None
-        ]
-        fetched = iter(self._remote.read(far) if far else ())
-        return [next(fetched) if view is None else view[start:stop] for view, start, stop in spans]
-
-    def _where(
-        self,
-        places: Sequence[tuple[int, int]],
-        spans: Sequence[tuple[memoryview | None, int, int]],
-        damaged: list[int],
-        number: int,
-    ) -> str:
-        """Name a record that is damaged, and note its number."""
-        damaged.append(number)
-        return f"{self.place(*places[number])}, byte {spans[number][1]}"
-
     def _evict_damaged(self, shard: int, view: memoryview | None) -> bool:
         """Return whether a record is damaged because the staged copy of its shard, or of the index, is; it is gone."""
         if self._stage is not None and self._remote is not None and view is not None:
@@ -208,12 +201,6 @@ class Reader:
             if self._stage.evict_damaged(staged, view):
                 return True
         return self._index.evict_damaged()
-
-    def _forget(self, shards: set[int]) -> None:
-        """Open them anew the next time: it may be their offsets that were damaged on the way."""
-        with self._lock:
-            for shard in shards:
-                self._opened.pop(shard, None)
 
     def _iter_chunks(self, start: int, stop: int) -> Iterator[list[tuple[int, int]]]:
         """Places of the samples in turn, some MB at a time and never of two shards."""
@@ -224,10 +211,6 @@ class Reader:
             for at in range(begin, end, step):
                 yield [(shard, record) for record in range(at, min(at + step, end))]
             first += entry.records
-
-    def _span(self, opened: dict[int, "_OpenShard"], shard: int, record: int) -> tuple[memoryview | None, int, int]:
-        view, offsets = opened.get(shard) or self._open({shard})[shard]
-        return view, offsets.item(record), offsets.item(record + 1)
 
     def _open(self, shards: set[int]) -> dict[int, "_OpenShard"]:
         """These shards; those that are new are opened, and those that are staged by now are looked at there."""
@@ -244,19 +227,16 @@ class Reader:
                     if opened[shard].view is None and (view := self._view(shard)) is not None:
                         opened[shard] = _OpenShard(view, opened[shard].offsets)
             self._opened.update(opened)
-            for shard in self._to_close(len(self._opened) - self._most_open):
+            excess = max(0, len(self._opened) - self._most_open)
+            if excess and self._random is not None:
+                # Fewer may be open than are read in turn. The first ones would be just those that are due next, and
+                # each would be opened again for each of its records.
+                closed = self._random.sample(list(self._opened), excess)
+            else:
+                closed = list(itertools.islice(self._opened, excess))
+            for shard in closed:
                 del self._opened[shard]
             return opened
-
-    def _to_close(self, count: int) -> list[int]:
-        """Return so many open shards: those that were opened first, whose records have been read.
-
-        Where fewer may be open than are read in turn, any: the first ones would be just those that are due next, and
-        each would be opened again for each of its records.
-        """
-        if count > 0 and self._random is not None:
-            return self._random.sample(list(self._opened), count)
-        return list(itertools.islice(self._opened, max(0, count)))
 
     def _view(self, shard: int) -> memoryview | None:
         entry = self._shards[shard]
@@ -266,13 +246,23 @@ class Reader:
                 return None if self._stage is None else self._stage.open(*self._remote.to_stage([shard]))
             return None
         path = self._store.local_path(entry.name)
-        return None if path is None else _map_shard(path, entry, self._dataset.url)
-
-
-def _most_staged() -> int:
-    """Return how many staged shards may be open: each holds a descriptor, a quarter of which a process may spend so."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_MAPPED if soft == resource.RLIM_INFINITY else max(OPEN_SHARDS, min(soft // 4, _MOST_MAPPED))
+        if path is None:
+            return None
+        try:
+            with open(path, "rb", opener=open_plain) as file:
+                size = file.seek(0, 2)
+                if size != entry.bytes:
+                    raise ShardError(
+                        f"{path} has {size} bytes; the manifest says {entry.bytes}. "
+                        f"Run: tpufeed verify {self._dataset.url}"
+                    )
+                return map_file(file.fileno(), size) if size else memoryview(b"")
+        except FileNotFoundError as error:
+            raise ShardError(
+                f"{path}: {error.strerror}; the manifest names this shard. Is the dataset complete?"
+            ) from error
+        except OSError as error:  # says nothing of its bytes
+            raise StoreError(f"{path}: {error.strerror}") from error
 
 
 class _OpenShard(NamedTuple):
@@ -282,16 +272,106 @@ class _OpenShard(NamedTuple):
     offsets: Offsets
 
 
-def _map_shard(path: Path, shard: Shard, url: str) -> memoryview:
-    try:
-        with open(path, "rb", opener=open_plain) as file:
-            size = file.seek(0, 2)
-            if size != shard.bytes:
-                raise ShardError(f"{path} has {size} bytes; the manifest says {shard.bytes}. Run: tpufeed verify {url}")
-            return map_file(file.fileno(), size) if size else memoryview(b"")
-    except FileNotFoundError as error:
-        raise ShardError(
-            f"{path}: {error.strerror}; the manifest names this shard. Is the dataset complete?"
-        ) from error
-    except OSError as error:  # says nothing of its bytes
-        raise StoreError(f"{path}: {error.strerror}") from error
+class Range(NamedTuple):
+    """Bytes `[start, stop)` of shard number `shard`."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+class RemoteShards:
+    """Reads ranges of one variant's shards. Thread-safe.
+
+    The manifest's generation is asked for. Where another tool has copied the dataset the objects have other ones: then
+    the present one is pinned, if its size and CRC-32C are the manifest's.
+    """
+
+    def __init__(self, store: Store, shards: Sequence[Shard], reader: SpanReader) -> None:
+        self._store = store
+        self._reader = reader
+        self._shards = shards
+        self._versions: dict[int, str] = {}
+        self._pinning = threading.Lock()
+
+    def to_stage(self, numbers: Iterable[int]) -> Iterator[RemoteShard]:
+        """Return the same shards as a stage knows them."""
+        for number in numbers:
+            entry = self._shards[number]
+            yield RemoteShard(entry.name, entry.bytes, entry.crc32c)
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        """The bytes of each range; neighbours share a request.
+
+        Raises:
+            ShardError: a shard is missing, or another than the manifest says.
+            StoreError: it cannot be read.
+        """
+        merged = list(_merge(ranges))
+        wholes = [whole for whole, _ in merged]
+        if self._store.generations:
+            unknown = (number for number in {whole.shard for whole in wholes} - self._versions.keys())
+            self._pin({number: "" for number in unknown if self._shards[number].generation is None})
+        found = self._reader.read([self._span(each) for each in wholes])
+        changed = [number for number, data in enumerate(found) if isinstance(data, ObjectChangedError)]
+        if changed:
+            self._pin({wholes[number].shard: self._span(wholes[number]).version for number in changed})
+            again = self._reader.read([self._span(wholes[number]) for number in changed])
+            for number, data in zip(changed, again, strict=True):
+                found[number] = data
+        parts: list[memoryview] = []
+        for (whole, members), data in zip(merged, found, strict=True):
+            if isinstance(data, ObjectNotFoundError):
+                raise self._missing(self._shards[whole.shard]) from data
+            if isinstance(data, StoreError):
+                raise data
+            view = memoryview(data)
+            parts += [view[start - whole.start : stop - whole.start] for _, start, stop in members]
+        return parts
+
+    def _span(self, wanted: Range) -> Span:
+        entry = self._shards[wanted.shard]
+        version = self._versions.get(wanted.shard, entry.generation or "") if self._store.generations else ""
+        return Span(entry.name, wanted.start, wanted.stop, version)
+
+    def _pin(self, shards: Mapping[int, str]) -> None:
+        """Find out the present versions of shards; each comes with the one that is known to be none."""
+        with self._pinning:  # several threads find out about the same shards at once
+            wanted = [shard for shard, gone in shards.items() if self._versions.get(shard, gone) == gone]
+            if not wanted:
+                return
+            with ThreadPoolExecutor(min(len(wanted), _STATS_AT_ONCE), "tpufeed-pin") as executor:
+                self._versions.update(zip(wanted, executor.map(self._present_version, wanted), strict=True))
+
+    def _present_version(self, shard: int) -> str:
+        entry = self._shards[shard]
+        info = self._store.stat(entry.name)
+        if info is None:
+            raise self._missing(entry)
+        if info.size_bytes != entry.bytes or info.crc32c not in (None, entry.crc32c):
+            found = "" if info.crc32c is None else f" of CRC-32C {info.crc32c:#010x}"
+            raise ShardError(
+                f"{self._store.url}/{entry.name} has {info.size_bytes} bytes{found}; the manifest says "
+                f"{entry.bytes} of {entry.crc32c:#010x}: it was replaced. Run: tpufeed verify {self._store.url}"
+            )
+        return info.version
+
+    def _missing(self, entry: Shard) -> ShardError:
+        return ShardError(
+            f"{self._store.url}/{entry.name}: no such object; the manifest names this shard. Is the dataset complete?"
+        )
+
+
+def _merge(ranges: Sequence[Range]) -> Iterator[tuple[Range, list[Range]]]:
+    """Neighbours as one range, with those that it is made of."""
+    members: list[Range] = []
+    for each in ranges:
+        if members:
+            first, last = members[0], members[-1]
+            if each.shard == last.shard and each.start == last.stop and each.stop - first.start <= _MERGED_BYTES:
+                members.append(each)
+                continue
+            yield Range(first.shard, first.start, last.stop), members
+        members = [each]
+    if members:
+        yield Range(members[0].shard, members[0].start, members[-1].stop), members

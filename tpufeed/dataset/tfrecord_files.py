@@ -1,9 +1,10 @@
 """Foreign TFRecord files: which of a folder's files they are, and which split each belongs to. By names alone."""
 
+import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from tpufeed.dataset.naming import OWN_FOLDER, check_split_name, count_ending, is_own, show_endings
 from tpufeed.errors import NoInputsError, OptionError, SourceError
@@ -25,8 +26,7 @@ _SPLIT_WORDS = frozenset(
 _DEFAULT_SPLIT = "train"
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignFiles:
+class ForeignFiles(NamedTuple):
     """TFRecord files by split, each in the order of names, and how many other files there are, by their endings."""
 
     splits: dict[str, list[ObjectInfo]]
@@ -34,7 +34,7 @@ class ForeignFiles:
 
 
 def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | None = None) -> ForeignFiles:
-    """The TFRecord files among `infos`.
+    """Return the TFRecord files among `infos`.
 
     A split is named by a folder called train, val, test or the like, else by the top folder, else by such a word in the
     files' names, else it is "train".
@@ -60,10 +60,9 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
             count_ending(ignored, info.name)
     if not found:
         hint = show_endings(ignored) if ignored else " (it is a dataset already)" if own else " (is it there?)"
-        among = f"{ignored.total()} files{hint}"
         raise NoInputsError(
-            f"no TFRecord files below {url} among {among}; give the folder that holds files named like "
-            "train-00000-of-00012.tfrecord or train/00.tfrec. Images become a dataset by tpufeed shard"
+            f"no TFRecord files below {url} among {ignored.total()} files{hint}; give the folder that holds files "
+            "named like train-00000-of-00012.tfrecord or train/00.tfrec. Images become a dataset by tpufeed shard"
         )
     for name in found:
         if not name.isprintable():
@@ -79,51 +78,42 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
 
 
 def find_splits(url: str, names: Sequence[str]) -> dict[str, str]:
-    """The split of each file. Raises OptionError where one would hold files of unlike folders."""
-    parts = {name: name.split("/")[:-1] for name in names}
-    split_of, roots = dict[str, str](), defaultdict[str, set[str]](set)
-    shared = _shared_depth(list(parts.values()))
-    flat = []
-    for name, folders in parts.items():
-        depth = next((n for n in reversed(range(len(folders))) if folders[n].lower() in _SPLIT_WORDS), None)
-        if depth is None and len(folders) > shared:
-            depth = shared
-        if depth is None:
-            flat.append(name)
-        else:
+    """Return the split of each file. Raises OptionError where one would hold files of unlike folders."""
+    folders_of = {name: name.split("/")[:-1] for name in names}
+    # Folders that all files share name no split, unless by a word for one.
+    levels = zip(*folders_of.values(), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
+    split_of, roots, flat = dict[str, str](), defaultdict[str, set[str]](set), list[str]()
+    for name, folders in folders_of.items():
+        words = [depth for depth, folder in enumerate(folders) if folder.lower() in _SPLIT_WORDS]
+        depth = words[-1] if words else shared
+        if depth < len(folders):
             split_of[name] = _to_split(folders[depth])
             roots[split_of[name]].add("/".join(folders[: depth + 1]))
+        else:
+            flat.append(name)
     for split, several in roots.items():
         if len(several) > 1:
             raise OptionError(
                 f"{url}: split {split!r} lies in {len(several)} folders ({', '.join(sorted(several)[:4])}), which may "
                 "hold the same images; adopt one of the folders above them"
             )
-    return split_of | _splits_by_name(url, flat)
 
-
-def _splits_by_name(url: str, names: Sequence[str]) -> dict[str, str]:
-    prefixes = {name: _stem(name) or "" for name in names}
-    words = {prefix: _split_word(prefix) for prefix in prefixes.values()}
-    if not any(words.values()):
-        above = url.rstrip("/").rsplit("/", 1)[-1]
-        default = above if above.lower() in _SPLIT_WORDS else _DEFAULT_SPLIT
-        return dict.fromkeys(names, default)
-    prefixes_of = _invert(words)
-    # Two prefixes with one word, as train_a and train_b, are two splits; so is one without a word beside one with.
-    chosen = {
-        prefix: word if word and prefixes_of[word] == [prefix] else _to_split(prefix or _DEFAULT_SPLIT)
-        for prefix, word in words.items()
-    }
-    return {name: chosen[prefix] for name, prefix in prefixes.items()}
-
-
-def _invert(words: Mapping[str, str | None]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for prefix, word in words.items():
-        if word is not None:
-            found[word].append(prefix)
-    return found
+    prefix_of = {name: _stem(name) or "" for name in flat}
+    word_of = {}
+    for prefix in prefix_of.values():  # the last word that names a split: TFDS puts the dataset's name before it
+        words_in = [word for word in re.findall("[A-Za-z]+", prefix) if word.lower() in _SPLIT_WORDS]
+        word_of[prefix] = words_in[-1] if words_in else ""
+    counts = Counter(word_of.values())
+    above = url.rstrip("/").rsplit("/", 1)[-1]
+    for name, prefix in prefix_of.items():
+        word = word_of[prefix]
+        if not any(word_of.values()):
+            split_of[name] = above if above.lower() in _SPLIT_WORDS else _DEFAULT_SPLIT
+        else:
+            # Two prefixes with one word, as train_a and train_b, are two splits; so is one without a word beside them.
+            split_of[name] = word if word and counts[word] == 1 else _to_split(prefix or _DEFAULT_SPLIT)
+    return split_of
 
 
 def is_tfrecord_name(name: str) -> bool:
@@ -137,26 +127,12 @@ def adopt_advice(url: str) -> str:
 
 
 def _stem(name: str) -> str | None:
-    """The name without extension and numbers; None for a file that is no TFRecord file."""
+    """Return the name without extension and numbers; None for a file that is no TFRecord file."""
     match = _TFRECORD.fullmatch(name.rpartition("/")[2])
     if match is None or name.startswith(OWN_FOLDER) or (match["bare"] and "." in match["stem"]):
         return None
     numbered = match["part"] or match["after"] or match["bare"]
     return match["stem"] if numbered else _NUMBERS.sub("", match["stem"])
-
-
-def _split_word(prefix: str) -> str | None:
-    """The last word of a prefix that names a split: TFDS puts the dataset's name before it."""
-    words = [word for word in re.findall("[A-Za-z]+", prefix) if word.lower() in _SPLIT_WORDS]
-    return words[-1] if words else None
-
-
-def _shared_depth(paths: Sequence[Sequence[str]]) -> int:
-    """Return how many folders all paths have in common."""
-    depth = 0
-    while all(len(path) > depth for path in paths) and len({path[depth] for path in paths}) == 1:
-        depth += 1
-    return depth
 
 
 def _to_split(text: str) -> str:

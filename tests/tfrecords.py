@@ -1,0 +1,18 @@
+"""Read whole TFRecord files in tests, in a few lines of their own."""
+
+import struct
+
+from tpufeed.tfrecord.crc32c import masked_crc32c
+
+
+def records_of(data):
+    """`(offset, payload)` of each record; both CRCs are verified."""
+    data, offset, records = memoryview(data), 0, []
+    while offset < len(data):
+        length, length_crc = struct.unpack_from("<QI", data, offset)
+        payload = data[offset + 12 : offset + 12 + length]
+        assert length_crc == masked_crc32c(data[offset : offset + 8])
+        assert struct.unpack_from("<I", data, offset + 12 + length) == (masked_crc32c(payload),)
+        records.append((offset, payload))
+        offset += 16 + length
+    return records
