@@ -1,4 +1,4 @@
-"""`tpufeed cache warmup`: the same flags and results, as text and as JSON."""
+"""`tpufeed cache warmup` and `python -m tpufeed.cache warmup`: the same flags and results, as text and as JSON."""
 
 import json
 import re
