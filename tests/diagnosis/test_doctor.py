@@ -15,7 +15,7 @@ from tpufeed.cache import warmup
 from tpufeed.diagnosis import stages
 from tpufeed.diagnosis.alternatives import Sample, take_sample, try_alternatives, write_sample
 from tpufeed.diagnosis.doctor import DoctorOptions, examine
-from tpufeed.diagnosis.rawfiles import measure_pillow, read_files
+from tpufeed.diagnosis.rawfiles import measure_files, measure_pillow
 from tpufeed.errors import DamageError, DatasetNotFoundError, OptionError
 from tpufeed.images.flips import HorizontalFlip
 from tpufeed.images.ops import Custom
@@ -130,8 +130,8 @@ def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path) ->
 def test_the_columns_of_a_table_are_asked_for(colour_folder: Path, tmp_path: Path) -> None:
     paths = sorted(colour_folder.glob("red/*"))
     (tmp_path / "t.csv").write_text("\n".join(["path,kind,subset", *(f"{path},red,val" for path in paths)]))
-    assert [note for note in read_files(str(tmp_path / "t.csv"), 0.1).notes if "--label COLUMN" in note]
-    assert not [note for note in read_files(str(colour_folder), 0.1).notes if "COLUMN" in note]
+    assert [note for note in measure_files(str(tmp_path / "t.csv"), 32, 0.01).notes if "--label COLUMN" in note]
+    assert not [note for note in measure_files(str(colour_folder), 32, 0.01).notes if "COLUMN" in note]
 
 
 def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
@@ -332,7 +332,7 @@ def test_pillow_is_measured_over_what_it_can_decode(photos: dict[str, bytes]) ->
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, bytes]) -> None:
     (tmp_path / "good.jpg").write_bytes(photos["rocket.jpg"])
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
-    found = read_files(str(tmp_path), 10.0)
+    found = measure_files(str(tmp_path), 32, 0.01)
     assert found.count == 2
     assert len(found.images) == 1
     assert any("cannot be read, the first: " in note and "gone.jpg" in note for note in found.notes)

@@ -27,7 +27,7 @@ from tpufeed.diagnosis.prediction import (
     find_goal,
     predict,
 )
-from tpufeed.diagnosis.rawfiles import measure_files, read_files
+from tpufeed.diagnosis.rawfiles import measure_files
 from tpufeed.diagnosis.results import Diagnosis, Stage
 from tpufeed.diagnosis.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
 from tpufeed.diagnosis.wording import number_of
@@ -152,14 +152,14 @@ def _examine_files(url: str, options: DoctorOptions, folder: Path, tell: Listene
         DatasetNotFoundError: there are no images.
         OptionError: ops that leave images of several sizes.
     """
-    tell("looking at the files")
+    tell("the files")
     seconds, ops = options.seconds / _MEASUREMENTS, tuple(options.ops or _DEFAULT_OPS)
     batch_size = options.batch_size or _BATCH_SIZE
     size = Pipeline(ops, 0).output_size(None)
     if size is None:
         raise OptionError("the ops leave images of several sizes; end with one that fixes it, like CenterCrop(224)")
     try:
-        files = read_files(url, seconds)
+        files = measure_files(url, size[0], seconds)
     except (SourceError, NoInputsError) as error:
         raise DatasetNotFoundError(
             f"{url} holds neither a dataset (no manifest.json) nor images: {error}. Give the URL of a dataset, or of "
@@ -167,9 +167,8 @@ def _examine_files(url: str, options: DoctorOptions, folder: Path, tell: Listene
         ) from error
     notes = [*files.notes, *([_NOTE_ON_OPS] if options.ops is None else [])]
     alternatives: tuple[Alternative, ...] = ()
-    stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the files can be read")}
+    stages = dict(files.stages)
     if files.images:
-        stages = measure_files(files, size[0], seconds)
         tell(TRANSFER)
         stages[TRANSFER] = measure_transfer((*size, 3), batch_size, seconds)
         tell("what shards and caches of them would give")

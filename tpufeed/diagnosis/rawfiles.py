@@ -34,20 +34,27 @@ class RawFiles:
     Attributes:
         count: images; at most the first 20,000.
         mean_bytes: mean size of a file.
-        read_per_second: images, files after one another as `tpufeed shard` reads them.
         images: some of them, encoded.
+        stages: reading, decoding, ops and assembly, by name.
         notes: what a user has to know of them, as sentences.
     """
 
     count: int
     mean_bytes: float
-    read_per_second: float
     images: list[bytes]
+    stages: dict[str, Stage]
     notes: tuple[str, ...]
 
 
-def read_files(url: str, seconds: float) -> RawFiles:
-    """Look at a folder, a table or tars of images; no more of a long listing than its beginning.
+def measure_files(url: str, side_px: int, seconds: float) -> RawFiles:
+    """Measure a folder, a table or tars of images as a Dataset of one's own would read and decode them, on all cores.
+
+    No more of a long listing is read than its beginning.
+
+    Args:
+        url: of the images.
+        side_px: of the crop that each of them is cut to.
+        seconds: of each measurement.
 
     Raises:
         SourceError, NoInputsError, OptionError: the source cannot be understood.
@@ -66,25 +73,22 @@ def read_files(url: str, seconds: float) -> RawFiles:
                 images.append(data)
             if images and time.perf_counter() - start > seconds:
                 break
-    rate = len(images) / (time.perf_counter() - start)
-    count = min(len(rows), _MOST_LISTED)
+    reading = len(images) / (time.perf_counter() - start)
+    count, cores = min(len(rows), _MOST_LISTED), available_cores()
     notes = [f"there is no dataset here yet, but images: {count:,}{' and more' if len(rows) > count else ''}"]
     if unreadable:
         notes.append(f"{len(unreadable):,} of those looked at cannot be read, the first: {unreadable[0]}")
     if source.kind == "table":  # the printed commands cannot know which of its columns is meant
         notes.append("add --label COLUMN and --split-by COLUMN to the commands as this table needs them")
     mean = float(np.mean([row.bytes for row in rows])) if rows else 0.0
-    return RawFiles(count, mean, rate, images, tuple(notes))
-
-
-def measure_files(files: RawFiles, side_px: int, seconds: float) -> dict[str, Stage]:
-    """Measure reading, decoding, ops and all together, as a Dataset of one's own does them, on all cores."""
-    cores = available_cores()
-    decoding = measure_pillow(files.images, None, cores, seconds)
-    whole = measure_pillow(files.images, side_px, cores, seconds)
+    if not images:
+        stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the files can be read")}
+        return RawFiles(count, mean, images, stages, tuple(notes))
+    decoding = measure_pillow(images, None, cores, seconds)
+    whole = measure_pillow(images, side_px, cores, seconds)
     crop = 1 / (1 / whole - 1 / decoding) if 0 < whole < decoding else None
-    return {
-        READING: Stage(name=READING, images_per_second=files.read_per_second, detail="file by file, in one thread"),
+    stages = {
+        READING: Stage(name=READING, images_per_second=reading, detail="file by file, in one thread"),
         DECODING: Stage(name=DECODING, images_per_second=decoding or None, detail="Pillow"),
         OPS: Stage(
             name=OPS,
@@ -94,11 +98,12 @@ def measure_files(files: RawFiles, side_px: int, seconds: float) -> dict[str, St
         ),
         ASSEMBLY: Stage(
             name=ASSEMBLY,
-            images_per_second=compose(whole, files.read_per_second * cores) if whole else None,
+            images_per_second=compose(whole, reading * cores) if whole else None,
             detail=f"Pillow in {number_of(cores, 'thread')}, as a Dataset of one's own does it; no tpufeed in it",
             why_not="Pillow decodes none of the images that were looked at",
         ),
     }
+    return RawFiles(count, mean, images, stages, tuple(notes))
 
 
 def measure_pillow(images: Sequence[bytes], side_px: int | None, threads: int, seconds: float) -> float:
