@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from tpufeed.diagnosis.results import Action, Diagnosis, Stage
-from tpufeed.diagnosis.wording import between, whole_percents
+from tpufeed.diagnosis.wording import between
 from tpufeed.errors import OptionError
 from tpufeed.profiling.flops import TPUS, Tpu, find_model, find_tpu, training_flops
 
@@ -137,8 +137,7 @@ def predict(
     at_storage = storage.bytes_per_second / size if storage.bytes_per_second and size else None
     fed = None if loader is None else compose(loader, limit, transfer)
     shares = core_shares([stages[name] for name in (READING, DECODING, OPS)], loader)
-    percents, notes = whole_percents(shares), measured.notes
-    binding = ASSEMBLY
+    binding, notes = ASSEMBLY, measured.notes
     if fed is None:
         idle = None
         verdict = f"no prediction: {stages[ASSEMBLY].why_not or 'the loader could not be measured'}"
@@ -147,10 +146,8 @@ def predict(
         slowest = min(overlapping, key=overlapping.__getitem__, default="")
         idle, who = predict_band(fed, goal.needed), f"predicted: {goal.tpu} with {goal.model}"
         if fed >= goal.needed[1]:
-            binding, verdict = (
-                ACCELERATOR,
-                f"{who} does not wait for data on this host; nothing binds but the {ACCELERATOR}",
-            )
+            binding = ACCELERATOR
+            verdict = f"{who} does not wait for data on this host; nothing binds but the accelerator"
         else:
             if slowest and overlapping[slowest] <= (loader or 0) * _AS_SLOW:
                 binding = slowest
@@ -158,8 +155,8 @@ def predict(
                 binding = max(shares, key=shares.__getitem__, default=ASSEMBLY)
             waits = between(*idle) if idle[0] else f"up to {idle[1]:.0f}"
             verdict = f"{who} waits {waits} % of its time for data; what binds is {binding}"
-            if binding in percents:
-                verdict += f", which takes {percents[binding]} % of an image's time"
+            if binding in shares:
+                verdict += f", which takes {100 * shares[binding]:.0f} % of an image's time"
         if transfer is None:
             verdict += "; the way to the device is not counted (transfer n/a)"
         if at_storage is not None and at_storage < min(fed, goal.needed[1]):
@@ -168,9 +165,9 @@ def predict(
     described = [Stage(name=STORAGE, images_per_second=at_storage, detail=storage.detail, why_not=storage.why_not)]
     for name, stage in stages.items():
         said = [stage.detail] if stage.detail else []
-        if name in percents:
+        if name in shares:
             what = "of an image's time goes to handing over" if name == ASSEMBLY else "of an image's time"
-            said.append(f"{percents[name]} % {what}")
+            said.append(f"{100 * shares[name]:.0f} % {what}")
         why_not = "" if stage.images_per_second is not None else stage.why_not or "it was not measured"
         described.append(replace(stage, detail="; ".join(said), why_not=why_not))
     return Diagnosis(
