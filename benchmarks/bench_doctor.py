@@ -1,6 +1,6 @@
 """Whether the doctor's predictions hold: predicted idle beside that of an EMULATED accelerator which is really fed.
 
-Six set-ups. For each, a plain loop over the loader says about what it gives, and the accelerator's rate is a multiple
+Four set-ups. For each, a plain loop over the loader says about what it gives, and the accelerator's rate is a multiple
 of that, fixed below: the doctor has no part in it. Then the doctor predicts, and the loader feeds an accelerator of
 that rate, in turns. At the end an action: what the doctor says presizing would give, having seen the full-size JPEGs
 alone, beside what the presized dataset gives. The page cache is warm.
@@ -9,43 +9,43 @@ alone, beside what the presized dataset gives. The page cache is warm.
 """
 
 import argparse
-import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "scripts"), str(ROOT)]
 
+import tpufeed  # noqa: E402
+from tpufeed.images import Custom, HorizontalFlip, RandomResizedCrop  # noqa: E402
+
 TPU, HIGH_SHARE_FLOPS = "v3-8", 4 * 123e12 * 0.375  # the FLOPs that a v3-8 does a second at the doctor's high rate
-BUCKET_BYTES_PER_SECOND, BUCKET_LATENCY_MS = 1.5e6, 10
 TARGET_POINTS = 10
-FEWEST_BATCHES = 40
+FEWEST_BATCHES, WARM_UP_BATCHES = 40, 8
 
 
 @dataclass(frozen=True)
 class SetUp:
-    """What is fed, and how many times as fast as the loader the accelerator is."""
+    """Data and ops of a set-up, and how many times as fast as the loader the accelerator is."""
 
     data: str
     times: float
-    options: dict[str, Any] = field(default_factory=dict)
+    ops: tuple[Any, ...] | None = (RandomResizedCrop(224), HorizontalFlip())
+    batch_size: int = 128
 
 
-HEAVY = "slow_ops:heavy"
 SET_UPS = {
     "JPEG": SetUp("jpeg", 1.6),
-    "JPEG, one thread": SetUp("jpeg", 2.5, {"threads": 1, "processes": 0}),
-    "JPEG, heavy ops": SetUp("jpeg", 3.0, {"ops": HEAVY}),
+    "JPEG, heavy ops": SetUp(
+        "jpeg", 3.0, (RandomResizedCrop(224), HorizontalFlip(), Custom("slow_ops:heavy")), batch_size=32
+    ),
     "presized": SetUp("presized", 1.3),
-    "raw cache": SetUp("raw", 2.0),
-    "gs://, narrow, not staged": SetUp("bucket", 1.8, {"stage_bytes": 0}),
+    "raw cache": SetUp("raw", 2.0, None),
 }
 
 
@@ -67,8 +67,7 @@ def main() -> None:
         found = {}
         for name, set_up in SET_UPS.items():
             if args.only in (None, name):
-                with _place(set_up, urls, Path(temporary)) as url:
-                    found[name] = measure(url, set_up, args)
+                found[name] = measure(urls[set_up.data], set_up, args)
         if args.only in (None, "action"):
             found["action: presize the JPEGs"] = measure_action(urls, args)
     report(found, args)
@@ -76,13 +75,12 @@ def main() -> None:
 
 def measure(url: str, set_up: SetUp, args: argparse.Namespace) -> dict[str, Any]:
     """Predicted and measured idle, in turns."""
-    options = _loader_options(set_up)
-    given = drain_plainly(url, options)
-    rate, seconds = set_up.times * given, _feed_seconds(given, options, args)
+    given = drain_plainly(url, set_up)
+    rate, seconds = set_up.times * given, _feed_seconds(given, set_up, args)
     predicted, measured, fed, problems = [], [], [], set[str]()
     for _ in range(args.repeats):
-        diagnosis = _diagnose(url, options, rate, args)
-        run = _feed(url, options, rate, seconds)
+        diagnosis = _diagnose(url, set_up, rate, args)
+        run = _feed(url, set_up, rate, seconds)
         predicted.append(diagnosis.idle_percent[1])
         measured.append(run.idle_percent)
         fed.append((diagnosis.fed, run.images_per_second))
@@ -92,14 +90,14 @@ def measure(url: str, set_up: SetUp, args: argparse.Namespace) -> dict[str, Any]
 
 def measure_action(urls: dict[str, str], args: argparse.Namespace) -> dict[str, Any]:
     """Idle that the doctor predicts of presizing, from JPEGs alone, and that of the presized dataset."""
-    options = _loader_options(SET_UPS["JPEG"])
-    given = drain_plainly(urls["presized"], options)
-    rate, seconds = 1.5 * given, _feed_seconds(given, options, args)
+    set_up = SET_UPS["JPEG"]
+    given = drain_plainly(urls["presized"], set_up)
+    rate, seconds = 1.5 * given, _feed_seconds(given, set_up, args)
     predicted, measured, fed, problems = [], [], [], set[str]()
     for _ in range(args.repeats):
-        diagnosis = _diagnose(urls["jpeg"], options, rate, args)
+        diagnosis = _diagnose(urls["jpeg"], set_up, rate, args)
         (action,) = (action for action in diagnosis.actions if action.do.startswith("presize"))
-        run = _feed(urls["presized"], options, rate, seconds)
+        run = _feed(urls["presized"], set_up, rate, seconds)
         predicted.append(action.idle_percent[1])
         measured.append(run.idle_percent)
         fed.append((action.images_per_second, run.images_per_second))
@@ -107,12 +105,9 @@ def measure_action(urls: dict[str, str], args: argparse.Namespace) -> dict[str, 
     return _outcome(rate, predicted, measured, {"binding": diagnosis.binding, "fed": fed, "problems": sorted(problems)})
 
 
-def drain_plainly(url: str, options: Any, seconds: float = 4.0) -> float:
+def drain_plainly(url: str, set_up: SetUp, seconds: float = 4.0) -> float:
     """Images a second of a plain loop, once the loader is under way; by none of the doctor's code."""
-    import tpufeed
-
-    keywords = {name: getattr(options, name) for name in ("ops", "threads", "processes", "stage_bytes", "batch_size")}
-    with tpufeed.numpy_loader(url, repeat=True, **keywords) as loader, closing(iter(loader)) as batches:
+    with _open(url, set_up) as loader, closing(iter(loader)) as batches:
         for _ in range(6):
             next(batches)
         start, images = time.perf_counter(), 0
@@ -162,60 +157,35 @@ def _outcome(rate: float, predicted: list[float], measured: list[float], rest: d
     }
 
 
-def _diagnose(url: str, options: Any, rate: float, args: argparse.Namespace) -> Any:
+def _open(url: str, set_up: SetUp) -> Any:
+    return tpufeed.numpy_loader(url, repeat=True, ops=set_up.ops, batch_size=set_up.batch_size)
+
+
+def _diagnose(url: str, set_up: SetUp, rate: float, args: argparse.Namespace) -> Any:
     from tpufeed.diagnosis.doctor import DoctorOptions, examine
 
-    asked = DoctorOptions(
-        tpu=TPU,
-        flops_per_sample=HIGH_SHARE_FLOPS / rate,
-        batch_size=options.batch_size,
-        ops=options.ops,
-        threads=options.threads,
-        processes=options.processes,
-        stage_bytes=options.stage_bytes,
-        seconds=args.seconds,
+    flops = HIGH_SHARE_FLOPS / rate
+    options = DoctorOptions(
+        tpu=TPU, flops_per_sample=flops, batch_size=set_up.batch_size, ops=set_up.ops, seconds=args.seconds
     )
-    return examine(url, asked)
+    return examine(url, options)
 
 
-def _feed_seconds(given: float, options: Any, args: argparse.Namespace) -> float:
+def _feed_seconds(given: float, set_up: SetUp, args: argparse.Namespace) -> float:
     """Long enough for the batch that each run begins and ends with to weigh little."""
-    return max(args.feed_seconds, FEWEST_BATCHES * options.batch_size / given)
+    return max(args.feed_seconds, FEWEST_BATCHES * set_up.batch_size / given)
 
 
-def _feed(url: str, options: Any, rate: float, seconds: float) -> Any:
-    import tpufeed
-    from tpufeed.diagnosis.doctor import feed_emulated
+def _feed(url: str, set_up: SetUp, rate: float, seconds: float) -> Any:
+    """Feed an EMULATED accelerator of that rate, once all of the loader is at work."""
+    from tpufeed.profiling.accelerator import EmulatedAccelerator
     from tpufeed.profiling.flops import AcceleratorProfile
 
-    profile = AcceleratorProfile(f"{rate:.0f} images a second", rate)
-    return feed_emulated(tpufeed.open_dataset(url), "train", options, profile, seconds)
-
-
-def _loader_options(set_up: SetUp) -> Any:
-    from tpufeed.images import Custom, HorizontalFlip, RandomResizedCrop
-    from tpufeed.loaders.options import LoaderOptions
-
-    given = dict(set_up.options)
-    ops = None if set_up.data == "raw" else [RandomResizedCrop(224), HorizontalFlip()]
-    batch = 128
-    if given.pop("ops", None) == HEAVY:
-        ops, batch = [*(ops or []), Custom(HEAVY)], 32
-    return replace(LoaderOptions(ops=ops, batch_size=batch), **given)
-
-
-@contextmanager
-def _place(set_up: SetUp, urls: dict[str, str], folder: Path) -> Iterator[str]:
-    """Where the set-up's dataset is: the narrow bucket is a local server's."""
-    if set_up.data != "bucket":
-        yield urls[set_up.data]
-        return
-    from local_gcs import serve
-
-    shutil.copytree(urls["presized"], folder / "served" / "bucket" / "presized")
-    with serve(folder / "served") as server:
-        server.configure(latency_ms=BUCKET_LATENCY_MS, connection_bytes_per_second=BUCKET_BYTES_PER_SECOND)
-        yield "gs://bucket/presized"
+    device = EmulatedAccelerator(AcceleratorProfile(f"{rate:.0f} images a second", rate), set_up.batch_size)
+    with _open(url, set_up) as loader, closing(iter(loader)) as batches:
+        for _ in range(WARM_UP_BATCHES):
+            next(batches)
+        return device.run(batches, None, seconds)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,6 @@ def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, com
         assert re.search(rf"^ *{stage} +(n/a|[\d,]+) ", done.stdout, re.MULTILINE), done.stdout
     if "--report" in command:
         assert "run.json: highly input-bound" in done.stdout
-        assert "EMULATED" in (place / "doctor.html").read_text()
         assert "redicted" in (place / "doctor.html").read_text()
 
 
@@ -67,17 +66,15 @@ def test_a_profile_s_figures_and_verdict_are_shown(run, cache_url, tmp_path):
     assert "look at the run rather than at the data" in done.stdout  # 1e15 FLOPs a sample need no fast host
 
 
-def test_damaged_records_are_one_note_and_the_report_has_its_run(run, dataset_url, tmp_path):
-    pytest.importorskip("matplotlib")
+def test_damaged_records_are_one_note(run, dataset_url, tmp_path):
     damaged = shutil.copytree(dataset_url, tmp_path / "damaged")
     shard = min(damaged.glob("train-*.tfrecord"))
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    done = run("doctor", damaged, "--seconds", 1, "--threads", 1, "--processes", 0, "--report", tmp_path / "out.html")
+    done = run("doctor", damaged, "--seconds", 1)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^note: 1 of \d+ records looked at is damaged, the first: .*tpufeed verify ", done.stdout, re.M)
-    assert "EMULATED" in (tmp_path / "out.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,17 @@
 """`tpufeed doctor`."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import find_own_modules, print_json, reports_errors, say, warn
+from tpufeed.cli.console import find_own_modules, print_json, reports_errors, say
 from tpufeed.cli.progress import Status
 from tpufeed.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from tpufeed.diagnosis.doctor import DoctorOptions, Listener
     from tpufeed.diagnosis.results import Diagnosis
 
 
@@ -28,26 +25,6 @@ def doctor_command(
     ],
     split: flags.SplitName = None,
     op: flags.LiveOp = None,
-    threads: flags.Threads = None,
-    processes: flags.Processes = None,
-    stage_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Where remote shards are staged.",
-            show_default="as loaders choose",
-            rich_help_panel=flags.FEEDING,
-        ),
-    ] = None,
-    stage_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="What the stage may hold, like 50GB; 0 stages nothing.",
-            show_default="as loaders choose",
-            rich_help_panel=flags.FEEDING,
-        ),
-    ] = None,
     tpu: Annotated[
         str | None,
         typer.Option(
@@ -63,7 +40,7 @@ def doctor_command(
         float | None,
         typer.Option(
             metavar="FLOPS",
-            help="In place of a model: of a training step, for one sample, like 24.6e9.",
+            help="In place of a model: the FLOPs of a training step for one sample, like 24.6e9.",
             rich_help_panel=flags.DEVICE,
         ),
     ] = None,
@@ -76,14 +53,16 @@ def doctor_command(
     seconds: Annotated[
         float,
         typer.Option(
-            metavar="S", help="What all measurements may take together, about.", rich_help_panel=flags.MEASURING
+            metavar="S",
+            help="The time that all measurements take together, about.",
+            rich_help_panel=flags.MEASURING,
         ),
     ] = 25.0,
     clock: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What a StepClock saved: says whether the step waits for data or for tracing.",
+            help="A file that a StepClock saved: it tells whether the step waits for data or for tracing.",
             rich_help_panel=flags.MEASURING,
         ),
     ] = None,
@@ -91,7 +70,7 @@ def doctor_command(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="What a profiler wrote: says for how much of a step the TPU waited.",
+            help="A folder that a profiler wrote: it tells for how much of a step the TPU waited.",
             rich_help_panel=flags.MEASURING,
         ),
     ] = None,
@@ -109,7 +88,7 @@ def doctor_command(
     """
     find_own_modules()
     from tpufeed.diagnosis.doctor import DoctorOptions, examine
-    from tpufeed.diagnosis.report import check_report_path
+    from tpufeed.diagnosis.report import check_report_path, write_report
     from tpufeed.images.ops import parse_op
 
     if report is not None:
@@ -121,18 +100,22 @@ def doctor_command(
         flops_per_sample=flops_per_sample,
         batch_size=batch,
         ops=None if op is None else [parse_op(text) for text in op],
-        threads=threads,
-        processes=processes,
-        stage_dir=stage_dir,
-        stage_bytes=0 if stage_size == "0" else stage_size,
         seconds=seconds,
         steps=clock,
         profile=profile,
     )
-    with _quiet_loaders(), Status("measuring") as line:
-        diagnosis = examine(url, options, line.say)
-        if report is not None:
-            _write_report(report, diagnosis, options, line.say)
+    logger = logging.getLogger("tpufeed.loaders")
+    level = logger.level
+    logger.setLevel(
+        logging.ERROR
+    )  # or each measurement warns of the same bad records; the diagnosis has a note of them
+    try:
+        with Status("measuring") as line:
+            diagnosis = examine(url, options, line.say)
+    finally:
+        logger.setLevel(level)
+    if report is not None:
+        write_report(report, diagnosis, [])
     if as_json:
         print_json(diagnosis)
         return
@@ -141,34 +124,8 @@ def doctor_command(
         say(f"report: {report}")
 
 
-@contextmanager
-def _quiet_loaders() -> Iterator[None]:
-    """Silence the loaders' warnings, or each measurement lists the same bad records."""
-    logger = logging.getLogger("tpufeed.loaders")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def _write_report(path: Path, diagnosis: "Diagnosis", options: "DoctorOptions", tell: "Listener") -> None:
-    from tpufeed.diagnosis.doctor import check_diagnosis
-    from tpufeed.diagnosis.report import write_report
-    from tpufeed.errors import TpufeedError
-
-    tell("a short EMULATED run")
-    runs = []
-    try:
-        run = check_diagnosis(diagnosis, options.loader_options(), options.seconds / 4)
-        runs += [] if run is None else [run]
-    except TpufeedError as error:
-        warn(f"the report has no EMULATED run: {error}")
-    write_report(path, diagnosis, runs)
-
-
 def _print(diagnosis: "Diagnosis") -> None:
+    """Print the stages as a table, the prediction, and what to do next."""
     from tpufeed.diagnosis.wording import between
     from tpufeed.diagnosis.wording import say as figure
 
@@ -195,9 +152,7 @@ def _print(diagnosis: "Diagnosis") -> None:
         say("next: nothing here that would help")
     for number, action in enumerate(diagnosis.actions, 1):
         say(f"{number}. {action.do}")
-        effect = list[str]()
-        if action.factor is not None:
-            effect.append(f"{action.factor:,.1f}x")
+        effect = [f"{action.factor:,.1f}x"] if action.factor is not None else []
         if action.images_per_second is not None:
             effect.append(f"{action.images_per_second:,.0f} images a second")
         if action.idle_percent is not None:

@@ -1,89 +1,56 @@
 """The doctor: measure what feeds a TPU from here, and say what binds and what to do about it.
 
-`examine` opens the dataset or the raw images, takes a sample, measures each stage and the loader itself, tries a few
-alternatives, and hands all rates to `prediction` (what binds, how idle) and to `advice` (what to do next).
+`examine` opens the dataset or the raw images, takes a sample, measures storage, the loader and the transfer
+(`stages`, `rawfiles`), tries other ways to store the images (`alternatives`), and has the rates judged (`prediction`).
 """
 
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import tpufeed
 from tpufeed.dataset.advice import iter_warnings
-from tpufeed.dataset.reader import Dataset, find_dataset, open_dataset
-from tpufeed.diagnosis.advice import Evidence, Provenance, advise, find_provenance
-from tpufeed.diagnosis.feeds.devices import Subject as Fed
-from tpufeed.diagnosis.feeds.devices import feed
-from tpufeed.diagnosis.feeds.loaders import open_loader
-from tpufeed.diagnosis.feeds.options import DeviceChoice
-from tpufeed.diagnosis.machine import clashes, crowds, machine
+from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.diagnosis.alternatives import SAMPLE_SPLIT, Sample, take_sample, try_alternatives, write_sample
+from tpufeed.diagnosis.machine import busy_notes, machine
 from tpufeed.diagnosis.prediction import (
     ASSEMBLY,
-    DECODING,
-    OPS,
-    READING,
     STORAGE,
     TRANSFER,
     Alternative,
-    Goal,
+    Evidence,
     Measurements,
     Storage,
-    detect_tpu,
-    needed_rates,
+    find_goal,
     predict,
 )
-from tpufeed.diagnosis.rawfiles import measure_files, read_files
-from tpufeed.diagnosis.results import Diagnosis, Run, Stage
-from tpufeed.diagnosis.samples import (
-    SPLIT,
-    Scenario,
-    sample_folder,
-    take_sample,
-    try_storages,
-    try_workers,
-    write_sample,
-)
-from tpufeed.diagnosis.stages.measure import (
-    measure_cores,
-    measure_ranges,
-    measure_storage,
-    measure_throughput,
-    measure_transfer,
-    stage_room,
-)
-from tpufeed.diagnosis.stages.probing import Subject
+from tpufeed.diagnosis.rawfiles import measure_files
+from tpufeed.diagnosis.results import Diagnosis, Stage
+from tpufeed.diagnosis.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import DatasetNotFoundError, NoInputsError, OptionError, SourceError, TpufeedError
 from tpufeed.images import HorizontalFlip
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.loaders.batch import Decoder
-from tpufeed.loaders.executor import plan_workers
-from tpufeed.loaders.options import LoaderOptions
-from tpufeed.profiling.accelerator import Limits
-from tpufeed.profiling.flops import AcceleratorProfile, find_model, find_tpu, training_flops
 from tpufeed.profiling.steps import MODERATE_PERCENT, load_steps
 from tpufeed.profiling.xplane import read_profile
+from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.registry import open_store
 
 Listener = Callable[[str], None]
 T = TypeVar("T")
 
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
-_ASSUMED_TPU, _DEFAULT_MODEL = "v3-8", "resnet50"
+_BATCH_SIZE = 128
 _DEFAULT_OPS = (RandomResizedCrop(224), HorizontalFlip())
-_SAID_OF_OPS = "ops: RandomResizedCrop(224) and HorizontalFlip(), as none were given (--op)"
+_NOTE_ON_OPS = "ops: RandomResizedCrop(224) and HorizontalFlip(), as none were given (--op)"
 
-_MEASUREMENTS = 16  # share the time among them; starting processes takes the rest
-_SAMPLING = 1.5  # times a measurement's seconds
-_LOADING = 2.0  # likewise: most of the prediction depends on it
-_SPARE = 1.02
-_WARM_UP_BATCHES = 8
+_MEASUREMENTS = 14  # share the time among them; starting processes takes the rest
+_SAMPLING, _LOADING = 1.5, 4.0  # times a measurement's seconds: most of the prediction depends on the loader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +62,8 @@ class DoctorOptions:
         tpu: that is to be fed; None: the one of this host, else a v3-8.
         model: that it trains; None: resnet50.
         flops_per_sample: of a training step, in place of a model.
-        batch_size: of this host; None: the loaders' default, 128, and no advice about it.
+        batch_size: of this host; None: 128, and no advice about it.
         ops: as for loaders; None: the cache's own, or RandomResizedCrop(224) and HorizontalFlip().
-        threads: as for loaders.
-        processes: as for loaders.
-        stage_dir: as for loaders.
-        stage_bytes: as for loaders.
         seconds: that all measurements may take together, about.
         steps: a report that `StepClock` saved.
         profile: a folder that a profiler wrote.
@@ -112,10 +75,6 @@ class DoctorOptions:
     flops_per_sample: float | None = None
     batch_size: int | None = None
     ops: Sequence[Op] | None = None
-    threads: int | None = None
-    processes: int | None = None
-    stage_dir: str | Path | None = None
-    stage_bytes: str | int | None = None
     seconds: float = 25.0
     steps: Path | None = None
     profile: Path | None = None
@@ -125,18 +84,8 @@ class DoctorOptions:
             raise OptionError(f"seconds are between {_LEAST_SECONDS:g} and {_MOST_SECONDS:g}, not {self.seconds:g}")
         if self.model is not None and self.flops_per_sample is not None:
             raise OptionError("give either a model or the FLOPs of a sample, not both")
-        self.loader_options()
-
-    def loader_options(self) -> LoaderOptions:
-        """Return the options of the loaders that are measured. Raises OptionError."""
-        given = LoaderOptions(
-            ops=self.ops,
-            threads=self.threads,
-            processes=self.processes,
-            stage_dir=self.stage_dir,
-            stage_bytes=self.stage_bytes,
-        )
-        return given if self.batch_size is None else replace(given, batch_size=self.batch_size)
+        if self.batch_size is not None and self.batch_size < 1:
+            raise OptionError(f"batch_size is a whole number, at least 1, not {self.batch_size}")
 
 
 def examine(url: str | Path, options: DoctorOptions | None = None, listener: Listener | None = None) -> Diagnosis:
@@ -154,39 +103,19 @@ def examine(url: str | Path, options: DoctorOptions | None = None, listener: Lis
         OptionError: an option that cannot be, a split that is not there or is empty, or images that differ in size.
         StoreError, ManifestError: the dataset cannot be read.
     """
-    options = options or DoctorOptions()
-    goal, assumed = find_goal(options)
+    options, tell = options or DoctorOptions(), listener or (lambda _: None)
+    goal, assumed = find_goal(options.tpu, options.model, options.flops_per_sample, options.batch_size, os.environ)
     evidence = read_evidence(options.steps, options.profile)
     store = open_store(url)
     dataset = find_dataset(store)
     about = machine()  # before there is any load of ours
-    with sample_folder() as folder:
-        seconds = options.seconds / _MEASUREMENTS
-        exam = _Examination(options.loader_options(), seconds, folder, listener or (lambda _: None))
+    with temporary_folder() as folder:
         if dataset is None:
-            measured = _examine_files(store.url, exam)
+            measured = _examine_files(store.url, options, folder, tell)
         else:
-            measured = _examine_dataset(dataset, _find_split(dataset, options.split), exam)
-    found = predict(measured, goal, store.url if dataset is None else dataset.url, about)
-    notes = (*crowds(about), *assumed, *found.notes, *clashes(), *(one.says for one in evidence))
-    return replace(found, actions=advise(measured, goal, evidence), notes=notes)
-
-
-def find_goal(options: DoctorOptions) -> tuple[Goal, tuple[str, ...]]:
-    """Return what is to be fed, and what had to be assumed. Raises OptionError that names the nearest TPU or model."""
-    notes: tuple[str, ...] = ()
-    tpu = detect_tpu(os.environ) if options.tpu is None else find_tpu(options.tpu)
-    if tpu is None:
-        tpu, notes = find_tpu(_ASSUMED_TPU), (f"no TPU was named or found: {_ASSUMED_TPU} is assumed (--tpu)",)
-    elif options.tpu is None:
-        notes = (f"{tpu.name} is the TPU of this host",)
-    model = find_model(options.model or _DEFAULT_MODEL)
-    flops = options.flops_per_sample
-    if flops is not None:
-        model = f"{flops / 1e9:,.4g} GFLOPs a sample"
-    elif model != _DEFAULT_MODEL:
-        flops = training_flops(model)
-    return Goal(tpu.name, model, needed_rates(tpu, flops), tpu.devices, options.batch_size), notes
+            measured = _examine_dataset(dataset, options, folder, tell)
+    measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
+    return predict(measured, goal, store.url if dataset is None else dataset.url, about, evidence)
 
 
 def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, ...]:
@@ -216,263 +145,135 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
     return tuple(found)
 
 
-def _find_split(dataset: Dataset, name: str | None) -> str:
-    """Return the split to be measured. Raises OptionError where there is none of that name, or it is empty."""
-    if name is None:
-        names = list(dataset.manifest.splits)
-        name = "train" if "train" in names or not names else names[0]
-    if not dataset.split(name).records:
-        raise OptionError(
-            f"{dataset.url}: split {name!r} is empty, so there is nothing to measure; choose another one with --split"
-        )
-    return name
-
-
-@dataclass(frozen=True, slots=True)
-class _Examination:
-    """Options of the loaders, the seconds of one measurement, and a folder for small datasets."""
-
-    options: LoaderOptions
-    seconds: float
-    folder: Path
-    listener: Listener
-
-    def attempt(self, what: str, measure: Callable[[], T]) -> tuple[T | None, str]:
-        """Return what `measure` gives, or why there is nothing."""
-        self.listener(what)
-        try:
-            return measure(), ""
-        except (TpufeedError, OSError) as error:
-            return None, str(error) or type(error).__name__
-        except MemoryError:
-            return None, "there is not enough memory for it"
-
-
-def _examine_files(url: str, exam: _Examination) -> Measurements:
+def _examine_files(url: str, options: DoctorOptions, folder: Path, tell: Listener) -> Measurements:
     """Measure raw images as one trains from them without tpufeed, and what shards of them would give.
 
     Raises:
         DatasetNotFoundError: there are no images.
         OptionError: ops that leave images of several sizes.
     """
-    exam.listener("looking at the files")
-    ops = tuple(exam.options.ops or _DEFAULT_OPS)
+    tell("the files")
+    seconds, ops = options.seconds / _MEASUREMENTS, tuple(options.ops or _DEFAULT_OPS)
+    batch_size = options.batch_size or _BATCH_SIZE
     size = Pipeline(ops, 0).output_size(None)
     if size is None:
         raise OptionError("the ops leave images of several sizes; end with one that fixes it, like CenterCrop(224)")
     try:
-        files = read_files(url, exam.seconds)
+        files = measure_files(url, size[0], seconds)
     except (SourceError, NoInputsError) as error:
         raise DatasetNotFoundError(
             f"{url} holds neither a dataset (no manifest.json) nor images: {error}. Give the URL of a dataset, or of "
             "images as `tpufeed shard` takes them"
         ) from error
-    measured = Measurements(
+    notes = [*files.notes, *([_NOTE_ON_OPS] if options.ops is None else [])]
+    alternatives: tuple[Alternative, ...] = ()
+    stages = dict(files.stages)
+    if files.images:
+        tell(TRANSFER)
+        stages[TRANSFER] = measure_transfer((*size, 3), batch_size, seconds)
+        tell("what shards and caches of them would give")
+        alternatives, untried = try_alternatives(
+            Sample(url=url, images=files.images, records=files.count, are_files=True, ops=ops, batch_size=batch_size),
+            folder,
+            seconds,
+        )
+        notes += untried
+    return Measurements(
         split="all",
-        record_bytes=files.bytes,
-        storage=Storage(kind="memory", why_not="files are read one by one; see reading"),
-        stages={ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the files can be read")},
-        notes=(*files.notes, *([_SAID_OF_OPS] if exam.options.ops is None else [])),
-    )
-    if not files.sample.images:
-        return measured
-    exam.listener(TRANSFER)
-    transfer = measure_transfer((*size, 3), exam.options.batch_size, exam.seconds)
-    measured = replace(measured, stages=measure_files(files, size[0], exam.seconds) | {TRANSFER: transfer})
-    scenario = Scenario(
-        url=url,
-        source="files",
-        provenance=Provenance(url),
-        records=files.count,
-        sample=files.sample,
-        options=exam.options,
-        ops=ops,
-        size=size,
-        folder=exam.folder,
-        seconds=exam.seconds,
-        expected=measured.loader,
-    )
-    exam.listener("what shards and caches of them would give")
-    tried = list(try_storages(scenario))
-    return replace(
-        measured,
-        alternatives=tuple(one for one in tried if isinstance(one, Alternative)),
-        notes=(*measured.notes, *(one for one in tried if isinstance(one, str))),
-    )
-
-
-def _examine_dataset(dataset: Dataset, split: str, exam: _Examination) -> Measurements:
-    """Measure each stage of a split that has samples, the loader from end to end, and alternatives.
-
-    Raises:
-        OptionError: options that do not fit it; its images differ in size.
-        StoreError, ShardError: none of it can be read.
-    """
-    exam.listener("a sample of it")
-    options, entry, manifest, notes = exam.options, dataset.split(split), dataset.manifest, list[str]()
-    if options.ops is None and manifest.cache is None:
-        options = replace(options, ops=_DEFAULT_OPS)
-        notes.append(_SAID_OF_OPS)
-    decoder = Decoder(dataset, options.ops, 0)
-    ops, (height, width, _) = decoder.pipeline.ops, decoder.batch_shape
-    if entry.records < options.batch_size:
-        notes.append(
-            f"split {split!r} has {number_of(entry.records, 'sample')}, fewer than a batch of {options.batch_size}: "
-            "they come again and again, in batches of as many"
-        )
-    sample = take_sample(dataset, split, exam.seconds * _SAMPLING)
-    if sample.damaged:
-        bad, looked_at = len(sample.damaged), len(sample.damaged) + len(sample.images)
-        notes.append(
-            f"{bad} of {number_of(looked_at, 'record')} looked at {'is' if bad == 1 else 'are'} damaged, the first: "
-            f"{sample.damaged[0]}. Run: tpufeed verify {quote(dataset.url)}"
-        )
-        options = replace(options, max_bad_records=entry.records)
-    shards = [shard for variant in entry.variants for shard in variant.shards]
-    measured = Measurements(
-        split=split,
-        record_bytes=sum(shard.bytes for shard in shards) / sum(shard.records for shard in shards),
-        storage=Storage(kind="memory"),
-        stages={ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the records that were looked at can be read")},
+        record_bytes=files.mean_bytes,
+        total_bytes=files.mean_bytes * files.count,
+        storage=Storage(why_not="files are read one by one; see reading"),
+        stages=stages,
+        alternatives=alternatives,
         notes=tuple(notes),
     )
-    if not sample.images:
-        return measured
-    scenario = Scenario(
-        url=dataset.url,
-        source="encoded" if manifest.cache is None and manifest.tensor_shape is None else "other",
-        provenance=find_provenance(manifest.options),
-        records=entry.records,
-        sample=sample,
-        cached=manifest.cache.shape if manifest.cache is not None and manifest.tensor_shape is None else None,
-        options=replace(options, ops=ops),  # small datasets name none in their manifests
-        ops=ops,
-        size=(height, width),
-        folder=exam.folder,
-        seconds=exam.seconds,
-    )
-    measured = _measure_stages(dataset, measured, scenario, exam)
-    hints = tuple(_iter_hints(dataset, split, measured.storage, scenario, exam))
-    return replace(measured, hints=hints)
 
 
-def _measure_stages(dataset: Dataset, measured: Measurements, scenario: Scenario, exam: _Examination) -> Measurements:
-    """Measure storage, what cores do, the transfer, the loader from end to end, and alternatives to it."""
-    options, seconds, split, notes = scenario.options, exam.seconds, measured.split, list(measured.notes)
-    workers = plan_workers(dataset, options)
-    in_turn = dataset.is_remote and options.stage_bytes == 0  # threads that decode read remote records themselves
-    # Of a remote dataset the sample is copied into memory: that is where loaders read once shards are staged.
-    near, near_split, near_options = dataset, split, replace(options, stage_bytes=None)
-    if dataset.is_remote:
-        url = write_sample(exam.folder / "as-is", scenario.sample, dataset.manifest.tensor_shape)
-        near, near_split = open_dataset(url), SPLIT
+def _examine_dataset(dataset: Dataset, options: DoctorOptions, folder: Path, tell: Listener) -> Measurements:
+    """Measure storage, the loader and the transfer of a split, and other ways to store its images.
 
-    def measure_source() -> Storage:
-        if in_turn:
-            return measure_ranges(Subject(dataset.url, split, options), workers, measured.record_bytes, seconds)
-        return measure_storage(dataset, split, options, seconds)
-
-    storage, why = exam.attempt(STORAGE, measure_source)
-    storage = storage or Storage(kind="remote" if dataset.is_remote else "memory", why_not=why)
-    subject, encoded = Subject(near.url, near_split, options), dataset.manifest.tensor_shape is None
-    cores, why = exam.attempt(
-        "reading, decoding and ops", lambda: measure_cores(subject, workers, encoded, bool(scenario.ops), seconds)
-    )
-    stages = cores or {name: Stage(name=name, why_not=why) for name in (READING, DECODING, OPS)}
-    exam.listener(TRANSFER)
-    stages[TRANSFER] = measure_transfer((*scenario.size, 3), options.batch_size, seconds)
-
-    alone = sum(1 / rate for name in (READING, DECODING, OPS) if (rate := stages[name].images_per_second))
-    expected = storage.through(1 / alone, measured.record_bytes) if alone else None
-    where = (dataset, split, options) if in_turn else (near, near_split, near_options)
-    loader, why = exam.attempt(ASSEMBLY, lambda: measure_throughput(*where, seconds * _LOADING, expected))
-    stages[ASSEMBLY] = Stage(name=ASSEMBLY, why_not=why)
-    if loader is None:
-        return replace(measured, storage=storage, stages=stages)
-    if loader.batch_size < min(options.batch_size, near.split(near_split).records):
-        notes.append(f"measured with batches of {loader.batch_size}: larger ones take too long here")
-    who = number_of(workers.threads, "thread")
-    if workers.processes:
-        who = f"{number_of(workers.processes, 'process', 'processes')} x {who}"
-    staged = ", from staged copies" if dataset.is_remote and not in_turn else ""
-    stages[ASSEMBLY] = Stage(
-        name=ASSEMBLY,
-        images_per_second=loader.images_per_second,
-        detail=f"the loader from end to end, {who}{staged}; first batch after {loader.first_batch_seconds:.1f} s",
-    )
-    measured = replace(measured, storage=storage, stages=stages)
-
-    scenario, alternatives = replace(scenario, expected=loader.images_per_second), list[Alternative]()
-    shares = measured.shares
-    other, why = exam.attempt(
-        "other threads and processes", lambda: try_workers(scenario, near, near_split, workers, shares[ASSEMBLY])
-    )
-    if why:
-        notes.append(f"other threads and processes could not be tried: {why}")
-    exam.listener("other ways of storing the images")
-    for tried in (other, *try_storages(scenario)):
-        if isinstance(tried, str):
-            notes.append(tried)
-        elif tried is not None:
-            alternatives.append(tried)
-    return replace(measured, alternatives=tuple(alternatives), notes=tuple(notes))
-
-
-def _iter_hints(
-    dataset: Dataset, split: str, storage: Storage, scenario: Scenario, exam: _Examination
-) -> Iterator[str]:
-    """Yield what else may help; it was not tried, so its effect is not known."""
+    Raises:
+        OptionError: options that do not fit it; its images differ in size; the split is empty.
+        StoreError, ShardError: none of it can be read.
+    """
+    tell("a sample of it")
+    manifest, seconds, batch_size = dataset.manifest, options.seconds / _MEASUREMENTS, options.batch_size or _BATCH_SIZE
+    split = options.split or ("train" if "train" in manifest.splits else next(iter(manifest.splits), "train"))
     entry = dataset.split(split)
-    total = sum(shard.bytes for variant in entry.variants for shard in variant.shards)
-    if storage.kind == "remote" and storage.every_epoch:
-        stage, _ = exam.attempt("the stage", lambda: stage_room(replace(scenario.options, stage_bytes=None)))
-        if stage is not None and total <= stage[1]:
-            yield (
-                f"stage all of it: stage_bytes={int(total * _SPARE)} fits {stage[0].parent}, and epochs from the "
-                "second on read from memory"
+    if not entry.records:
+        raise OptionError(
+            f"{dataset.url}: split {split!r} is empty, so there is nothing to measure; choose another one with --split"
+        )
+    default = options.ops is None and manifest.cache is None
+    with tpufeed.numpy_loader(dataset.url, split, ops=_DEFAULT_OPS if default else options.ops, world=(0, 1)) as loader:
+        shape, ops = loader.image_shape, loader.pipeline.ops
+    notes = [_NOTE_ON_OPS] if default else []
+    alternatives: tuple[Alternative, ...] = ()
+    if entry.records < batch_size:
+        notes.append(
+            f"split {split!r} has {number_of(entry.records, 'sample')}, fewer than a batch of {batch_size}: they come "
+            "again and again, in batches of as many"
+        )
+    images, damaged = take_sample(dataset, split, seconds * _SAMPLING)
+    loading: dict[str, Any] = {}
+    if damaged:
+        looked_at = number_of(len(damaged) + len(images), "record")
+        notes.append(
+            f"{len(damaged)} of {looked_at} looked at {'is' if len(damaged) == 1 else 'are'} damaged, the first: "
+            f"{damaged[0]}. Run: tpufeed verify {quote(dataset.url)}"
+        )
+        loading["max_bad_records"] = entry.records
+    storage = Storage()
+    stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the records that were looked at can be read")}
+    shards = [shard for variant in entry.variants for shard in variant.shards]
+    encoded = manifest.tensor_shape is None
+    if images:
+        tell(STORAGE)
+        found, why = _attempt(lambda: measure_storage(dataset, split, seconds))
+        storage = found or Storage(why_not=why)
+        # Loaders keep copies of remote shards: the sample stands for them, on a local disk and in the page cache.
+        near = (dataset.url, split)
+        if dataset.is_remote:
+            near = (write_sample(folder / "as-is", images, manifest.tensor_shape), SAMPLE_SPLIT)
+        tell(ASSEMBLY)
+        rates, why = _attempt(lambda: measure_loader(*near, batch_size, seconds * _LOADING, ops=ops, **loading))
+        stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not=why)}
+        if rates is not None:
+            stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
+            if dataset.is_remote:
+                stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
+        tell(TRANSFER)
+        stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
+        if rates is not None and encoded and manifest.cache is None:
+            tell("other ways of storing the images")
+            alternatives, untried = try_alternatives(
+                Sample(url=dataset.url, images=images, records=entry.records, ops=ops, batch_size=rates.batch_size),
+                folder,
+                seconds,
             )
-    if dataset.manifest.options.get("command") == "adopt":
-        return  # its shards are another tool's
-    shards = entry.variants[0].shards
-    hosts = int(dataset.manifest.options.get("hosts", 1))
-    for sentence in iter_warnings(split, len(shards), sum(shard.bytes for shard in shards), hosts):
-        yield f"reshard: {sentence}"
+            notes += untried
+    size, first = sum(shard.bytes for shard in shards), entry.variants[0].shards
+    hints = list[str]()
+    if manifest.options.get("command") != "adopt":  # the shards of an adopted dataset are another tool's
+        hosts = int(manifest.options.get("hosts", 1))
+        hints += iter_warnings(split, len(first), sum(shard.bytes for shard in first), hosts)
+    return Measurements(
+        split=split,
+        record_bytes=size / sum(shard.records for shard in shards),
+        total_bytes=size,
+        storage=storage,
+        stages=stages,
+        alternatives=alternatives,
+        hints=tuple(f"reshard: {sentence}" for sentence in hints),
+        notes=tuple(notes),
+    )
 
 
-def check_diagnosis(diagnosis: Diagnosis, options: LoaderOptions, seconds: float) -> Run | None:
-    """Make a short EMULATED run at the high rate of what was diagnosed; None for raw images, which have no loader yet.
-
-    Raises:
-        TpufeedError: the loader's errors.
-    """
-    dataset = find_dataset(open_store(diagnosis.url))
-    if dataset is None:
-        return None
-    profile = AcceleratorProfile(f"tpu-{diagnosis.tpu}, {diagnosis.model}, high", diagnosis.needed[1])
-    options = replace(options, max_bad_records=dataset.split(diagnosis.split).records)  # the doctor has gone on, too
-    return feed_emulated(dataset, diagnosis.split, options, profile, seconds)
-
-
-def feed_emulated(
-    dataset: Dataset, split: str, options: LoaderOptions, profile: AcceleratorProfile, seconds: float
-) -> Run:
-    """Feed an accelerator of that rate for some seconds from the loader with these options, once all of it is at work.
-
-    Raises:
-        TpufeedError: the loader's errors.
-    """
-    batch_size = min(options.batch_size, dataset.split(split).records)
-    names = ("ops", "threads", "processes", "stage_dir", "stage_bytes", "max_bad_records")
-    keywords = {name: getattr(options, name) for name in names}
-    opened = open_loader("numpy", dataset, split, batch_size, keywords)
-    source = "shards" if dataset.manifest.cache is None else "cache"
-    fed = Fed(f"{dataset.url}, numpy", dataset.url, "numpy", source)
-    choice = DeviceChoice(f"EMULATED {profile.name}", "emulated", profile)
+def _attempt(measure: Callable[[], T]) -> tuple[T | None, str]:
+    """Return what `measure` gives, or why there is nothing."""
     try:
-        # A part of an epoch: the workers that it starts stay for the next one.
-        with closing(iter(opened.loader)) as batches:  # type: ignore[type-var]  # an epoch of ours
-            for _ in itertools.islice(batches, _WARM_UP_BATCHES):
-                pass
-        return feed(choice, batch_size, opened, Limits(seconds=seconds), fed)
-    finally:
-        opened.close()
+        return measure(), ""
+    except (TpufeedError, OSError) as error:
+        return None, str(error) or type(error).__name__
+    except MemoryError:
+        return None, "there is not enough memory for it"

@@ -4,7 +4,8 @@ import datetime
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,36 +16,27 @@ from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
 
 _PACKAGES = (
-    "tpufeed",
-    "numpy",
-    "pillow",
-    "simplejpeg",
-    "opencv-python-headless",
-    "tensorflow-cpu",
-    "tensorflow",
-    "torch",
-    "torch_xla",
-    "jax",
-    "libtpu",
-)
-_OPENCVS = (
-    "opencv-python",
-    "opencv-python-headless",
-    "opencv-contrib-python",
-    "opencv-contrib-python-headless",
+    *("tpufeed", "numpy", "pillow", "simplejpeg", "opencv-python-headless"),
+    *("tensorflow-cpu", "tensorflow", "torch", "torch_xla", "jax", "libtpu"),
 )
 _BUSY = 0.5
 
 
 def machine() -> dict[str, Any]:
     """Return what figures are measured on. `load` is the load average: on a shared machine not every core is free."""
+    versions = {}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    lines = _read_lines("/proc/cpuinfo")
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
-        "cpu": _cpu_model(),
+        "cpu": next(models, platform.processor() or platform.machine()),
         "cores": available_cores(),
         "ram_gib": round(memory_bytes() / 2**30, 1),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": versions,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
@@ -65,18 +57,7 @@ def describe(machine: Mapping[str, Any]) -> str:
     )
 
 
-def clashes() -> tuple[str, ...]:
-    """Return sentences about packages that are installed over one another."""
-    found = list(_versions(_OPENCVS))
-    if len(found) < 2:
-        return ()
-    return (
-        f"{' and '.join(found)} are installed over one another as cv2, which may break at any update: pip uninstall -y "
-        f"{' '.join(found)}, then pip install opencv-python-headless",
-    )
-
-
-def crowds(machine: Mapping[str, Any]) -> tuple[str, ...]:
+def busy_notes(machine: Mapping[str, Any]) -> tuple[str, ...]:
     """Return sentences about a load that others had put on the machine."""
     load, cores = machine["load"], machine["cores"]
     if load <= _BUSY * cores:
@@ -95,8 +76,11 @@ def place_of(dataset: Dataset) -> dict[str, Any]:
     path = next((path for shard in shards if (path := dataset.shards.local_path(shard.name)) is not None), None)
     if path is None:
         return found | {"file_system": None, "free_gb": None}
-    free = round(shutil.disk_usage(Path(path).parent).free / 1e9, 1)
-    return found | {"file_system": _file_system(Path(path)), "free_gb": free}
+    folder = Path(path).resolve().parent
+    mounts = [line.split()[1:3] for line in _read_lines("/proc/mounts")]
+    above = [(len(at), kind) for at, kind in mounts if folder.is_relative_to(at.replace("\\040", " "))]
+    free = round(shutil.disk_usage(folder).free / 1e9, 1)
+    return found | {"file_system": max(above, default=(0, "unknown"))[1], "free_gb": free}
 
 
 def describe_place(place: Mapping[str, Any]) -> str:
@@ -107,31 +91,8 @@ def describe_place(place: Mapping[str, Any]) -> str:
     return f"{said} on {place['file_system']}, {place['free_gb']:,.0f} GB free"
 
 
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
-
-
-def _file_system(path: Path) -> str:
-    """Return the kind of file system that `path` is on; "unknown" where /proc does not say."""
-    try:
-        mounts = [line.split()[:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return "unknown"
-    real = path.resolve()
-    above = [(len(at), kind) for _, at, kind in mounts if real.is_relative_to(at.replace("\\040", " "))]
-    return max(above, default=(0, "unknown"))[1]
-
-
-def _versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+def _read_lines(path: str) -> list[str]:
+    """Return the lines of a file of Linux; none on other systems."""
+    with suppress(OSError):
+        return Path(path).read_text().splitlines()
+    return []

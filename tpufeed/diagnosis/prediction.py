@@ -1,38 +1,42 @@
-"""Predict from measured rates what binds and how long a TPU waits. Pure functions.
+"""Judge measured rates: which stage binds, how long a TPU waits, and what to do next. Pure functions.
 
-Stages that work at the same time (storage, the transfer to the device, and all that cores do together) are as fast as
-the slowest of them. What cores do shares the cores: there the times of an image add up.
+Storage, the loader and the transfer to the device work at the same time: together they are as fast as the slowest of
+them. Reading, decoding and ops share the cores of the loader: there the times of an image add up. The steady state is
+judged: where the page cache or the loaders' copies of shards hold the split, storage limits the first epoch only.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from tpufeed.diagnosis.results import Diagnosis, Stage
-from tpufeed.diagnosis.wording import between, whole_percents
+from tpufeed.diagnosis.results import Action, Diagnosis, Stage
+from tpufeed.diagnosis.wording import between
 from tpufeed.errors import OptionError
-from tpufeed.profiling.flops import TPUS, Tpu
+from tpufeed.profiling.flops import TPUS, Tpu, find_model, find_tpu, training_flops
 
 ACCELERATOR = "accelerator"
 STORAGE, READING, DECODING, OPS, ASSEMBLY, TRANSFER = "storage", "reading", "decoding", "ops", "assembly", "transfer"
 
 # The shares of their peak at which the two published runs of `profiling.flops` trained ResNet-50.
 LOW_SHARE, HIGH_SHARE = 0.205, 0.375
+LEAST_FACTOR = 1.05  # a smaller gain is within the noise of a few seconds
 
+_ASSUMED_TPU, _DEFAULT_MODEL = "v3-8", "resnet50"
 _ACCELERATOR_TYPE = re.compile(r"(v\d+[a-z]*|tpu7x)-(\d+)")
-_COUNTED_IN_CHIPS = ("v5e", "v6e")  # the others count TensorCores, two a chip
-_AS_SLOW = 1.1  # storage that is hardly faster than the loader that reads from it is what holds it up
+_COUNTED_IN_CHIPS = ("v5e", "v6e")  # the names of the others count TensorCores, two a chip
+_AS_SLOW = 1.1  # storage that is hardly faster than the loader that reads from it is what holds the loader up
+_GOOD_BATCH = 128  # of a device: the sides of its matrix unit, and batch norm's statistics
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Device and model that are to be fed.
+    """The device and the model that are to be fed.
 
     Attributes:
         tpu: its name.
-        model: that it trains.
+        model: what it trains.
         needed: images a second that it takes, (low, high).
         devices: cores that take batches of their own.
         batch_size: of this host, where the user has one.
@@ -47,58 +51,43 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Storage of the records.
+    """The place that records come from.
 
     Attributes:
-        kind: "memory" for the page cache and staged copies, which cost nothing but what reading takes.
         bytes_per_second: None where it was not measured.
-        every_epoch: each epoch reads from there again; else only the first one does.
-        room: bytes that later epochs can find in memory, or staged.
-        in_turn: the threads that decode wait for it, as they do where nothing is staged: times add up then.
+        room: bytes that memory or local copies can hold for the epochs after the first.
         detail: how it was measured.
         why_not: the reason why `bytes_per_second` is None.
     """
 
-    kind: Literal["memory", "disk", "remote"]
     bytes_per_second: float | None = None
-    every_epoch: bool = False
-    room: int = 0
-    in_turn: bool = False
+    room: float = 0
     detail: str = ""
     why_not: str = ""
 
-    def limit(self, record_bytes: float) -> float | None:
-        """Return images a second, of so many bytes each; None where storage is no limit, or none that is known."""
-        if self.kind == "memory" or self.bytes_per_second is None or record_bytes <= 0:
+    def limit(self, record_bytes: float, total_bytes: float) -> float | None:
+        """Return images a second in the steady state; None where storage is no limit, or its rate is not known."""
+        if total_bytes <= self.room or self.bytes_per_second is None or record_bytes <= 0:
             return None
         return self.bytes_per_second / record_bytes
-
-    def through(self, images_per_second: float, record_bytes: float) -> float:
-        """Return the rate from here of a loader that gives `images_per_second` from memory."""
-        limit = self.limit(record_bytes)
-        if not limit or not images_per_second:
-            return images_per_second
-        return 1 / (1 / limit + 1 / images_per_second) if self.in_turn else min(limit, images_per_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another way to store or load the same samples, measured with the real loader, from memory.
+    """Another way to store the same samples, measured with the real loader from memory.
 
     Attributes:
-        kind: what is changed.
-        do: a sentence in the imperative, with the command or the option.
+        do: a sentence in the imperative, with the command.
         images_per_second: of the loader.
-        record_bytes: mean size of a record on its storage.
-        total_bytes: size of all records, where it is not that of now.
+        record_bytes: mean size of a record.
+        total_bytes: size of all records.
         cost: what it takes.
     """
 
-    kind: Literal["workers", "presize", "raw", "shard"]
     do: str
     images_per_second: float
     record_bytes: float
-    total_bytes: float | None = None
+    total_bytes: float
     cost: str = ""
 
 
@@ -109,9 +98,10 @@ class Measurements:
     Attributes:
         split: its name.
         record_bytes: mean size of a record.
+        total_bytes: size of all records.
         storage: where records come from.
-        stages: reading, decoding, ops, assembly and transfer, by name. "assembly" is the loader from end to end; it
-            reads from memory where storage is remote and shards are staged.
+        stages: reading, decoding, ops, assembly and transfer by name, as far as they were measured. "assembly" is the
+            loader from end to end, from memory where records are remote.
         alternatives: measured on the same samples.
         hints: other things to do, whose effect is not known.
         notes: what was noticed, as sentences.
@@ -119,83 +109,72 @@ class Measurements:
 
     split: str
     record_bytes: float
+    total_bytes: float
     storage: Storage
     stages: Mapping[str, Stage]
     alternatives: tuple[Alternative, ...] = ()
     hints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def stage(self, name: str) -> Stage:
-        """Return a stage, which may be one that was not measured."""
-        return self.stages.get(name, Stage(name=name))
 
-    @property
-    def loader(self) -> float | None:
-        """Images a second of the loader from end to end."""
-        return self.stage(ASSEMBLY).images_per_second
+class Evidence(NamedTuple):
+    """Evidence of a training run: what it waited for (None where that is not known), and that as a sentence."""
 
-    @property
-    def transfer(self) -> float | None:
-        """Images a second from this host to its devices."""
-        return self.stage(TRANSFER).images_per_second
-
-    @property
-    def limit(self) -> float | None:
-        """Images a second of storage that works beside the loader; None where that is no limit."""
-        # Where threads read in turn, the loader has read from there when it was measured.
-        return None if self.storage.in_turn else self.storage.limit(self.record_bytes)
-
-    @property
-    def fed(self) -> float | None:
-        """Images a second that arrive at the device in the first epoch; None where the loader was not measured."""
-        return None if self.loader is None else compose(self.loader, self.limit, self.transfer)
-
-    @property
-    def fed_later(self) -> float | None:
-        """Images a second of the epochs after it, which may read from memory."""
-        return self.fed if self.loader is None or self.storage.every_epoch else compose(self.loader, self.transfer)
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """The share of an image's time that each thing takes that cores do, see `core_shares`."""
-        on_cores = [self.stage(name) for name in (READING, DECODING, OPS)]
-        if self.storage.in_turn:  # threads wait for it: its time is a part of an image's
-            on_cores.append(Stage(name=STORAGE, images_per_second=self.storage.limit(self.record_bytes)))
-        return core_shares(on_cores, self.loader)
+    blames: Literal["data", "tracing", "accelerator"] | None
+    says: str
 
 
-def predict(measured: Measurements, goal: Goal, url: str, machine: dict[str, Any]) -> Diagnosis:
-    """Return what binds, and for how much of its time the device waits; what to do about it is left to `advice`."""
-    fed, later, shares = measured.fed, measured.fed_later, measured.shares
-    percents, notes = whole_percents(shares), measured.notes
-    if fed is None or later is None:
-        idle, binding = None, ASSEMBLY
-        verdict = f"no prediction: {measured.stage(ASSEMBLY).why_not or 'the loader could not be measured'}"
+def predict(
+    measured: Measurements, goal: Goal, url: str, machine: dict[str, Any], evidence: Sequence[Evidence] = ()
+) -> Diagnosis:
+    """Return what binds, for how much of its time the device waits, and what to do about it."""
+    stages = {
+        name: measured.stages.get(name, Stage(name=name)) for name in (READING, DECODING, OPS, ASSEMBLY, TRANSFER)
+    }
+    storage, size = measured.storage, measured.record_bytes
+    loader, transfer = stages[ASSEMBLY].images_per_second, stages[TRANSFER].images_per_second
+    limit = storage.limit(size, measured.total_bytes)
+    at_storage = storage.bytes_per_second / size if storage.bytes_per_second and size else None
+    fed = None if loader is None else compose(loader, limit, transfer)
+    shares = core_shares([stages[name] for name in (READING, DECODING, OPS)], loader)
+    binding, notes = ASSEMBLY, measured.notes
+    if fed is None:
+        idle = None
+        verdict = f"no prediction: {stages[ASSEMBLY].why_not or 'the loader could not be measured'}"
     else:
-        idle = predict_band(fed, goal.needed)
-        overlapping = {STORAGE: measured.limit, TRANSFER: measured.transfer}
-        binding = find_binding(goal.needed[1], overlapping, measured.loader, shares)
-        (low, high), who = idle, f"predicted: {goal.tpu} with {goal.model}"
-        if binding == ACCELERATOR:
+        overlapping = {name: rate for name, rate in ((STORAGE, limit), (TRANSFER, transfer)) if rate is not None}
+        slowest = min(overlapping, key=overlapping.__getitem__, default="")
+        idle, who = predict_band(fed, goal.needed), f"predicted: {goal.tpu} with {goal.model}"
+        if fed >= goal.needed[1]:
+            binding = ACCELERATOR
             verdict = f"{who} does not wait for data on this host; nothing binds but the accelerator"
         else:
-            waits = between(low, high) if low else f"up to {high:.0f}"
+            if slowest and overlapping[slowest] <= (loader or 0) * _AS_SLOW:
+                binding = slowest
+            else:
+                binding = max(shares, key=shares.__getitem__, default=ASSEMBLY)
+            waits = between(*idle) if idle[0] else f"up to {idle[1]:.0f}"
             verdict = f"{who} waits {waits} % of its time for data; what binds is {binding}"
-            if binding in percents:
-                verdict += f", which takes {percents[binding]} % of an image's time"
-        if measured.transfer is None:
+            if binding in shares:
+                verdict += f", which takes {100 * shares[binding]:.0f} % of an image's time"
+        if transfer is None:
             verdict += "; the way to the device is not counted (transfer n/a)"
-        if not measured.storage.every_epoch and measured.limit is not None and measured.limit < (measured.loader or 0):
-            then = between(*predict_band(later, goal.needed))
-            notes += (
-                f"that is the first epoch; the others read from memory: {later:,.0f} images a second, predicted idle "
-                f"{then} %",
-            )
+        if at_storage is not None and at_storage < min(fed, goal.needed[1]):
+            then = between(*predict_band(at_storage, goal.needed))
+            notes += (f"the first epoch waits for storage: {at_storage:,.0f} images a second, predicted idle {then} %",)
+    described = [Stage(name=STORAGE, images_per_second=at_storage, detail=storage.detail, why_not=storage.why_not)]
+    for name, stage in stages.items():
+        said = [stage.detail] if stage.detail else []
+        if name in shares:
+            what = "of an image's time goes to handing over" if name == ASSEMBLY else "of an image's time"
+            said.append(f"{100 * shares[name]:.0f} % {what}")
+        why_not = "" if stage.images_per_second is not None else stage.why_not or "it was not measured"
+        described.append(replace(stage, detail="; ".join(said), why_not=why_not))
     return Diagnosis(
         url=url,
         split=measured.split,
         machine=machine,
-        stages=_describe_stages(measured, percents),
+        stages=tuple(described),
         fed=fed,
         tpu=goal.tpu,
         model=goal.model,
@@ -203,71 +182,54 @@ def predict(measured: Measurements, goal: Goal, url: str, machine: dict[str, Any
         idle_percent=idle,
         binding=binding,
         verdict=verdict,
-        notes=notes,
+        actions=_advise(measured, goal, fed, transfer, evidence),
+        notes=(*notes, *(one.says for one in evidence)),
     )
 
 
-def _describe_stages(measured: Measurements, percents: Mapping[str, int]) -> tuple[Stage, ...]:
-    """Return all stages in the order in which an image passes them, with all that is known in their details."""
-    storage, size = measured.storage, measured.record_bytes
-    rate = None if storage.bytes_per_second is None or not size else storage.bytes_per_second / size
-    first = Stage(name=STORAGE, images_per_second=rate, detail=storage.detail, why_not=storage.why_not)
-    described = []
-    for stage in (first, *map(measured.stage, (READING, DECODING, OPS, ASSEMBLY, TRANSFER))):
-        said = [stage.detail] if stage.detail else []
-        if stage.one_thread is not None:
-            said.append(f"{stage.one_thread:,.0f} on one thread")
-        if stage.name in percents:
-            what = "of an image's time goes to handing over" if stage.name == ASSEMBLY else "of an image's time"
-            said.append(f"{percents[stage.name]} % {what}")
-        why_not = "" if stage.images_per_second is not None else stage.why_not or "it was not measured"
-        described.append(replace(stage, detail="; ".join(said), why_not=why_not))
-    return tuple(described)
-
-
-def attribute(rates: Mapping[str, tuple[float, float]], encoded: bool, has_ops: bool) -> dict[str, Stage]:
-    """Return the rates of reading, decoding and ops, of which only some can be measured alone.
-
-    Args:
-        rates: images a second of (one thread, all threads): of "reading", of "all" three together, and of "decoding"
-            where images are encoded.
-        encoded: images have to be decoded.
-        has_ops: there are ops.
-    """
-
-    def left_over(*parts: str) -> tuple[float, float] | None:
-        """Return the rates of what "all" does besides these parts; None where no time is left for it."""
-        seconds = [1 / rates["all"][n] - sum(1 / rates[part][n] for part in parts) for n in (0, 1)]
-        return (1 / seconds[0], 1 / seconds[1]) if min(seconds) > 0 else None
-
-    def stage(name: str, of: tuple[float, float], detail: str) -> Stage:
-        return Stage(name=name, one_thread=of[0], images_per_second=of[1], detail=detail)
-
-    rest = left_over("reading", "decoding") if encoded else left_over("reading")
-    copied = ", pixels copied" if not encoded and not has_ops else ""
-    reading = stage(READING, rates["reading"], f"CRCs verified{copied}")
-    if not encoded:
-        decoding = Stage(name=DECODING, why_not="raw pixels need none")
-        lost = "too little to be told from reading"
-    elif has_ops and rest is None:
-        # A crop lets a JPEG be decoded at a smaller size, so that both together are faster than decoding in full.
-        what = "with the ops, which let it be done at a smaller size"
-        decoding = stage(DECODING, left_over("reading") or rates["all"], what)
-        lost = "cannot be told from decoding, which they make cheaper"
-    else:
-        decoding, lost = stage(DECODING, rates["decoding"], "at full size"), ""
-    if has_ops and rest is not None:
-        ops = stage(OPS, rest, "")
-    else:
-        ops = Stage(name=OPS, why_not=lost if has_ops else "there are none")
-    return {READING: reading, DECODING: decoding, OPS: ops}
+def _advise(
+    measured: Measurements, goal: Goal, fed: float | None, transfer: float | None, evidence: Sequence[Evidence]
+) -> tuple[Action, ...]:
+    """Return the advice that applies, the largest gain first; advice whose effect is not known comes last."""
+    gains = list[Action]()
+    for one in measured.alternatives:
+        rate = (
+            compose(one.images_per_second, measured.storage.limit(one.record_bytes, one.total_bytes), transfer) or 0.0
+        )
+        if fed and rate < fed * LEAST_FACTOR:
+            continue
+        cost = one.cost
+        if rate < one.images_per_second / LEAST_FACTOR:
+            holder = "the transfer" if rate == transfer else "storage"
+            cost += f"; {holder} holds it at that, from memory it is {one.images_per_second:,.0f}"
+        gain = rate / fed if fed else None
+        idle = predict_band(rate, goal.needed)
+        gains.append(Action(do=one.do, factor=gain, images_per_second=rate, idle_percent=idle, cost=cost))
+    gains.sort(key=lambda action: (-(action.images_per_second or 0.0), action.do))
+    tracing = (
+        "your step waits on tracing, not on data: keep shapes fixed (remainder='drop' or 'pad'), compile or trace the "
+        "step once, and read no value of the device within it (.item(), print)"
+    )
+    actions = [Action(do=tracing, cost=one.says) for one in evidence if one.blames == "tracing"]
+    if fed is None or fed < goal.needed[1]:
+        actions += [*gains, *(Action(do=hint) for hint in measured.hints)]
+    elif not actions and any(one.blames == "data" for one in evidence):
+        do = (
+            "look at the run rather than at the data: it waited, though this host can feed it. Time its loop with "
+            "StepClock and give --clock, which tells waiting for a batch from tracing; see what else takes its cores"
+        )
+        actions.append(Action(do=do))
+    if goal.batch_size is not None and (each := goal.batch_size / goal.devices) < _GOOD_BATCH / 2:
+        do = f"batch {each:.4g} a core leaves the MXU idle: {_GOOD_BATCH} ({_GOOD_BATCH * goal.devices:,} on this host)"
+        actions.append(Action(do=do, cost="a learning rate that fits, and memory of the device"))
+    return tuple(actions)
 
 
 def core_shares(stages: Sequence[Stage], whole: float | None) -> dict[str, float]:
     """Return the share of an image's time on the cores that each stage takes; "assembly" is the loader's own share.
 
     Args:
-        stages: those that cores do, each alone with all threads.
+        stages: those that cores do, each as fast as all threads would do it alone.
         whole: images a second of the loader, which does all of them.
     """
     seconds = {stage.name: 1 / stage.images_per_second for stage in stages if stage.images_per_second}
@@ -277,30 +239,8 @@ def core_shares(stages: Sequence[Stage], whole: float | None) -> dict[str, float
     return {name: part / total for name, part in seconds.items()} if total else {}
 
 
-def find_binding(
-    needed: float, overlapping: Mapping[str, float | None], cores: float | None, shares: Mapping[str, float]
-) -> str:
-    """Return the stage that binds, or "accelerator" where everything is fast enough for `needed`.
-
-    Args:
-        needed: images a second.
-        overlapping: storage and transfer: images a second each.
-        cores: images a second of all that cores do.
-        shares: see `core_shares`.
-    """
-    known = {name: rate for name, rate in overlapping.items() if rate is not None}
-    fed = compose(cores, *known.values())
-    if fed is None or fed >= needed:
-        return ACCELERATOR
-    if known:
-        slowest = min(known, key=known.__getitem__)
-        if cores is None or known[slowest] <= cores * _AS_SLOW:
-            return slowest
-    return max(shares, key=shares.__getitem__, default=ASSEMBLY)
-
-
 def compose(*rates: float | None) -> float | None:
-    """Return the rate of stages that overlap: the least of those that are known; None of none."""
+    """Return the rate of stages that overlap: the least of those that are known; None where none is."""
     return min((rate for rate in rates if rate is not None), default=None)
 
 
@@ -308,6 +248,28 @@ def predict_band(fed: float, needed: tuple[float, float]) -> tuple[float, float]
     """Return the percent of its time that a device waits which gets `fed` images a second, at (low, high) need."""
     low, high = (100 * max(0.0, 1 - fed / rate) if rate > 0 else 0.0 for rate in needed)
     return low, high
+
+
+def find_goal(
+    tpu: str | None,
+    model: str | None,
+    flops_per_sample: float | None,
+    batch_size: int | None,
+    environ: Mapping[str, str],
+) -> tuple[Goal, tuple[str, ...]]:
+    """Return what is to be fed, and what had to be assumed. Raises OptionError that names the nearest TPU or model."""
+    notes: tuple[str, ...] = ()
+    found = detect_tpu(environ) if tpu is None else find_tpu(tpu)
+    if found is None:
+        found, notes = find_tpu(_ASSUMED_TPU), (f"no TPU was named or found: {_ASSUMED_TPU} is assumed (--tpu)",)
+    elif tpu is None:
+        notes = (f"{found.name} is the TPU of this host",)
+    name = find_model(model or _DEFAULT_MODEL)
+    if flops_per_sample is not None:
+        name = f"{flops_per_sample / 1e9:,.4g} GFLOPs a sample"
+    elif name != _DEFAULT_MODEL:
+        flops_per_sample = training_flops(name)
+    return Goal(found.name, name, needed_rates(found, flops_per_sample), found.devices, batch_size), notes
 
 
 def needed_rates(tpu: Tpu, flops_per_sample: float | None) -> tuple[float, float]:
@@ -323,10 +285,10 @@ def needed_rates(tpu: Tpu, flops_per_sample: float | None) -> tuple[float, float
     return peak * LOW_SHARE / flops_per_sample, peak * HIGH_SHARE / flops_per_sample
 
 
-def detect_tpu(environment: Mapping[str, str]) -> Tpu | None:
+def detect_tpu(environ: Mapping[str, str]) -> Tpu | None:
     """Return the TPU of this host, as a TPU VM's environment says; of a larger slice this host's part."""
     for name in ("TPU_ACCELERATOR_TYPE", "ACCELERATOR_TYPE"):
-        found = _ACCELERATOR_TYPE.fullmatch(environment.get(name, "").strip().lower().replace("litepod", "e"))
+        found = _ACCELERATOR_TYPE.fullmatch(environ.get(name, "").strip().lower().replace("litepod", "e"))
         if found is None:
             continue
         generation = found[1].replace("tpu7x", "v7x")

@@ -4,6 +4,7 @@ import io
 import itertools
 import random
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from PIL import Image
 from tpufeed.dataset.plan import Input
 from tpufeed.diagnosis.prediction import ASSEMBLY, DECODING, OPS, READING, compose
 from tpufeed.diagnosis.results import Stage
-from tpufeed.diagnosis.samples import Sample
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import ImageError
@@ -33,21 +33,28 @@ class RawFiles:
 
     Attributes:
         count: images; at most the first 20,000.
-        bytes: mean size of a file.
-        read_per_second: images, files after one another as `tpufeed shard` reads them.
-        sample: some of them.
+        mean_bytes: mean size of a file.
+        images: some of them, encoded.
+        stages: reading, decoding, ops and assembly, by name.
         notes: what a user has to know of them, as sentences.
     """
 
     count: int
-    bytes: float
-    read_per_second: float
-    sample: Sample
+    mean_bytes: float
+    images: list[bytes]
+    stages: dict[str, Stage]
     notes: tuple[str, ...]
 
 
-def read_files(url: str, seconds: float) -> RawFiles:
-    """Look at a folder, a table or tars of images; no more of a long listing than its beginning.
+def measure_files(url: str, side_px: int, seconds: float) -> RawFiles:
+    """Measure a folder, a table or tars of images as a Dataset of one's own would read and decode them, on all cores.
+
+    No more of a long listing is read than its beginning.
+
+    Args:
+        url: of the images.
+        side_px: of the crop that each of them is cut to.
+        seconds: of each measurement.
 
     Raises:
         SourceError, NoInputsError, OptionError: the source cannot be understood.
@@ -66,37 +73,23 @@ def read_files(url: str, seconds: float) -> RawFiles:
                 images.append(data)
             if images and time.perf_counter() - start > seconds:
                 break
-    rate = len(images) / (time.perf_counter() - start)
-    count = min(len(rows), _MOST_LISTED)
+    reading = len(images) / (time.perf_counter() - start)
+    count, cores = min(len(rows), _MOST_LISTED), available_cores()
     notes = [f"there is no dataset here yet, but images: {count:,}{' and more' if len(rows) > count else ''}"]
     if unreadable:
         notes.append(f"{len(unreadable):,} of those looked at cannot be read, the first: {unreadable[0]}")
-    if source.kind == "table" and rows[0].columns:
-        # What the actions' commands leave out, since the doctor was not told.
-        said = "the actions' commands put all of the table into train (add --split-by COLUMN where one says the split)"
-        if all(row.label is None for row in rows):
-            said += " and make a dataset without labels, as no column is called label, class or the like (add --label "
-            said += "COLUMN)"
-        notes.append(f"{said}; its other columns: {', '.join(rows[0].columns)}")
-    return RawFiles(
-        count=count,
-        bytes=float(np.mean([row.bytes for row in rows])) if rows else 0.0,
-        read_per_second=rate,
-        sample=Sample(images),
-        notes=tuple(notes),
-    )
-
-
-def measure_files(files: RawFiles, side_px: int, seconds: float) -> dict[str, Stage]:
-    """Measure reading, decoding, ops and all together, as a Dataset of one's own does them, on all cores."""
-    cores = available_cores()
-    one = measure_plainly(files.sample, None, 1, seconds)
-    decoding = measure_plainly(files.sample, None, cores, seconds)
-    whole = measure_plainly(files.sample, side_px, cores, seconds)
+    if source.kind == "table":  # the printed commands cannot know which of its columns is meant
+        notes.append("add --label COLUMN and --split-by COLUMN to the commands as this table needs them")
+    mean = float(np.mean([row.bytes for row in rows])) if rows else 0.0
+    if not images:
+        stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the files can be read")}
+        return RawFiles(count, mean, images, stages, tuple(notes))
+    decoding = measure_pillow(images, None, cores, seconds)
+    whole = measure_pillow(images, side_px, cores, seconds)
     crop = 1 / (1 / whole - 1 / decoding) if 0 < whole < decoding else None
-    return {
-        READING: Stage(name=READING, images_per_second=files.read_per_second, detail="file by file, in one thread"),
-        DECODING: Stage(name=DECODING, images_per_second=decoding or None, one_thread=one or None, detail="Pillow"),
+    stages = {
+        READING: Stage(name=READING, images_per_second=reading, detail="file by file, in one thread"),
+        DECODING: Stage(name=DECODING, images_per_second=decoding or None, detail="Pillow"),
         OPS: Stage(
             name=OPS,
             images_per_second=crop,
@@ -105,40 +98,39 @@ def measure_files(files: RawFiles, side_px: int, seconds: float) -> dict[str, St
         ),
         ASSEMBLY: Stage(
             name=ASSEMBLY,
-            images_per_second=compose(whole, files.read_per_second * cores) if whole else None,
+            images_per_second=compose(whole, reading * cores) if whole else None,
             detail=f"Pillow in {number_of(cores, 'thread')}, as a Dataset of one's own does it; no tpufeed in it",
             why_not="Pillow decodes none of the images that were looked at",
         ),
     }
+    return RawFiles(count, mean, images, stages, tuple(notes))
 
 
-def measure_plainly(sample: Sample, side_px: int | None, threads: int, seconds: float) -> float:
-    """Return images a second of so many threads of this process. An image that Pillow refuses is passed over."""
+def measure_pillow(images: Sequence[bytes], side_px: int | None, threads: int, seconds: float) -> float:
+    """Return images a second that so many threads of this process decode, and crop to a side where one is given.
+
+    An image that Pillow refuses does not count.
+    """
 
     def run(number: int) -> float:
         draw, done = random.Random(number), 0
         start = now = time.perf_counter()
-        for tried, image in enumerate(itertools.cycle(sample.images[number:] + sample.images[:number]), 1):
+        for tried, image in enumerate(itertools.islice(itertools.cycle(images), number, None), 1):
             try:
-                _decode_plainly(image, side_px, draw)
+                with Image.open(io.BytesIO(image)) as opened:
+                    picture = opened.convert("RGB")
+                if side_px is not None:
+                    side = max(1, int(min(picture.size) * draw.uniform(0.5, 1.0)))
+                    left, top = draw.randint(0, picture.width - side), draw.randint(0, picture.height - side)
+                    box = (left, top, left + side, top + side)
+                    np.asarray(picture.resize((side_px, side_px), Image.Resampling.BILINEAR, box=box))
                 done += 1
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
                 pass
             now = time.perf_counter()
-            if now - start >= seconds and (done or tried >= len(sample.images)):
+            if now - start >= seconds and (done or tried >= len(images)):
                 break
         return done / (now - start)
 
     with ThreadPoolExecutor(threads, "tpufeed-doctor") as executor:
         return sum(executor.map(run, range(threads)))
-
-
-def _decode_plainly(image: bytes, side_px: int | None, draw: random.Random) -> None:
-    """Decode all of an image with Pillow; where there is a side, crop and resize it."""
-    with Image.open(io.BytesIO(image)) as opened:
-        picture = opened.convert("RGB")
-    if side_px is not None:
-        side = max(1, int(min(picture.size) * draw.uniform(0.5, 1.0)))
-        left, top = draw.randint(0, picture.width - side), draw.randint(0, picture.height - side)
-        box = (left, top, left + side, top + side)
-        np.asarray(picture.resize((side_px, side_px), Image.Resampling.BILINEAR, box=box))

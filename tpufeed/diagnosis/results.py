@@ -106,14 +106,12 @@ class Stage:
     Attributes:
         name: "storage", "reading", "decoding", "ops", "assembly", "transfer".
         images_per_second: None where it could not be measured, or where this dataset does not pass the stage.
-        one_thread: images a second of a single thread, where that was measured.
         detail: how it was measured: "1.9 GB/s from the page cache, 2 threads".
         why_not: the reason why `images_per_second` is None.
     """
 
     name: str
     images_per_second: float | None = None
-    one_thread: float | None = None
     detail: str = ""
     why_not: str = ""
 

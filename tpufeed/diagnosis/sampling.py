@@ -72,10 +72,7 @@ def find_class(manifest: Manifest, name: str) -> int:
         return int(name)
     if not manifest.labelled:
         raise OptionError(f"no class {name!r}: the samples of this dataset have no labels")
-    folded: dict[str, str] = {}
-    for known in names:
-        folded.setdefault(known.casefold(), known)
-    near = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, _NAMED)]
+    near = difflib.get_close_matches(name, names, _NAMED)
     listed = ", ".join(near or names[:_NAMED])
     raise OptionError(f"no class {name!r} among {len(names)}; {'near it' if near else 'the first'}: {listed}")
 

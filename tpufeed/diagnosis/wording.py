@@ -1,8 +1,7 @@
-"""Figures in sentences: one thing and several, a range that may be one value, n/a, parts of a hundred."""
+"""Figures in sentences: one thing and several, a range that may be one value, n/a."""
 
 import math
 import re
-from collections.abc import Mapping
 
 from tpufeed.errors import mask_secrets
 
@@ -28,11 +27,3 @@ def say(value: float | None, unit: str = "", digits: int = 0) -> str:
 def clean(text: str) -> str:
     """Return `text` without secrets of URLs, and without characters that no page may hold."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", mask_secrets(text))
-
-
-def whole_percents(shares: Mapping[str, float]) -> dict[str, int]:
-    """Return shares of 1 as whole percents that add up to their sum, by the method of largest remainders."""
-    floors = {name: int(100 * share) for name, share in shares.items()}
-    missing = round(100 * sum(shares.values())) - sum(floors.values())
-    by_remainder = sorted(shares, key=lambda name: floors[name] - 100 * shares[name])
-    return {name: floor + (name in by_remainder[:missing]) for name, floor in floors.items()}
