@@ -186,7 +186,7 @@ def _feed_seconds(given: float, options: Any, args: argparse.Namespace) -> float
 def _feed(url: str, options: Any, rate: float, seconds: float) -> Any:
     import tpufeed
     from tpufeed.diagnosis.doctor import feed_emulated
-    from tpufeed.profiling.flops import AcceleratorProfile
+    from tpufeed.profiling.tpu import AcceleratorProfile
 
     profile = AcceleratorProfile(f"{rate:.0f} images a second", rate)
     return feed_emulated(tpufeed.open_dataset(url), "train", options, profile, seconds)

@@ -8,7 +8,7 @@ import pytest
 
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.profiling.accelerator import EmulatedAccelerator, say_verdict
-from tpufeed.profiling.flops import AcceleratorProfile
+from tpufeed.profiling.tpu import AcceleratorProfile
 
 THREAD = "tpufeed-emulated-accelerator"
 FAST = AcceleratorProfile("fast", 4000.0)  # 1 ms for a batch of 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpufeed.profiling.accelerator import AcceleratorReport, EmulatedAccelerator
 from tpufeed.profiling.fingerprints import Expected, Findings, fingerprint, host_view
-from tpufeed.profiling.flops import AcceleratorProfile
+from tpufeed.profiling.tpu import AcceleratorProfile
 
 SAMPLES, BATCH = 103, 4
 FAST = AcceleratorProfile("fast", 400_000.0)

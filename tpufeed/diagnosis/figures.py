@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tpufeed.diagnosis.results import Diagnosis, Run, Timeline
 from tpufeed.diagnosis.wording import between, clean, number_of, say
 from tpufeed.errors import MissingExtraError
-from tpufeed.profiling.flops import TPUS
+from tpufeed.profiling.tpu import TPUS
 
 try:
     import matplotlib

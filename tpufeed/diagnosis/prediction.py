@@ -13,12 +13,12 @@ from typing import Any, Literal
 from tpufeed.diagnosis.results import Diagnosis, Stage
 from tpufeed.diagnosis.wording import between, whole_percents
 from tpufeed.errors import OptionError
-from tpufeed.profiling.flops import TPUS, Tpu
+from tpufeed.profiling.tpu import TPUS, Tpu
 
 ACCELERATOR = "accelerator"
 STORAGE, READING, DECODING, OPS, ASSEMBLY, TRANSFER = "storage", "reading", "decoding", "ops", "assembly", "transfer"
 
-# The shares of their peak at which the two published runs of `profiling.flops` trained ResNet-50.
+# The shares of their peak at which the two published runs of `profiling.tpu` trained ResNet-50.
 LOW_SHARE, HIGH_SHARE = 0.205, 0.375
 
 _ACCELERATOR_TYPE = re.compile(r"(v\d+[a-z]*|tpu7x)-(\d+)")

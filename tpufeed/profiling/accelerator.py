@@ -19,8 +19,8 @@ import numpy as np
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.profiling.clock import length_of
 from tpufeed.profiling.fingerprints import Expected, Findings, Ledger, first_member
-from tpufeed.profiling.flops import AcceleratorProfile
 from tpufeed.profiling.steps import idle_band
+from tpufeed.profiling.tpu import AcceleratorProfile
 
 AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's, for ResNet-50
 FEWEST_STEPS = 20  # after the first one; figures of fewer say little

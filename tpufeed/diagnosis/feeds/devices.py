@@ -15,9 +15,8 @@ from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError
 from tpufeed.profiling.accelerator import EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
 from tpufeed.profiling.clock import StepClock
-from tpufeed.profiling.counters import TpuCounters, read_counters
 from tpufeed.profiling.fingerprints import Ledger
-from tpufeed.profiling.flops import mfu_percent
+from tpufeed.profiling.tpu import TpuCounters, mfu_percent, read_counters
 
 Step = Callable[[Any], None]
 

@@ -9,7 +9,7 @@ from tpufeed.diagnosis.feeds.loaders import JAX, LOADERS, XLA
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.parsing import parse_op
 from tpufeed.profiling.accelerator import Limits
-from tpufeed.profiling.flops import AcceleratorProfile, custom_profile, find_tpu, nearest, profile
+from tpufeed.profiling.tpu import AcceleratorProfile, find_tpu, nearest, profile
 
 EMULATED = "emulated"
 DEFAULT_DEVICE = "emulated:tpu-v3-8"
@@ -108,7 +108,11 @@ class BenchOptions:
         if name == EMULATED:
             if self.step_ms is None:
                 raise OptionError(f"a device {EMULATED!r} without a profile needs step_ms: --step-ms 40 --batch 256")
-            return DeviceChoice(name, "emulated", custom_profile(self.step_ms, self.batch_size or _BATCH_SIZE))
+            if not 0 < self.step_ms < float("inf"):
+                raise OptionError(f"a step takes more than 0 milliseconds, not {self.step_ms:g}")
+            batch_size = self.batch_size or _BATCH_SIZE
+            own = AcceleratorProfile(f"{self.step_ms:g}ms-step", 1e3 * batch_size / self.step_ms, batch_size)
+            return DeviceChoice(name, "emulated", own)
         if self.step_ms is not None:
             raise OptionError(f"step_ms is for the device {EMULATED!r}; {name} has steps of its own")
         if name.startswith(f"{EMULATED}:"):
