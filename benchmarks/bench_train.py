@@ -24,7 +24,7 @@ from tpufeed.diagnosis.feeds.measure import Measurement, measure
 from tpufeed.diagnosis.feeds.options import BenchOptions
 from tpufeed.diagnosis.results import Run
 from tpufeed.errors import TpufeedError
-from tpufeed.profiling.fingerprints import Expected
+from tpufeed.profiling.accelerator import Expected
 
 FROM_PHOTOS = ("pil", "pil-all-cores")
 OTHERS = (*FROM_PHOTOS, "tfdata-guide")

@@ -36,7 +36,7 @@ from tpufeed.images.policy import ImagePolicy
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import Workers
-from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
+from tpufeed.profiling.clock import StepReport, StepTimes, save_steps
 from tpufeed.storage.staging.folder import RemoteShard, copy_key, find_folder
 
 OPS = [RandomResizedCrop(32), HorizontalFlip()]

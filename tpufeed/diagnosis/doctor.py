@@ -66,7 +66,7 @@ from tpufeed.loaders.decoder import Decoder
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.workers import plan_workers
 from tpufeed.profiling.accelerator import Limits
-from tpufeed.profiling.steps import MODERATE_PERCENT, load_steps
+from tpufeed.profiling.clock import MODERATE_PERCENT, load_steps
 from tpufeed.profiling.tpu import AcceleratorProfile, find_model, find_tpu, training_flops
 from tpufeed.profiling.xplane import read_profile
 from tpufeed.storage.registry import open_store

@@ -11,7 +11,7 @@ from tpufeed.diagnosis.files import check_output, write_file
 from tpufeed.diagnosis.results import Action, Diagnosis, Run
 from tpufeed.diagnosis.wording import between, clean, say
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.profiling.steps import HIGH_PERCENT, MODERATE_PERCENT
+from tpufeed.profiling.clock import HIGH_PERCENT, MODERATE_PERCENT
 
 # "default-src 'none'": nothing may be loaded, whatever the texts are.
 _PAGE = Template("""<!doctype html>

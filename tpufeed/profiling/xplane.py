@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.errors import DamageError, MissingExtraError, OptionError
-from tpufeed.profiling.steps import MODERATE_PERCENT, idle_band
+from tpufeed.profiling.clock import MODERATE_PERCENT, idle_band
 
 _SUFFIX = ".xplane.pb"
 _CAPTURE = (

@@ -13,9 +13,8 @@ from tpufeed.diagnosis.feeds.options import DeviceChoice
 from tpufeed.diagnosis.results import Run, Timeline
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError
-from tpufeed.profiling.accelerator import EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
+from tpufeed.profiling.accelerator import EmulatedAccelerator, Ledger, Limits, RepeatedEpochs, few_steps
 from tpufeed.profiling.clock import StepClock
-from tpufeed.profiling.fingerprints import Ledger
 from tpufeed.profiling.tpu import TpuCounters, mfu_percent, read_counters
 
 Step = Callable[[Any], None]
@@ -66,8 +65,8 @@ def _feed_emulated(choice: DeviceChoice, batch_size: int, opened: Opened, limits
         "mfu_percent": mfu_percent(report.images_per_second, profile.flops_per_sample, profile.tpu),
         "oversleep_percent": report.oversleep_percent,
         "first_batch_seconds": report.first_batch_seconds,
-        "repeated": report.findings.repeated,
-        "missing": report.findings.missing,
+        "repeated": report.repeated,
+        "missing": report.missing,
         "problems": report.problems,
         "verdict": report.verdict,
         "timeline": Timeline(
@@ -98,13 +97,13 @@ def _feed_loop(choice: DeviceChoice, batch_size: int, opened: Opened, limits: Li
         if step is not None:
             counters = read_counters()  # they are of the last second
     report, times = clock.report(batch_size), clock.timeline()
-    findings = ledger.findings(opened.expected, epochs.ended)
-    problems = (*few_steps(max(0, report.steps - 1)), *epochs.problems(), *findings.problems())
+    repeated, missing, dishonest = ledger.judge(opened.expected, epochs.ended)
+    problems = (*few_steps(max(0, report.steps - 1)), *epochs.problems(), *dishonest)
     figures = {
         "images": report.steps * batch_size,
         "first_batch_seconds": report.first_wait_seconds,
-        "repeated": findings.repeated,
-        "missing": findings.missing,
+        "repeated": repeated,
+        "missing": missing,
         "problems": problems,
     }
     timeline = Timeline(wait_seconds=times.wait_seconds, sync_seconds=times.sync_seconds)

@@ -15,7 +15,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import OptionError
 from tpufeed.images.ops import HorizontalFlip, Op, RandomResizedCrop
-from tpufeed.profiling.fingerprints import Expected
+from tpufeed.profiling.accelerator import Expected
 from tpufeed.tfrecord.example import Feature, decode_example
 
 IMAGE_PX = 224
