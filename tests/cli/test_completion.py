@@ -24,13 +24,13 @@ def complete(*words):
 
 
 def test_names_are_those_that_are_obeyed():
-    from tpufeed.diagnosis.feeds import loaders, options
+    from tpufeed.diagnosis import bench, feeding
     from tpufeed.engines import choice
     from tpufeed.images import policy
 
     assert completion.ENGINES == choice._NAMES
-    assert tuple(loaders.LOADERS) == completion.LOADERS
-    assert options.REAL_DEVICES == completion.REAL_DEVICES
+    assert tuple(feeding.LOADERS) == completion.LOADERS
+    assert bench.REAL_DEVICES == completion.REAL_DEVICES
     assert {name: policy._CHOICES[name] for name in completion.POLICIES} == completion.POLICIES
 
 

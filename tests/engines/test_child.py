@@ -147,8 +147,7 @@ import sys
 import numpy as np
 from PIL import Image
 import tpufeed
-from tpufeed.diagnosis.feeds.measure import Measurement, measure_apart
-from tpufeed.diagnosis.feeds.options import BenchOptions
+from tpufeed.diagnosis.bench import BenchOptions, Measurement, measure_apart
 sys.path.append({str(tmp_path)!r})
 for number in range(4):
     Image.fromarray(np.full((32, 32, 3), number, np.uint8)).save({str(tmp_path)!r} + f"/photos/{{number}}.png")

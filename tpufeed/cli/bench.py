@@ -126,8 +126,7 @@ def bench_command(
     find_own_modules()
     import msgspec
 
-    from tpufeed.diagnosis.bench import bench
-    from tpufeed.diagnosis.feeds.options import BenchOptions
+    from tpufeed.diagnosis.bench import BenchOptions, bench
     from tpufeed.diagnosis.files import check_output, write_file
     from tpufeed.diagnosis.report import check_report_path, write_report
 

@@ -16,10 +16,7 @@ from typing import TypeVar
 from tpufeed.dataset.advice import iter_warnings
 from tpufeed.dataset.reader import Dataset, find_dataset, open_dataset
 from tpufeed.diagnosis.advice import Evidence, Provenance, advise, find_provenance
-from tpufeed.diagnosis.feeds.devices import Subject as Fed
-from tpufeed.diagnosis.feeds.devices import feed
-from tpufeed.diagnosis.feeds.loaders import open_loader
-from tpufeed.diagnosis.feeds.options import DeviceChoice
+from tpufeed.diagnosis.feeding import DeviceChoice, feed, open_loader
 from tpufeed.diagnosis.machine import clashes, crowds, machine
 from tpufeed.diagnosis.prediction import (
     ASSEMBLY,
@@ -465,14 +462,12 @@ def feed_emulated(
     names = ("ops", "threads", "processes", "stage_dir", "stage_bytes", "max_bad_records")
     keywords = {name: getattr(options, name) for name in names}
     opened = open_loader("numpy", dataset, split, batch_size, keywords)
-    source = "shards" if dataset.manifest.cache is None else "cache"
-    fed = Fed(f"{dataset.url}, numpy", dataset.url, "numpy", source)
     choice = DeviceChoice(f"EMULATED {profile.name}", "emulated", profile)
     try:
         # A part of an epoch: the workers that it starts stay for the next one.
         with closing(iter(opened.loader)) as batches:  # type: ignore[type-var]  # an epoch of ours
             for _ in itertools.islice(batches, _WARM_UP_BATCHES):
                 pass
-        return feed(choice, batch_size, opened, Limits(seconds=seconds), fed)
+        return feed(choice, opened, Limits(seconds=seconds))
     finally:
         opened.close()

@@ -214,14 +214,14 @@ class EmulatedAccelerator:
         problems = list(few_steps(report.steps - 1))
         if report.steps > 1:
             waits = np.array(device.waits[1:])
-            computed = len(waits) * self.step_seconds
-            wall = float(waits.sum()) + computed
+            wait, computed = float(waits.sum()), len(waits) * self.step_seconds
+            wall = wait + computed
             late, au = 100 * device.late_seconds / wall, 100 * computed / wall
             report = replace(
                 report,
                 images_per_second=sum(device.images[1:]) / wall,
                 **wait_percentiles(waits),
-                idle_percent=100 - au,
+                idle_percent=100 * wait / wall,
                 au_percent=au,
                 oversleep_percent=late,
                 wall_seconds=wall,
