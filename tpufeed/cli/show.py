@@ -62,10 +62,10 @@ def show_command(
     write_sheet(sheet.image, out)
     width, height = sheet.image.size
     if as_json:
-        facts = {"file": str(out), "images": sheet.images, "width": width, "height": height}
+        facts = {"file": str(out), "images": len(sheet.corners), "width": width, "height": height}
         print_json(facts | {"problems": sheet.problems})
     else:
-        say(f"{out}: {number_of(sheet.images, 'image')}, {width} x {height} pixels")
+        say(f"{out}: {number_of(len(sheet.corners), 'image')}, {width} x {height} pixels")
     for problem in sheet.problems:
         warn(problem)
     if sheet.problems:
