@@ -1,6 +1,6 @@
 """Emulate an accelerator: it takes a batch, is busy for as long as a real one would be, and waits for the next.
 
-All figures come from nominal times. A host that is too busy to wake the emulator in time makes its sleeps longer. Where
+All figures come from nominal times of steps. A host that is too busy to end a sleep in time makes it longer. Where
 measured sleeps count as computing, as in MLPerf Storage's emulator, a starved host looks like a well fed one.
 
 The images are counted, and their pixels tell whether each sample came once an epoch: a loader that drops or repeats
@@ -8,13 +8,12 @@ samples is a fast one in MLPerf Storage's emulator.
 """
 
 import math
-import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from queue import Queue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +49,7 @@ class AcceleratorReport:
         idle_percent: waits / wall.
         au_percent: MLPerf's accelerator utilisation, steps / wall.
         oversleep_percent: time by which the emulator was woken late while its queue was full / wall. By so much it may
-            have held up the loader; above 2 % there is no verdict. A late wake with room in the queue holds up nothing.
+            have held up the loader; above 2 % there is no verdict.
         wall_seconds: waits + nominal times of the steps.
         first_batch_seconds: time from asking for the first batch until it was there.
         waits: seconds that each step waited; the first entry is `first_batch_seconds`.
@@ -125,7 +124,11 @@ class Limits(NamedTuple):
 
 
 class EmulatedAccelerator:
-    """A device that trains on batches of `batch_size` images at a profile's rate, with a queue of two batches."""
+    """A device that trains on batches of `batch_size` images at a profile's rate, with a queue of two batches.
+
+    It needs no thread: when a step begins and ends follows from the times at which batches come. The caller sleeps
+    where it would stand before a full queue.
+    """
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class EmulatedAccelerator:
         expected: Expected | None = None,
         patience_seconds: float = 0.0,
     ) -> AcceleratorReport:
-        """Feed the device from `loader`, which is iterated in the calling thread, epoch after epoch.
+        """Feed the device from `loader`, epoch after epoch.
 
         Args:
             loader: gives batches: an array, or a tuple or dict whose first member is one; its first axis counts.
@@ -162,93 +165,104 @@ class EmulatedAccelerator:
         Raises:
             OptionError: a batch has more images than a step takes, or `steps` or `seconds` are not positive.
             LoaderError: an epoch has no batch.
-            Exception: the loader's. The device's thread has ended in every case.
+            Exception: the loader's.
         """
         if (steps is not None and steps < 1) or (seconds is not None and seconds <= 0):
             raise OptionError(f"steps and seconds are positive, not {steps} and {seconds}")
-        limits = Limits(steps, seconds, patience_seconds)
-        device = _Device(self.step_seconds, self._now, self._sleep)
-        thread = threading.Thread(target=device.run, name="tpufeed-emulated-accelerator", daemon=True)
+        limits, ledger = Limits(steps, seconds, patience_seconds), Ledger()
         epochs = RepeatedEpochs(loader, steps is not None or seconds is not None)
-        asked = first = self._now()
-        thread.start()
-        try:
-            with closing(epochs.batches()) as batches:
-                for given, batch in enumerate(batches, 1):
-                    arrival = self._now()
-                    first = arrival if given == 1 else first
-                    images = int(_first_member(batch).shape[0])
-                    if images > self.batch_size:
-                        raise OptionError(
-                            f"a batch of {images} images, for an accelerator that takes {self.batch_size} a step"
-                        )
-                    device.queue.put((arrival, images, epochs.number, batch))
-                    if limits.reached(given, self._now() - first):
-                        break
-        except BaseException:
-            device.aborted = True
-            raise
-        finally:
-            device.queue.put(None)
-            thread.join()
-        if device.failure is not None:
-            raise device.failure
-        return self._report(device, epochs, expected, first - asked)
-
-    def _report(
-        self, device: "_Device", epochs: "RepeatedEpochs", expected: Expected | None, first_batch_seconds: float
-    ) -> AcceleratorReport:
-        repeated, missing, dishonest = device.ledger.judge(expected, epochs.ended)
-        report = AcceleratorReport(
-            name=self.profile.name,
-            batch_size=self.batch_size,
-            step_ms=self.step_seconds * 1e3,
-            steps=len(device.waits),
-            images=sum(device.images),
-            first_batch_seconds=first_batch_seconds,
-            waits=(first_batch_seconds, *device.waits[1:]),
-            ready=tuple(device.ready),
-            repeated=repeated,
-            missing=missing,
-        )
-        problems = list(few_steps(report.steps - 1))
-        if report.steps > 1:
-            waits = np.array(device.waits[1:])
-            wait, computed = float(waits.sum()), len(waits) * self.step_seconds
-            wall = wait + computed
-            late, au = 100 * device.late_seconds / wall, 100 * computed / wall
-            report = replace(
-                report,
-                images_per_second=sum(device.images[1:]) / wall,
-                **wait_percentiles(waits),
-                idle_percent=100 * wait / wall,
-                au_percent=au,
-                oversleep_percent=late,
-                wall_seconds=wall,
-            )
-            if late > _MOST_OVERSLEEP_PERCENT:
-                problems.append(
-                    f"this host woke the emulator late, by {late:.1f} % of the time, more than "
-                    f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the "
-                    "loader, nothing else at work), or make its steps longer (a larger batch)"
-                )
-        small = sum(count < self.batch_size for count in device.images)
+        arrivals, begins, images = array("d"), array("d"), list[int]()
+        free = float("-inf")  # when the device ends its last step
+        oversleep = 0.0
+        # The queue and the step that computes hold their batches: a loader with few buffers must feel that.
+        held = deque[Any](maxlen=_QUEUE_BATCHES + 1)
+        asked = self._now()
+        with closing(epochs.batches()) as batches:
+            for batch in batches:
+                arrivals.append(self._now())
+                images.append(int(_first_member(batch).shape[0]))
+                if images[-1] > self.batch_size:
+                    raise OptionError(
+                        f"a batch of {images[-1]} images, for an accelerator that takes {self.batch_size} a step"
+                    )
+                # A step begins when device and batch are both there, and takes its nominal time.
+                begins.append(max(free, arrivals[-1]))
+                free = begins[-1] + self.step_seconds
+                ledger.enter(epochs.number, batch)
+                held.append(batch)
+                del batch
+                if limits.reached(len(begins), self._now() - arrivals[0]):
+                    break
+                if len(begins) > _QUEUE_BATCHES:
+                    # There is room for this batch when the device takes the one two before it.
+                    room = begins[-1 - _QUEUE_BATCHES]
+                    pause = room - self._now()
+                    if pause > 0:
+                        self._sleep(pause)
+                        oversleep += max(0.0, self._now() - room)
+        # A step waits from the end of the one before it to its own beginning.
+        begun = np.array(begins)
+        ends = np.concatenate([[asked], begun[:-1] + self.step_seconds])
+        queued = np.append(arrivals, float("inf"))
+        ready = np.sum([queued[n : n + len(begun)] <= ends for n in range(_QUEUE_BATCHES)], axis=0)
+        repeated, missing, dishonest = ledger.judge(expected, epochs.ended)
+        problems = list[str]()
+        small = sum(count < self.batch_size for count in images)
         if small > epochs.number + 1:  # the last batch of an epoch may be small; with more the device only seems busy
             problems.append(
-                f"{small} of {len(device.images)} batches had fewer images than the {self.batch_size} that the "
+                f"{small} of {len(images)} batches had fewer images than the {self.batch_size} that the "
                 "accelerator takes a step: give it full ones"
             )
         problems += (*epochs.problems(), *dishonest)
         if expected is not None and repeated is None:
             problems.append("the pixels are not in this host's memory, so that drops and repeats would not show")
-        verdict = ""
-        if not problems and report.idle_percent is not None:
+        report = AcceleratorReport(
+            name=self.profile.name,
+            batch_size=self.batch_size,
+            step_ms=self.step_seconds * 1e3,
+            steps=len(images),
+            images=sum(images),
+            first_batch_seconds=float(begun[0] - asked),
+            waits=tuple((begun - ends).tolist()),
+            ready=tuple(ready.tolist()),
+            repeated=repeated,
+            missing=missing,
+            problems=(*few_steps(len(images) - 1), *problems),
+        )
+        return self._judge(report, sum(images[1:]), oversleep)
+
+    def _judge(self, report: AcceleratorReport, images: int, oversleep_seconds: float) -> AcceleratorReport:
+        """Return the report with the figures of the steady state, which gave so many images, and with a verdict."""
+        if report.steps < 2:
+            return report
+        waits = np.array(report.waits[1:])
+        wait, computed = float(waits.sum()), len(waits) * self.step_seconds
+        wall = wait + computed
+        idle, au, oversleep = (100 * part / wall for part in (wait, computed, oversleep_seconds))
+        problems, verdict = list(report.problems), ""
+        if oversleep > _MOST_OVERSLEEP_PERCENT:
+            problems.append(
+                f"this host woke the emulator late, by {oversleep:.1f} % of the time, more than "
+                f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
+                "nothing else at work), or make its steps longer (a larger batch)"
+            )
+        if not problems:
             passes = "passes" if au >= _AU_FLOOR_PERCENT else "is below"
             verdict = (
-                f"idle {report.idle_percent:.1f} %: {idle_band(report.idle_percent)}; AU {au:.1f} % {passes} MLPerf "
-                f"Storage's floor of {_AU_FLOOR_PERCENT:.0f} %"
+                f"idle {idle:.1f} %: {idle_band(idle)}; AU {au:.1f} % {passes} MLPerf Storage's floor of "
+                f"{_AU_FLOOR_PERCENT:.0f} %"
             )
-        return replace(report, problems=tuple(problems), verdict=verdict)
+        return replace(
+            report,
+            images_per_second=images / wall,
+            **wait_percentiles(waits),
+            idle_percent=idle,
+            au_percent=au,
+            oversleep_percent=oversleep,
+            wall_seconds=wall,
+            problems=tuple(problems),
+            verdict=verdict,
+        )
 
 
 def few_steps(steps: int) -> tuple[str, ...]:
@@ -395,55 +409,3 @@ def _first_member(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return next(iter(batch.values()))
     return batch[0] if isinstance(batch, Sequence) else batch
-
-
-@dataclass
-class _Device:
-    """The device's side: its queue of (arrival, images, epoch, batch), and what its thread records."""
-
-    step_seconds: float
-    now: Callable[[], float]
-    sleep: Callable[[float], None]
-    queue: Queue[tuple[float, int, int, Any] | None] = field(default_factory=lambda: Queue(_QUEUE_BATCHES))
-    waits: "array[float]" = field(default_factory=lambda: array("d"))
-    ready: "array[int]" = field(default_factory=lambda: array("b"))
-    images: list[int] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-    late_seconds: float = 0.0
-    aborted: bool = False
-    failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._compute()
-        except BaseException as error:  # noqa: BLE001  # `EmulatedAccelerator.run` raises it, in the caller's thread
-            self.failure = error
-            while self.queue.get() is not None:  # or the loader would stand before a full queue for good
-                pass
-
-    def _compute(self) -> None:
-        free, late = None, 0.0
-        while True:
-            ready = self.queue.qsize()
-            item = self.queue.get()
-            if item is None:
-                return
-            if self.aborted:
-                continue
-            arrival, images, epoch, batch = item
-            # A step begins when device and batch are both there, and takes its nominal time.
-            wait = 0.0 if free is None else max(0.0, arrival - free)
-            free = (arrival if free is None else free) + wait + self.step_seconds
-            self.waits.append(wait)
-            self.ready.append(ready)
-            self.images.append(images)
-            self.ledger.enter(epoch, batch)  # the device is busy meanwhile
-            before, pause = late, free - self.now()
-            if pause > 0:
-                self.sleep(pause)
-                before = 0.0
-            late = max(0.0, self.now() - free)
-            if len(self.waits) > 1 and self.queue.full():  # otherwise the loader was not held up
-                # A thread that is late already stays late for several steps: what it had lost before is counted.
-                self.late_seconds += max(0.0, late - before)
-            del item, batch  # a device gives a batch's memory back at the end of its step
