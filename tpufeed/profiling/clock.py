@@ -335,7 +335,8 @@ class _TimedEpoch(Iterator[Batch]):
             if before is not None:  # the sync before an epoch's first step belongs to no other step
                 clock._syncs[before] += sync
                 sync = 0.0
-        clock._settle()
+        if not clock._settled:
+            clock._settle()
         shape = first_shape(batch)
         if shape != clock._shape:  # batches of one shape are looked into once
             clock._shape, clock._size = shape, size_of(batch)
