@@ -17,14 +17,11 @@ from typing import Any
 
 from harness import describe, figure, machine, print_table, write_result
 
-from tpufeed.diagnosis.bench import middle_run
-from tpufeed.diagnosis.feeds.devices import Subject, feed
-from tpufeed.diagnosis.feeds.loaders import LOADERS, Opened
-from tpufeed.diagnosis.feeds.measure import Measurement, measure
-from tpufeed.diagnosis.feeds.options import BenchOptions
+from tpufeed.diagnosis.bench import BenchOptions, Measurement, measure, middle_run
+from tpufeed.diagnosis.feeding import LOADERS, Opened, feed
 from tpufeed.diagnosis.results import Run
 from tpufeed.errors import TpufeedError
-from tpufeed.profiling.fingerprints import Expected
+from tpufeed.profiling.accelerator import Expected
 
 FROM_PHOTOS = ("pil", "pil-all-cores")
 OTHERS = (*FROM_PHOTOS, "tfdata-guide")
@@ -68,11 +65,8 @@ def run_once(args: argparse.Namespace, options: BenchOptions) -> Run:
     if args.loader in LOADERS:
         return measure(Measurement(url=args.data, loader=args.loader, options=options))
     opened = open_other(args, options)
-    source = "raw files" if args.loader in FROM_PHOTOS else "shards"
-    url = str(args.photos if args.loader in FROM_PHOTOS else args.data)
     try:
-        subject = Subject(f"{url}, {args.loader}", url, args.loader, source)
-        return feed(options.choice, options.images_a_step, opened, options.limits, subject)
+        return feed(options.choice, opened, options.limits)
     finally:
         opened.close()
 
@@ -85,13 +79,23 @@ def open_other(args: argparse.Namespace, options: BenchOptions) -> Opened:
     if args.loader in FROM_PHOTOS:
         folder = feeders.PilFolder if args.loader == "pil" else feeders.PilFolderOnAllCores
         loader = folder(args.photos, batch_size)
-        return Opened(loader, Expected(len(loader.samples), batch_size), loader.close)
+        return Opened(
+            loader=loader,
+            name=args.loader,
+            url=str(args.photos),
+            source="raw files",
+            batch_size=batch_size,
+            expected=Expected(len(loader.samples), batch_size),
+            close=loader.close,
+        )
     import tpufeed
 
     shards = tpufeed.open_dataset(args.data).split(args.split).variants[0].shards
     pipeline: Any = feeders.guide_pipeline([f"{args.data}/{shard.name}" for shard in shards], batch_size)
     # It repeats before it shuffles, so that epochs run into one another: nothing can be said of repeats.
-    return Opened(pipeline, None, lambda: None)
+    return Opened(
+        loader=pipeline, name=args.loader, url=args.data, source="shards", batch_size=batch_size, expected=None
+    )
 
 
 def show(run: Run) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tpufeed.diagnosis.feeds.loaders import random_window
+from tpufeed.diagnosis.feeding import random_window
 from tpufeed.engines.engine import available_cores
 
 SIZE = 224

@@ -24,13 +24,13 @@ def complete(*words):
 
 
 def test_names_are_those_that_are_obeyed():
-    from tpufeed.diagnosis.feeds import loaders, options
+    from tpufeed.diagnosis import bench, feeding
     from tpufeed.engines import choice
     from tpufeed.images import policy
 
     assert flags.ENGINES == choice._NAMES
-    assert tuple(loaders.LOADERS) == flags.LOADERS
-    assert options.REAL_DEVICES == flags.REAL_DEVICES
+    assert tuple(feeding.LOADERS) == flags.LOADERS
+    assert bench.REAL_DEVICES == flags.REAL_DEVICES
     assert {name: policy._CHOICES[name] for name in flags.POLICIES} == flags.POLICIES
 
 

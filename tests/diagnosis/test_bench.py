@@ -12,11 +12,10 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.diagnosis.bench import bench, interleave, middle_run
-from tpufeed.diagnosis.feeds import devices, options
-from tpufeed.diagnosis.feeds.loaders import NaiveLoader
-from tpufeed.diagnosis.feeds.measure import Measurement, measure, measure_apart
-from tpufeed.diagnosis.feeds.options import BenchOptions
+from tpufeed.diagnosis import bench as bench_module
+from tpufeed.diagnosis import feeding
+from tpufeed.diagnosis.bench import BenchOptions, Measurement, bench, interleave, measure, measure_apart, middle_run
+from tpufeed.diagnosis.feeding import NaiveLoader
 from tpufeed.diagnosis.results import Run
 from tpufeed.errors import DatasetNotFoundError, LoaderError, MissingExtraError, OptionError
 from tpufeed.profiling.clock import StepClock
@@ -148,9 +147,9 @@ def test_a_real_device_s_compiling_first_batch_and_steady_state_are_told_apart(
         seconds += 1.0 if taken else 30.0
         taken.append(len(batch[0]))
 
-    monkeypatch.setattr(devices, "open_step", lambda _: step)
-    monkeypatch.setattr(devices, "StepClock", lambda: StepClock(now=lambda: seconds))
-    monkeypatch.setattr(options, "find_spec", lambda name: name)
+    monkeypatch.setattr(feeding, "open_step", lambda _: step)
+    monkeypatch.setattr(feeding, "StepClock", lambda: StepClock(now=lambda: seconds))
+    monkeypatch.setattr(bench_module, "find_spec", lambda name: name)
     run = one(cached, device="jax-cpu", step_ms=None, steps=25)
     assert (run.device, run.steps, len(taken)) == ("jax-cpu", 25, 25)
     assert run.wall_seconds == pytest.approx(24)
@@ -162,8 +161,8 @@ def test_a_real_device_s_compiling_first_batch_and_steady_state_are_told_apart(
 
 
 def test_a_loader_that_ends_early_on_a_real_device(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "open_step", lambda _: id)
-    monkeypatch.setattr(options, "find_spec", lambda name: name)
+    monkeypatch.setattr(feeding, "open_step", lambda _: id)
+    monkeypatch.setattr(bench_module, "find_spec", lambda name: name)
     real = NaiveLoader.__iter__
     monkeypatch.setattr(
         NaiveLoader, "__iter__", lambda self: (batch for _, batch in zip(range(9), real(self), strict=False))
@@ -282,7 +281,7 @@ def test_nothing_is_measured_where_something_cannot_be(
 
 
 def test_a_framework_that_is_not_installed_is_named(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "find_spec", lambda _: None)
+    monkeypatch.setattr(bench_module, "find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"TensorFlow is not installed: pip install 'tpufeed\[tf\]'"):
         bench([cached], ["numpy", "tf"], BenchOptions(batch_size=4))
     with pytest.raises(MissingExtraError, match=r"tpufeed\[jax\]"):
@@ -340,7 +339,7 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(
 def test_a_real_step_is_fed_in_a_process_of_its_own(
     cached: str, loader: str, device: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if options.find_spec(module) is None:
+    if bench_module.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # with eight devices of JAX a batch of 4 is too small
     run = apart(cached, loader, device=device, step_ms=None, steps=22)

@@ -19,7 +19,7 @@ from tpufeed.diagnosis.rawfiles import measure_files, measure_pillow
 from tpufeed.errors import DamageError, DatasetNotFoundError, OptionError
 from tpufeed.images import Custom, HorizontalFlip
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
-from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
+from tpufeed.profiling.clock import StepReport, StepTimes, save_steps
 
 OPS = [RandomResizedCrop(32), HorizontalFlip()]
 SHORT = DoctorOptions(seconds=1.0, ops=OPS, batch_size=8)

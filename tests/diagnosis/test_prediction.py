@@ -27,7 +27,7 @@ from tpufeed.diagnosis.prediction import (
 )
 from tpufeed.diagnosis.results import Diagnosis, Stage
 from tpufeed.errors import OptionError
-from tpufeed.profiling.flops import TPUS, find_tpu
+from tpufeed.profiling.tpu import TPUS, find_tpu
 
 GOAL = Goal("v3-8", "resnet50", (4100.0, 7500.0), 8)
 MEMORY = Storage(bytes_per_second=5e9, room=1e12, detail="page cache")

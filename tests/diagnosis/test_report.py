@@ -4,6 +4,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.report_example import NASTY, make_diagnosis, make_run, make_runs, make_xla_run
-from tpufeed.diagnosis.figures import tpu_needs
 from tpufeed.diagnosis.report import check_report_path, headline, write_report
 from tpufeed.diagnosis.results import Action, Run, Timeline
 from tpufeed.diagnosis.wording import say
@@ -140,16 +140,17 @@ def test_the_headline_names_what_improved_among_runs_that_have_a_verdict() -> No
 
 def test_texts_stay_texts(tmp_path: Path) -> None:
     action = Action(do=f"Do {NASTY}", idle_percent=(1, 2), images_per_second=5000.0, cost=NASTY)
-    diagnosis = make_diagnosis()
-    facts = {name: getattr(diagnosis, name) for name in diagnosis.__dataclass_fields__}
-    nasty = facts | {
-        "url": NASTY,
-        "verdict": NASTY,
-        "notes": (NASTY,),
-        "actions": (action,),
-    }
+    diagnosis = replace(
+        make_diagnosis(),
+        url=NASTY,
+        verdict=NASTY,
+        notes=(NASTY,),
+        actions=(action,),
+        machine={"cpu": NASTY},
+        binding=NASTY,
+    )
     run = make_run(NASTY, 30.0, 12, url=NASTY, loader=NASTY, verdict=NASTY, problems=(NASTY,))
-    page = write(tmp_path, type(diagnosis)(**nasty | {"machine": {"cpu": NASTY}, "binding": NASTY}), [run])
+    page = write(tmp_path, diagnosis, [run])
     assert "script" not in page.tags
     assert page.text.count(NASTY.replace("\0", "\ufffd")) >= 10
     assert "p1" not in page.values("id")
@@ -224,13 +225,14 @@ def test_odd_timelines_are_drawn_or_left_out(timeline: Timeline, tmp_path: Path)
     assert not re.search(r"\bnan\b|\binf\b", " ".join(value for _, name, value in page.attributes if name == "d"))
 
 
-def test_bands_are_those_of_the_model() -> None:
+def test_needs_are_those_of_the_model(tmp_path: Path) -> None:
     diagnosis = make_diagnosis()
-    facts = {name: getattr(diagnosis, name) for name in diagnosis.__dataclass_fields__}
-    needs = tpu_needs(type(diagnosis)(**facts | {"needed": (2_050.0, 3_750.0)}))
-    assert needs["v3-8"] == (2_050.0, 3_750.0)
-    assert needs["v2-8"] == pytest.approx((750.0, 1_372.0))
-    assert tpu_needs(type(diagnosis)(**facts | {"tpu": "v9-1"}))["v9-1"] == diagnosis.needed
+    text = write(tmp_path, replace(diagnosis, needed=(2_050.0, 3_750.0)), []).text
+    assert "2.05k to 3.75k" in text  # of its own TPU
+    assert "750 to 1.37k" in text  # of v2-8, in the same proportion
+    other = write(tmp_path, replace(diagnosis, tpu="v9-1", needed=(2_050.0, 3_750.0)), []).text
+    assert "2.05k to 3.75k" in other
+    assert "1.5k to 2.74k" in other  # v2-8's own rate, for ResNet-50
 
 
 def test_the_same_bytes_whatever_the_users_settings_which_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Run by test_xlametrics.py on one CPU device: writes down what clock and counts say of torch_xla's loaders.
+"""Run by test_compiling_xla.py on one CPU device: writes down what clock and counts say of torch_xla's loaders.
 
 xla_clock.py OUT PROGRAM, a program that is run here as well, to import torch_xla but once: docs/measuring.md's
 """
@@ -24,7 +24,7 @@ from torch_xla.utils import keyd_queue
 import tpufeed
 from tpufeed.loaders.xla import runtime as xla_runtime
 from tpufeed.profiling.clock import StepClock
-from tpufeed.profiling.compiling import xla_counts
+from tpufeed.profiling.compiling import compile_advice, xla_counts
 
 SYNC, LOOK, COMPUTE = 3.0, 2.0, 5.0
 
@@ -174,7 +174,7 @@ def counted():
     torch.nonzero(sent)
     torch_xla.sync(wait=True)
     seen = xla_counts() - before
-    return {name: getattr(seen, name) for name in seen.__slots__} | {"advice": seen.advice(3)}
+    return {**seen, "advice": compile_advice(seen, 3)}
 
 
 def main():

@@ -1,5 +1,7 @@
 """`tpufeed bench`."""
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,16 +10,23 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.console import complain, find_own_modules, print_json, reports_errors, say
 from tpufeed.cli.tables import print_table
-from tpufeed.diagnosis.wording import number_of
+from tpufeed.diagnosis.wording import between, number_of
+from tpufeed.diagnosis.wording import say as figure
 from tpufeed.errors import mask_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from tpufeed.diagnosis.bench import BenchResult
     from tpufeed.diagnosis.results import Run
 
 _EMULATED = "EMULATED"
+_DEVICES = (
+    "emulated:PROFILE, like emulated:tpu-v5e-8-low or emulated:mlperf-h100; emulated with --step-ms; xla-cpu, xla-tpu, "
+    "jax-cpu, jax-tpu for a small real step; none only drains the loader."
+)
+_LOADERS = "numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pillow. Repeatable."
+_data, _device, _measuring = (
+    partial(typer.Option, rich_help_panel=panel) for panel in (flags.FEEDING, flags.DEVICE, flags.MEASURING)
+)
 
 
 @reports_errors
@@ -25,81 +34,42 @@ def bench_command(
     url: Annotated[list[str], typer.Argument(metavar="URL...", help="Datasets or caches: paths or URLs.")],
     loader: Annotated[
         list[str] | None,
-        typer.Option(
+        _data(
             metavar="NAME",
             autocompletion=flags.one_of(*flags.LOADERS),
-            help="numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pillow. Repeatable.",
+            help=_LOADERS,
             show_default="numpy",
-            rich_help_panel=flags.FEEDING,
         ),
     ] = None,
-    split: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="The split to read.",
-            rich_help_panel=flags.FEEDING,
-        ),
-    ] = "train",
+    split: Annotated[str, _data(metavar="NAME", help="The split to read.")] = "train",
     op: flags.LiveOp = None,
     threads: flags.Threads = None,
     processes: flags.Processes = None,
     device: Annotated[
         str | None,
-        typer.Option(
-            metavar="DEVICE",
-            autocompletion=flags.devices,
-            help="emulated:PROFILE, like emulated:tpu-v5e-8-low or emulated:mlperf-h100; emulated with --step-ms; "
-            "xla-cpu, xla-tpu, jax-cpu, jax-tpu for a small real step; none only drains the loader.",
-            show_default="emulated:tpu-v3-8",
-            rich_help_panel=flags.DEVICE,
-        ),
+        _device(metavar="DEVICE", autocompletion=flags.devices, help=_DEVICES, show_default="emulated:tpu-v3-8"),
     ] = None,
     tpu: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            autocompletion=flags.tpus,
-            help="v5e-8 is short for --device emulated:tpu-v5e-8.",
-            rich_help_panel=flags.DEVICE,
-        ),
+        _device(metavar="NAME", autocompletion=flags.tpus, help="v5e-8 is short for --device emulated:tpu-v5e-8."),
     ] = None,
     model: flags.Model = None,
     batch: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Images a step.",
-            show_default="128; 400 of MLPerf's profiles",
-            rich_help_panel=flags.DEVICE,
-        ),
+        int | None, _device(metavar="N", help="Images a step.", show_default="128; 400 of MLPerf's profiles")
     ] = None,
     step_ms: Annotated[
-        float | None,
-        typer.Option(metavar="MS", help="A step of an emulated accelerator of your own.", rich_help_panel=flags.DEVICE),
+        float | None, _device(metavar="MS", help="Step time of an emulated accelerator of your own.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Steps of each measurement.", rich_help_panel=flags.MEASURING)
-    ] = None,
+    steps: Annotated[int | None, _measuring(metavar="N", help="Steps of each measurement.")] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(
-            metavar="S",
-            help="Of each measurement.",
-            show_default="8, where no --steps are given",
-            rich_help_panel=flags.MEASURING,
-        ),
+        _measuring(metavar="S", help="Seconds of each measurement.", show_default="8, where no --steps are given"),
     ] = None,
-    repeats: Annotated[
-        int,
-        typer.Option(metavar="N", help="Measurements of each loader, in turns.", rich_help_panel=flags.MEASURING),
-    ] = 3,
+    repeats: Annotated[int, _measuring(metavar="N", help="Measurements of each loader, in turns.")] = 3,
     warm_up: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            help="Short rounds before them that count for nothing; 0 leaves a cold page cache cold.",
-            rich_help_panel=flags.MEASURING,
+        _measuring(
+            metavar="N", help="Short rounds before them that count for nothing; 0 leaves a cold page cache cold."
         ),
     ] = 1,
     as_json: flags.AsJson = False,
@@ -126,8 +96,7 @@ def bench_command(
     find_own_modules()
     import msgspec
 
-    from tpufeed.diagnosis.bench import bench
-    from tpufeed.diagnosis.feeds.options import BenchOptions
+    from tpufeed.diagnosis.bench import BenchOptions, bench
     from tpufeed.diagnosis.files import check_output, write_file
     from tpufeed.diagnosis.report import check_report_path, write_report
 
@@ -164,14 +133,36 @@ def _print(result: "BenchResult") -> None:
     from tpufeed.diagnosis.machine import describe, describe_place
 
     runs = result.runs
-    mark = f"{_EMULATED} " if runs[0].device.startswith(_EMULATED) else ""
+    emulated = runs[0].device.startswith(_EMULATED)
+    mark = f"{_EMULATED} " if emulated else ""
     names = [f"{run.url.rstrip('/').rpartition('/')[2]}, {run.loader}" for run in runs]
     if len(set(names)) < len({run.label for run in runs}):  # the last parts of the URLs do not tell them apart
         names = [run.label for run in runs]
-    cells = [_cells(run) for run in runs]
+    # Column: (field of a run, digits). An emulated accelerator has no counters, and a real one no nominal times.
+    if emulated:
+        shares, start = {"AU %": ("au_percent", 1)}, {"late %": ("oversleep_percent", 1)}
+    else:
+        shares = {"MXU %": ("mxu_percent", 1), "duty %": ("duty_cycle_percent", 1)}
+        start = {"compile s": ("compile_seconds", 1)}
+    columns = {
+        "img/s": ("images_per_second", 0),
+        "of": ("rates", 0),
+        "idle %": ("idle_percent", 1),
+        **shares,
+        "MFU %": ("mfu_percent", 1),
+        "wait ms p50": ("wait_ms_p50", 1),
+        "p95": ("wait_ms_p95", 1),
+        "p99": ("wait_ms_p99", 1),
+        **start,
+        "first batch s": ("first_batch_seconds", 2),
+    }
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        of = "n/a" if run.rates is None else between(run.rates.lowest, run.rates.highest)
+        cells = [of if field == "rates" else figure(getattr(run, field), "", n) for field, n in columns.values()]
+        rows.append((f"{mark}{name}", *cells))
     title = f"{runs[0].device}, batches of {runs[0].batch_size}, {number_of(result.options.repeats, 'repeat')}"
-    rows = [(f"{mark}{name}", *row.values()) for name, row in zip(names, cells, strict=True)]
-    print_table(title, (f"{mark}fed from", *cells[0]), rows)
+    print_table(title, (f"{mark}fed from", *columns), rows)
     for sentence in _iter_verdicts(runs):
         say(f"{mark}{sentence}")
     for place in result.places:
@@ -179,34 +170,12 @@ def _print(result: "BenchResult") -> None:
     say(f"{mark}on {describe(result.machine)}")
 
 
-def _iter_verdicts(runs: "Sequence[Run]") -> "Iterator[str]":
+def _iter_verdicts(runs: "Sequence[Run]") -> Iterator[str]:
     """Yield the verdict of each row, or why there is none; reasons that all rows share come once."""
     shared = [problem for problem in runs[0].problems if len(runs) > 1 and all(problem in run.problems for run in runs)]
     for problem in shared:
         yield f"no verdict for any row: {problem}"
     for run in runs:
-        for problem in run.problems:
-            if problem not in shared:
-                yield f"{run.label}: no verdict: {problem}"
+        yield from (f"{run.label}: no verdict: {problem}" for problem in run.problems if problem not in shared)
         if run.verdict:
             yield f"{run.label}: {run.verdict}"
-
-
-def _cells(run: "Run") -> dict[str, str]:
-    """Return figures by column. An emulated accelerator has no counters, and a real one no nominal times."""
-    from tpufeed.diagnosis.wording import between
-    from tpufeed.diagnosis.wording import say as figure
-
-    if run.device.startswith(_EMULATED):
-        shares, start = {"AU %": run.au_percent}, {"late %": run.oversleep_percent}
-    else:
-        shares, start = {"MXU %": run.mxu_percent, "duty %": run.duty_cycle_percent}, {"compile s": run.compile_seconds}
-    waits = {"wait ms p50": run.wait_ms_p50, "p95": run.wait_ms_p95, "p99": run.wait_ms_p99}
-    others = shares | {"MFU %": run.mfu_percent} | waits | start
-    return {
-        "img/s": figure(run.images_per_second),
-        "of": "n/a" if run.rates is None else between(run.rates.lowest, run.rates.highest),
-        "idle %": figure(run.idle_percent, "", 1),
-        **{name: figure(value, "", 1) for name, value in others.items()},
-        "first batch s": figure(run.first_batch_seconds, "", 2),
-    }

@@ -47,21 +47,21 @@ def ops(incomplete: str) -> list[str]:
 
 def tpus(incomplete: str) -> list[str]:
     """Complete `--tpu`."""
-    from tpufeed.profiling.flops import TPUS
+    from tpufeed.profiling.tpu import TPUS
 
     return one_of(*TPUS)(incomplete)
 
 
 def models(incomplete: str) -> list[str]:
     """Complete `--model`."""
-    from tpufeed.profiling.flops import MODELS
+    from tpufeed.profiling.tpu import MODELS
 
     return one_of(*MODELS)(incomplete)
 
 
 def devices(incomplete: str) -> list[str]:
     """Complete `--device`."""
-    from tpufeed.profiling.flops import profiles
+    from tpufeed.profiling.tpu import profiles
 
     return one_of(*(f"emulated:{name}" for name in profiles()), "emulated", *REAL_DEVICES, "none")(incomplete)
 

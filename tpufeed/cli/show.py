@@ -1,5 +1,6 @@
 """`tpufeed show`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.console import print_json, reports_errors, say, warn
 from tpufeed.diagnosis.wording import number_of
 
-_SHEET = "Sheet"
+_sheet = partial(typer.Option, rich_help_panel="Sheet")
 
 
 @reports_errors
@@ -26,20 +27,11 @@ def show_command(
     split: flags.SplitName = None,
     class_name: Annotated[
         str | None,
-        typer.Option(
-            "--class",
-            metavar="NAME",
-            help="Only samples of this class, by name or id.",
-            show_default="all",
-            rich_help_panel=_SHEET,
-        ),
+        _sheet("--class", metavar="NAME", help="Only samples of this class, by name or id.", show_default="all"),
     ] = None,
-    count: Annotated[
-        int,
-        typer.Option(metavar="N", help="Images on the sheet; of a cache, variants count.", rich_help_panel=_SHEET),
-    ] = 64,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the choice of samples.", rich_help_panel=_SHEET)] = 0,
-    size: Annotated[int, typer.Option(metavar="PIXELS", help="Side of the thumbnails.", rich_help_panel=_SHEET)] = 160,
+    count: Annotated[int, _sheet(metavar="N", help="Images on the sheet; of a cache, variants count.")] = 64,
+    seed: Annotated[int, _sheet(metavar="N", help="Seed of the choice of samples.")] = 0,
+    size: Annotated[int, _sheet(metavar="PIXELS", help="Side of the thumbnails.")] = 160,
     as_json: flags.AsJson = False,
 ) -> None:
     """Draw a labelled contact sheet of samples.
@@ -62,10 +54,10 @@ def show_command(
     write_sheet(sheet.image, out)
     width, height = sheet.image.size
     if as_json:
-        facts = {"file": str(out), "images": sheet.images, "width": width, "height": height}
+        facts = {"file": str(out), "images": len(sheet.corners), "width": width, "height": height}
         print_json(facts | {"problems": sheet.problems})
     else:
-        say(f"{out}: {number_of(sheet.images, 'image')}, {width} x {height} pixels")
+        say(f"{out}: {number_of(len(sheet.corners), 'image')}, {width} x {height} pixels")
     for problem in sheet.problems:
         warn(problem)
     if sheet.problems:

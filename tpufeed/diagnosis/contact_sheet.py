@@ -1,9 +1,9 @@
-"""A labelled contact sheet of a dataset: what its records hold, as a person sees it.
+"""Draw a labelled contact sheet of a dataset: thumbnails of its records in a grid as square as can be.
 
-A grid as square as can be, a line of text above it, two lines under each image. Variants of a sample stand side
-by side. Text is shortened to fit, and legible whatever its script.
+A line of text stands above the grid and two lines under each image. Variants of a sample stand side by side.
 """
 
+import contextlib
 import functools
 import math
 from dataclasses import dataclass
@@ -25,29 +25,18 @@ from tpufeed.images.mending import mend
 from tpufeed.images.orientation import turn
 from tpufeed.tfrecord.example import decode_example
 
-Font = ImageFont.FreeTypeFont
-
+# Format and longest side in pixels, by the ending of the sheet's name.
 _FORMATS = {".png": ("PNG", 1 << 20), ".jpg": ("JPEG", 65535), ".jpeg": ("JPEG", 65535), ".webp": ("WEBP", 16383)}
 _MOST_PIXELS = 300_000_000
 _MOST_TILES = 10_000
 
-_GAP_PX = 8
-_TITLE_PX, _TITLE_FONT_PX = 26, 14
-_LABEL_PX, _LABEL_FONT_PX = 15, 12
-_NAME_PX, _NAME_FONT_PX = 13, 10
+_GAP_PX, _TITLE_PX, _LABEL_PX, _NAME_PX = 8, 26, 15, 13
+_TITLE_FONT_PX, _LABEL_FONT_PX, _NAME_FONT_PX = 14, 12, 10
 _LEAST_WIDTH_PX = 320  # or the title is cut short
 _PAPER, _INK, _FAINT = "white", "black", (110, 110, 110)
+# Files of fonts that systems have; Pillow's own font covers little more than ASCII.
+_WIDE_FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "msgothic.ttc")
 _FAULT, _FAULT_INK = (150, 20, 20), (255, 235, 235)
-
-# Looked up by name where systems keep their fonts; Pillow's own covers little more than Latin.
-_WIDE_FONTS = (
-    "DejaVuSans.ttf",
-    "NotoSansCJK-Regular.ttc",
-    "NotoSans-Regular.ttf",
-    "Arial Unicode.ttf",
-    "FreeSans.ttf",
-    "msgothic.ttc",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +45,8 @@ class SheetOptions:
 
     Attributes:
         count: at most so many images; of a cache all K variants of count // K samples.
-        class_name: only samples of this class, by name or id.
-        seed: of the choice of samples.
+        class_name: show only samples of this class, by name or id.
+        seed: seed of the choice of samples.
         size_px: side of the square that each image is fitted into.
     """
 
@@ -75,45 +64,17 @@ class SheetOptions:
 
 @dataclass(frozen=True, slots=True)
 class ContactSheet:
-    """The sheet, how many images are on it, and what is wrong with those that could not be shown."""
+    """A sheet.
+
+    Attributes:
+        image: the sheet itself.
+        corners: (left, top) of the square of each image, in the order drawn.
+        problems: what is wrong with the images that could not be shown.
+    """
 
     image: Image.Image
-    images: int
+    corners: tuple[tuple[int, int], ...]
     problems: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """The places on a sheet of so many samples, each of so many variants."""
-
-    samples: int
-    variants: int
-    size_px: int
-
-    @property
-    def columns(self) -> int:
-        """Samples side by side, for the sheet to be nearly square, wider rather than higher."""
-        columns = math.ceil(math.sqrt(self.samples * self._row_px / self._sample_px) - 0.25)
-        return min(self.samples, max(1, columns))
-
-    @property
-    def sheet_size(self) -> tuple[int, int]:
-        """Width and height in pixels."""
-        height = _TITLE_PX + math.ceil(self.samples / self.columns) * self._row_px + _GAP_PX
-        return max(_LEAST_WIDTH_PX, self.columns * self._sample_px + _GAP_PX), height
-
-    def corner(self, sample: int, variant: int) -> tuple[int, int]:
-        """Return `(left, top)` of the square that an image is centred in."""
-        row, column = divmod(sample, self.columns)
-        return _GAP_PX + column * self._sample_px + variant * (self.size_px + _GAP_PX), _TITLE_PX + row * self._row_px
-
-    @property
-    def _sample_px(self) -> int:
-        return self.variants * (self.size_px + _GAP_PX) + _GAP_PX
-
-    @property
-    def _row_px(self) -> int:
-        return self.size_px + _LABEL_PX + _NAME_PX + _GAP_PX
 
 
 def make_contact_sheet(dataset: Dataset, split: str | None = None, options: SheetOptions | None = None) -> ContactSheet:
@@ -127,7 +88,7 @@ def make_contact_sheet(dataset: Dataset, split: str | None = None, options: Shee
     """
     options, manifest = options or SheetOptions(), dataset.manifest
     split = next(iter(manifest.splits), "") if split is None else split
-    variants = dataset.split(split).variants
+    variants, size_px = dataset.split(split).variants, options.size_px
     count = max(1, options.count // len(variants))
     if options.class_name is None:
         places, problems = draw_evenly(dataset, split, count, options.seed), list[str]()
@@ -137,47 +98,49 @@ def make_contact_sheet(dataset: Dataset, split: str | None = None, options: Shee
     if not places:
         what = "" if options.class_name is None else f" of class {options.class_name!r}"
         raise OptionError(f"split {split!r} of {dataset.url} holds no samples{what}")
-    grid = Grid(len(places), len(variants), options.size_px)
-    width, height = grid.sheet_size
+
+    # As many samples side by side as make the sheet nearly square, wider rather than higher.
+    sample_px, row_px = len(variants) * (size_px + _GAP_PX) + _GAP_PX, size_px + _LABEL_PX + _NAME_PX + _GAP_PX
+    columns = min(len(places), max(1, math.ceil(math.sqrt(len(places) * row_px / sample_px) - 0.25)))
+    width = max(_LEAST_WIDTH_PX, columns * sample_px + _GAP_PX)
+    height = _TITLE_PX + math.ceil(len(places) / columns) * row_px + _GAP_PX
     if width * height > _MOST_PIXELS:
         raise OptionError(f"a sheet of {width} x {height} pixels is too large; take a smaller count or size")
-
-    sheet = Image.new("RGB", grid.sheet_size, _PAPER)
+    sheet = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(sheet)
     if manifest.tensor_shape is not None:
         stored = "raw " + "x".join(map(str, manifest.tensor_shape))
     else:
         stored = ", ".join(dict.fromkeys(name.partition(",")[0] for name in manifest.images)) or "encoded"
-    url = mask_secrets(dataset.url).encode("utf-8", "backslashreplace").decode()
     number = number_of(dataset.split(split).records, "sample")
-    title = f"{url}   {split}: {len(places)} of {number}   {stored}"
-    text, font = letter(title, _TITLE_FONT_PX, width - 2 * _GAP_PX)
-    draw.text((_GAP_PX, 5), text, _INK, font)
+    title = f"{mask_secrets(dataset.url)}   {split}: {len(places)} of {number}   {stored}"
+    _write(draw, (_GAP_PX, 5), title, _TITLE_FONT_PX, width - 2 * _GAP_PX, _INK)
 
+    corners = []
     starts = np.cumsum([0, *(shard.records for shard in variants[0].shards)])
     readers = [dataset.reader(split, variant) for variant in range(len(variants))]
     for sample, place in enumerate(places):
+        row, column = divmod(sample, columns)
         for variant, reader in enumerate(readers):
-            tile = _read_tile(dataset, reader, place, grid.size_px)
-            left, top = grid.corner(sample, variant)
-            if tile.image is not None:
-                inset = (grid.size_px - tile.image.width) // 2, (grid.size_px - tile.image.height) // 2
-                sheet.paste(tile.image, (left + inset[0], top + inset[1]))
-            else:
-                problems.append(tile.problem)
-                right, bottom = left + grid.size_px - 1, top + grid.size_px - 1
+            left = _GAP_PX + column * sample_px + variant * (size_px + _GAP_PX)
+            top = _TITLE_PX + row * row_px
+            corners.append((left, top))
+            label_text, name, image = _read_tile(dataset, reader, place, size_px)
+            if isinstance(image, str):
+                problems.append(image)
+                right, bottom = left + size_px - 1, top + size_px - 1
                 draw.rectangle((left, top, right, bottom), _FAULT)
                 draw.line((left, top, right, bottom), _FAULT_INK)
                 draw.line((left, bottom, right, top), _FAULT_INK)
-            under = top + grid.size_px + 1
-            if tile.label:
-                text, font = letter(tile.label, _LABEL_FONT_PX, grid.size_px)
-                draw.text((left, under), text, _INK, font)
+            else:
+                sheet.paste(image, (left + (size_px - image.width) // 2, top + (size_px - image.height) // 2))
+            under = top + size_px + 1
+            if label_text:
+                _write(draw, (left, under), label_text, _LABEL_FONT_PX, size_px, _INK)
                 under += _LABEL_PX
-            name = (f"v{variant} " if len(readers) > 1 else "") + (tile.name or f"#{int(starts[place[0]]) + place[1]}")
-            text, font = letter(name, _NAME_FONT_PX, grid.size_px)
-            draw.text((left, under), text, _FAINT, font)
-    return ContactSheet(sheet, len(places) * len(variants), tuple(dict.fromkeys(problems)))
+            name = (f"v{variant} " if len(readers) > 1 else "") + (name or f"#{int(starts[place[0]]) + place[1]}")
+            _write(draw, (left, under), name, _NAME_FONT_PX, size_px, _FAINT)
+    return ContactSheet(sheet, tuple(corners), tuple(dict.fromkeys(problems)))
 
 
 def check_sheet_path(path: Path) -> None:
@@ -201,35 +164,28 @@ def write_sheet(image: Image.Image, path: Path) -> None:
     write_file(path, partial(image.save, format=name, quality=90))
 
 
-@dataclass(slots=True)
-class _Tile:
-    """One image with what stands under it; without an image, what is wrong."""
-
-    image: Image.Image | None = None
-    label: str = ""
-    name: str = ""
-    problem: str = ""
-
-
-def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> _Tile:
-    tile, manifest = _Tile(), dataset.manifest
+def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
+    """Return label, file name and thumbnail of a record; a message in place of the thumbnail if it is damaged."""
+    manifest, name = dataset.manifest, ""
     (payload,) = iter_payloads(reader, [place])
     if isinstance(payload, RecordError):
-        tile.problem = str(payload)
-        return tile
+        return "", "", str(payload)
     label = read_label(manifest, reader, payload)
     if isinstance(label, int) and 0 <= label < len(manifest.class_names):
         label = manifest.class_names[label]
-    tile.label = "" if label is None else str(label)
     try:
         key = next((spec.key for spec in manifest.features if spec.name == FILENAME), None)
         feature = None if key is None else decode_example(payload).get(key)
-        name = feature.values[0] if feature is not None and len(feature.values) else None
-        tile.name = str(name, "utf-8", "replace") if isinstance(name, memoryview) else ""
-        tile.image = _fit(_read_pixels(dataset, reader.layout.decode(payload)[0]), size_px)
+        if feature is not None and len(feature.values) and isinstance(feature.values[0], memoryview):
+            name = str(feature.values[0], "utf-8", "replace")
+        image = Image.fromarray(np.ascontiguousarray(_read_pixels(dataset, reader.layout.decode(payload)[0])))
     except (ImageError, RecordError) as error:
-        tile.problem = f"{reader.place(*place)}: {error}"
-    return tile
+        return str(label or ""), name, f"{reader.place(*place)}: {error}"
+    scale = size_px / max(image.size)
+    if scale >= 2:  # a tiny image is shown in visible pixels
+        image = image.resize((image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST)
+    image.thumbnail((size_px, size_px), Image.Resampling.LANCZOS)
+    return "" if label is None else str(label), name, image
 
 
 def _read_pixels(dataset: Dataset, image: memoryview) -> Pixels:
@@ -247,62 +203,44 @@ def _read_pixels(dataset: Dataset, image: memoryview) -> Pixels:
     return pixels.reshape(shape)
 
 
-def _fit(pixels: Pixels, size_px: int) -> Image.Image:
-    """Return the image within a square of `size_px`: a larger one averaged, a much smaller one in visible pixels."""
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    scale = size_px / max(image.size)
-    if scale >= 2:
-        scale = int(scale)
-    if scale == 1 or 1 < scale < 2:
-        return image
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    return image.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
+def _write(
+    draw: ImageDraw.ImageDraw,
+    corner: tuple[int, int],
+    text: str,
+    font_px: int,
+    width_px: int,
+    ink: str | tuple[int, int, int],
+) -> None:
+    """Write text on one line, without its middle where it is wider than `width_px`.
 
-
-def letter(text: str, size_px: int, width_px: int) -> tuple[str, Font]:
-    """Return `text` as it is to be drawn, at most `width_px` wide, and the font that can draw it.
-
-    A character that no font at hand has is written as its escape (U+732B as \\\\u732b), never as an empty box. Of a
-    text that is too wide the middle is left out.
+    The first font is taken that has all its characters. Where none has, they are written as escapes, never as boxes.
     """
-
-    def escaped(character: str) -> str:
-        return character.encode("unicode_escape").decode()
-
-    text = "".join(character if character.isprintable() else escaped(character) for character in text)
-    fonts = [_find_font("", size_px)]
-    if not text.isascii():
-        fonts += [_find_font(name, size_px) for name in _WIDE_FONTS]
-    known = [font for font in fonts if font is not None]
-    font = min(known, key=lambda font: sum(not _has(font, character) for character in text))
-    text = "".join(character if _has(font, character) else escaped(character) for character in text)
-
-    def keep(count: int) -> str:
-        head = (count + 1) // 2
-        return text if count == len(text) else f"{text[:head]}...{text[len(text) - (count - head) :]}"
-
-    low, high = 0, len(text)  # how many characters stay
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if font.getlength(keep(middle)) <= width_px else (low, middle - 1)
-    return keep(low), font
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    fonts = _fonts(font_px)
+    font = next((font for font in fonts if _has_all(font, text)), None)
+    if font is None:
+        text, font = text.encode("ascii", "backslashreplace").decode(), fonts[0]
+    shown = text
+    kept = len(text)
+    while kept and font.getlength(shown) > width_px:
+        # A guess by the width so far, then letter by letter.
+        kept = min(kept - 1, int(kept * width_px / font.getlength(shown)) + 1)
+        head = (kept + 1) // 2
+        shown = f"{text[:head]}...{text[len(text) - (kept - head) :]}"
+    draw.text(corner, shown, ink, font)
 
 
-@functools.lru_cache(maxsize=64)
-def _find_font(name: str, size_px: int) -> Font | None:
-    """Return the font of that file name, None where there is none; Pillow's own, without a name."""
-    try:
-        font = ImageFont.truetype(name, size_px) if name else ImageFont.load_default(size_px)
-    except OSError:
-        return None
-    assert isinstance(font, Font), "Pillow was built without FreeType"
-    return font
+@functools.lru_cache(maxsize=8)
+def _fonts(font_px: int) -> list[ImageFont.FreeTypeFont | ImageFont.ImageFont]:
+    """Return Pillow's own font, and of `_WIDE_FONTS` those that this system has."""
+    fonts: list[ImageFont.FreeTypeFont | ImageFont.ImageFont] = [ImageFont.load_default(font_px)]
+    for name in _WIDE_FONTS:
+        with contextlib.suppress(OSError):
+            fonts.append(ImageFont.truetype(name, font_px))
+    return fonts
 
 
-@functools.lru_cache(maxsize=4096)
-def _has(font: Font, character: str) -> bool:
-    """Return whether the font has a picture of its own for the character, not the one for those that it lacks."""
-    if character.isascii():
-        return True
-    mask, missing = font.getmask(character), font.getmask("\U0010fffd")
-    return mask.size != missing.size or bytes(mask) != bytes(missing)
+def _has_all(font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str) -> bool:
+    """Return True if no character of the text is drawn as the box that stands for missing ones."""
+    missing = bytes(font.getmask("\U0010fffd"))
+    return all(bytes(font.getmask(letter)) != missing for letter in {*text} if not letter.isascii())

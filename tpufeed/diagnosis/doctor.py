@@ -36,7 +36,7 @@ from tpufeed.images import HorizontalFlip
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.profiling.steps import MODERATE_PERCENT, load_steps
+from tpufeed.profiling.clock import MODERATE_PERCENT, load_steps
 from tpufeed.profiling.xplane import read_profile
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.registry import open_store

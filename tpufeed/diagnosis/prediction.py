@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 from tpufeed.diagnosis.results import Action, Diagnosis, Stage
 from tpufeed.diagnosis.wording import between
 from tpufeed.errors import OptionError
-from tpufeed.profiling.flops import TPUS, Tpu, find_model, find_tpu, training_flops
+from tpufeed.profiling.tpu import TPUS, Tpu, find_model, find_tpu, training_flops
 
 ACCELERATOR = "accelerator"
 STORAGE, READING, DECODING, OPS, ASSEMBLY, TRANSFER = "storage", "reading", "decoding", "ops", "assembly", "transfer"
 
-# The shares of their peak at which the two published runs of `profiling.flops` trained ResNet-50.
+# The shares of their peak at which the two published runs of `profiling.tpu` trained ResNet-50.
 LOW_SHARE, HIGH_SHARE = 0.205, 0.375
 LEAST_FACTOR = 1.05  # a smaller gain is within the noise of a few seconds
 

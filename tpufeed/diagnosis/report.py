@@ -8,10 +8,10 @@ from string import Template
 from typing import Any
 
 from tpufeed.diagnosis.files import check_output, write_file
-from tpufeed.diagnosis.results import Action, Diagnosis, Run
+from tpufeed.diagnosis.results import Diagnosis, Run
 from tpufeed.diagnosis.wording import between, clean, say
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.profiling.steps import HIGH_PERCENT, MODERATE_PERCENT
+from tpufeed.profiling.clock import HIGH_PERCENT, MODERATE_PERCENT
 
 # "default-src 'none'": nothing may be loaded, whatever the texts are.
 _PAGE = Template("""<!doctype html>
@@ -58,6 +58,18 @@ $body
 """)
 
 
+# The table of a run: (name, field of `Run`, unit, digits).
+_FIGURES = (
+    ("idle", "idle_percent", "%", 1), ("AU", "au_percent", "%", 1), ("step", "step_ms", "ms", 2),
+    ("wait, p50", "wait_ms_p50", "ms", 2), ("wait, p95", "wait_ms_p95", "ms", 2), ("wait, p99", "wait_ms_p99", "ms", 2),
+    ("first batch", "first_batch_seconds", "s", 2), ("compilation", "compile_seconds", "s", 2),
+    ("recompilations", "recompilations", "", 0), ("MXU", "mxu_percent", "%", 1), ("MFU", "mfu_percent", "%", 1),
+    ("duty cycle", "duty_cycle_percent", "%", 1), ("oversleep", "oversleep_percent", "%", 2),
+    ("repeated images", "repeated", "", 0), ("missing images", "missing", "", 0),
+    ("measured for", "wall_seconds", "s", 1),
+)  # fmt: skip
+
+
 def write_report(
     path: Path | str, diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, Any] | None = None
 ) -> None:
@@ -66,13 +78,13 @@ def write_report(
     It comes whole or not at all; an earlier report is replaced. The same arguments give the same bytes.
 
     Args:
-        path: of the page.
-        diagnosis: what the doctor found.
-        runs: in order: the first is "before", the last is "after".
-        machine: that it was measured on, where no diagnosis says so.
+        path: the page's file.
+        diagnosis: the doctor's findings, if any.
+        runs: runs in order: the first is "before", the last is "after".
+        machine: the machine of the measurements, where no diagnosis names it.
 
     Raises:
-        OptionError: as `check_report_path`, or there is neither a diagnosis nor a run.
+        OptionError: as `check_report_path`; or there is neither a diagnosis nor a run.
         MissingExtraError: matplotlib is not installed.
         StoreError: the file cannot be written.
     """
@@ -142,8 +154,16 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, A
     if any(run.emulated for run in runs):
         body.append(f'<p class="mark">{EMULATED}</p>')
     if diagnosis is not None and diagnosis.actions:
-        items = "".join(f'<li>{_text(action.do)}<br><span class="faint">{_text(_effect(action))}</span></li>'
-                        for action in diagnosis.actions)  # fmt: skip
+        items = ""
+        for action in diagnosis.actions:
+            parts = [
+                "" if action.factor is None else f"{action.factor:,.1f}x",
+                "" if action.images_per_second is None else f"{say(action.images_per_second)} images a second",
+                "" if action.idle_percent is None else f"idle {_range(action.idle_percent, ' %')}",
+            ]
+            effect = f"predicted: {', '.join(filter(None, parts)) or 'effect not known'}"
+            effect += f"; cost: {action.cost}" if action.cost else ""
+            items += f'<li>{_text(action.do)}<br><span class="faint">{_text(effect)}</span></li>'
         body.append(f'<h2>What to do next</h2>\n<ol class="card">{items}</ol>')
     remarks = list[tuple[str, str]]()
     for number, run in enumerate(runs, 1):
@@ -181,7 +201,9 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, A
         ]
         body.append(_table("Stages", ["stage", "images a second", "how"], stages))
         machine = diagnosis.machine or machine
-    body.append(_table("Machine", ["name", "value"], _facts(machine or {})))
+    body.append(
+        _table("Machine", ["name", "value"], [(str(name), _plain(value)) for name, value in (machine or {}).items()])
+    )
     return _PAGE.substitute(subject=_text(subject), body="\n".join(filter(None, body)))
 
 
@@ -211,54 +233,24 @@ def _figures(run: Run) -> dict[str, str]:
         "images": f"{run.images:,}",
         "images a second": say(run.images_per_second),
         "of all repeats": "n/a" if rates is None else f"{between(rates.lowest, rates.highest)} ({len(rates.values)})",
-        "idle": say(run.idle_percent, "%", 1),
-        "AU": say(run.au_percent, "%", 1),
-        "step": say(run.step_ms, "ms", 2),
-        "wait, p50": say(run.wait_ms_p50, "ms", 2),
-        "wait, p95": say(run.wait_ms_p95, "ms", 2),
-        "wait, p99": say(run.wait_ms_p99, "ms", 2),
-        "first batch": say(run.first_batch_seconds, "s", 2),
-        "compilation": say(run.compile_seconds, "s", 2),
-        "recompilations": say(run.recompilations),
-        "MXU": say(run.mxu_percent, "%", 1),
-        "MFU": say(run.mfu_percent, "%", 1),
-        "duty cycle": say(run.duty_cycle_percent, "%", 1),
+        **{name: say(getattr(run, field), unit, digits) for name, field, unit, digits in _FIGURES},
         "to the device": say(sent, "MB/s", 1),
-        "oversleep": say(run.oversleep_percent, "%", 2),
-        "repeated images": say(run.repeated),
-        "missing images": say(run.missing),
-        "measured for": say(run.wall_seconds, "s", 1),
     }
-
-
-def _effect(action: Action) -> str:
-    """Return what an action is predicted to come to."""
-    parts = [
-        "" if action.factor is None else f"{action.factor:,.1f}x",
-        "" if action.images_per_second is None else f"{say(action.images_per_second)} images a second",
-        "" if action.idle_percent is None else f"idle {_range(action.idle_percent, ' %')}",
-    ]
-    expected = ", ".join(filter(None, parts)) or "effect not known"
-    return f"predicted: {expected}" + (f"; cost: {action.cost}" if action.cost else "")
 
 
 def _range(pair: tuple[float, float] | None, unit: str, digits: int = 0) -> str:
     return say(None) if pair is None else between(min(pair), max(pair), digits) + unit
 
 
-def _facts(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the machine's description as rows, whatever the types of the values."""
-
-    def plain(value: Any) -> str:
-        if isinstance(value, dict):
-            return ", ".join(f"{name} {plain(entry)}" for name, entry in value.items())
-        if isinstance(value, list | tuple):
-            return ", ".join(map(plain, value))
-        if value is None or isinstance(value, bool):
-            return {None: "n/a", True: "yes", False: "no"}[value]
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-    return [(str(name), plain(value)) for name, value in values.items()]
+def _plain(value: Any) -> str:
+    """Return a value of the machine's description as text, whatever its type."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(entry)}" for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    if value is None or isinstance(value, bool):
+        return {None: "n/a", True: "yes", False: "no"}[value]
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def _text(text: str) -> str:

@@ -1,47 +1,63 @@
 """Emulate an accelerator: it takes a batch, is busy for as long as a real one would be, and waits for the next.
 
-Everything is reckoned from nominal times. A host too busy to wake the emulator in time makes its sleeps longer; where
-measured sleeps count as computing, as in MLPerf Storage's emulator, a starved host looks like a well fed one. Images
-are counted and looked at: in that emulator a loader that drops samples, or repeats them, is a fast one.
+All figures come from nominal times of steps. A host that is too busy to end a sleep in time makes it longer. Where
+measured sleeps count as computing, as in MLPerf Storage's emulator, a starved host looks like a well fed one.
+
+The images are counted, and their pixels tell whether each sample came once an epoch: a loader that drops or repeats
+samples is a fast one in MLPerf Storage's emulator.
 """
 
-import threading
+import math
 import time
 from array import array
-from collections.abc import Callable, Generator, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from queue import Queue
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.profiling.clock import length_of
-from tpufeed.profiling.fingerprints import Expected, Findings, Ledger, first_member
-from tpufeed.profiling.flops import AcceleratorProfile
-from tpufeed.profiling.steps import idle_band
+from tpufeed.profiling.clock import idle_band, length_of, wait_percentiles
+from tpufeed.profiling.tpu import AcceleratorProfile
 
-AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's, for ResNet-50
-FEWEST_STEPS = 20  # after the first one; figures of fewer say little
+_AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's floor for ResNet-50
+_FEWEST_STEPS = 20  # after the first step; figures of fewer say little
 _MOST_OVERSLEEP_PERCENT = 2.0
 _QUEUE_BATCHES = 2
+
+# Datasets hold some images twice, and some look alike to a fingerprint. More repeats than this share are the loader's
+# doing, or make the dataset unfit for an honest measurement. A loader that repeats gains no more than this either.
+_MOST_REPEATS = 0.01
+_FEW_REPEATS = 2
+
+_WORDS = 8
+_GOLDEN = 0.6180339887498949  # spreads the words over rows and columns alike
+_WEIGHTS = np.random.default_rng(8).integers(0, 1 << 63, _WORDS * 16, np.uint64) * np.uint64(2) + np.uint64(1)
 
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorReport:
-    """Figures of an emulated accelerator. None stands for unknown, as most are after fewer than two steps.
+    """Figures of an emulated accelerator. None means unknown, as most figures are after fewer than two steps.
 
     `steps` and `images` count everything; the other figures leave out the first step, in which the loader warms up.
-    All but `oversleep_percent` are nominal: `wall_seconds` is waits + steps, `idle_percent` waits / wall, `au_percent`
-    (MLPerf's accelerator utilisation) steps / wall. `oversleep_percent` says how late the emulator itself was woken
-    while its queue was full, in all / wall: by so much it may have held up the loader, and above 2 % there is no
-    verdict. Woken late with room in the queue it holds up nobody.
-    `first_batch_seconds` is from asking for the first batch until it was there.
 
-    `waits` has an entry a step, the first one's being `first_batch_seconds`; `ready` the batches that stood in the
-    device's queue when the step asked for one. `findings` is what the pixels of the images say. `problems` are
-    sentences that say why the figures are not to be trusted; where there are any, `verdict` is empty.
+    Attributes:
+        images_per_second: images in a second of `wall_seconds`.
+        idle_percent: waits / wall.
+        au_percent: MLPerf's accelerator utilisation, steps / wall.
+        oversleep_percent: time by which the emulator was woken late while its queue was full / wall. By so much it may
+            have held up the loader; above 2 % there is no verdict.
+        wall_seconds: waits + nominal times of the steps.
+        first_batch_seconds: time from asking for the first batch until it was there.
+        waits: seconds that each step waited; the first entry is `first_batch_seconds`.
+        ready: batches in the device's queue when each step asked for one.
+        repeated: images that came with the pixels of another image of the same epoch, or in more epochs than
+            `Expected.variants` explains.
+        missing: images of complete epochs that never came, beyond the remainder of a batch; None without such an epoch.
+        problems: reasons why the figures are not to be trusted, as sentences. With any of them `verdict` is empty.
     """
 
     name: str
@@ -49,7 +65,6 @@ class AcceleratorReport:
     step_ms: float
     steps: int
     images: int
-    findings: Findings
     images_per_second: float | None = None
     wait_ms_p50: float | None = None
     wait_ms_p95: float | None = None
@@ -61,12 +76,37 @@ class AcceleratorReport:
     first_batch_seconds: float | None = None
     waits: tuple[float, ...] = ()
     ready: tuple[int, ...] = ()
+    repeated: int | None = None
+    missing: int | None = None
     problems: tuple[str, ...] = ()
     verdict: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The images that an honest loader gives.
+
+    Attributes:
+        samples: samples of the split.
+        batch_size: `remainder="drop"` leaves less than one batch out of an epoch.
+        variants: number of epochs after which the same pixels may come again: 1 where nothing is random, K of a cache
+            of K random variants, None where each epoch is augmented afresh.
+        endless: True if one iteration goes through epoch after epoch, each of whole batches.
+    """
+
+    samples: int
+    batch_size: int
+    variants: int | None = 1
+    endless: bool = False
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return self.samples // self.batch_size
+
+
 class Limits(NamedTuple):
-    """When a measurement ends: after so many steps, or so many seconds.
+    """The end of a measurement: after so many steps, or so many seconds.
 
     A loader that gives too few steps for a verdict in `seconds` is measured for up to `patience_seconds` longer.
     """
@@ -76,15 +116,19 @@ class Limits(NamedTuple):
     patience_seconds: float = 0.0
 
     def reached(self, steps: int, seconds: float) -> bool:
-        """Return whether it is over, so many steps and seconds after the first batch came."""
+        """Return True at the end, so many steps and seconds after the first batch came."""
         if steps == self.steps:
             return True
-        enough = steps > FEWEST_STEPS  # the first one counts for nothing
+        enough = steps > _FEWEST_STEPS  # the first one counts for nothing
         return self.seconds is not None and seconds >= self.seconds + (0 if enough else self.patience_seconds)
 
 
 class EmulatedAccelerator:
-    """A device that trains on batches of `batch_size` images at a profile's rate, with two batches queued before it."""
+    """A device that trains on batches of `batch_size` images at a profile's rate, with a queue of two batches.
+
+    It needs no thread: when a step begins and ends follows from the times at which batches come. The caller sleeps
+    where it would stand before a full queue.
+    """
 
     def __init__(
         self,
@@ -109,100 +153,124 @@ class EmulatedAccelerator:
         expected: Expected | None = None,
         patience_seconds: float = 0.0,
     ) -> AcceleratorReport:
-        """Feed the device from `loader`, which is iterated in the calling thread, epoch after epoch.
+        """Feed the device from `loader`, epoch after epoch.
 
         Args:
             loader: gives batches: an array, or a tuple or dict whose first member is one; its first axis counts.
-            steps: end after so many.
-            seconds: end so long after the first batch. Without `steps` and `seconds`: after one epoch.
-            expected: what an honest loader gives; without it repeated and missing images are not looked for.
-            patience_seconds: so much longer than `seconds` where that is less than the steps that a verdict takes.
+            steps: end after so many steps.
+            seconds: end so long after the first batch. Without `steps` and `seconds` the run ends after one epoch.
+            expected: images of an honest loader; without it repeated and missing images are not looked for.
+            patience_seconds: extra time where `seconds` give fewer steps than a verdict takes.
 
         Raises:
-            OptionError: a batch of more images than the device's, or `steps` or `seconds` that are not positive.
-            LoaderError: an epoch without a batch.
-            Exception: whatever the loader raises. In every case the device's thread has ended.
+            OptionError: a batch has more images than a step takes, or `steps` or `seconds` are not positive.
+            LoaderError: an epoch has no batch.
+            Exception: the loader's.
         """
         if (steps is not None and steps < 1) or (seconds is not None and seconds <= 0):
             raise OptionError(f"steps and seconds are positive, not {steps} and {seconds}")
-        limits = Limits(steps, seconds, patience_seconds)
-        device = _Device(self.step_seconds, self._now, self._sleep)
+        limits, ledger = Limits(steps, seconds, patience_seconds), Ledger()
         epochs = RepeatedEpochs(loader, steps is not None or seconds is not None)
-        asked = first = self._now()
-        device.thread.start()
-        try:
-            with closing(epochs.batches()) as batches:
-                for given, batch in enumerate(batches, 1):
-                    arrival = self._now()
-                    first = arrival if given == 1 else first
-                    images = int(first_member(batch).shape[0])
-                    if images > self.batch_size:
-                        raise OptionError(
-                            f"a batch of {images} images, for an accelerator that takes {self.batch_size} a step"
-                        )
-                    device.queue.put((arrival, images, epochs.number, batch))
-                    if limits.reached(given, self._now() - first):
-                        break
-        except BaseException:
-            device.aborted = True
-            raise
-        finally:
-            device.queue.put(None)
-            device.thread.join()
-        if device.failure is not None:
-            raise device.failure
-        return self._report(device, epochs, expected, first - asked)
-
-    def _report(
-        self, device: "_Device", epochs: "RepeatedEpochs", expected: Expected | None, first_batch_seconds: float
-    ) -> AcceleratorReport:
-        findings = device.ledger.findings(expected, epochs.ended)
+        arrivals, begins, images = array("d"), array("d"), list[int]()
+        free = float("-inf")  # when the device ends its last step
+        oversleep = 0.0
+        # The queue and the step that computes hold their batches: a loader with few buffers must feel that.
+        held = deque[Any](maxlen=_QUEUE_BATCHES + 1)
+        asked = self._now()
+        with closing(epochs.batches()) as batches:
+            for batch in batches:
+                arrivals.append(self._now())
+                images.append(int(_first_member(batch).shape[0]))
+                if images[-1] > self.batch_size:
+                    raise OptionError(
+                        f"a batch of {images[-1]} images, for an accelerator that takes {self.batch_size} a step"
+                    )
+                # A step begins when device and batch are both there, and takes its nominal time.
+                begins.append(max(free, arrivals[-1]))
+                free = begins[-1] + self.step_seconds
+                ledger.enter(epochs.number, batch)
+                held.append(batch)
+                del batch
+                if limits.reached(len(begins), self._now() - arrivals[0]):
+                    break
+                if len(begins) > _QUEUE_BATCHES:
+                    # There is room for this batch when the device takes the one two before it.
+                    room = begins[-1 - _QUEUE_BATCHES]
+                    pause = room - self._now()
+                    if pause > 0:
+                        self._sleep(pause)
+                        oversleep += max(0.0, self._now() - room)
+        # A step waits from the end of the one before it to its own beginning.
+        begun = np.array(begins)
+        ends = np.concatenate([[asked], begun[:-1] + self.step_seconds])
+        queued = np.append(arrivals, float("inf"))
+        ready = np.sum([queued[n : n + len(begun)] <= ends for n in range(_QUEUE_BATCHES)], axis=0)
+        repeated, missing, dishonest = ledger.judge(expected, epochs.ended)
+        problems = list[str]()
+        small = sum(count < self.batch_size for count in images)
+        if small > epochs.number + 1:  # the last batch of an epoch may be small; with more the device only seems busy
+            problems.append(
+                f"{small} of {len(images)} batches had fewer images than the {self.batch_size} that the "
+                "accelerator takes a step: give it full ones"
+            )
+        problems += (*epochs.problems(), *dishonest)
+        if expected is not None and repeated is None:
+            problems.append("the pixels are not in this host's memory, so that drops and repeats would not show")
         report = AcceleratorReport(
             name=self.profile.name,
             batch_size=self.batch_size,
             step_ms=self.step_seconds * 1e3,
-            steps=len(device.waits),
-            images=sum(device.images),
-            findings=findings,
-            first_batch_seconds=first_batch_seconds,
-            waits=(first_batch_seconds, *device.waits[1:]),
-            ready=tuple(device.ready),
+            steps=len(images),
+            images=sum(images),
+            first_batch_seconds=float(begun[0] - asked),
+            waits=tuple((begun - ends).tolist()),
+            ready=tuple(ready.tolist()),
+            repeated=repeated,
+            missing=missing,
+            problems=(*few_steps(len(images) - 1), *problems),
         )
-        problems = list(few_steps(report.steps - 1))
-        if report.steps > 1:
-            waits = np.array(device.waits[1:])
-            wait, computed = float(waits.sum()), len(waits) * self.step_seconds
-            wall = wait + computed
-            p50, p95, p99 = (float(value) for value in np.percentile(waits, (50, 95, 99)) * 1e3)
-            oversleep = 100 * device.oversleep_seconds / wall
-            report = replace(
-                report,
-                images_per_second=sum(device.images[1:]) / wall,
-                wait_ms_p50=p50,
-                wait_ms_p95=p95,
-                wait_ms_p99=p99,
-                idle_percent=100 * wait / wall,
-                au_percent=100 * computed / wall,
-                oversleep_percent=oversleep,
-                wall_seconds=wall,
-            )
-            if oversleep > _MOST_OVERSLEEP_PERCENT:
-                problems.append(
-                    f"this host woke the emulator late, by {oversleep:.1f} % of the time, more than "
-                    f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
-                    "nothing else at work), or make its steps longer (a larger batch)"
-                )
-        small = sum(count < self.batch_size for count in device.images)
-        if small > epochs.number + 1:  # the last batch of an epoch may be small; with more the device only seems busy
+        return self._judge(report, sum(images[1:]), oversleep)
+
+    def _judge(self, report: AcceleratorReport, images: int, oversleep_seconds: float) -> AcceleratorReport:
+        """Return the report with the figures of the steady state, which gave so many images, and with a verdict."""
+        if report.steps < 2:
+            return report
+        waits = np.array(report.waits[1:])
+        wait, computed = float(waits.sum()), len(waits) * self.step_seconds
+        wall = wait + computed
+        idle, au, oversleep = (100 * part / wall for part in (wait, computed, oversleep_seconds))
+        problems, verdict = list(report.problems), ""
+        if oversleep > _MOST_OVERSLEEP_PERCENT:
             problems.append(
-                f"{small} of {len(device.images)} batches had fewer images than the {self.batch_size} that the "
-                "accelerator takes a step: give it full ones"
+                f"this host woke the emulator late, by {oversleep:.1f} % of the time, more than "
+                f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
+                "nothing else at work), or make its steps longer (a larger batch)"
             )
-        problems += (*epochs.problems(), *findings.problems())
-        if expected is not None and findings.repeated is None:
-            problems.append("the pixels are not in this host's memory, so that drops and repeats would not show")
-        verdict = "" if problems or report.idle_percent is None else say_verdict(report.idle_percent)
-        return replace(report, problems=tuple(problems), verdict=verdict)
+        if not problems:
+            passes = "passes" if au >= _AU_FLOOR_PERCENT else "is below"
+            verdict = (
+                f"idle {idle:.1f} %: {idle_band(idle)}; AU {au:.1f} % {passes} MLPerf Storage's floor of "
+                f"{_AU_FLOOR_PERCENT:.0f} %"
+            )
+        return replace(
+            report,
+            images_per_second=images / wall,
+            **wait_percentiles(waits),
+            idle_percent=idle,
+            au_percent=au,
+            oversleep_percent=oversleep,
+            wall_seconds=wall,
+            problems=tuple(problems),
+            verdict=verdict,
+        )
+
+
+def few_steps(steps: int) -> tuple[str, ...]:
+    """Return a problem, as a sentence, where figures of so few steps after the first one say little."""
+    if steps >= _FEWEST_STEPS:
+        return ()
+    were = "step was" if steps == 1 else "steps were"
+    return (f"{steps} {were} measured after the first one, {_FEWEST_STEPS} are the fewest that say anything",)
 
 
 @dataclass
@@ -210,9 +278,9 @@ class RepeatedEpochs:
     """The batches of one epoch after the other, or of one epoch.
 
     Attributes:
-        number: of the epoch that is under way, from 0.
-        ended: how many came to their end.
-        short: of each epoch that ended early, (number, batches it gave, batches it has by `len`).
+        number: number of the epoch that is under way, from 0.
+        ended: number of epochs that came to their end.
+        short: (number, batches it gave, batches it has by `len`) of each epoch that ended early.
     """
 
     loader: Iterable[Any]
@@ -222,7 +290,7 @@ class RepeatedEpochs:
     short: list[tuple[int, int, int]] = field(default_factory=list)
 
     def batches(self) -> Generator[Any]:
-        """Raises LoaderError for an epoch without any."""
+        """Yield the batches. Raises LoaderError for an epoch without any."""
         while self.ended == 0 or self.endless:
             self.number, given = self.ended, 0
             iterator = iter(self.loader)
@@ -246,7 +314,7 @@ class RepeatedEpochs:
             self.ended += 1
 
     def problems(self) -> tuple[str, ...]:
-        """Return what an early end means for the figures, as sentences."""
+        """Return a sentence where an epoch ended early."""
         if not self.short:
             return ()
         number, given, promised = self.short[0]
@@ -254,74 +322,90 @@ class RepeatedEpochs:
         return (f"the loader ended early: epoch {number + 1} had {given} batches of {promised}{again}",)
 
 
-def few_steps(steps: int) -> tuple[str, ...]:
-    """Return why figures of so few steps after the first one say little, as sentences."""
-    if steps >= FEWEST_STEPS:
-        return ()
-    were = "step was" if steps == 1 else "steps were"
-    return (f"{steps} {were} measured after the first one, {FEWEST_STEPS} are the fewest that say anything",)
-
-
-def say_verdict(idle_percent: float) -> str:
-    """Return a sentence on an emulated accelerator: of nominal times, AU is what idle time leaves."""
-    utilisation = 100 - idle_percent
-    passes = "passes" if utilisation >= AU_FLOOR_PERCENT else "is below"
-    return (
-        f"idle {idle_percent:.1f} %: {idle_band(idle_percent)}; AU {utilisation:.1f} % {passes} MLPerf Storage's floor "
-        f"of {AU_FLOOR_PERCENT:.0f} %"
-    )
-
-
 @dataclass
-class _Device:
-    """The device's thread, its queue of (arrival, images, epoch, batch), and what it has recorded."""
+class Ledger:
+    """The fingerprints of a run's images, epoch by epoch."""
 
-    step_seconds: float
-    now: Callable[[], float]
-    sleep: Callable[[float], None]
-    queue: Queue[tuple[float, int, int, Any] | None] = field(default_factory=lambda: Queue(_QUEUE_BATCHES))
-    waits: "array[float]" = field(default_factory=lambda: array("d"))
-    ready: "array[int]" = field(default_factory=lambda: array("b"))
-    images: list[int] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-    oversleep_seconds: float = 0.0
-    aborted: bool = False
-    failure: BaseException | None = None
+    epochs: dict[int, list[NDArray[np.uint64]]] = field(default_factory=dict)
+    unseen: bool = False  # there were images whose pixels cannot be read
 
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, name="tpufeed-emulated-accelerator", daemon=True)
+    def enter(self, epoch: int, batch: Any) -> None:
+        """Look at a batch, an array or a tuple or dict whose first member is one."""
+        pixels = host_view(_first_member(batch))
+        if pixels is None:
+            self.unseen = True
+        else:
+            self.epochs.setdefault(epoch, []).append(fingerprint(pixels))
 
-    def _run(self) -> None:
+    def judge(self, expected: Expected | None, ended: int) -> tuple[int | None, int | None, tuple[str, ...]]:
+        """Judge the epochs, the first `ended` of which came to their end.
+
+        Returns:
+            Repeated images, missing images (both None where they are unknown), and sentences that say why the figures
+            of this loader are not to be trusted.
+        """
+        if self.unseen or not self.epochs or expected is None:
+            return None, None, ()
+        epochs = [np.concatenate(self.epochs[number]) for number in sorted(self.epochs)]
+        images = sum(map(len, epochs))
+        if expected.endless:
+            size = max(1, expected.batches * expected.batch_size)
+            given = np.concatenate(epochs)
+            epochs, ended = [given[start : start + size] for start in range(0, images, size)], images // size
+        distinct = [np.unique(epoch) for epoch in epochs]
+        allowed = 1 if expected.variants is None else -(-len(epochs) // expected.variants)
+        _, times = np.unique(np.concatenate(distinct), return_counts=True)
+        repeated = images - sum(map(len, distinct)) + int(np.maximum(0, times - allowed).sum())
+        whole = expected.samples - expected.samples % expected.batch_size
+        missing = sum(max(0, whole - len(epoch)) for epoch in epochs[:ended]) if ended else None
+        problems = []
+        if repeated > max(_FEW_REPEATS, _MOST_REPEATS * images):
+            problems.append(
+                f"{repeated:,} of {images:,} images came again with the very same pixels, more often than the epochs "
+                "explain: the loader repeats samples, or the dataset holds many of them twice"
+            )
+        if missing:
+            problems.append(
+                f"{missing:,} images of the epochs that ended never came, more than the remainder of a batch: the "
+                "loader drops samples"
+            )
+        return repeated, missing, tuple(problems)
+
+
+def host_view(images: Any) -> NDArray[Any] | None:
+    """Return the images as numpy sees them, without a copy; None where they are not in the memory of this host."""
+    if isinstance(images, np.ndarray):
+        return images
+    for view in (lambda: np.asarray(memoryview(images)), lambda: np.from_dlpack(images)):
         try:
-            self._compute()
-        except BaseException as error:  # noqa: BLE001  # run() raises it, in the caller's thread
-            self.failure = error
-            while self.queue.get() is not None:  # or the loader would stand before a full queue for good
-                pass
+            return view()
+        except (TypeError, ValueError, RuntimeError, BufferError, AttributeError):
+            continue
+    return None
 
-    def _compute(self) -> None:
-        free, late = None, 0.0
-        while True:
-            ready = self.queue.qsize()
-            item = self.queue.get()
-            if item is None:
-                return
-            if self.aborted:
-                continue
-            arrival, images, epoch, batch = item
-            # A step begins when device and batch are both there, and takes its nominal time.
-            wait = 0.0 if free is None else max(0.0, arrival - free)
-            free = (arrival if free is None else free) + wait + self.step_seconds
-            self.waits.append(wait)
-            self.ready.append(ready)
-            self.images.append(images)
-            self.ledger.enter(epoch, batch)  # the device is busy meanwhile
-            before, pause = late, free - self.now()
-            if pause > 0:
-                self.sleep(pause)
-                before = 0.0
-            late = max(0.0, self.now() - free)
-            if len(self.waits) > 1 and self.queue.full():  # else the loader was not held up
-                # A thread that is late already stays late for several steps: what it had lost before is counted.
-                self.oversleep_seconds += max(0.0, late - before)
-            del item, batch  # a device gives a batch's memory back at the end of its step
+
+def fingerprint(images: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return a fingerprint of each image: a weighted sum of eight 8-byte words, one from each eighth of the image.
+
+    It takes 0.2 us for an image of 150 kB, 1 % of a core at 50,000 images a second, wherever the elements lie: making
+    the images contiguous would copy all of them. Images that agree in all eight words have one fingerprint, as
+    photographs before one flat colour may; so a share of repeats is let pass.
+    """
+    images = images[:, None] if images.ndim == 1 else images
+    shape, numbers = images.shape[1:], np.arange(_WORDS)
+    size = math.prod(shape)
+    if not len(images) or not size:
+        return np.zeros(len(images), np.uint64)
+    # A word is eight elements that follow a place in each eighth, whatever the size of an element.
+    places = ((numbers + (numbers + 1) * _GOLDEN % 1) * size / _WORDS).astype(np.intp)
+    elements = np.minimum(places[:, None] + np.arange(8), size - 1).ravel()
+    words = np.ascontiguousarray(images[(slice(None), *np.unravel_index(elements, shape))]).view(np.uint64)
+    weighed: NDArray[np.uint64] = np.einsum("ij,j->i", words, _WEIGHTS[: words.shape[1]])  # modulo 2^64
+    return weighed
+
+
+def _first_member(batch: Any) -> Any:
+    """Return the images of a batch."""
+    if isinstance(batch, Mapping):
+        return next(iter(batch.values()))
+    return batch[0] if isinstance(batch, Sequence) else batch

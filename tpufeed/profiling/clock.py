@@ -1,63 +1,184 @@
-"""Time how long a training loop waits for its input, step by step."""
+"""Time how long a training loop waits for its input, step by step, and report it."""
 
 import math
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+import msgspec
 import numpy as np
 
-from tpufeed.profiling.compiling import CompileCounts, CompileWatch, WaitSplitter, split_waits, xla_counts
-from tpufeed.profiling.steps import StepReport, StepTimes, save_steps
+from tpufeed.errors import OptionError
+from tpufeed.profiling.compiling import CompileWatch, WaitSplitter, compile_advice, split_waits, xla_counts
+
+# Idle time in percent: the bands of xprof, TensorBoard's profiler, for input-bound programs.
+MODERATE_PERCENT = 5.0
+HIGH_PERCENT = 20.0
 
 Batch = TypeVar("Batch")
-_NO_SHAPE = object()
+Blame = Literal["data", "tracing", "accelerator"]
+_UNSEEN: Any = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of each step, from the first one on.
+
+    Attributes:
+        wait_seconds: time that the step waited for its batch.
+        sync_seconds: time of tracing, compiling and launching the step, which torch_xla's loaders do in the `next()`
+            after it. A sync before an epoch's first step counts for that step as well. Empty with other loaders.
+        compute_seconds: time of the step itself.
+    """
+
+    wait_seconds: tuple[float, ...] = ()
+    sync_seconds: tuple[float, ...] = ()
+    compute_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """Figures of a `StepClock`. None means unknown: with fewer than two steps there is no steady state.
+
+    The steady state is every step but the first, which waits for the pipeline to fill and computes while it compiles.
+    All figures are of the steady state, but `steps`, `images`, those that begin with `first_`, and `compile_seconds`.
+
+    Attributes:
+        steps: number of all steps.
+        images: number of all images; None where batches have no shape and no batch size was given.
+        images_per_second: images in a second of `wall_seconds`.
+        bytes_per_second: bytes of the batches' arrays, which cross to the device.
+        step_ms: median of wait + sync + compute.
+        wait_ms_p50: median of the waits for a batch.
+        wait_ms_p95: 95th percentile of the waits.
+        wait_ms_p99: 99th percentile of the waits.
+        idle_percent: waits / wall.
+        sync_percent: syncs / wall. torch_xla's loaders sync before they hand out the next batch: they trace, compile
+            and launch the step, and wait for the device to take it. None with other loaders.
+        tracing_percent: share of the time in which the host traced and compiled: the syncs without their waits for the
+            device, or the compile time, whichever is more. None where no framework counts.
+        wall_seconds: time inside the loop; evaluation between two epochs does not count.
+        first_wait_seconds: time from asking for the first batch until it was there, `iter(loader)` included.
+        first_compute_seconds: time of the first step, with the syncs around it.
+        compile_seconds: compile time within `first_compute_seconds`, as torch_xla and JAX report it.
+        recompilations: number of compilations after the first step.
+        host_syncs: times that the host waited for a value of the device, as torch_xla counts them.
+        short_epochs: (epoch from 1, batches given, batches by `len()`) of each epoch that ended early by itself.
+        notes: further findings, as sentences.
+    """
+
+    steps: int
+    images: int | None = None
+    images_per_second: float | None = None
+    bytes_per_second: float | None = None
+    step_ms: float | None = None
+    wait_ms_p50: float | None = None
+    wait_ms_p95: float | None = None
+    wait_ms_p99: float | None = None
+    idle_percent: float | None = None
+    sync_percent: float | None = None
+    tracing_percent: float | None = None
+    wall_seconds: float | None = None
+    first_wait_seconds: float | None = None
+    first_compute_seconds: float | None = None
+    compile_seconds: float | None = None
+    recompilations: int | None = None
+    host_syncs: int | None = None
+    short_epochs: tuple[tuple[int, int, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def blame(self) -> Blame | None:
+        """The cause of most waiting; the accelerator, where neither data nor tracing takes 5 % of the time."""
+        if self.idle_percent is None:
+            return None
+        tracing = self.tracing_percent or 0.0
+        if max(self.idle_percent, tracing) < MODERATE_PERCENT:
+            return "accelerator"
+        return "data" if self.idle_percent >= tracing else "tracing"
+
+    @property
+    def verdict(self) -> str:
+        """`blame` as a sentence."""
+        if self.idle_percent is None:
+            return "no verdict: there is no steady state to judge"
+        idle = f"{self.idle_percent:.1f} %"
+        if self.blame == "accelerator":
+            return f"fed: {idle} of the time is waiting for data; what is left is the step itself"
+        if self.blame == "tracing":
+            return (
+                f"your step waits on tracing and compiling ({self.tracing_percent:.1f} % of the time), "
+                f"not on data ({idle})"
+            )
+        return f"{idle_band(self.idle_percent)}: {idle} of the time the step waits for its batch"
+
+    def summary(self) -> str:
+        """Return lines for people; n/a stands for unknown."""
+
+        def say(value: float | None, unit: str = "", digits: int = 1) -> str:
+            return "n/a" if value is None else f"{value:,.{digits}f}{unit}"
+
+        megabytes = None if self.bytes_per_second is None else self.bytes_per_second / 1e6
+        lines = [
+            f"{self.steps} steps: idle {say(self.idle_percent, ' %')} of {say(self.wall_seconds, ' s', 2)}, "
+            f"{say(self.images_per_second, '', 0)} images a second, {say(megabytes, ' MB')} a second to the device",
+            f"a step takes {say(self.step_ms, ' ms')}; waits for a batch: p50 {say(self.wait_ms_p50, ' ms')}, "
+            f"p95 {say(self.wait_ms_p95, ' ms')}, p99 {say(self.wait_ms_p99, ' ms')}",
+            f"first step, left out of these: {say(self.first_wait_seconds, ' s', 2)} for its batch, "
+            f"{say(self.first_compute_seconds, ' s', 2)} in the step, of which compiling "
+            f"{say(self.compile_seconds, ' s', 2)}",
+        ]
+        if self.sync_percent is not None or self.tracing_percent is not None:
+            lines.append(
+                f"sync {say(self.sync_percent, ' %')} of the time, tracing and compiling "
+                f"{say(self.tracing_percent, ' %')}; recompilations after step 1: {say(self.recompilations, '', 0)}"
+            )
+        return "\n".join([*lines, self.verdict, *self.notes])
 
 
 class StepClock:
-    """Times each step of `for batch in clock(loader): ...`: the wait inside `next()`, and the compute until the next.
+    """Time each step of `for batch in clock(loader): ...`: the wait inside `next()`, and the compute until the next.
 
-    The steps of all epochs add up, whether the clock is called for each or what it gives is iterated again. The wait
-    for an epoch's first batch includes `iter(loader)`.
-    Costs less than 2 us and 24 bytes a step. For one thread.
+    The steps of all epochs add up, whether the clock is called for each epoch or its result is iterated again. The wait
+    for an epoch's first batch includes `iter(loader)`. The clock costs less than 2 us and 40 bytes a step. It is for
+    one thread.
 
-    With loaders of torch_xla's, `next()` also traces, compiles and launches the step before; that is `sync`, not wait.
+    With torch_xla's loaders, `next()` also traces, compiles and launches the step before; that is `sync`, not wait.
 
-    Where computing is asynchronous (torch_xla, JAX) the step has to end with something that waits for the device, or
-    the device's time shows up as a wait of a later step.
+    Where computing is asynchronous (torch_xla, JAX) the step has to end with something that waits for the device.
+    Otherwise the device's time shows up as a wait of a later step.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._waits, self._syncs, self._computes = array("d"), array("d"), array("d")
-        self._end_wait = 0.0  # to learn that an epoch is over is a wait too, of no step
+        self._images, self._nbytes = array("q"), array("q")  # -1 stands for unknown
+        self._end_wait = 0.0  # the time to learn that an epoch is over is a wait, too, but of no step
         self._splits = False  # a loader told waits from syncs
         self._compiling = CompileWatch()
-        self._is_first_over = False
-        self._shape: Any = _NO_SHAPE  # of the batch before
-        self._load = self._first_load = Load(None, None)
-        self._loads: dict[Any, Load] = {}  # by shape, so that batches of one shape are looked into once
+        self._settled = False  # the first step is over
+        self._shape, self._size = _UNSEEN, (-1, -1)  # of the last batch: its shape, (images, bytes)
         self._epochs = 0
-        self._short: list[tuple[int, int, int]] = []  # (epoch from 1, batches it gave, batches that len() says)
-        self._iterations = 0  # under way, within one another or side by side
-        self._running: list[_Step] = []  # in the order in which they got their batches
-        self._since = 0.0
-        self._asking = False  # inside `next()` or `iter()` of a loader
+        self._iterations = 0  # iterations under way
+        self._short: list[tuple[int, int, int]] = []
+        # The step that runs: (begin, wait, sync, images, bytes). There is one at most, so that time counts once. The
+        # clock has to hold it, not the iterator: a loop that is left must free the iterator, which ends the step.
+        self._step: tuple[float, float, float, int, int] | None = None
         self._dropped = 0
 
     def __call__(self, loader: Iterable[Batch]) -> "TimedLoader[Batch]":
         """Return the loader with its steps timed. It can be iterated as often as the loader, as Lightning's `fit` does.
 
-        Leaving a loop early ends the last step there and closes the loader's iterator. Where the iterator was kept
-        (`batches = iter(clock(loader))`) nothing tells when its loop was left: then the last step is left out, unless
-        `batches.close()` ends it. An exception in the loop or in the loader passes through. `len`, states and all
-        else that the loader has is there as well.
+        Leaving a loop early ends the last step there and closes the loader's iterator. Where the iterator is kept
+        (`batches = iter(clock(loader))`) the clock cannot see when the loop is left: then the last step is left out,
+        unless `batches.close()` ends it. An exception in the loop or in the loader passes through. `len`, state and
+        attributes are the loader's.
 
-        Loops of one clock can be within one another: the time is of the innermost step, and counts once. A loader that
-        takes its batches from a loader that is timed by the same clock counts alone.
+        In nested loops of one clock time counts once: a step of the outer loop ends where the inner loop begins.
         """
         kind = StatefulTimedLoader if hasattr(loader, "state_dict") else TimedLoader
         return kind(loader, self)
@@ -68,69 +189,13 @@ class StepClock:
         Args:
             batch_size: images of each step; by default they are counted, as the first axis of a batch's first array.
         """
-        steps, told = len(self._waits), self._compiling.told()
-        first, later = (None, None) if told is None else told
-        images = self._count("images") if batch_size is None else steps * batch_size
-        report = StepReport(
-            steps=steps,
-            images=images,
-            first_wait_seconds=self._waits[0] if steps else None,
-            first_compute_seconds=self._computes[0] + self._syncs[0] if steps else None,
-            compile_seconds=None if first is None else first.compile_seconds,
-            short_epochs=tuple(self._short),
-            notes=self._notes(steps, images),
-        )
-        # The steady state: all steps but the first, and the ends of epochs.
-        waits, syncs, computes = (np.array(part[1:]) for part in (self._waits, self._syncs, self._computes))
-        wait, sync = float(waits.sum()) + self._end_wait, float(syncs.sum())
-        wall = wait + sync + float(computes.sum())
-        if steps < 2 or wall <= 0:
-            return report
-        tracing = None
-        if later is not None or self._splits:
-            compiled = later or CompileCounts()
-            # Compiling can be of several threads, and syncs in the loop's body wait for the device as well.
-            tracing = min(wall, max(sync - compiled.device_wait_seconds, compiled.compile_seconds, 0.0))
-        p50, p95, p99 = (float(value) for value in np.percentile(waits, (50, 95, 99)) * 1e3)
-        steady_images = self._count("images", 1) if batch_size is None else (steps - 1) * batch_size
-        sent = self._count("nbytes", 1)
-        return replace(
-            report,
-            images_per_second=None if steady_images is None else steady_images / wall,
-            bytes_per_second=None if sent is None else sent / wall,
-            step_ms=float(np.median(waits + syncs + computes)) * 1e3,
-            wait_ms_p50=p50,
-            wait_ms_p95=p95,
-            wait_ms_p99=p99,
-            idle_percent=100 * wait / wall,
-            sync_ms_p50=float(np.median(syncs)) * 1e3 if self._splits else None,
-            sync_percent=100 * sync / wall if self._splits else None,
-            tracing_percent=None if tracing is None else 100 * tracing / wall,
-            wall_seconds=wall,
-            recompilations=None if later is None else later.compilations,
-            recompile_seconds=None if later is None else later.compile_seconds,
-            host_syncs=None if later is None or xla_counts() is None else later.host_syncs,
-            notes=(*report.notes, *(() if later is None else later.advice(steps - 1))),
-        )
+        steps, compiled = len(self._waits), self._compiling.result()
+        first, later = compiled or (None, None)
 
-    def timeline(self) -> StepTimes:
-        """Return the seconds of each step so far, from the first."""
-        syncs = tuple(self._syncs) if self._splits else ()
-        return StepTimes(wait_seconds=tuple(self._waits), sync_seconds=syncs, compute_seconds=tuple(self._computes))
+        def total(counts: "array[int]") -> int | None:
+            return sum(counts) if counts and min(counts) >= 0 else None
 
-    def save(self, path: str | Path, batch_size: int | None = None) -> StepReport:
-        """Write report and timeline as JSON, for `load_steps` and `tpufeed doctor --clock`; return the report."""
-        report = self.report(batch_size)
-        save_steps(path, report, self.timeline())
-        return report
-
-    def _count(self, what: str, skip: int = 0) -> int | None:
-        """Return the images or bytes of all steps, or of all but the first; None where a batch does not tell."""
-        loads = [(getattr(load, what), load.steps - skip * (load is self._first_load)) for load in self._loads.values()]
-        parts = [None if value is None else value * steps for value, steps in loads if steps]
-        return sum(part for part in parts if part is not None) if parts and None not in parts else None
-
-    def _notes(self, steps: int, images: int | None) -> tuple[str, ...]:
+        images = total(self._images) if batch_size is None else steps * batch_size
         notes = []
         if steps < 2:
             seen = "no step" if steps == 0 else "one step"
@@ -150,153 +215,148 @@ class StepClock:
                 "errors in its threads or workers; torch_xla's ParallelLoader takes an exception of its source for the "
                 "end"
             )
-        return tuple(notes)
+        report = StepReport(
+            steps=steps,
+            images=images,
+            first_wait_seconds=self._waits[0] if steps else None,
+            first_compute_seconds=self._computes[0] + self._syncs[0] if steps else None,
+            compile_seconds=None if first is None else first["compile_ns"] / 1e9,
+            short_epochs=tuple(self._short),
+            notes=tuple(notes),
+        )
+        # The steady state: all steps but the first, and the ends of epochs.
+        waits, syncs, computes = (np.array(part[1:]) for part in (self._waits, self._syncs, self._computes))
+        wait, sync = float(waits.sum()) + self._end_wait, float(syncs.sum())
+        wall = wait + sync + float(computes.sum())
+        if steps < 2 or wall <= 0:
+            return report
+        tracing = None
+        if later is not None or self._splits:
+            counts = later or Counter[str]()
+            # Compiling can be of several threads, and syncs in the loop's body wait for the device as well.
+            tracing = min(wall, max(sync - counts["device_wait_ns"] / 1e9, counts["compile_ns"] / 1e9, 0.0))
+        steady_images = total(self._images[1:]) if batch_size is None else (steps - 1) * batch_size
+        sent = total(self._nbytes[1:])
+        return replace(
+            report,
+            images_per_second=None if steady_images is None else steady_images / wall,
+            bytes_per_second=None if sent is None else sent / wall,
+            step_ms=float(np.median(waits + syncs + computes)) * 1e3,
+            **wait_percentiles(waits),
+            idle_percent=100 * wait / wall,
+            sync_percent=100 * sync / wall if self._splits else None,
+            tracing_percent=None if tracing is None else 100 * tracing / wall,
+            wall_seconds=wall,
+            recompilations=None if later is None else later["compilations"],
+            host_syncs=None if later is None or xla_counts() is None else later["host_syncs"],
+            notes=(*report.notes, *(() if later is None else compile_advice(later, steps - 1))),
+        )
 
-    # What follows is for the iterations below.
+    def timeline(self) -> StepTimes:
+        """Return the seconds of each step so far, from the first."""
+        syncs = tuple(self._syncs) if self._splits else ()
+        return StepTimes(wait_seconds=tuple(self._waits), sync_seconds=syncs, compute_seconds=tuple(self._computes))
 
-    def _stamp(self) -> float:
-        """Return the time. What went by since the last stamp was of the step that runs, the one that began last."""
-        now = self._now()
-        if self._running:
-            self._running[-1].compute += now - self._since
-        self._since = now
-        return now
+    def save(self, path: str | Path, batch_size: int | None = None) -> StepReport:
+        """Write report and timeline as JSON, for `load_steps` and `tpufeed doctor --clock`; return the report."""
+        report = self.report(batch_size)
+        save_steps(path, report, self.timeline())
+        return report
 
-    def _look(self, batch: Any, shape: Any) -> None:
-        """Look into a batch of another shape than the one before it had."""
-        self._shape = shape
-        try:
-            key = None if shape is None else tuple(shape)
-            self._load = self._loads.get(key) or self._loads.setdefault(key, load_of(batch))
-        except Exception:  # noqa: BLE001  # batches can be anything, and a step is worth more than a count
-            self._load = self._loads.setdefault(_NO_SHAPE, Load(None, None))
+    # The iterators below call these two.
 
-    def _finish(self, step: "_Step") -> int:
-        """End a step. Return its number, from 0."""
-        self._running.remove(step)
-        if not self._waits:
-            self._first_load = step.load
-        step.load.steps += 1
-        self._waits.append(step.wait)
-        self._syncs.append(step.sync)
-        self._computes.append(step.compute)
+    def _finish(self, now: float) -> int | None:
+        """End the step that runs. Return its number, from 0; None where no step runs."""
+        if self._step is None:
+            return None
+        begin, wait, sync, images, nbytes = self._step
+        self._step = None
+        self._waits.append(wait)
+        self._syncs.append(sync)
+        self._computes.append(now - begin)
+        self._images.append(images)
+        self._nbytes.append(nbytes)
         return len(self._waits) - 1
-
-    def _drop(self, step: "_Step") -> None:
-        self._running.remove(step)
-        self._dropped += 1
 
     def _settle(self) -> None:
         """Note that the first step is over, with the sync after it."""
-        self._is_first_over = True
-        self._compiling.settle()
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """Batches of one shape: images (rows of the first array), bytes of all arrays, None without arrays; their steps."""
-
-    images: int | None
-    nbytes: int | None
-    steps: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Step:
-    """The step of an iteration that has its batch and has not ended."""
-
-    wait: float = 0.0
-    sync: float = 0.0
-    compute: float = 0.0
-    load: Any = None
+        if self._waits and not self._settled:
+            self._settled = True
+            self._compiling.settle()
 
 
 class _TimedEpoch(Iterator[Batch]):
-    """The batches of one epoch. The clock holds the step, not this, so that leaving a loop closes it."""
+    """The batches of one epoch."""
 
     def __init__(self, loader: Iterable[Batch], clock: StepClock) -> None:
         self._loader, self._clock = loader, clock
         self._iterator: Iterator[Batch] | None = None
         self._splitter: WaitSplitter | None = None
-        self._step = _Step()
+        self._step: Any = None  # this epoch's last step; it runs where the clock holds it, too
         self._number = self._batches = 0
-        self._left: int | None = None  # batches that the iterator promised when it was opened
-        self._is_open = self._under_way = self._is_kept = self._is_closed = False
+        self._promised: int | None = None  # batches of the epoch by `len`
+        self._kept = self._closed = False
 
     def __iter__(self) -> "_TimedEpoch[Batch]":
-        """Return itself: a loop begins over an iterator that its caller keeps.
-
-        A loop before it was left at a time that nothing told, so that its last step is left out.
-        """
-        self._is_kept = True
-        if self._under_way:
-            self._clock._drop(self._step)
-            self._under_way = False
+        """Return itself: a loop begins over an iterator that its caller keeps."""
+        self._kept = True
+        self._drop()
         return self
 
     def __next__(self) -> Batch:
         """Return the next batch, which ends the step before."""
-        clock, step = self._clock, self._step
-        if clock._asking:  # a loader that is timed takes its batches from here: they are waited for there
-            if self._iterator is None:
-                self._iterator = iter(self._loader)
-            return next(self._iterator)
-        asked = clock._stamp()
-        before = clock._finish(step) if self._under_way else None
-        self._under_way = False
-        if self._is_closed:
+        clock = self._clock
+        asked = clock._now()
+        is_mine = clock._step is self._step
+        ended = clock._finish(asked)
+        before = ended if is_mine else None
+        if self._closed:
             raise StopIteration
-        clock._asking = True
         try:
-            if not self._is_open:
+            if self._iterator is None:
                 self._open(asked)
             batch = next(self._iterator)  # type: ignore[arg-type]  # it is open
         except BaseException as error:
-            if isinstance(error, StopIteration) and self._is_open:
+            if isinstance(error, StopIteration) and self._iterator is not None:
                 elapsed = clock._now() - asked
                 wait = elapsed if self._splitter is None else self._splitter.wait_of(elapsed)
                 clock._end_wait += wait
                 if before is not None:
                     clock._syncs[before] += elapsed - wait
-                self._judge_length()
+                if self._promised is not None and self._batches < self._promised:
+                    clock._short.append((self._number, self._batches, self._promised))
             self.close()
             raise
-        finally:
-            clock._asking = False
-            clock._since = clock._now()
-        elapsed = clock._since - asked
-        step.wait = elapsed if self._splitter is None else self._splitter.wait_of(elapsed)
-        step.sync = step.compute = 0.0
-        if before is None:  # the sync before an epoch's first step is of no other one
-            step.sync = elapsed - step.wait
-        elif self._splitter is not None:
-            clock._syncs[before] += elapsed - step.wait
-        if not clock._is_first_over and clock._waits:
+        now = clock._now()
+        wait, sync = now - asked, 0.0
+        if self._splitter is not None:
+            wait = self._splitter.wait_of(now - asked)
+            sync = now - asked - wait
+            if before is not None:  # the sync before an epoch's first step belongs to no other step
+                clock._syncs[before] += sync
+                sync = 0.0
+        if not clock._settled:
             clock._settle()
         shape = first_shape(batch)
-        if shape != clock._shape:
-            clock._look(batch, shape)
-        step.load = clock._load
-        clock._running.append(step)
+        if shape != clock._shape:  # batches of one shape are looked into once
+            clock._shape, clock._size = shape, size_of(batch)
         self._batches += 1
-        self._under_way = True
+        self._step = clock._step = (now, wait, sync, *clock._size)
         return batch
 
     def close(self) -> None:
         """End the last step here, and close the loader's iterator."""
-        if self._under_way:
-            self._clock._stamp()
-            self._clock._finish(self._step)
-            self._under_way = False
-        if self._is_closed:
+        clock = self._clock
+        if self._step is not None and clock._step is self._step:
+            clock._finish(clock._now())
+        if self._closed:
             return
-        self._is_closed = True
-        if self._is_open:
-            if not self._clock._is_first_over and self._clock._waits:
-                self._clock._settle()
-            self._clock._iterations -= 1
-            if self._clock._iterations == 0:
-                self._clock._compiling.end()
+        self._closed = True
+        if self._iterator is not None:
+            clock._settle()
+            clock._iterations -= 1
+            if clock._iterations == 0:
+                clock._compiling.end()
         if self._splitter is not None:
             self._splitter.close()
         close = getattr(self._iterator, "close", None)
@@ -304,34 +364,31 @@ class _TimedEpoch(Iterator[Batch]):
             close()
 
     def __del__(self) -> None:
-        if self._under_way and self._is_kept:  # the loop was left some time ago
-            self._clock._stamp()
-            self._clock._drop(self._step)
-            self._under_way = False
+        if self._kept:  # the loop was left some time ago
+            self._drop()
         self.close()
 
+    def _drop(self) -> None:
+        """Leave out the step that runs: its loop was left at an unknown time."""
+        if self._step is not None and self._clock._step is self._step:
+            self._clock._step = None
+            self._clock._dropped += 1
+
     def _open(self, asked: float) -> None:
-        clock = self._clock
-        self._is_open = True
+        clock, loader = self._clock, self._loader
+        iterator = iter(loader)
         clock._epochs += 1
         self._number = clock._epochs
         if clock._iterations == 0:
             clock._compiling.begin()
         clock._iterations += 1
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-        self._splitter = split_waits(self._loader, self._iterator, clock._now() - asked, clock._now)
+        self._iterator = iterator
+        self._splitter = split_waits(loader, iterator, clock._now() - asked, clock._now)
         clock._splits |= self._splitter is not None
-        self._left = None if self._iterator is self._loader else length_of(self._iterator)
-
-    def _judge_length(self) -> None:
-        """Note an epoch that ended by itself, not by a `break` or an exception, before its length."""
-        expected = self._left
-        # An epoch of a loader with a state may be the rest of one, of which `len` of the loader knows nothing.
-        if expected is None and not hasattr(getattr(self._loader, "source", self._loader), "load_state_dict"):
-            expected = length_of(self._loader)
-        if expected is not None and self._batches < expected:
-            self._clock._short.append((self._number, self._batches, expected))
+        # An epoch of a loader with a state may be the rest of an epoch; then only its iterator can know the length.
+        self._promised = None if iterator is loader else length_of(iterator)
+        if self._promised is None and not hasattr(getattr(loader, "source", loader), "load_state_dict"):
+            self._promised = length_of(loader)
 
 
 class TimedLoader(Generic[Batch]):
@@ -353,7 +410,7 @@ class TimedLoader(Generic[Batch]):
         return _TimedEpoch(self._loader, self._clock)
 
     def __getattr__(self, name: str) -> Any:
-        """Return whatever else the loader has."""
+        """Return any other attribute of the loader."""
         if name == "_loader":  # a copy that is being made has none yet
             raise AttributeError(name)
         return getattr(self._loader, name)
@@ -369,6 +426,47 @@ class StatefulTimedLoader(TimedLoader[Batch]):
     def load_state_dict(self, state: Any) -> None:
         """Go on where `state` says; raises what the loader raises."""
         self._loader.load_state_dict(state)
+
+
+class _Saved(msgspec.Struct):
+    format: Literal["tpufeed-steps"]
+    version: Literal[1]
+    report: StepReport
+    times: StepTimes
+
+
+def save_steps(path: str | Path, report: StepReport, times: StepTimes) -> None:
+    """Write both as JSON, for `load_steps` and `tpufeed doctor --clock`."""
+    Path(path).write_bytes(msgspec.json.encode(_Saved("tpufeed-steps", 1, report, times)) + b"\n")
+
+
+def load_steps(path: str | Path) -> StepReport:
+    """Read what `StepClock.save` wrote. Fields that this release does not know are left out.
+
+    Raises:
+        OptionError: the file cannot be read, or is another file.
+    """
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=_Saved).report
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}; clock.save(path) writes such a file") from error
+    except msgspec.DecodeError as error:
+        raise OptionError(
+            f"{path} is no file of steps for this tpufeed ({error}); clock.save(path) writes what is wanted here"
+        ) from error
+
+
+def idle_band(idle_percent: float) -> str:
+    """Return xprof's words for so much idle time."""
+    if idle_percent >= HIGH_PERCENT:
+        return "highly input-bound"
+    return "moderately input-bound" if idle_percent >= MODERATE_PERCENT else "not input-bound"
+
+
+def wait_percentiles(waits: "np.typing.NDArray[np.float64]") -> dict[str, Any]:
+    """Return the fields `wait_ms_p50`, `_p95` and `_p99` of a report, from waits in seconds."""
+    percentiles = np.percentile(waits, (50, 95, 99)) * 1e3
+    return dict(zip(("wait_ms_p50", "wait_ms_p95", "wait_ms_p99"), map(float, percentiles), strict=True))
 
 
 def length_of(sized: Any) -> int | None:
@@ -393,30 +491,28 @@ def first_shape(batch: Any) -> Any:
         batch = next(iter(batch.values()), None)
 
 
-def load_of(batch: Any) -> Load:
-    """Count one batch. Strings stay on the host and are no bytes."""
-    shape = first_shape(batch)
-    images = int(shape[0]) if shape is not None and len(shape) else None
-    sizes = [_nbytes(leaf) for leaf in _leaves(batch)]
-    return Load(images, sum(sizes) if sizes else None)
+def size_of(batch: Any) -> tuple[int, int]:
+    """Return a batch's images, the first axis of its first array, and the bytes of its arrays; -1 for unknown."""
+    try:
+        shape, sizes = first_shape(batch), list(_iter_nbytes(batch))
+        return (int(shape[0]) if shape is not None and len(shape) else -1), (sum(sizes) if sizes else -1)
+    except Exception:  # noqa: BLE001  # batches can be anything, and a step is worth more than a count
+        return -1, -1
 
 
-def _leaves(batch: Any) -> Iterator[Any]:
+def _iter_nbytes(batch: Any) -> Iterator[int]:
+    """Yield the bytes of each array of a batch. Strings stay on the host and have none."""
     if isinstance(batch, tuple | list | Mapping):
         for member in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _leaves(member)
+            yield from _iter_nbytes(member)
     elif hasattr(batch, "shape") and hasattr(batch, "dtype"):
-        yield batch
-
-
-def _nbytes(array: Any) -> int:
-    dtype = array.dtype
-    if getattr(dtype, "kind", "") in ("O", "S", "U") or getattr(dtype, "name", "") == "string":
-        return 0
-    shards = getattr(array, "addressable_shards", None)  # of JAX: what lies on this process' devices
-    if shards is not None:
-        return sum(int(shard.data.nbytes) for shard in shards)
-    nbytes = getattr(array, "nbytes", None)
-    if nbytes is not None:
-        return int(nbytes)
-    return math.prod(int(axis) for axis in array.shape) * int(dtype.size)  # of TensorFlow
+        dtype = batch.dtype
+        shards = getattr(batch, "addressable_shards", None)  # of JAX: the part that is on this process' devices
+        if getattr(dtype, "kind", "") in ("O", "S", "U") or getattr(dtype, "name", "") == "string":
+            yield 0
+        elif shards is not None:
+            yield sum(int(shard.data.nbytes) for shard in shards)
+        elif getattr(batch, "nbytes", None) is not None:
+            yield int(batch.nbytes)
+        else:  # of TensorFlow
+            yield math.prod(int(axis) for axis in batch.shape) * int(dtype.size)

@@ -1,227 +1,173 @@
-"""Tell compiling, tracing and syncing from waiting for a batch, by what torch_xla and JAX count.
+"""Count what torch_xla and JAX compile, and tell waiting from syncing in the `next()` of torch_xla's loaders.
 
-Neither framework is imported here: one that the process has not imported has nothing to tell.
+Neither framework is imported here: a framework that the process has not imported has nothing to count.
 """
 
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
-# After the first step: optimizers make their state in it, so that the next ones are other graphs.
-USUAL_COMPILATIONS = 2
+# Two graphs after the first step are usual: optimizers create their state in it, so that the next steps differ.
+_USUAL_COMPILATIONS = 2
 
-_ITEM = "aten::_local_scalar_dense"
-
-# Of jax.monitoring. Tracing is left out: a function that calls others would be counted with each of them again.
+# Events of jax.monitoring. Tracing is left out: a function that calls others would count their time twice.
 _JAX_COMPILE = "/jax/core/compile/backend_compile_duration"
 _JAX_LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileCounts:
-    """Counts of this process since it began, or the difference of two; all devices and threads together.
+def xla_counts() -> Counter[str] | None:
+    """Return torch_xla's counts since the process began, all devices and threads together.
 
-    JAX tells the first two only.
+    The difference of two results is what was counted in between. None where the process has not imported torch_xla.
 
-    Attributes:
-        compilations: of graphs that were in no cache.
-        compile_seconds: of those.
-        executions: of graphs.
-        device_wait_seconds: of the host, until the device had begun with all that was sent before. It is the device
-            that is busy then, not the host that is slow.
-        host_syncs: times that the host waited for a value: `.item()`, `print(loss)`, `.cpu()`, ops that run on the
-            host.
-        item_calls: of `host_syncs` those by `.item()`, `float(...)` or `if tensor:`.
-        fallbacks: ops that XLA cannot run, so that the host did, and how often.
-        sent_bytes: sent to the device.
+    Keys:
+        compilations, compile_ns: graphs that were in no cache, and their time.
+        executions: graphs that ran.
+        device_wait_ns: time that the host waited until the device had begun all that was sent before. The device is
+            busy then; the host is not slow.
+        host_syncs: times that the host waited for a value: `.item()`, `print(loss)`, `.cpu()`, ops on the host.
+        item_calls: the part of `host_syncs` that `.item()`, `float(...)` and `if tensor:` caused.
+        aten::NAME: how often the host ran an op that XLA cannot run.
     """
-
-    compilations: int = 0
-    compile_seconds: float = 0.0
-    executions: int = 0
-    device_wait_seconds: float = 0.0
-    host_syncs: int = 0
-    item_calls: int = 0
-    fallbacks: Counter[str] = field(default_factory=Counter)
-    sent_bytes: int = 0
-
-    def __add__(self, other: "CompileCounts") -> "CompileCounts":
-        """Return the sum."""
-        return CompileCounts(
-            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
-        )
-
-    def __sub__(self, before: "CompileCounts") -> "CompileCounts":
-        """Return what was counted in between. Where somebody cleared torch_xla's counts meanwhile, nothing."""
-        found: dict[str, Any] = {}
-        for each in fields(self):
-            more = getattr(self, each.name) - getattr(before, each.name)
-            found[each.name] = (
-                more if isinstance(more, Counter) else max(0, more)
-            )  # a Counter leaves out what is below 1
-        return CompileCounts(**found)
-
-    def advice(self, steps: int) -> tuple[str, ...]:
-        """Return what is wrong with `steps` steps after the first, in which this was counted, as sentences."""
-        said = []
-        if self.compilations > USUAL_COMPILATIONS:
-            said.append(
-                f"recompiled {self.compilations} times after step 1, {self.compile_seconds:.1f} s in all: shapes, "
-                "dtypes, shardings, static arguments or Python numbers in the graph change; pad batches, or drop the "
-                "remainder"
-            )
-        if steps and self.host_syncs >= steps:
-            said.append(
-                f"the host waited for a value of the device {self.host_syncs} times in {steps} steps "
-                f"({self.item_calls} by .item() or float()); print the loss every so many steps only"
-            )
-        if self.fallbacks:
-            ops = ", ".join(f"{name} {count} times" for name, count in sorted(self.fallbacks.items()))
-            said.append(f"ops that XLA cannot run went to the host and back: {ops}")
-        return tuple(said)
-
-
-def xla_counts() -> CompileCounts | None:
-    """Return torch_xla's counts of now; None in a process that has not imported torch_xla, which this does not."""
     if "torch_xla" not in sys.modules:
         return None
     from torch_xla.debug import metrics
 
-    def of(name: str) -> tuple[int, float]:
+    def metric(name: str) -> tuple[int, int]:
         data: Any = metrics.metric_data(name)
-        return (0, 0.0) if data is None else (int(data[0]), float(data[1]))
+        return (0, 0) if data is None else (int(data[0]), int(data[1]))
 
     names: Any = metrics.counter_names()
-    ops = Counter({name: int(metrics.counter_value(name)) for name in names if name.startswith("aten::")})
-    compilations, compiling = of("CompileTime")
-    return CompileCounts(
-        compilations=compilations,
-        compile_seconds=compiling / 1e9,
-        executions=of("ExecuteTime")[0] + of("ExecuteReplicatedTime")[0],
-        device_wait_seconds=of("DeviceLockWait")[1] / 1e9,
-        host_syncs=of("TransferFromDeviceTime")[0],
-        item_calls=ops.pop(_ITEM, 0),
-        fallbacks=ops,
-        sent_bytes=int(of("OutboundData")[1]),
-    )
+    counts = Counter({name: int(metrics.counter_value(name)) for name in names if name.startswith("aten::")})
+    counts["item_calls"] = counts.pop("aten::_local_scalar_dense", 0)
+    counts["compilations"], counts["compile_ns"] = metric("CompileTime")
+    counts["executions"] = metric("ExecuteTime")[0] + metric("ExecuteReplicatedTime")[0]
+    counts["device_wait_ns"] = metric("DeviceLockWait")[1]
+    counts["host_syncs"] = metric("TransferFromDeviceTime")[0]
+    return counts
+
+
+def compile_advice(counts: Counter[str], steps: int) -> tuple[str, ...]:
+    """Return what is wrong with `steps` steps after the first, in which `counts` were counted, as sentences."""
+    advice = []
+    if counts["compilations"] > _USUAL_COMPILATIONS:
+        advice.append(
+            f"recompiled {counts['compilations']} times after step 1, {counts['compile_ns'] / 1e9:.1f} s in all: "
+            "shapes, dtypes, shardings, static arguments or Python numbers in the graph change; pad batches, or drop "
+            "the remainder"
+        )
+    if steps and counts["host_syncs"] >= steps:
+        advice.append(
+            f"the host waited for a value of the device {counts['host_syncs']} times in {steps} steps "
+            f"({counts['item_calls']} by .item() or float()); print the loss every so many steps only"
+        )
+    ops = ", ".join(f"{name} {count} times" for name, count in sorted(counts.items()) if name.startswith("aten::"))
+    if ops:
+        advice.append(f"ops that XLA cannot run went to the host and back: {ops}")
+    return tuple(advice)
 
 
 class CompileWatch:
-    """Tell the first step's compiling from that of the later ones, and leave out what is between two epochs."""
+    """Count what the first step and what the later steps compile, without what is compiled between two epochs."""
 
     def __init__(self) -> None:
-        self._jax: _JaxListener | None = None
-        self._before = CompileCounts()
-        self._running = False
+        self._first, self._later = Counter[str](), Counter[str]()
         self._settled = False
-        self._first, self._later = CompileCounts(), CompileCounts()
+        self._before: Counter[str] | None = None  # None between epochs
+        self._jax: Counter[str] | None = None
 
     def begin(self) -> None:
         """Begin an epoch."""
-        self._running = True
-        self._take()
+        self._before = self._read()
 
     def settle(self) -> None:
-        """End the first step: what follows belongs to the later ones."""
-        self._add()
+        """End the first step: what follows belongs to the later steps."""
+        self._collect()
         self._settled = True
 
     def end(self) -> None:
         """End the epoch."""
-        self._add()
-        self._running = False
+        self._collect()
+        self._before = None
 
-    def told(self) -> tuple[CompileCounts, CompileCounts] | None:
-        """Return what the first step compiled, and what those after it did.
+    def result(self) -> tuple[Counter[str], Counter[str]] | None:
+        """Return the counts of the first step and of the later steps.
 
-        None where no framework that tells has compiled or run anything: another one may be in use.
+        None where no framework that counts has compiled or run anything: another framework may train here.
         """
-        self._add()
+        self._collect()
         whole = self._first + self._later
-        return (self._first, self._later) if whole.compilations or whole.executions else None
+        return (self._first, self._later) if whole["compilations"] or whole["executions"] else None
 
-    def _add(self) -> None:
-        if not self._running:
-            return
-        if self._settled:
-            self._later += self._take()
-        else:
-            self._first += self._take()
+    def _collect(self) -> None:
+        """Add what was counted since the last time; nothing where someone has cleared torch_xla's counts meanwhile."""
+        if self._before is not None:
+            total = self._read()
+            (self._later if self._settled else self._first).update(total - self._before)
+            self._before = total
 
-    def _take(self) -> CompileCounts:
-        """Return what was counted since the last time. JAX tells from the moment on at which it is first asked."""
-        total = xla_counts() or CompileCounts()
-        if self._jax is None:
-            self._jax = _listen_to_jax()
-        if self._jax is not None:
-            total += self._jax.counts
-        counted, self._before = total - self._before, total
-        return counted
+    def _read(self) -> Counter[str]:
+        # JAX counts from the moment on at which a listener is registered.
+        self._jax = _listen_to_jax() if self._jax is None else self._jax
+        return (xla_counts() or Counter()) + (self._jax or Counter())
 
 
-class _JaxListener:
-    """Counts of what JAX has compiled since the listener was registered."""
-
-    def __init__(self) -> None:
-        self.counts = CompileCounts()
-
-    def hear(self, event: str, seconds: float) -> None:
-        if event in (_JAX_COMPILE, _JAX_LOWER):
-            self.counts += CompileCounts(compilations=int(event == _JAX_COMPILE), compile_seconds=seconds)
-
-
-def _listen_to_jax() -> _JaxListener | None:
-    """Register a listener; None where JAX is not loaded."""
-    monitoring: Any = getattr(sys.modules.get("jax"), "monitoring", None)
-    register = getattr(monitoring, "register_event_duration_secs_listener", None)
+def _listen_to_jax() -> Counter[str] | None:
+    """Register a listener at JAX and return its counts, which grow; None where JAX is not loaded."""
+    register: Any = getattr(
+        getattr(sys.modules.get("jax"), "monitoring", None), "register_event_duration_secs_listener", None
+    )
     if register is None:
         return None
-    listener = _JaxListener()
-    # JAX keeps what is registered for good, and older releases cannot forget it: a clock that is gone stays gone.
-    weak = weakref.WeakMethod(listener.hear)
+    counts = Counter[str]()
+    # JAX keeps listeners for good, and older releases cannot remove one: the listener must not keep the counts alive.
+    weak = weakref.ref(counts)
 
-    def hear(event: str, seconds: float, **_: Any) -> None:
+    def listen(event: str, seconds: float, **_: Any) -> None:
         alive = weak()
-        if alive is not None:
-            alive(event, seconds)
+        if alive is not None and event in (_JAX_COMPILE, _JAX_LOWER):
+            alive["compilations"] += event == _JAX_COMPILE
+            alive["compile_ns"] += round(seconds * 1e9)
 
-    register(hear)
-    return listener
+    register(listen)
+    return counts
 
 
+@dataclass
 class WaitSplitter:
-    """Tell the wait for a batch from what else `next()` of a loader of torch_xla's does.
+    """Tell the wait for a batch from what else `next()` of one of torch_xla's loaders does.
 
-    Args:
-        waited: seconds that the loader's consumer has waited so far.
-        before: of them those that are none of this iteration's.
+    Attributes:
+        waited: returns the seconds that the loader's consumer has waited so far.
+        before: the part of them that is not of this iteration.
         close: ends the iteration.
     """
 
-    def __init__(self, waited: Callable[[], float], before: float, close: Callable[[], object]) -> None:
-        self._waited, self._before, self.close = waited, before, close
+    waited: Callable[[], float]
+    before: float
+    close: Callable[[], object]
 
     def wait_of(self, elapsed: float) -> float:
-        """Return the wait within the `elapsed` seconds from the end of a step to its next batch; called once a step."""
-        before, self._before = self._before, self._waited()
-        return min(self._before - before, elapsed)
+        """Return the wait within the `elapsed` seconds of a `next()`; to be called once a step."""
+        before, self.before = self.before, self.waited()
+        return min(self.before - before, elapsed)
 
 
 def split_waits(loader: Any, iterator: Any, opening: float, now: Callable[[], float]) -> WaitSplitter | None:
-    """Return what splits the waits of a loader of torch_xla's; None for all others, and where torch_xla is not loaded.
+    """Return what splits the waits of one of torch_xla's loaders; None for other loaders and without torch_xla.
 
-    Before it looks into its queue, `PerDeviceLoader.next` calls `torch_xla.sync()`, which traces and compiles the step
-    before. To sync first and to time that apart would make the loader's own sync a second one, which costs 0.18 ms
-    where 600 tensors are alive (a training ResNet-50 has as many), and would have to know `batches_per_execution` and
-    `StepTrace`. So the look into the queue is timed, inside.
+    `PerDeviceLoader.next` calls `torch_xla.sync()`, which traces and compiles the step before, and then looks into its
+    queue for a batch. The look is timed. To sync first, outside, would make the loader's own sync a second one. That
+    costs 0.18 ms with 600 live tensors (a ResNet-50 in training), and would have to know `batches_per_execution` and
+    `StepTrace`.
 
     Args:
-        loader: that the loop was given.
-        iterator: of it.
-        opening: seconds that `iter(loader)` took; a part of the wait for the first batch.
+        loader: the loader that the loop was given.
+        iterator: its iterator.
+        opening: seconds that `iter(loader)` took, a part of the wait for the first batch.
         now: the clock.
     """
     module: Any = sys.modules.get("torch_xla.distributed.parallel_loader")

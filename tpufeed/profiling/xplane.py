@@ -1,9 +1,9 @@
-"""Read how long a TPU waits for its host from a profile, through xprof's tables.
+"""Read from a profile, through xprof's tables, how long a TPU waits for its host.
 
-torch_xla, JAX and TensorFlow write the same files, `LOGDIR/plugins/profile/RUN/HOST.xplane.pb`. xprof is asked in a
-process of its own, `python -m tpufeed.profiling.xplane FOLDER...`: it is native code that takes gigabytes for a large
-profile, logs to stderr whatever one sets, and takes its process along when it fails badly. It also leaves its results
-beside what it reads, whatever `use_saved_result` says, so it is given links in a temporary folder.
+torch_xla, JAX and TensorFlow write the same files, `LOGDIR/plugins/profile/RUN/HOST.xplane.pb`. xprof runs in a process
+of its own, `python -m tpufeed.profiling.xplane FOLDER...`: it is native code that takes gigabytes for a large profile,
+always logs to stderr, and kills its process when it fails badly. It also leaves its results in the folder that it
+reads, whatever `use_saved_result` says, so it is given links in a temporary folder.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.errors import DamageError, MissingExtraError, OptionError
-from tpufeed.profiling.steps import MODERATE_PERCENT, idle_band
+from tpufeed.profiling.clock import MODERATE_PERCENT, idle_band
 
 _SUFFIX = ".xplane.pb"
 _CAPTURE = (
@@ -40,30 +40,29 @@ Tables = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
-    """Figures of a profile. None is what it does not tell.
+    """Figures of a profile. None means that the profile does not tell.
 
     Of several hosts, the figures from `steps` on are those of the host whose TPU waits longest: xprof's own sums over
     hosts pair the longest step with another host's idle time. Of one host's cores, `infeed_percent` is the most of any
     and `input_percent` that of the core that computes least.
 
     Attributes:
-        run: the capture's name.
-        hosts: that have a TPU in this profile.
-        devices: TensorCores, of all hosts.
-        device_type: as the TPU calls itself: "TPU v5e".
-        host: whose figures these are.
-        steps: that the figures are of. The first and the last of a capture may be cut: of three or more they are left
+        run: name of the capture.
+        hosts: number of hosts that have a TPU in this profile.
+        devices: number of TensorCores of all hosts.
+        device_type: the TPU's own name: "TPU v5e".
+        host: the host of the figures.
+        steps: number of steps measured. The first and the last of a capture may be cut; of three or more they are left
             out.
-        step_ms: average.
-        infeed_percent: of a step in infeed ops, which TensorFlow's TPU loops have, JAX and torch_xla do not.
-        idle_percent: of a step without any op on the TensorCore: where JAX and torch_xla wait for a batch, or for the
-            host to trace and dispatch.
-        input_percent: both together; the verdict goes by it.
-        duty_cycle_percent: of the whole capture with a program on the TPU.
-        mxu_percent: how busy the matrix units were. None also where xprof says 0.0 %, as it does for a capture without
-            their counter.
-        mfu_percent: FLOPs as XLA counts them per peak, over the whole capture.
-        notes: what else xprof says, as sentences.
+        step_ms: mean length of a step.
+        infeed_percent: share of a step in infeed ops. TensorFlow's TPU loops have them; JAX and torch_xla do not.
+        idle_percent: share of a step without any op on the TensorCore. JAX and torch_xla wait here for a batch, or for
+            the host to trace and dispatch.
+        input_percent: infeed and idle together; the verdict goes by it.
+        duty_cycle_percent: share of the whole capture with a program on the TPU.
+        mxu_percent: how busy the matrix units were. None also where xprof says 0.0 %, as it does without their counter.
+        mfu_percent: FLOPs as XLA counts them / peak, over the whole capture.
+        notes: further remarks of xprof, as sentences.
         verdict: a sentence.
     """
 
@@ -88,17 +87,17 @@ def read_profile(logdir: str | Path) -> ProfileReport:
     """Read the newest profile under `logdir`. Nothing is written there.
 
     Args:
-        logdir: what a profiler was given; or a run's folder, or one `.xplane.pb`.
+        logdir: the folder that a profiler was given, a run's folder, or one `.xplane.pb`.
 
     Raises:
         OptionError: there is no profile, it cannot be read, or `logdir` is a URL.
-        DamageError: a profile that is empty or cut short, or a file that is none.
+        DamageError: a profile is empty, cut short, or another file.
         MissingExtraError: xprof is not installed.
     """
     try:
         run, paths = _find(logdir)
         for path in paths:
-            if path.stat().st_size == 0:  # for xprof a profile like any other
+            if path.stat().st_size == 0:  # xprof would read it like any other
                 raise DamageError(f"{path} is empty: the capture was broken off; capture again")
     except OSError as error:
         raise OptionError(f"{error.filename or logdir} cannot be read: {error.strerror or error}") from error
@@ -120,9 +119,24 @@ def read_profile(logdir: str | Path) -> ProfileReport:
         notes += (
             f"the TPUs of {len(known)} hosts wait from {least:.1f} % ({calm}) to {most:.1f} % ({busy}) of a step",
         )
+    waits, tpu = worst.input_percent, "the TPU" if len(hosts) == 1 else f"the TPU of {worst.host}"
+    if waits is None:
+        verdict = (
+            f"no whole step in this profile: capture for as long as ten steps, with {_CAPTURE}; "
+            "where no step is marked, mark it (torch_xla: StepTrace, JAX: StepTraceAnnotation, TensorFlow: Trace)"
+        )
+    else:
+        verdict = (
+            f"{idle_band(waits)}: {tpu} waits for its host during {waits:.1f} % of a step of {worst.step_ms:.1f} ms"
+        )
+        verdict += (
+            "; a faster loader would gain no more than that"
+            if waits < MODERATE_PERCENT
+            else ", for a batch or for tracing and dispatch: StepClock tells them apart, and `tpufeed doctor URL` "
+            "names the stage that holds up a batch"
+        )
     devices = sum(report.devices for report in hosts)
-    whole = replace(worst, hosts=len(hosts), devices=devices, notes=notes + worst.notes)
-    return replace(whole, verdict=_verdict(whole))
+    return replace(worst, hosts=len(hosts), devices=devices, notes=notes + worst.notes, verdict=verdict)
 
 
 def convert(profiles: Sequence[Path]) -> list[Tables]:
@@ -139,7 +153,7 @@ def convert(profiles: Sequence[Path]) -> list[Tables]:
         for folder, profile in zip(folders, profiles, strict=True):
             folder.mkdir()
             (folder / _PROFILE).symlink_to(profile.resolve())
-        # -P and PYTHONPATH: the same modules as here, never those that happen to lie in the working folder.
+        # With -P and PYTHONPATH the child finds the same modules as this process, never those in the working folder.
         variables = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "TF_CPP_MIN_LOG_LEVEL": "2"}
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__, *map(str, folders)],
@@ -197,7 +211,11 @@ def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
     told: dict[str, Any] = {}
     for table in reversed(tables):  # the first table that has a property is right
         told |= table.get("p") or {}
-    rows = [row for table in tables for row in _rows(table)]
+    rows = list[dict[str, Any]]()
+    for table in tables:
+        columns = [column["id"] for column in table.get("cols") or ()]
+        for row in table.get("rows") or ():
+            rows.append(dict(zip(columns, [cell and cell.get("v") for cell in row["c"]], strict=False)))
     errors = [row["message"] for row in rows if row.get("severity") == "ERROR"]
     notes = [f"the capture on {host}{_SUFFIX} failed in part: {error}" for error in errors]
     if told.get("hardware_type") != "TPU":
@@ -213,8 +231,15 @@ def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
     steps = [{column: float(row.get(column) or 0) for column in _STEP_COLUMNS} for row in rows if "tcIdleTimeMs" in row]
     steps = [step for step in steps if sum(step.values()) > 0]
     steps = steps[1:-1] if len(steps) > 2 else steps  # a capture may begin and end in the middle of one
-    # Where xprof saw no op its 0.0 % are of nothing.
-    duty = _percent(told, "device_duty_cycle_percent")
+
+    def percent(name: str) -> float | None:
+        try:
+            return float(str(told.get(name)).rstrip(" %"))
+        except ValueError:
+            return None
+
+    # Where xprof saw no op it says 0.0 %, too.
+    duty = percent("device_duty_cycle_percent")
     program = [row for row in rows if (row.get("step"), row.get("category")) == ("Total", "Program")]
     rate, peak = (float(value or 0) for value in (program and program[0]["model_flop_rate"], told["peak_flop_rate"]))
     report = ProfileReport(
@@ -224,7 +249,7 @@ def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
         device_type=told["device_type"] or None,
         host=host,
         duty_cycle_percent=duty if duty or steps else None,
-        mxu_percent=_percent(told, "mxu_utilization_percent") or None,
+        mxu_percent=percent("mxu_utilization_percent") or None,
         mfu_percent=100 * rate / peak if rate > 0 and peak > 0 else None,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -243,49 +268,15 @@ def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
     )
 
 
-def _rows(table: dict[str, Any]) -> list[dict[str, Any]]:
-    columns = [column["id"] for column in table.get("cols") or ()]
-    cells = [[cell and cell.get("v") for cell in row["c"]] for row in table.get("rows") or ()]
-    return [dict(zip(columns, row, strict=False)) for row in cells]
-
-
-def _percent(told: dict[str, Any], name: str) -> float | None:
-    try:
-        return float(str(told.get(name)).rstrip(" %"))
-    except ValueError:
-        return None
-
-
-def _verdict(report: ProfileReport) -> str:
-    waits = report.input_percent
-    if waits is None or report.step_ms is None:
-        return (
-            f"no whole step in this profile: capture for as long as ten steps, with {_CAPTURE}; "
-            "where no step is marked, mark it (torch_xla: StepTrace, JAX: StepTraceAnnotation, TensorFlow: Trace)"
-        )
-    tpu = "the TPU" if report.hosts == 1 else f"the TPU of {report.host}"
-    said = f"{idle_band(waits)}: {tpu} waits for its host during {waits:.1f} % of a step of {report.step_ms:.1f} ms"
-    if waits < MODERATE_PERCENT:
-        return f"{said}; a faster loader would gain no more than that"
-    return (
-        f"{said}, for a batch or for tracing and dispatch: StepClock tells them apart, "
-        "and `tpufeed doctor URL` names the stage that holds up a batch"
-    )
-
-
-def _convert_one(folder: Path) -> None:
-    """Leave the tables of the profile in `folder` there. Ends the process where xprof cannot read it."""
+if __name__ == "__main__":
     from xprof.convert import raw_to_tool_data
 
-    tables: Tables = []
-    for tool in _TOOLS:
-        text, _ = raw_to_tool_data.xspace_to_tool_data([str(folder / _PROFILE)], tool, {"use_saved_result": False})
-        if text is None:
-            raise SystemExit(1)
-        tables += json.loads(text)
-    (folder / _RESULT).write_text(json.dumps(tables))
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        _convert_one(Path(name))
+    for name in sys.argv[1:]:  # leave the tables of the profile in each folder there; end where xprof cannot read one
+        found: Tables = []
+        for tool in _TOOLS:
+            profile = str(Path(name, _PROFILE))
+            text, _ = raw_to_tool_data.xspace_to_tool_data([profile], tool, {"use_saved_result": False})
+            if text is None:
+                sys.exit(1)
+            found += json.loads(text)
+        Path(name, _RESULT).write_text(json.dumps(found))

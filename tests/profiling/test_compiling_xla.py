@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tpufeed
-from tpufeed.profiling.compiling import CompileCounts, xla_counts
+from tpufeed.profiling.compiling import compile_advice, xla_counts
 
 PAGE = (Path(__file__).parents[2] / "docs/measuring.md").read_text()
 SYNC, LOOK, COMPUTE = 3.0, 2.0, 5.0
@@ -121,19 +121,14 @@ def test_a_step_that_is_traced_anew_is_no_wait(found: Any, loader: str) -> None:
     assert any("after step 1" in note and "pad batches" in note for note in seen["notes"])
 
 
-def test_the_first_compilation_is_kept_apart(found: Any) -> None:
-    assert found["MpDeviceLoader"]["slow"]["compiled"] > 0
-
-
 def test_every_count_says_what_happened(found: Any) -> None:
     seen = found["counted"]
     assert seen["item_calls"] == 3
     assert seen["host_syncs"] == 3 + 2  # .cpu() and nonzero wait as well
-    assert seen["fallbacks"] == {"aten::nonzero": 1}
+    assert {name: count for name, count in seen.items() if name.startswith("aten::")} == {"aten::nonzero": 1}
     assert seen["compilations"] >= 1
     assert seen["executions"] >= seen["compilations"] + 2  # the same sum again
-    assert seen["compile_seconds"] > 0
-    assert seen["sent_bytes"] >= 4000
+    assert seen["compile_ns"] > 0
     assert "5 times in 3 steps (3 by .item() or float())" in seen["advice"][0]
     assert "aten::nonzero 1 times" in seen["advice"][1]
 
@@ -144,35 +139,16 @@ def test_without_torch_xla_nothing_is_known_and_nothing_imported(monkeypatch: py
     assert "torch_xla" not in sys.modules
 
 
-def test_counts_add_up_and_a_clearing_in_between_gives_nothing_negative() -> None:
-    early = CompileCounts(compilations=2, sent_bytes=10, fallbacks=Counter({"aten::nonzero": 1}))
-    late = CompileCounts(compilations=5, sent_bytes=30, fallbacks=Counter({"aten::nonzero": 4, "aten::sort": 1}))
-    more = late - early
-    assert more == CompileCounts(
-        compilations=3, sent_bytes=20, fallbacks=Counter({"aten::nonzero": 3, "aten::sort": 1})
-    )
-    assert early + more == late
-    assert early - late == CompileCounts()
-
-
 def test_a_loop_in_order_gets_no_advice() -> None:
-    assert CompileCounts(compilations=2, executions=100, host_syncs=3).advice(100) == ()
+    assert compile_advice(Counter(compilations=2, executions=100, host_syncs=3), 100) == ()
 
 
-def test_every_loop_of_the_page_is_measured(found: Any) -> None:
+def test_the_programs_of_the_page_say_what_it_says(found: Any) -> None:
     output = found["page"]
     assert output.count("5 steps: idle") == 4  # numpy, torch_xla, JAX, Keras
     assert len(re.findall(r"^sync \d", output, re.MULTILINE)) == 1  # torch_xla alone
     assert "of which compiling n/a" in output  # numpy compiles nothing
-
-
-def test_the_saved_report_is_the_one_that_is_read(found: Any) -> None:
-    output = found["page"]
     assert re.search(r"^(data|accelerator) \d+\.\d+ True$", output, re.MULTILINE)
-
-
-def test_counts_and_figures_of_the_page_are_there(found: Any) -> None:
-    output = found["page"]
     assert re.search(r"^1 [01] \d", output, re.MULTILINE)  # host syncs, compilations, ...
     assert "the host waited for a value of the device 1 times in 1 steps (1 by .item() or float())" in output
     assert "None None\n" in output  # no TPU

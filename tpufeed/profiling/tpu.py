@@ -1,20 +1,20 @@
-"""Tables of TPUs and models: FLOPs, rates in images a second, and MFU.
+"""Tables of TPUs and models (peak FLOP/s, training rates, FLOPs of an image), MFU, and the counters of libtpu.
 
-MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that went into the model.
+MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that goes into the model.
 """
 
 import difflib
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from tpufeed.errors import OptionError
 
-PROFILES_MODEL = "resnet50"  # whose rates all profiles and TPUs here give
-
-# A training step is a forward pass and a backward one of twice its cost; a multiply-add is two operations.
+# A training step is a forward pass and a backward pass of twice its cost; a multiply-add is two operations.
 _TRAINING_FLOPS = 3 * 2
-
-# MLPerf Storage's ResNet-50: a batch of 400 in 0.224 s and in 0.435 s.
+_RATES_MODEL = "resnet50"  # all rates of TPUs and profiles are for this model
+# MLPerf Storage's ResNet-50 trains on a batch of 400 in 0.224 s (H100) and in 0.435 s (A100).
 _MLPERF_BATCH = 400
 _GPUS = {"mlperf-h100": 1786.0, "mlperf-a100": 920.0}
 
@@ -24,14 +24,15 @@ class Tpu:
     """The TPU of one host.
 
     Attributes:
-        name: as Google writes it, without "tpu-": v5e-8.
-        chips: of one host.
-        devices: what a framework sees of them: the TensorCores of v2, v3 and v7x are devices each, others are one.
+        name: Google's name without "tpu-": v5e-8.
+        chips: number of chips of the host.
+        devices: number of devices that a framework sees. Each TensorCore of v2, v3 and v7x is a device; the chips of
+            other generations are one device each.
         peak_tflops: bf16 TFLOP/s of a chip, as Google publishes them.
-        low: images a second of ResNet-50 training, for all chips.
-        high: likewise, of a well tuned one.
-        vcpus: of the host's largest VM.
-        nic_gbps: of the host.
+        low: images a second of ResNet-50 training, all chips together.
+        high: the same figure for a well tuned training.
+        vcpus: number of vCPUs of the host's largest VM.
+        nic_gbps: bandwidth of the host's network card, in Gbit/s.
     """
 
     name: str
@@ -60,10 +61,10 @@ TPUS = {
     )
 }
 
-# Name: (10^9 multiply-adds of a forward pass, pixels of an image's side that this is for). Multiply-adds as torchvision
-# publishes them with its weights ("GFLOPS" in its tables), but ResNet-50's 4.089 as 4.1, so that its 24.6e9 is what the
-# TPUs' rates above are reckoned with; mobilenet_v1 and xception, which torchvision does not have, as TensorFlow's
-# profiler counts Keras' models.
+# Name: (10^9 multiply-adds of a forward pass, pixels of the side of its images). torchvision publishes
+# them with its weights ("GFLOPS" in its tables). ResNet-50's 4.089 is rounded to 4.1, because the rates of the TPUs
+# above use 24.6e9 FLOPs an image. mobilenet_v1 and xception, which torchvision lacks, are counted by TensorFlow's
+# profiler on the models of Keras.
 MODELS = {
     "alexnet": (0.714, 224), "convnext_tiny": (4.456, 224), "convnext_small": (8.684, 224),
     "convnext_base": (15.355, 224), "convnext_large": (34.361, 224), "densenet121": (2.834, 224),
@@ -84,33 +85,49 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorProfile:
-    """The images a second that an accelerator trains on when it never waits.
+    """The rate at which an accelerator trains when it never waits.
 
     Attributes:
-        name: for people.
-        images_per_second: of all its chips.
-        batch_size: that belongs to the profile, where one does.
-        flops_per_sample: of training on one image, where that is known.
-        tpu: that it is of.
+        name: a name for people.
+        images_per_second: rate of all its chips together.
+        batch_size: the batch size that the profile is defined for, if any.
+        flops_per_sample: FLOPs of training on one image, if known.
+        tpu: the TPU that the profile is for, if any.
     """
 
     name: str
     images_per_second: float
     batch_size: int | None = None
-    flops_per_sample: float | None = field(default=None, compare=False)
-    tpu: Tpu | None = field(default=None, compare=False)
+    flops_per_sample: float | None = None
+    tpu: Tpu | None = None
 
     def training(self, model: str) -> "AcceleratorProfile":
-        """Return the same TPU with another model, of which it computes as many FLOPs a second.
+        """Return the same TPU training another model at the same FLOP/s.
 
         Raises:
-            OptionError: there is no such model, or this is no TPU.
+            OptionError: there is no such model, or this profile is not of a TPU.
         """
         flops = training_flops(model)
         if self.tpu is None or self.flops_per_sample is None:
             raise OptionError(f"{self.name} trains on ResNet-50 only; a model can be chosen for tpu-... profiles")
         rate = self.images_per_second * self.flops_per_sample / flops
         return replace(self, name=f"{self.name} {model}", images_per_second=rate, flops_per_sample=flops)
+
+
+def profiles() -> dict[str, AcceleratorProfile]:
+    """Return all profiles by name. A TPU's name ends in `-low` or `-high`; without an ending it is the high rate."""
+    found = {name: AcceleratorProfile(name, rate, _MLPERF_BATCH) for name, rate in _GPUS.items()}
+    for tpu in TPUS.values():
+        for end, rate in (("", tpu.high), ("-low", tpu.low), ("-high", tpu.high)):
+            name = f"tpu-{tpu.name}{end}"
+            found[name] = AcceleratorProfile(name, float(rate), None, training_flops(_RATES_MODEL), tpu)
+    return found
+
+
+def profile(name: str) -> AcceleratorProfile:
+    """Return the profile of that name. Raises OptionError, which names the nearest."""
+    known = profiles()
+    return known[nearest(name, known, "accelerator profile")]
 
 
 def find_tpu(name: str) -> Tpu:
@@ -127,36 +144,11 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
     raise OptionError(f"there is no {what} {name!r}; did you mean {near}? All: {', '.join(names)}")
 
 
-def profiles() -> dict[str, AcceleratorProfile]:
-    """Return all by name. A TPU's ends in `-low` or `-high`; without either it is the high one, harder to feed."""
-    found = {}
-    for tpu in TPUS.values():
-        for end, rate in (("", tpu.high), ("-low", tpu.low), ("-high", tpu.high)):
-            name = f"tpu-{tpu.name}{end}"
-            found[name] = AcceleratorProfile(name, float(rate), None, training_flops(PROFILES_MODEL), tpu)
-    return found | {name: AcceleratorProfile(name, rate, _MLPERF_BATCH) for name, rate in _GPUS.items()}
-
-
-def profile(name: str) -> AcceleratorProfile:
-    """Return the profile of that name. Raises OptionError, which names the nearest."""
-    known = profiles()
-    return known[nearest(name, known, "accelerator profile")]
-
-
-def custom_profile(step_ms: float, batch_size: int) -> AcceleratorProfile:
-    """Return the profile of an accelerator that takes `step_ms` milliseconds for a batch. May raise OptionError."""
-    if not step_ms > 0 or step_ms == float("inf"):
-        raise OptionError(f"a step takes more than 0 milliseconds, not {step_ms:g}")
-    if batch_size < 1:
-        raise OptionError(f"a batch has at least one image, not {batch_size}")
-    return AcceleratorProfile(f"{step_ms:g}ms-step", 1e3 * batch_size / step_ms, batch_size)
-
-
 def find_model(name: str) -> str:
-    """Return the model's name in `MODELS`; ResNet-50, efficientnet-b0 and ViT-B/16 will do.
+    """Return the model's name in `MODELS`. Spellings like ResNet-50, efficientnet-b0 and ViT-B/16 are understood.
 
     Raises:
-        OptionError: there is none; names the nearest, and the way out.
+        OptionError: the model is unknown; the message names the nearest and the option `--flops-per-sample`.
     """
 
     def plain(text: str) -> str:
@@ -175,9 +167,9 @@ def training_flops(name: str, side_px: int | None = None) -> float:
     """Return the FLOPs of training on one image, forward and backward: 24.6e9 for resnet50.
 
     Args:
-        name: see `find_model`.
-        side_px: of square images of another size than the model's usual one. The cost is taken to grow with their
-            area: nearly so for convolutions, while a vision transformer's attention grows somewhat faster.
+        name: a model, see `find_model`.
+        side_px: side of square images, where it is not the model's usual one. The cost is scaled with their area. That
+            is close for convolutions; the attention of a vision transformer grows somewhat faster.
     """
     giga_multiply_adds, usual_px = MODELS[find_model(name)]
     if side_px is not None and side_px < 1:
@@ -191,10 +183,10 @@ def mfu_percent(
     """Return images a second x FLOPs of an image / (peak x chips), in percent; None where one of them is not known.
 
     Args:
-        images_per_second: of all `chips` together.
-        flops_per_sample: of training on one image.
-        tpu: whose peak, in bf16.
-        chips: that were at work; by default all of the TPU's host.
+        images_per_second: rate of all `chips` together.
+        flops_per_sample: FLOPs of training on one image.
+        tpu: the TPU whose bf16 peak counts.
+        chips: number of chips at work, by default all of the TPU's host.
     """
     if images_per_second is None or flops_per_sample is None or tpu is None:
         return None
@@ -202,3 +194,37 @@ def mfu_percent(
     if at_work < 1 or flops_per_sample <= 0:
         raise OptionError(f"chips and FLOPs of a sample are positive, not {at_work} and {flops_per_sample}")
     return 100 * images_per_second * flops_per_sample / (tpu.peak_tflops * 1e12 * at_work)
+
+
+class TpuCounters(NamedTuple):
+    """Readings of a TPU's counters. None means that libtpu does not report the counter.
+
+    Attributes:
+        mxu_percent: how busy the matrix units are, a mean over the cores.
+        duty_cycle_percent: share of the time in which the TPU had a program to run, a mean over the chips. It can be
+            100 % while the matrix units are at 13 %.
+    """
+
+    mxu_percent: float | None = None
+    duty_cycle_percent: float | None = None
+
+
+def read_counters() -> TpuCounters:
+    """Read the counters of libtpu, which cover the last second or so: read them while the training loop runs.
+
+    They exist on a TPU whose libtpu has the monitoring SDK, in the process that holds the TPU.
+    """
+
+    def mean(name: str) -> float | None:
+        # Releases of libtpu fail in different ways, and a missing counter is no reason to stop a training run.
+        try:
+            from libtpu import sdk
+
+            monitoring: Any = getattr(sdk, "tpumonitoring", None) or sdk.monitoring  # the older name
+            values = [float(str(value).rstrip(" %")) for value in monitoring.get_metric(name).data()]
+        except Exception:  # noqa: BLE001  # see above
+            return None
+        known = [value for value in values if math.isfinite(value)]
+        return sum(known) / len(known) if known else None
+
+    return TpuCounters(mean("tensorcore_util"), mean("duty_cycle_pct"))

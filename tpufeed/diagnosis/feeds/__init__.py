@@ -1,1 +1,0 @@
-"""Loaders that feed devices, each measurement in a process of its own."""
