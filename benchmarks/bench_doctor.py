@@ -162,13 +162,16 @@ def _open(url: str, set_up: SetUp) -> Any:
 
 
 def _diagnose(url: str, set_up: SetUp, rate: float, args: argparse.Namespace) -> Any:
-    from tpufeed.diagnosis.doctor import DoctorOptions, examine
+    from tpufeed.diagnosis.doctor import examine
 
-    flops = HIGH_SHARE_FLOPS / rate
-    options = DoctorOptions(
-        tpu=TPU, flops_per_sample=flops, batch_size=set_up.batch_size, ops=set_up.ops, seconds=args.seconds
+    return examine(
+        url,
+        tpu=TPU,
+        flops_per_sample=HIGH_SHARE_FLOPS / rate,
+        batch_size=set_up.batch_size,
+        ops=set_up.ops,
+        seconds=args.seconds,
     )
-    return examine(url, options)
 
 
 def _feed_seconds(given: float, set_up: SetUp, args: argparse.Namespace) -> float:

@@ -40,9 +40,9 @@ def main() -> None:
 
 def examine_stages(url: str, seconds: float) -> Any:
     """The doctor's diagnosis. What JPEGs become is cropped and flipped; a cache comes as it is."""
-    from tpufeed.diagnosis.doctor import DoctorOptions, examine
+    from tpufeed.diagnosis.doctor import examine
 
-    return examine(url, DoctorOptions(tpu=TPU, model="resnet50", seconds=seconds))
+    return examine(url, tpu=TPU, model="resnet50", seconds=seconds)
 
 
 def summary(diagnoses: list[Any]) -> dict[str, Any]:

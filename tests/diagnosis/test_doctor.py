@@ -14,7 +14,7 @@ import tpufeed
 from tpufeed.cache import warmup
 from tpufeed.diagnosis import stages
 from tpufeed.diagnosis.alternatives import Sample, take_sample, try_alternatives, write_sample
-from tpufeed.diagnosis.doctor import DoctorOptions, examine
+from tpufeed.diagnosis.doctor import examine
 from tpufeed.diagnosis.rawfiles import measure_files, measure_pillow
 from tpufeed.errors import DamageError, DatasetNotFoundError, OptionError
 from tpufeed.images import Custom, HorizontalFlip
@@ -22,7 +22,7 @@ from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.profiling.clock import StepReport, StepTimes, save_steps
 
 OPS = [RandomResizedCrop(32), HorizontalFlip()]
-SHORT = DoctorOptions(seconds=1.0, ops=OPS, batch_size=8)
+SHORT: dict = {"seconds": 1.0, "ops": OPS, "batch_size": 8}
 STAGES = ["storage", "reading", "decoding", "ops", "assembly", "transfer"]
 
 
@@ -43,7 +43,7 @@ def stages_of(diagnosis) -> dict:
 def test_every_stage_of_a_dataset_is_measured(dataset_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPUFEED_PROCESSES", "2")
     said: list[str] = []
-    found = examine(dataset_url, SHORT, said.append)
+    found = examine(dataset_url, **SHORT, listener=said.append)
     stages = stages_of(found)
     for name in ("storage", "reading", "decoding", "assembly"):
         assert stages[name].images_per_second > 0, stages[name].why_not
@@ -59,7 +59,7 @@ def test_every_stage_of_a_dataset_is_measured(dataset_url: str, monkeypatch: pyt
 
 
 def test_a_raw_cache_has_nothing_to_decode(cache_url: str) -> None:
-    stages = stages_of(examine(cache_url, DoctorOptions(seconds=1.0, batch_size=8)))
+    stages = stages_of(examine(cache_url, seconds=1.0, batch_size=8))
     assert stages["reading"].images_per_second > 0
     assert stages["reading"].detail.startswith("CRCs verified, pixels copied")
     assert stages["decoding"].why_not == "raw pixels need none"
@@ -68,7 +68,7 @@ def test_a_raw_cache_has_nothing_to_decode(cache_url: str) -> None:
 
 
 def test_live_ops_of_a_raw_cache_are_measured(cache_url: str) -> None:
-    stages = stages_of(examine(cache_url, DoctorOptions(seconds=1.0, batch_size=8, ops=[HorizontalFlip()])))
+    stages = stages_of(examine(cache_url, seconds=1.0, batch_size=8, ops=[HorizontalFlip()]))
     assert stages["ops"].images_per_second > 0
 
 
@@ -77,7 +77,7 @@ def test_ops_are_told_from_decoding_where_they_do_not_make_it_cheaper(
     share: float, told: bool, dataset_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "time_decoding", lambda *_: share)
-    found = stages_of(examine(dataset_url, SHORT))
+    found = stages_of(examine(dataset_url, **SHORT))
     if told:
         assert found["ops"].images_per_second == pytest.approx(3 * found["decoding"].images_per_second)
     else:
@@ -86,7 +86,7 @@ def test_ops_are_told_from_decoding_where_they_do_not_make_it_cheaper(
 
 
 def test_fewer_samples_than_a_batch_are_measured_and_said(dataset_url: str) -> None:
-    found = examine(dataset_url, DoctorOptions(seconds=1.0, ops=OPS, split="val"))
+    found = examine(dataset_url, seconds=1.0, ops=OPS, split="val")
     assert found.fed
     assert any("fewer than a batch of 128" in note for note in found.notes)
 
@@ -98,7 +98,7 @@ def memory_url(colour_folder: Path) -> str:
 
 
 def test_a_remote_dataset_is_measured_from_local_copies(memory_url: str, tmp_path: Path) -> None:
-    found = examine(memory_url, SHORT)
+    found = examine(memory_url, **SHORT)
     stages = stages_of(found)
     assert f"over 16 connections; later epochs read copies in {tmp_path / 'copies'}" in stages["storage"].detail
     assert "from local copies" in stages["assembly"].detail
@@ -109,14 +109,14 @@ def test_a_remote_dataset_that_no_copies_hold_is_limited_by_its_storage(
     memory_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "free_bytes", lambda _: 0)
-    found = examine(memory_url, SHORT)
+    found = examine(memory_url, **SHORT)
     stages_found = stages_of(found)
     assert "all of it does not fit copies in" in stages_found["storage"].detail
     assert found.fed == min(stages_found[name].images_per_second for name in ("storage", "assembly"))
 
 
 def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path) -> None:
-    found = examine(str(colour_folder), replace(SHORT, tpu="v6e-8"))
+    found = examine(str(colour_folder), **(SHORT | {"tpu": "v6e-8"}))
     stages = stages_of(found)
     assert stages["reading"].images_per_second > 0
     assert "Pillow" in stages["decoding"].detail
@@ -138,7 +138,7 @@ def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    found = examine(str(copy), SHORT)
+    found = examine(str(copy), **SHORT)
     assert any("records looked at is damaged" in note and "tpufeed verify" in note for note in found.notes)
     assert found.fed, stages_of(found)["assembly"].why_not
 
@@ -146,10 +146,10 @@ def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
 def test_where_nothing_can_be_read_there_is_no_prediction(copy: Path, tmp_path: Path) -> None:
     for shard in copy.glob("train-*.tfrecord"):
         shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
-    assert examine(str(copy), SHORT).verdict == "no prediction: none of the records that were looked at can be read"
+    assert examine(str(copy), **SHORT).verdict == "no prediction: none of the records that were looked at can be read"
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "gone.jpg").symlink_to(tmp_path / "nowhere")
-    found = examine(str(tmp_path / "raw"), SHORT)
+    found = examine(str(tmp_path / "raw"), **SHORT)
     assert found.verdict == "no prediction: none of the files can be read"
     assert any("gone.jpg" in note for note in found.notes)
 
@@ -161,7 +161,7 @@ def test_an_op_that_fails_leaves_no_prediction(
     monkeypatch.setenv("TPUFEED_PROCESSES", str(processes))
     name = "fail" if processes == 0 else "die"
     ops = [*OPS, Custom(f"tests.diagnosis.test_doctor:{name}")]
-    found = examine(dataset_url, DoctorOptions(seconds=1.0, ops=ops, batch_size=8))
+    found = examine(dataset_url, seconds=1.0, ops=ops, batch_size=8)
     assert found.verdict.startswith("no prediction: ")
     stages_found = stages_of(found)
     assert stages_found["assembly"].images_per_second is None
@@ -198,29 +198,29 @@ def sleep(image, rng):
 )
 def test_what_cannot_be_asked(dataset_url: str, options: dict, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        examine(dataset_url, DoctorOptions(**options))
+        examine(dataset_url, **options)
 
 
 def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(DatasetNotFoundError, match=r"neither a dataset.*nor images"):
-            examine(str(folder), SHORT)
+            examine(str(folder), **SHORT)
     with pytest.raises(OptionError, match="images of several sizes"):
-        examine(str(colour_folder), replace(SHORT, ops=[HorizontalFlip()]))
+        examine(str(colour_folder), **(SHORT | {"ops": [HorizontalFlip()]}))
 
 
 def test_an_empty_split(colour_folder: Path, tmp_path: Path) -> None:
     url = str(tmp_path / "lopsided")
     tpufeed.shard(colour_folder, url, split="train=0.999999,val=0.000001", workers=1)
     with pytest.raises(OptionError, match="split 'val' is empty, so there is nothing to measure"):
-        examine(url, DoctorOptions(split="val"))
+        examine(url, split="val")
 
 
 def test_a_saved_run_that_waits_on_tracing_is_believed(cache_url: str, tmp_path: Path) -> None:
     report = StepReport(steps=50, idle_percent=1.0, tracing_percent=40.0, wall_seconds=9.0)
     save_steps(tmp_path / "run.json", report, StepTimes())
-    found = examine(cache_url, DoctorOptions(seconds=1.0, batch_size=8, steps=tmp_path / "run.json"))
+    found = examine(cache_url, seconds=1.0, batch_size=8, steps=tmp_path / "run.json")
     assert found.actions[0].do.startswith("your step waits on tracing, not on data")
     assert any(note.startswith(f"{tmp_path / 'run.json'}: ") for note in found.notes)
 
@@ -228,7 +228,7 @@ def test_a_saved_run_that_waits_on_tracing_is_believed(cache_url: str, tmp_path:
 def test_a_file_that_is_no_profile(cache_url: str, tmp_path: Path) -> None:
     (tmp_path / "host.xplane.pb").write_bytes(b"no protobuf at all" * 9)
     with pytest.raises((OptionError, DamageError)):
-        examine(cache_url, DoctorOptions(profile=tmp_path))
+        examine(cache_url, profile=tmp_path)
 
 
 def test_a_sample_dataset_holds_the_samples(dataset_url: str, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_photographs_are_presized_as_sharding_does(photos: dict[str, bytes], tmp
 def test_an_encoded_cache_is_measured_with_its_live_ops(dataset_url: str, tmp_path: Path) -> None:
     url = str(tmp_path / "cache")
     warmup(dataset_url, url, ops=[Resize(48), CenterCrop(40)], final=OPS, encode="jpeg", workers=1)
-    found = examine(url, DoctorOptions(seconds=1.0, batch_size=8))
+    found = examine(url, seconds=1.0, batch_size=8)
     assert found.fed
     assert stages_of(found)["decoding"].images_per_second > 0
 

@@ -87,23 +87,13 @@ def doctor_command(
       tpufeed doctor flowers --clock run.json --profile logs
     """
     find_own_modules()
-    from tpufeed.diagnosis.doctor import DoctorOptions, examine
+    from tpufeed.diagnosis.doctor import examine
     from tpufeed.diagnosis.report import check_report_path, write_report
     from tpufeed.images.ops import parse_op
 
     if report is not None:
         check_report_path(report)
-    options = DoctorOptions(
-        split=split,
-        tpu=tpu,
-        model=model,
-        flops_per_sample=flops_per_sample,
-        batch_size=batch,
-        ops=None if op is None else [parse_op(text) for text in op],
-        seconds=seconds,
-        steps=clock,
-        profile=profile,
-    )
+    ops = None if op is None else [parse_op(text) for text in op]
     logger = logging.getLogger("tpufeed.loaders")
     level = logger.level
     logger.setLevel(
@@ -111,7 +101,19 @@ def doctor_command(
     )  # or each measurement warns of the same bad records; the diagnosis has a note of them
     try:
         with Status("measuring") as line:
-            diagnosis = examine(url, options, line.say)
+            diagnosis = examine(
+                url,
+                split=split,
+                tpu=tpu,
+                model=model,
+                flops_per_sample=flops_per_sample,
+                batch_size=batch,
+                ops=ops,
+                seconds=seconds,
+                steps=clock,
+                profile=profile,
+                listener=line.say,
+            )
     finally:
         logger.setLevel(level)
     if report is not None:

@@ -6,10 +6,10 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tpufeed
 from tpufeed.dataset.advice import iter_warnings
@@ -53,11 +53,26 @@ _MEASUREMENTS = 14  # share the time among them; starting processes takes the re
 _SAMPLING, _LOADING = 1.5, 4.0  # times a measurement's seconds: most of the prediction depends on the loader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
-    """Options of the doctor.
+def examine(  # noqa: PLR0913  # each option is a parameter that editors show
+    url: str | Path,
+    *,
+    split: str | None = None,
+    tpu: str | None = None,
+    model: str | None = None,
+    flops_per_sample: float | None = None,
+    batch_size: int | None = None,
+    ops: Sequence[Op] | None = None,
+    seconds: float = 25.0,
+    steps: Path | None = None,
+    profile: Path | None = None,
+    listener: Listener | None = None,
+) -> Diagnosis:
+    """Measure on this host what feeds a TPU from `url`, and judge it.
 
-    Attributes:
+    A stage that cannot be measured says why, and the others are measured.
+
+    Args:
+        url: a dataset or cache, or raw images as `tpufeed shard` takes them.
         split: to be measured; None: "train", or else the first one.
         tpu: that is to be fed; None: the one of this host, else a v3-8.
         model: that it trains; None: resnet50.
@@ -67,35 +82,6 @@ class DoctorOptions:
         seconds: that all measurements may take together, about.
         steps: a report that `StepClock` saved.
         profile: a folder that a profiler wrote.
-    """
-
-    split: str | None = None
-    tpu: str | None = None
-    model: str | None = None
-    flops_per_sample: float | None = None
-    batch_size: int | None = None
-    ops: Sequence[Op] | None = None
-    seconds: float = 25.0
-    steps: Path | None = None
-    profile: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not _LEAST_SECONDS <= self.seconds <= _MOST_SECONDS:
-            raise OptionError(f"seconds are between {_LEAST_SECONDS:g} and {_MOST_SECONDS:g}, not {self.seconds:g}")
-        if self.model is not None and self.flops_per_sample is not None:
-            raise OptionError("give either a model or the FLOPs of a sample, not both")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise OptionError(f"batch_size is a whole number, at least 1, not {self.batch_size}")
-
-
-def examine(url: str | Path, options: DoctorOptions | None = None, listener: Listener | None = None) -> Diagnosis:
-    """Measure on this host, for as long as `options.seconds` say, what feeds a TPU from `url`, and judge it.
-
-    A stage that cannot be measured says why, and the others are measured.
-
-    Args:
-        url: a dataset or cache, or raw images as `tpufeed shard` takes them.
-        options: what is asked.
         listener: told what is being measured.
 
     Raises:
@@ -103,17 +89,22 @@ def examine(url: str | Path, options: DoctorOptions | None = None, listener: Lis
         OptionError: an option that cannot be, a split that is not there or is empty, or images that differ in size.
         StoreError, ManifestError: the dataset cannot be read.
     """
-    options, tell = options or DoctorOptions(), listener or (lambda _: None)
-    goal, assumed = find_goal(options.tpu, options.model, options.flops_per_sample, options.batch_size, os.environ)
-    evidence = read_evidence(options.steps, options.profile)
+    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        raise OptionError(f"seconds are between {_LEAST_SECONDS:g} and {_MOST_SECONDS:g}, not {seconds:g}")
+    if model is not None and flops_per_sample is not None:
+        raise OptionError("give either a model or the FLOPs of a sample, not both")
+    if batch_size is not None and batch_size < 1:
+        raise OptionError(f"batch_size is a whole number, at least 1, not {batch_size}")
+    goal, assumed = find_goal(tpu, model, flops_per_sample, batch_size, os.environ)
+    evidence = read_evidence(steps, profile)
     store = open_store(url)
     dataset = find_dataset(store)
     about = machine()  # before there is any load of ours
-    with temporary_folder() as folder:
-        if dataset is None:
-            measured = _examine_files(store.url, options, folder, tell)
-        else:
-            measured = _examine_dataset(dataset, options, folder, tell)
+    batch, each, tell = batch_size or _BATCH_SIZE, seconds / _MEASUREMENTS, listener or (lambda _: None)
+    if dataset is None:
+        measured = _examine_files(store.url, ops, batch, each, tell)
+    else:
+        measured = _examine_dataset(dataset, split, ops, batch, each, tell)
     measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
     return predict(measured, goal, store.url if dataset is None else dataset.url, about, evidence)
 
@@ -145,7 +136,9 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
     return tuple(found)
 
 
-def _examine_files(url: str, options: DoctorOptions, folder: Path, tell: Listener) -> Measurements:
+def _examine_files(
+    url: str, given: Sequence[Op] | None, batch_size: int, seconds: float, tell: Listener
+) -> Measurements:
     """Measure raw images as one trains from them without tpufeed, and what shards of them would give.
 
     Raises:
@@ -153,8 +146,7 @@ def _examine_files(url: str, options: DoctorOptions, folder: Path, tell: Listene
         OptionError: ops that leave images of several sizes.
     """
     tell("the files")
-    seconds, ops = options.seconds / _MEASUREMENTS, tuple(options.ops or _DEFAULT_OPS)
-    batch_size = options.batch_size or _BATCH_SIZE
+    ops = tuple(given or _DEFAULT_OPS)
     size = Pipeline(ops, 0).output_size(None)
     if size is None:
         raise OptionError("the ops leave images of several sizes; end with one that fixes it, like CenterCrop(224)")
@@ -165,18 +157,18 @@ def _examine_files(url: str, options: DoctorOptions, folder: Path, tell: Listene
             f"{url} holds neither a dataset (no manifest.json) nor images: {error}. Give the URL of a dataset, or of "
             "images as `tpufeed shard` takes them"
         ) from error
-    notes = [*files.notes, *([_NOTE_ON_OPS] if options.ops is None else [])]
+    notes = [*files.notes, *([_NOTE_ON_OPS] if given is None else [])]
     alternatives: tuple[Alternative, ...] = ()
     stages = dict(files.stages)
     if files.images:
         tell(TRANSFER)
         stages[TRANSFER] = measure_transfer((*size, 3), batch_size, seconds)
         tell("what shards and caches of them would give")
-        alternatives, untried = try_alternatives(
-            Sample(url=url, images=files.images, records=files.count, are_files=True, ops=ops, batch_size=batch_size),
-            folder,
-            seconds,
+        sample = Sample(
+            url=url, images=files.images, records=files.count, are_files=True, ops=ops, batch_size=batch_size
         )
+        with temporary_folder() as folder:
+            alternatives, untried = try_alternatives(sample, folder, seconds)
         notes += untried
     return Measurements(
         split="all",
@@ -189,7 +181,9 @@ def _examine_files(url: str, options: DoctorOptions, folder: Path, tell: Listene
     )
 
 
-def _examine_dataset(dataset: Dataset, options: DoctorOptions, folder: Path, tell: Listener) -> Measurements:
+def _examine_dataset(
+    dataset: Dataset, name: str | None, given: Sequence[Op] | None, batch_size: int, seconds: float, tell: Listener
+) -> Measurements:
     """Measure storage, the loader and the transfer of a split, and other ways to store its images.
 
     Raises:
@@ -197,15 +191,15 @@ def _examine_dataset(dataset: Dataset, options: DoctorOptions, folder: Path, tel
         StoreError, ShardError: none of it can be read.
     """
     tell("a sample of it")
-    manifest, seconds, batch_size = dataset.manifest, options.seconds / _MEASUREMENTS, options.batch_size or _BATCH_SIZE
-    split = options.split or ("train" if "train" in manifest.splits else next(iter(manifest.splits), "train"))
+    manifest = dataset.manifest
+    split = name or ("train" if "train" in manifest.splits else next(iter(manifest.splits), "train"))
     entry = dataset.split(split)
     if not entry.records:
         raise OptionError(
             f"{dataset.url}: split {split!r} is empty, so there is nothing to measure; choose another one with --split"
         )
-    default = options.ops is None and manifest.cache is None
-    with tpufeed.numpy_loader(dataset.url, split, ops=_DEFAULT_OPS if default else options.ops, world=(0, 1)) as loader:
+    default = given is None and manifest.cache is None
+    with tpufeed.numpy_loader(dataset.url, split, ops=_DEFAULT_OPS if default else given, world=(0, 1)) as loader:
         shape, ops = loader.image_shape, loader.pipeline.ops
     notes = [_NOTE_ON_OPS] if default else []
     alternatives: tuple[Alternative, ...] = ()
@@ -215,14 +209,12 @@ def _examine_dataset(dataset: Dataset, options: DoctorOptions, folder: Path, tel
             "again and again, in batches of as many"
         )
     images, damaged = take_sample(dataset, split, seconds * _SAMPLING)
-    loading: dict[str, Any] = {}
     if damaged:
         looked_at = number_of(len(damaged) + len(images), "record")
         notes.append(
             f"{len(damaged)} of {looked_at} looked at {'is' if len(damaged) == 1 else 'are'} damaged, the first: "
             f"{damaged[0]}. Run: tpufeed verify {quote(dataset.url)}"
         )
-        loading["max_bad_records"] = entry.records
     storage = Storage()
     stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the records that were looked at can be read")}
     shards = [shard for variant in entry.variants for shard in variant.shards]
@@ -231,27 +223,31 @@ def _examine_dataset(dataset: Dataset, options: DoctorOptions, folder: Path, tel
         tell(STORAGE)
         found, why = _attempt(lambda: measure_storage(dataset, split, seconds))
         storage = found or Storage(why_not=why)
-        # Loaders keep copies of remote shards: the sample stands for them, on a local disk and in the page cache.
-        near = (dataset.url, split)
-        if dataset.is_remote:
-            near = (write_sample(folder / "as-is", images, manifest.tensor_shape), SAMPLE_SPLIT)
-        tell(ASSEMBLY)
-        rates, why = _attempt(lambda: measure_loader(*near, batch_size, seconds * _LOADING, ops=ops, **loading))
-        stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not=why)}
-        if rates is not None:
-            stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
+        with temporary_folder() as folder:
+            # Loaders keep copies of remote shards: the sample stands for them, on a local disk and in the page cache.
+            near = (dataset.url, split)
             if dataset.is_remote:
-                stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
+                near = (write_sample(folder / "as-is", images, manifest.tensor_shape), SAMPLE_SPLIT)
+            tell(ASSEMBLY)
+            rates, why = _attempt(
+                lambda: measure_loader(
+                    *near, batch_size, seconds * _LOADING, ops=ops, max_bad_records=entry.records if damaged else 0
+                )
+            )
+            stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not=why)}
+            if rates is not None:
+                stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
+            if rates is not None and encoded and manifest.cache is None:
+                tell("other ways of storing the images")
+                sample = Sample(
+                    url=dataset.url, images=images, records=entry.records, ops=ops, batch_size=rates.batch_size
+                )
+                alternatives, untried = try_alternatives(sample, folder, seconds)
+                notes += untried
+        if dataset.is_remote and rates is not None:
+            stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
         tell(TRANSFER)
         stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
-        if rates is not None and encoded and manifest.cache is None:
-            tell("other ways of storing the images")
-            alternatives, untried = try_alternatives(
-                Sample(url=dataset.url, images=images, records=entry.records, ops=ops, batch_size=rates.batch_size),
-                folder,
-                seconds,
-            )
-            notes += untried
     size, first = sum(shard.bytes for shard in shards), entry.variants[0].shards
     hints = list[str]()
     if manifest.options.get("command") != "adopt":  # the shards of an adopted dataset are another tool's
