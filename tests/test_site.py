@@ -132,7 +132,13 @@ def test_a_reader_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_pictures_are_on_the_site(site: Path) -> None:
-    for page, picture in (("index.md", "plots/idle.svg"), ("order.md", "order.svg"), ("scaleout.md", "scale.svg")):
+    for page, picture in (
+        ("index.md", "plots/idle.svg"),
+        ("index.md", "pictures/pipeline.svg"),
+        ("order.md", "order.svg"),
+        ("order.md", "pictures/lanes.svg"),
+        ("scaleout.md", "scale.svg"),
+    ):
         assert re.search(rf'<img [^>]*src="(?:\.\./)?{picture}"', html_of(site, page)), page
         assert (site / picture).is_file()
 

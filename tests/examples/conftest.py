@@ -109,7 +109,7 @@ def run_example() -> Callable[..., Output]:
         environment = {k: v for k, v in (os.environ | given | variables).items() if v is not None}
         command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
         done = subprocess.run(
-            command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=150
+            command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=280
         )
         assert done.returncode == returncode, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return Output(done.stdout + (done.stderr if returncode else ""))

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,6 +69,7 @@ def test_the_demo_shows_every_feed_and_writes_its_figures(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="the demo runs in .venv, which is not this environment")
+@pytest.mark.long  # the demo of the README runs always, and tests/test_docs.py goes through a bucket
 def test_the_demo_goes_through_a_bucket(tmp_path: Path) -> None:
     for extra in ("google.cloud.storage", "gcsfs", "skimage", "sklearn"):
         pytest.importorskip(extra)
@@ -84,20 +86,33 @@ def test_the_demo_goes_through_a_bucket(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-gcs.json", "photos"]
 
 
-def test_the_demo_refuses_what_it_cannot_do(tmp_path: Path) -> None:
-    assert run_demo("--photos", 1).returncode == 2
-    assert run_demo("--all", "--gcs").returncode == 2
+def test_the_demo_refuses_what_it_cannot_do(
+    demo: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "mine.jpg").write_bytes(b"")
-    done = run_demo("--photos", 60, "--keep", tmp_path)
-    assert done.returncode == 2
-    assert "not an empty folder" in done.stderr
+    for arguments in (["--photos", "1"], ["--all", "--gcs"], ["--photos", "60", "--keep", str(tmp_path)]):
+        with pytest.raises(SystemExit) as end:
+            demo.main(arguments)
+        assert end.value.code == 2
+    assert "not an empty folder" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
-def run_bench(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "bench_train.py"), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
+    """`bench(*arguments)` runs bench_train.py in this process and returns its exit code and what it printed."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import bench_train
+
+    def run(*arguments: object) -> tuple[Any, str, str]:
+        try:
+            code: Any = bench_train.main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -112,38 +127,35 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("loader", ["pil", "pil-all-cores"])
-def test_a_bench_drains_a_loader_for_so_many_steps(photos: Path, loader: str) -> None:
+def test_a_bench_drains_a_loader_for_so_many_steps(photos: Path, bench: Callable[..., Any]) -> None:
     # 12 photos make two batches of 5 an epoch, so three steps take two epochs.
-    done = run_bench("--loader", loader, "--photos", photos, "--device", "none", "--batch", 5, "--steps", 3)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert (result["loader"], result["device"], result["steps"]) == (loader, "none", 3)
+    code, out, _ = bench("--loader", "pil", "--photos", photos, "--device", "none", "--batch", 5, "--steps", 3)
+    assert code == 0
+    result = json.loads(out.splitlines()[-1])
+    assert (result["loader"], result["device"], result["steps"]) == ("pil", "none", 3)
     assert result["images_per_second"] > 0
     assert (result["step_ms"], result["idle_percent"], result["mxu_percent"]) == (None, None, None)
 
 
-def test_every_figure_of_an_emulated_bench_says_so(photos: Path) -> None:
-    done = run_bench(
-        "--loader", "pil", "--photos", photos, "--device", "emulated:tpu-v2-8-low", "--batch", 5, "--steps", 3
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if any(character.isalnum() for character in line)]
+def test_every_figure_of_an_emulated_bench_says_so(photos: Path, bench: Callable[..., Any]) -> None:
+    device = ["--device", "emulated:tpu-v2-8-low"]
+    code, out, _ = bench("--loader", "pil-all-cores", "--photos", photos, *device, "--batch", 5, "--steps", 3)
+    assert code == 0
+    lines = [line for line in out.splitlines() if any(character.isalnum() for character in line)]
     assert [line for line in lines if "EMULATED" not in line] == []
-    assert "n/a" in done.stdout
+    assert "n/a" in out
 
 
-def test_a_bench_that_cannot_run_says_why(photos: Path, tmp_path: Path) -> None:
-    unknown = run_bench("--loader", "pil", "--photos", photos, "--device", "emulated:tpu-v3", "--batch", 5)
-    assert unknown.returncode == 2
-    assert "did you mean tpu-v3-8" in unknown.stderr
-    assert run_bench("--loader", "pil", "--data", tmp_path).returncode == 2
-    nothing = run_bench("--loader", "numpy", "--data", tmp_path)
-    assert nothing.returncode == 2
-    assert "holds no dataset" in nothing.stderr
-    few = run_bench("--loader", "pil", "--photos", photos, "--device", "none", "--batch", 50)
-    assert few.returncode == 1
-    assert "gave no batch" in few.stderr
+def test_a_bench_that_cannot_run_says_why(photos: Path, tmp_path: Path, bench: Callable[..., Any]) -> None:
+    photographs = ["--loader", "pil", "--photos", photos]
+    for arguments, expected, said in (
+        ([*photographs, "--device", "emulated:tpu-v3", "--batch", 5], 2, "did you mean tpu-v3-8"),
+        (["--loader", "pil", "--data", tmp_path], 2, ""),
+        (["--loader", "numpy", "--data", tmp_path], 2, "holds no dataset"),
+        ([*photographs, "--device", "none", "--batch", 50], 1, "gave no batch"),
+    ):
+        code, _, error = bench(*arguments)
+        assert (code, said in error) == (expected, True), error
 
 
 def row(label: str, rate: float, idle: float, *problems: str) -> dict[str, Any]:
