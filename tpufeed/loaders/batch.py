@@ -87,7 +87,7 @@ class BatchJob:
 
 
 class ChunkResult(NamedTuple):
-    """What filling some rows took; see `DecodedBatch`."""
+    """The time and the bytes that filling some rows took; see `DecodedBatch`."""
 
     read_seconds: float = 0.0
     decode_seconds: float = 0.0

@@ -62,7 +62,7 @@ class BatchTimeout(Exception):  # internal: loaders raise LoaderError
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker fills batches of.
+    """Configuration of the workers that fill batches.
 
     Attributes:
         url: of the dataset.
