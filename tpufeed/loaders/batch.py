@@ -1,6 +1,6 @@
 """Decode records into the rows of a batch, in any number of threads.
 
-A thread holds the GIL for some 20 us a JPEG and 10 us a raw image; the rest of the work runs beside other threads.
+A thread holds the GIL for some 20 us a JPEG and 10 us a raw image; the rest of the work runs in parallel.
 """
 
 import math
@@ -89,7 +89,7 @@ class BatchJob:
 
 
 class ChunkResult(NamedTuple):
-    """What filling some rows took; see `DecodedBatch`."""
+    """The time and the bytes that filling some rows took; see `DecodedBatch`."""
 
     read_seconds: float = 0.0
     decode_seconds: float = 0.0
