@@ -1,7 +1,7 @@
 """The bench harness: what is measured, in which turns, and what is said of it."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,20 +109,6 @@ def test_the_naive_loader_is_what_people_write(shards: str, cached: str) -> None
         assert first[0].tobytes() == bytes(stored)
 
 
-def test_a_dataset_of_few_batches_has_no_verdict(cached: str) -> None:
-    run = one(cached, batch_size=25)
-    assert problems_of(run)[0].startswith("an epoch has 2 batches of 25: too few")
-    assert run.verdict == ""
-
-
-def test_few_steps_have_no_verdict(cached: str) -> None:
-    for device in ({}, {"device": "none", "step_ms": None}):
-        assert (
-            "9 steps were measured after the first one, 20 are the fewest"
-            in one(cached, **device, steps=10).problems[0]
-        )
-
-
 def test_an_emulated_tpu_has_an_mfu_and_other_models(cached: str) -> None:
     assert BenchOptions(tpu="v5e-8").choice.label == "EMULATED tpu-v5e-8"
     resnet = one(cached, device="emulated:tpu-v2-8-low", step_ms=None, model="resnet50", steps=3)
@@ -135,52 +121,17 @@ def test_an_emulated_tpu_has_an_mfu_and_other_models(cached: str) -> None:
     assert heavier.label == "EMULATED tpu-v2-8 resnet152"
 
 
-def test_a_real_device_s_compiling_first_batch_and_steady_state_are_told_apart(
-    cached: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = 0.0
-    taken = []
-
-    def step(batch: Any) -> None:
-        nonlocal seconds
-        assert batch[0].shape == (BATCH, SIDE, SIDE, 3)
-        seconds += 1.0 if taken else 30.0
-        taken.append(len(batch[0]))
-
-    monkeypatch.setattr(feeding, "open_step", lambda _: step)
-    monkeypatch.setattr(feeding, "StepClock", lambda: StepClock(now=lambda: seconds))
-    monkeypatch.setattr(bench_module, "find_spec", lambda name: name)
-    run = one(cached, device="jax-cpu", step_ms=None, steps=25)
-    assert (run.device, run.steps, len(taken)) == ("jax-cpu", 25, 25)
-    assert run.wall_seconds == pytest.approx(24)
-    assert run.step_ms == pytest.approx(1000)
-    assert run.idle_percent == 0
-    assert run.timeline.compute_seconds[0] == pytest.approx(30)
-    assert (run.repeated, run.missing, run.mxu_percent) == (None, None, None)
-    assert run.verdict.startswith("fed: 0.0 %")
-
-
-def test_a_loader_that_ends_early_on_a_real_device(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "open_step", lambda _: id)
-    monkeypatch.setattr(bench_module, "find_spec", lambda name: name)
-    real = NaiveLoader.__iter__
-    monkeypatch.setattr(
-        NaiveLoader, "__iter__", lambda self: (batch for _, batch in zip(range(9), real(self), strict=False))
-    )
-    run = one(cached, "naive", device="jax-cpu", step_ms=None, steps=30)
-    assert run.problems == ("the loader ended early: epoch 1 had 9 batches of 15, and 2 more epochs did",)
-    assert run.verdict == ""
-
-
 def test_measurements_take_turns_after_the_warm_up(cached: str, shards: str) -> None:
     asked: list[tuple[str, str]] = []
     told: list[str] = []
 
     def measure(measurement: Measurement) -> Run:
         asked.append((measurement.url, measurement.loader))
+        warm_up = len(asked) <= 4  # which is short
+        assert measurement.options.limits == ((None, 2.0, 0.0) if warm_up else (None, 30.0, 60.0))
         return made_run(measurement, images_per_second=float(len(asked)))
 
-    options = BenchOptions(repeats=2, batch_size=BATCH)
+    options = BenchOptions(repeats=2, batch_size=BATCH, seconds=30.0)
     result = bench([cached, shards], ["numpy", "naive"], options, measure, told.append)
     round_ = [(url, loader) for url in (cached, shards) for loader in ("numpy", "naive")]
     assert asked == round_ * 3
@@ -192,28 +143,12 @@ def test_measurements_take_turns_after_the_warm_up(cached: str, shards: str) -> 
     assert result.runs[0].rates.values == (5.0, 9.0)  # the warm-up's rate was 1
     assert [place["url"] for place in result.places] == [cached, shards]
     assert msgspec.json.decode(msgspec.json.encode(result), type=dict)["machine"]["cores"] >= 1
-
-
-def test_warming_up_is_short(cached: str) -> None:
-    limits = []
-
-    def measure(measurement: Measurement) -> Run:
-        limits.append(measurement.options.limits)
-        return made_run(measurement)
-
-    bench([cached], options=BenchOptions(repeats=1, batch_size=BATCH, seconds=30.0), measure=measure)
-    assert limits == [(None, 2.0, 0.0), (None, 30.0, 60.0)]
-
-
-def test_take_turns() -> None:
     calls: list[str] = []
-
-    def measured(name: str) -> Callable[[], int]:
-        return lambda: calls.append(name) or len(calls)
-
-    assert interleave({"a": measured("a"), "b": measured("b")}, repeats=2) == {"a": [3, 5], "b": [4, 6]}
-    assert calls == ["a", "b"] * 3
-    assert interleave({"a": measured("a")}, repeats=1, warm_up=0) == {"a": [7]}
+    assert interleave({name: lambda name=name: calls.append(name) for name in "ab"}, 2) == {
+        "a": [None] * 2,
+        "b": [None] * 2,
+    }
+    assert calls == ["a", "b"] * 3  # with a warm-up
 
 
 def test_the_middle_run_has_the_spread_of_all_and_what_is_wrong_with_any() -> None:
@@ -278,6 +213,8 @@ def test_nothing_is_measured_where_something_cannot_be(
     with pytest.raises(OptionError) as raised:
         bench([cached], ["numpy", *loaders] if loaders else [], BenchOptions(**{"batch_size": 4, **options}), never)
     assert said in str(raised.value)
+    with pytest.raises(OptionError, match="no dataset is given"):
+        bench([])
 
 
 def test_a_framework_that_is_not_installed_is_named(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,13 +223,6 @@ def test_a_framework_that_is_not_installed_is_named(cached: str, monkeypatch: py
         bench([cached], ["numpy", "tf"], BenchOptions(batch_size=4))
     with pytest.raises(MissingExtraError, match=r"tpufeed\[jax\]"):
         bench([cached], ["numpy"], BenchOptions(batch_size=4, device="jax-tpu"))
-
-
-def test_without_a_dataset_there_is_nothing_to_measure(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no dataset is given"):
-        bench([])
-    with pytest.raises(DatasetNotFoundError):
-        bench([str(tmp_path)])
 
 
 def test_a_device_that_is_not_there_says_what_to_do_instead(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,4 +293,44 @@ def test_pixels_that_the_ops_cannot_explain_are_problems(shards: str, monkeypatc
     assert run.repeated is not None
     assert run.repeated > 100
     assert any("came again with the very same pixels" in problem for problem in run.problems)
+    assert run.verdict == ""
+
+
+def test_few_steps_or_few_batches_have_no_verdict(cached: str) -> None:
+    for device in ({}, {"device": "none", "step_ms": None}):
+        run = one(cached, **device, steps=10)
+        assert "9 steps were measured after the first one, 20 are the fewest" in run.problems[0]
+    run = one(cached, batch_size=25)
+    assert problems_of(run)[0].startswith("an epoch has 2 batches of 25: too few")
+    assert run.verdict == ""
+
+
+def test_a_real_device_s_compiling_first_batch_and_steady_state_are_told_apart(
+    cached: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    taken = []
+
+    def step(batch: Any) -> None:
+        nonlocal seconds
+        assert batch[0].shape == (BATCH, SIDE, SIDE, 3)
+        seconds += 1.0 if taken else 30.0
+        taken.append(len(batch[0]))
+
+    monkeypatch.setattr(feeding, "open_step", lambda _: step)
+    monkeypatch.setattr(feeding, "StepClock", lambda: StepClock(now=lambda: seconds))
+    monkeypatch.setattr(bench_module, "find_spec", lambda name: name)
+    run = one(cached, device="jax-cpu", step_ms=None, steps=25)
+    assert (run.device, run.steps, len(taken)) == ("jax-cpu", 25, 25)
+    assert (run.wall_seconds, run.step_ms, run.idle_percent) == (pytest.approx(24), pytest.approx(1000), 0)
+    assert run.timeline.compute_seconds[0] == pytest.approx(30)
+    assert (run.repeated, run.missing, run.mxu_percent) == (None, None, None)
+    assert run.verdict.startswith("fed: 0.0 %")
+
+    real = NaiveLoader.__iter__  # one that ends early
+    monkeypatch.setattr(
+        NaiveLoader, "__iter__", lambda self: (batch for _, batch in zip(range(9), real(self), strict=False))
+    )
+    run = one(cached, "naive", device="jax-cpu", step_ms=None, steps=30)
+    assert run.problems == ("the loader ended early: epoch 1 had 9 batches of 15, and 2 more epochs did",)
     assert run.verdict == ""

@@ -341,40 +341,6 @@ def test_images_are_counted_from_the_batches_and_a_smaller_last_one_too(batch_of
     assert (given.images, given.images_per_second) == (300, pytest.approx(200 / 8))
 
 
-def test_what_has_no_shape_is_not_counted_and_the_report_says_how_to() -> None:
-    report = run(Ticking(["a", "b", "c"])).report()
-    assert (report.images, report.images_per_second, report.bytes_per_second) == (None, None, None)
-    assert report.idle_percent == 25
-    assert any("report(batch_size=...)" in note for note in report.notes)
-
-
-def test_a_batch_that_cannot_be_measured_does_not_end_the_training() -> None:
-    class Odd:
-        shape = 7  # no shape
-
-    report = run(Ticking([Odd(), Odd(), images(2)])).report()
-    assert (report.steps, report.images) == (3, None)
-
-
-def test_an_epoch_shorter_than_the_loaders_length_is_told() -> None:
-    report = run(Ticking([images(1)] * 37, length=100)).report()
-    assert report.short_epochs == ((1, 37, 100),)
-    assert any("gave 37 batches, len() says 100" in note for note in report.notes)
-
-
-@pytest.mark.parametrize(("length", "leave_after"), [(5, None), (100, 5), (3, None), (None, None)])
-def test_whole_epochs_and_those_that_the_loop_left_are_not_short(length: int | None, leave_after: int | None) -> None:
-    assert run(Ticking([images(1)] * 5, length=length), leave_after=leave_after).report().short_epochs == ()
-
-
-def test_an_epoch_of_a_loader_that_may_go_on_in_mid_epoch_is_not_short() -> None:
-    class Resuming(Ticking):
-        def load_state_dict(self, state: Any) -> None:
-            raise AssertionError("never called here")
-
-    assert run(Resuming([images(1)] * 5, length=9)).report().short_epochs == ()
-
-
 def test_an_iterator_knows_better_what_is_left_of_an_epoch() -> None:
     class Sized:
         def __init__(self) -> None:
@@ -473,3 +439,28 @@ def test_a_saved_report_is_read_as_it_was_also_with_fields_of_a_later_release(tm
     document["report"]["moon_phase"] = 0.5
     (tmp_path / "run.json").write_text(json.dumps(document))
     assert load_steps(tmp_path / "run.json") == report
+
+
+def test_what_has_no_shape_is_not_counted_and_the_report_says_how_to() -> None:
+    class Odd:
+        shape = 7  # no shape
+
+    for batches in (["a", "b", "c"], [Odd(), Odd(), images(2)]):  # neither ends the training
+        report = run(Ticking(batches)).report()
+        assert (report.steps, report.images, report.images_per_second) == (3, None, None)
+        assert (report.idle_percent, report.bytes_per_second) == (25, None)
+        assert any("report(batch_size=...)" in note for note in report.notes)
+
+
+def test_an_epoch_shorter_than_the_loaders_length_is_told() -> None:
+    class Resuming(Ticking):
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError("never called here")
+
+    report = run(Ticking([images(1)] * 37, length=100)).report()
+    assert report.short_epochs == ((1, 37, 100),)
+    assert any("gave 37 batches, len() says 100" in note for note in report.notes)
+    # Whole epochs, those that the loop left, and the rest of an epoch are not short.
+    for length, leave_after in ((5, None), (100, 5), (3, None), (None, None)):
+        assert run(Ticking([images(1)] * 5, length=length), leave_after=leave_after).report().short_epochs == ()
+    assert run(Resuming([images(1)] * 5, length=9)).report().short_epochs == ()

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,8 +20,16 @@ from tpufeed.errors import OptionError
 from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.profiling.accelerator import EmulatedAccelerator, Expected, Ledger, Limits, RepeatedEpochs, few_steps
-from tpufeed.profiling.clock import StepClock
+from tpufeed.profiling.accelerator import (
+    AcceleratorReport,
+    EmulatedAccelerator,
+    Expected,
+    Ledger,
+    Limits,
+    RepeatedEpochs,
+    few_steps,
+)
+from tpufeed.profiling.clock import StepClock, StepReport
 from tpufeed.profiling.tpu import AcceleratorProfile, TpuCounters, mfu_percent, read_counters
 from tpufeed.tfrecord.example import Feature, decode_example
 
@@ -214,15 +222,8 @@ def _feed_emulated(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
     timeline = Timeline(
         wait_seconds=report.waits, compute_seconds=(device.step_seconds,) * report.steps, ready=report.ready
     )
-    names = ("images", "au_percent", "oversleep_percent", "first_batch_seconds", "repeated", "missing")
-    return _run_of(
-        choice,
-        opened,
-        report,
-        **{name: getattr(report, name) for name in (*names, "problems", "verdict")},
-        mfu_percent=mfu_percent(report.images_per_second, profile.flops_per_sample, profile.tpu),
-        timeline=timeline,
-    )
+    mfu = mfu_percent(report.images_per_second, profile.flops_per_sample, profile.tpu)
+    return _run_of(choice, opened, report, mfu_percent=mfu, timeline=timeline)
 
 
 def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
@@ -255,34 +256,21 @@ def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
         repeated=repeated,
         missing=missing,
         problems=(*few_steps(max(0, report.steps - 1)), *epochs.problems(), *dishonest),
+        timeline=Timeline(wait_seconds=times.wait_seconds, sync_seconds=times.sync_seconds),
     )
-    timeline = Timeline(wait_seconds=times.wait_seconds, sync_seconds=times.sync_seconds)
-    if step is None:  # it only waits: neither a step nor idle time says anything about a device
-        return replace(run, step_ms=None, idle_percent=None, timeline=timeline)
-    return replace(
-        run,
-        **counters._asdict(),
-        compile_seconds=report.compile_seconds,
-        recompilations=report.recompilations,
-        bytes_per_second=report.bytes_per_second,
-        verdict=report.verdict,
-        timeline=replace(timeline, compute_seconds=times.compute_seconds),
-    )
+    if step is None:  # it only waits: no figure of a step says anything about a device
+        run = replace(run, step_ms=None, idle_percent=None, bytes_per_second=None)
+        return replace(run, compile_seconds=None, recompilations=None)
+    timeline = replace(run.timeline, compute_seconds=times.compute_seconds)
+    return replace(run, **counters._asdict(), verdict=report.verdict, timeline=timeline)
 
 
-def _run_of(choice: DeviceChoice, opened: Opened, report: Any, **figures: Any) -> Run:
-    """Return a run with `figures` and those that the reports of accelerator and clock both have."""
-    names = ("steps", "images_per_second", "step_ms", "wait_ms_p50", "wait_ms_p95", "wait_ms_p99", "idle_percent")
-    return Run(
-        label=f"{opened.url}, {opened.name}",
-        url=opened.url,
-        loader=opened.name,
-        source=opened.source,
-        device=choice.label,
-        batch_size=opened.batch_size,
-        **{name: getattr(report, name) for name in (*names, "wall_seconds")},
-        **figures,
-    )
+def _run_of(choice: DeviceChoice, opened: Opened, report: AcceleratorReport | StepReport, **figures: Any) -> Run:
+    """Return a run with `figures`, and all others that the report has under the names of `Run`."""
+    names = {field.name for field in fields(Run)} & {field.name for field in fields(report)}
+    known: dict[str, Any] = {name: getattr(report, name) for name in names}
+    about = {"label": f"{opened.url}, {opened.name}", "url": opened.url, "loader": opened.name, "source": opened.source}
+    return Run(**known | about | {"device": choice.label, "batch_size": opened.batch_size} | figures)
 
 
 def open_step(choice: DeviceChoice) -> Callable[[Any], None]:
