@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import complain, find_own_modules, print_json, reports_errors, say
+from tpufeed.cli.console import echo, echo_error, find_own_modules, print_json, reports_errors
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import mask_secrets
@@ -150,7 +150,7 @@ def bench_command(
         model=model,
         tpu=tpu,
     )
-    result = bench(url, loader or ["numpy"], options, listen=lambda said: complain(f"feeding {said} ..."))
+    result = bench(url, loader or ["numpy"], options, listen=lambda said: echo_error(f"feeding {said} ..."))
     if save is not None:
         text = mask_secrets(msgspec.json.format(msgspec.json.encode(result), indent=1).decode()) + "\n"
         write_file(save, lambda file: file.write(text.encode()))
@@ -173,10 +173,10 @@ def _print(result: "BenchResult") -> None:
     rows = [(f"{mark}{name}", *row.values()) for name, row in zip(names, cells, strict=True)]
     print_table(title, (f"{mark}fed from", *cells[0]), rows)
     for sentence in _iter_verdicts(runs):
-        say(f"{mark}{sentence}")
+        echo(f"{mark}{sentence}")
     for place in result.places:
-        say(f"{mark}from {describe_place(place)}")
-    say(f"{mark}on {describe(result.machine)}")
+        echo(f"{mark}from {describe_place(place)}")
+    echo(f"{mark}on {describe(result.machine)}")
 
 
 def _iter_verdicts(runs: "Sequence[Run]") -> "Iterator[str]":

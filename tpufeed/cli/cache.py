@@ -6,7 +6,7 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import BuildDisplay, parse_policies, print_build, say_complete, say_cost
-from tpufeed.cli.console import find_own_modules, print_json, reports_build_errors, say, warn
+from tpufeed.cli.console import echo, find_own_modules, print_json, reports_build_errors, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
 from tpufeed.cli.flags import one_of, ops
 from tpufeed.cli.tables import print_table
@@ -182,12 +182,12 @@ def _print_preview(preview: "CachePreview", engine: "Engine | None") -> None:
         for name, samples in preview.samples.items()
     ]
     print_table(preview.destination, ("split", "samples", "variants", "shards"), rows)
-    say(f"source: {preview.source}")
-    say(f"tried: {number_of(preview.probed, 'sample')}, {preview.seconds_a_sample * 1e3:,.1f} ms of one core each")
+    echo(f"source: {preview.source}")
+    echo(f"tried: {number_of(preview.probed, 'sample')}, {preview.seconds_a_sample * 1e3:,.1f} ms of one core each")
     say_cost(preview)
-    say(f"fingerprint: {preview.fingerprint}")
+    echo(f"fingerprint: {preview.fingerprint}")
     for line in describe(engine):
-        say(line)
-    say("nothing was changed")
+        echo(line)
+    echo("nothing was changed")
     for warning in preview.warnings:
         warn(warning)

@@ -14,7 +14,7 @@ from tpufeed.cli.builds import (
     say_cost,
     say_left_out,
 )
-from tpufeed.cli.console import print_json, reports_build_errors, say, warn
+from tpufeed.cli.console import echo, print_json, reports_build_errors, warn
 from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
 from tpufeed.cli.flags import one_of
 from tpufeed.cli.tables import print_table
@@ -155,16 +155,16 @@ def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
     ]
     print_table(preview.destination, ("split", "images", "shards", "MB, about", "MB a shard"), rows)
     classes = number_of(preview.classes, "class", "classes")
-    say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
+    echo(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
     say_columns(preview.columns)
     say_left_out(preview.ignored_files)
     if preview.listed_twice:
-        say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
-    say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
+        echo(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
+    echo(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
     say_cost(preview)
     for line in describe(engine):
-        say(line)
-    say("nothing was changed")
+        echo(line)
+    echo("nothing was changed")
     for warning in preview.warnings:
         warn(warning)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import complain, print_json, reports_errors, say
+from tpufeed.cli.console import echo, echo_error, print_json, reports_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.cli.progress import Progress
 from tpufeed.diagnosis.wording import number_of
@@ -63,7 +63,7 @@ def verify_command(
     rate = found.bytes / seconds / 1e9
     decoded = f", {number_of(found.decoded, 'image')} decoded" if found.decoded else ""
     size = f"{found.bytes / 1e6:,.1f} MB at {rate:.2f} GB/s"
-    say(f"sound: {number_of(found.records, 'record')} in {number_of(found.shards, 'shard')}, {size}{decoded}")
+    echo(f"sound: {number_of(found.records, 'record')} in {number_of(found.shards, 'shard')}, {size}{decoded}")
 
 
 @contextmanager
@@ -86,25 +86,25 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
     else:
         _print_some(damages)
         if unreadable:
-            say("cannot be read:")
+            echo("cannot be read:")
             _print_some(unreadable)
     unread = f"{number_of(len(unreadable), 'file')} cannot be read"
     if not damages:
-        complain(
+        echo_error(
             f"error: {url}: {unread}; what could be read is not damaged. Run it again when the store answers, or as a "
             "user who may read them"
         )
         return
     files = len({damage.shard for damage in damages})
     also = f"; {unread} besides" if unreadable else ""
-    complain(f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}{also}")
+    echo_error(f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}{also}")
 
 
 def _print_some(found: "Sequence[Damage] | Sequence[Unreadable]") -> None:
     for each in found[:_LINES_SHOWN]:
-        say(each)
+        echo(each)
     if len(found) > _LINES_SHOWN:
-        say(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
+        echo(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
 
 
 def _print_json(
