@@ -69,6 +69,7 @@ def _complain_of(error: TpufeedError) -> None:
 @contextmanager
 def _logging(as_lines: bool) -> Iterator[None]:
     """Show what tpufeed warns of. Other packages log the errors that we handle, with their traces: they are silent."""
+    # Without a handler of the root logger Python prints warnings of other packages by its last resort.
     logging.basicConfig(level=logging.CRITICAL, handlers=[logging.NullHandler()])
     ours, handler = logging.getLogger("tpufeed"), _EventHandler() if as_lines else _LineHandler()
     level = ours.level

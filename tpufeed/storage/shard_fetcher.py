@@ -410,6 +410,7 @@ class Fetcher:
         pause: float | None = 0.0
         while True:
             with self._changed:
+                # A change between two waits notifies no thread: `_news` keeps it.
                 self._changed.wait_for(lambda: self._news, pause)
                 self._news = False
                 if self._stopped:
@@ -505,6 +506,7 @@ class Fetcher:
     def _finish(self, download: Download) -> None:
         shard, part = download.shard, download.part
         try:
+            # The bytes are read back from the file: what was damaged between socket and file must not be published.
             if download.error is not None:
                 raise download.error
             found = read_crc32c(part.descriptor, shard.size_bytes)
