@@ -332,7 +332,11 @@ class Fetcher:
             self._queue.forget_gone(lambda shard: self._folder.has(self._key(shard)))
             self._queue.replace(shards, self._backoff.retry_at, in_use)
             if not self._threads and shards and not self._stopped:
-                self._start()
+                targets = [self._begin_shards, *[self._read_ranges] * self._connections]
+                for number, target in enumerate(targets):
+                    thread = threading.Thread(target=target, name=f"tpufeed-stage-{number}", daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
             self._tell()
 
     def opened(self, shard: RemoteShard) -> None:
@@ -392,15 +396,6 @@ class Fetcher:
         for descriptor in (*(each.part.descriptor for each in self._downloads), *self._queue.descriptors()):
             with suppress(OSError):
                 os.close(descriptor)
-
-    def _start(self) -> None:
-        targets = [self._begin_shards, *[self._read_ranges] * self._connections]
-        self._threads = [
-            threading.Thread(target=target, name=f"tpufeed-stage-{number}", daemon=True)
-            for number, target in enumerate(targets)
-        ]
-        for thread in self._threads:
-            thread.start()
 
     def _tell(self) -> None:
         self._news = True
