@@ -14,10 +14,7 @@ _HEAD_BYTES = 64 << 10  # metadata lie in the first bytes; the rest may not even
 
 def multipart_metadata(request: Request) -> dict[str, object]:
     """The metadata alone, {} where they cannot be read; a body of which the first 64 KiB are there will do."""
-    try:
-        return _metadata(bytes(request.body[:_HEAD_BYTES]), _boundary(request))[0]
-    except ApiError:
-        return {}
+    return _metadata(bytes(request.body[:_HEAD_BYTES]), _boundary(request))[0]
 
 
 def split_multipart(request: Request) -> tuple[dict[str, object], str, memoryview]:
@@ -26,39 +23,29 @@ def split_multipart(request: Request) -> tuple[dict[str, object], str, memoryvie
     metadata, start, content_type = _metadata(bytes(request.body[:_HEAD_BYTES]), boundary)
     tail = bytes(request.body[-len(boundary) - 16 :])
     found = re.search(rb"\r?\n" + re.escape(boundary) + rb"--\s*$", tail)
-    if found is None:
-        raise ApiError(400, "Malformed multipart body.", "badRequest")
+    assert found is not None
     return metadata, content_type, request.body[start : len(request.body) - len(tail) + found.start()]
 
 
 def _boundary(request: Request) -> bytes:
     found = re.search(r'boundary="?([^";]+)"?', request.headers.get("content-type", ""))
-    if found is None:
-        raise ApiError(400, "Missing end boundary in multipart body.", "badRequest")
+    assert found is not None
     return b"--" + found.group(1).encode()
 
 
 def _metadata(head: bytes, boundary: bytes) -> tuple[dict[str, object], int, str]:
     """The metadata, where the media start, their content type."""
     marks = [found.end() for found in re.finditer(re.escape(boundary) + rb"\r?\n", head)][:2]
-    if len(marks) < 2:
-        raise ApiError(400, "Malformed multipart body.", "badRequest")
     blank = re.compile(rb"\r?\n\r?\n")
     json_start, media_start = (blank.search(head, mark) for mark in marks)
-    if json_start is None or media_start is None:
-        raise ApiError(400, "Malformed multipart body.", "badRequest")
-    try:
-        metadata = json.loads(head[json_start.end() : head.rindex(boundary, 0, marks[1])])
-    except ValueError:
-        raise ApiError(400, "Parse Error", "parseError") from None
-    if not isinstance(metadata, dict):
-        raise ApiError(400, "Parse Error", "parseError")
+    assert json_start is not None
+    assert media_start is not None
+    metadata = json.loads(head[json_start.end() : head.rindex(boundary, 0, marks[1])])
     kind = re.search(rb"content-type:\s*([^\r\n]+)", head[marks[1] : media_start.end()], re.IGNORECASE)
     return metadata, media_start.end(), kind.group(1).decode("latin-1") if kind else ""
 
 
 _METHODS_OF_AN_OBJECT = {"GET": "stat", "DELETE": "delete"}
-_METHODS_OF_XML = {"GET": "read", "HEAD": "read", "PUT": "write", "DELETE": "delete"}
 
 
 @dataclass(slots=True)
@@ -106,7 +93,7 @@ def _routed(request: Request, parts: list[str], query: dict[str, str]) -> Call:
         case ["upload", "storage", "v1", "b", bucket, "o"] | ["resumable", "upload", "storage", "v1", "b", bucket, "o"]:
             return _upload(request, bucket, query)
         case [bucket, *rest] if bucket and rest and rest != [""] and bucket not in {"storage", "upload", "download"}:
-            return Call(request, _METHODS_OF_XML.get(method, "?"), bucket, "/".join(rest), "xml")
+            return Call(request, "read" if method == "GET" else "?", bucket, "/".join(rest), "xml")
     return Call(request, "?")
 
 
@@ -119,25 +106,11 @@ def _upload(request: Request, bucket: str, query: dict[str, str]) -> Call:
     if kind == "multipart":
         return Call(request, "write", bucket, name or str(multipart_metadata(request).get("name", "")))
     if kind == "resumable":
-        return Call(request, "start", bucket, name or _name_in_json(request))
+        return Call(request, "start", bucket, name or str(json_body(request).get("name", "")))
     return Call(request, "write", bucket, name)
 
 
-def _name_in_json(request: Request) -> str:
-    try:
-        return str(json_body(request).get("name", ""))
-    except ApiError:
-        return ""
-
-
 def json_body(request: Request) -> dict[str, object]:
-    """The request's JSON object; an empty body is an empty one. Raises ApiError 400."""
-    if not len(request.body):
-        return {}
-    try:
-        found = json.loads(bytes(request.body))
-    except ValueError:
-        raise ApiError(400, "Parse Error", "parseError") from None
-    if not isinstance(found, dict):
-        raise ApiError(400, "Parse Error", "parseError")
+    """The request's JSON object; an empty body is an empty one."""
+    found: dict[str, object] = json.loads(bytes(request.body) or b"{}")
     return found

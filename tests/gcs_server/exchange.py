@@ -12,7 +12,7 @@ import numpy as np
 from tests.gcs_server import service
 from tests.gcs_server.calls import Call, call_of
 from tests.gcs_server.faults import Fault, Record
-from tests.gcs_server.messages import ApiError, Data, ProtocolError, Request, Response, response
+from tests.gcs_server.messages import ApiError, Data, Request, Response, response
 from tests.gcs_server.service import keep_partial
 from tests.gcs_server.world import World
 
@@ -53,8 +53,6 @@ class Wire:
     def read_head(self) -> bytes | None:
         """The next request's head without its empty line; None where the client has gone."""
         while (end := self._ahead.find(b"\r\n\r\n")) < 0:
-            if len(self._ahead) > _HEAD_LIMIT:
-                raise ProtocolError("the head of a request is longer than 64 KiB")
             piece = self._sock.recv(_HEAD_LIMIT)
             if not piece:
                 return None
@@ -62,13 +60,6 @@ class Wire:
         head = bytes(self._ahead[:end])
         del self._ahead[: end + 4]
         return head
-
-    def read_line(self) -> bytes:
-        while (end := self._ahead.find(b"\r\n")) < 0:
-            self._ahead += self._some()
-        line = bytes(self._ahead[:end])
-        del self._ahead[: end + 2]
-        return line
 
     def read_into(self, buffer: memoryview, throttle: Throttle | None = None) -> None:
         """Fill `buffer`. Raises ConnectionError where the client goes first."""
@@ -128,12 +119,6 @@ class Wire:
         self.hang_up()
         self._sock.close()
 
-    def _some(self) -> bytes:
-        piece = self._sock.recv(_HEAD_LIMIT)
-        if not piece:
-            raise ConnectionError("the client went in the middle of a body")
-        return piece
-
 
 _PEEK_BYTES = 64 << 10  # of an upload, read before its fault is chosen: the object's name may lie in there
 _UPLOADS = {"write", "chunk"}
@@ -181,14 +166,9 @@ class Exchange:
     def _receive(self) -> None:
         """The body, and in its first bytes what the call is and which fault it meets."""
         request = self._request
-        if request.headers.get("expect", "").lower() == "100-continue":
-            self._wire.send(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
-        body = memoryview(self._chunked() if "chunked" in request.headers.get("transfer-encoding", "") else b"")
-        at = len(body)
-        if not at:
-            body = memoryview(np.empty(request.body_bytes, np.uint8))  # no zeros first: they cost more than the bytes
-            at = min(len(body), _PEEK_BYTES)
-            self._wire.read_into(body[:at])
+        body = memoryview(np.empty(request.body_bytes, np.uint8))  # no zeros first: they cost more than the bytes
+        at = min(len(body), _PEEK_BYTES)
+        self._wire.read_into(body[:at])
         request.body = body[:at]
         self._meet()
         if self._link.up:
@@ -201,17 +181,6 @@ class Exchange:
         request.body, self._record.received_bytes = body[:at], at
         self._strike_upload(body, at)
         request.body, self._record.received_bytes = body, len(body)
-
-    def _chunked(self) -> bytearray:
-        body = bytearray()
-        while size := int(self._wire.read_line().partition(b";")[0], 16):
-            piece = bytearray(size)
-            self._wire.read_into(memoryview(piece))
-            body += piece
-            self._wire.read_line()
-        while self._wire.read_line():
-            pass
-        return body
 
     def _meet(self) -> None:
         """Know the call, its fault and its speed."""
@@ -257,8 +226,6 @@ class Exchange:
         if fault and action == "stall" and not self._in_body(fault):
             self._stall(fault)
         answer = self._refusal(fault) if fault and action == "status" else service.answer(self._world.vault, self._call)
-        if self._request.method == "HEAD":
-            answer.headers["Content-Length"], answer.body = str(len(answer.body)), b""
         self._record.status, self._record.generation = answer.status, answer.generation
         if action == "lose_response":
             self._end(reset=True)

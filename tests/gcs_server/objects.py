@@ -14,7 +14,7 @@ from tests.gcs_server.messages import (
     ApiError,
     Data,
     Response,
-    check_hashes,
+    check_crc,
     crc_of,
     crc_text,
     hash_header,
@@ -122,7 +122,7 @@ class Buckets:
     def page(self, bucket: str, query: dict[str, str]) -> Page:
         """The objects that `prefix`, `delimiter`, `startOffset`, `endOffset`, `pageToken` and `maxResults` select."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        end, most = query.get("endOffset"), _page_size(query.get("maxResults", ""))
+        end, most = query.get("endOffset"), min(int(query.get("maxResults") or _PAGE), _PAGE)
         page = Page([], [], "")
         with self._lock:
             held = self.bucket(bucket)
@@ -144,50 +144,26 @@ class Buckets:
         return page
 
 
-def _page_size(asked: str) -> int:
-    if asked and not asked.isdecimal():
-        raise ApiError(400, f"Invalid value for maxResults: '{asked}'")
-    return min(int(asked or 0) or _PAGE, _PAGE)
-
-
 def _under(name: str, prefixes: list[str]) -> bool:
     return bool(prefixes) and name.startswith(prefixes[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Each is unset (None) or a number; generation 0 stands for "no live object"."""
+    """Unset (None) or a number; generation 0 stands for "no live object"."""
 
     generation_match: int | None = None
-    generation_not_match: int | None = None
-    metageneration_match: int | None = None
-    metageneration_not_match: int | None = None
 
-    def check(self, live: StoredObject | None, reading: bool = False) -> None:
-        """Raises ApiError: 412, or 304 where a read asked for anything but what there is."""
-        generation, metageneration = (live.generation, live.metageneration) if live else (0, 0)
-        if self.generation_match not in {None, generation} or self.metageneration_match not in {None, metageneration}:
+    def check(self, live: StoredObject | None) -> None:
+        """Raises ApiError 412."""
+        if self.generation_match not in {None, live.generation if live else 0}:
             raise ApiError(412)
-        if self.generation_not_match == generation or self.metageneration_not_match == metageneration:
-            raise ApiError(304 if reading else 412)
 
 
-def conditions(query: Mapping[str, str], headers: Mapping[str, str]) -> Conditions:
-    """Those of the query (JSON) and the headers (XML)."""
-    names = ("GenerationMatch", "GenerationNotMatch", "MetagenerationMatch", "MetagenerationNotMatch")
-    values = [_number("if" + name, query.get("if" + name)) for name in names]
-    for index, name in ((0, "x-goog-if-generation-match"), (2, "x-goog-if-metageneration-match")):
-        if name in headers:
-            values[index] = _number(name, headers[name])
-    return Conditions(*values)
-
-
-def _number(name: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdecimal():
-        raise ApiError(400, f"Invalid value for {name}: '{text}'. It must be a non-negative integer.")
-    return int(text)
+def conditions(query: Mapping[str, str]) -> Conditions:
+    """Those of the query."""
+    text = query.get("ifGenerationMatch")
+    return Conditions(None if text is None else int(text))
 
 
 QUANTUM = 256 << 10  # GCS keeps whole multiples of it until the upload ends
@@ -202,7 +178,7 @@ class Upload:
     name: str
     attributes: dict[str, object]
     conditions: Conditions
-    expected: dict[str, str]
+    expected: str
     pieces: list[Data] = field(default_factory=list)
     held_bytes: int = 0
     result: dict[str, object] | None = None
@@ -283,11 +259,8 @@ class Uploads:
             raise ApiError(404, "No such upload session.") from None
 
 
-# What a client may set, besides `metadata` (its own names and values).
-WRITABLE = (
-    "contentType", "contentEncoding", "contentDisposition", "contentLanguage", "cacheControl", "customTime",
-    "storageClass", "metadata", "temporaryHold", "eventBasedHold",
-)  # fmt: skip
+# What a client may set.
+WRITABLE = ("contentType", "contentEncoding")
 _OCTETS = "application/octet-stream"
 
 
@@ -350,26 +323,14 @@ def object_headers(stored: StoredObject) -> dict[str, str]:
         "X-Goog-Stored-Content-Encoding": str(attributes.get("contentEncoding", "identity")),
         "X-Goog-Storage-Class": str(attributes.get("storageClass", "STANDARD")),
     }
-    for key, name in (
-        ("contentEncoding", "Content-Encoding"),
-        ("cacheControl", "Cache-Control"),
-        ("contentDisposition", "Content-Disposition"),
-        ("contentLanguage", "Content-Language"),
-    ):
-        if attributes.get(key):
-            headers[name] = str(attributes[key])
-    own = attributes.get("metadata") or {}
-    assert isinstance(own, dict)
-    return headers | {f"x-goog-meta-{key}": quote(str(value), safe=" /:;,.=+") for key, value in own.items()}
+    if attributes.get("contentEncoding"):
+        headers["Content-Encoding"] = str(attributes["contentEncoding"])
+    return headers
 
 
 def writable_attributes(asked: dict[str, object]) -> dict[str, object]:
-    """What of `asked` a client may set; null is as if it were not there, also under one name of `metadata`."""
-    found = {key: value for key, value in asked.items() if key in WRITABLE}
-    own = asked.get("metadata", {})
-    if isinstance(own, dict):
-        found["metadata"] = {key: value for key, value in own.items() if value is not None}
-    return {key: value for key, value in found.items() if value or value is False}
+    """What of `asked` a client may set."""
+    return {key: value for key, value in asked.items() if key in WRITABLE and value}
 
 
 def _etag(stored: StoredObject) -> str:
@@ -392,12 +353,10 @@ class Vault:
     buckets: Buckets = field(default_factory=Buckets)
     uploads: Uploads = field(default_factory=Uploads)
 
-    def store(self, draft: StoredObject, demands: Conditions, expected: dict[str, str] | None = None) -> StoredObject:
+    def store(self, draft: StoredObject, demands: Conditions, expected: str = "") -> StoredObject:
         """Put `draft` in the place of what `demands` allow to be replaced. Raises ApiError 400 or 412."""
-        expected = expected or {}
-        md5 = md5_of(draft.data) if "md5" in expected or self.md5 else None
-        draft = replace(draft, crc=crc_of(draft.data), md5=md5)
-        check_hashes(expected, draft.crc, md5)
+        draft = replace(draft, crc=crc_of(draft.data), md5=md5_of(draft.data) if self.md5 else None)
+        check_crc(expected, draft.crc)
 
         def step(live: StoredObject | None) -> StoredObject:
             demands.check(live)

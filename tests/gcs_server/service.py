@@ -8,7 +8,7 @@ from tests.gcs_server.calls import Call, json_body, split_multipart
 from tests.gcs_server.messages import (
     ApiError,
     Response,
-    expected_hashes,
+    expected_crc,
     json_response,
     missing_object,
     requested_span,
@@ -29,11 +29,10 @@ from tests.gcs_server.objects import (
 
 
 def read(vault: Vault, call: Call) -> Response:
-    """The bytes, or of a HEAD the headers."""
     stored = _wanted(vault, call)
     size, headers, generation = len(stored.data), object_headers(stored), str(stored.generation)
     span = requested_span(call.request.headers.get("range", ""), size)
-    if call.request.method == "HEAD" or span is None:
+    if span is None:
         return Response(200, headers, stored.data, generation)
     headers["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
     return Response(206, headers, memoryview(stored.data)[span.start : span.stop], generation)
@@ -48,46 +47,36 @@ def page(vault: Vault, call: Call) -> Response:
 
 
 def _wanted(vault: Vault, call: Call) -> StoredObject:
-    """The live object, if it is of the generation and as the conditions demand. Raises ApiError 304, 404, 412."""
+    """The live object, if it is of the generation and as the conditions demand. Raises ApiError 404, 412."""
     live = vault.buckets.live(call.bucket, call.name)
     if live is None or call.query.get("generation", str(live.generation)) != str(live.generation):
         raise missing_object(call.bucket, call.name)
-    conditions(call.query, call.request.headers).check(live, reading=True)
+    conditions(call.query).check(live)
     return live
 
 
 def write(vault: Vault, call: Call) -> Response:
-    """An object whole: media, multipart, or a PUT of the XML API."""
+    """An object whole: multipart."""
     request = call.request
-    if call.query.get("uploadType") == "multipart":
-        metadata, content_type, data = split_multipart(request)
-    else:
-        metadata, content_type, data = {}, request.headers.get("content-type", ""), request.body
-        own = {key[12:]: value for key, value in request.headers.items() if key.startswith("x-goog-meta-")}
-        metadata = {"metadata": own} if own else {}
+    metadata, content_type, data = split_multipart(request)
     attributes = writable_attributes({"contentType": content_type, **metadata})
     draft = StoredObject(call.bucket, _name(call), data, 0, attributes=attributes)
-    expected = expected_hashes(request.headers, metadata)
-    stored = vault.store(draft, conditions(call.query, request.headers), expected)
-    if call.dialect == "json":
-        return object_response(stored, request.base)
-    headers = object_headers(stored)
-    kept = ("ETag", "X-Goog-Generation", "X-Goog-Metageneration", "X-Goog-Hash", "X-Goog-Stored-Content-Length")
-    return Response(200, {name: headers[name] for name in kept}, generation=str(stored.generation))
+    stored = vault.store(draft, conditions(call.query), expected_crc(request.headers, metadata))
+    return object_response(stored, request.base)
 
 
 def start(vault: Vault, call: Call) -> Response:
     """Open a resumable upload; its preconditions hold now, and again when it ends."""
     request = call.request
     metadata = json_body(request)
-    demands = conditions(call.query, request.headers)
+    demands = conditions(call.query)
     demands.check(vault.buckets.live(call.bucket, _name(call)))
     upload = Upload(
         call.bucket,
         call.name,
         writable_attributes({"contentType": request.headers.get("x-upload-content-type", ""), **metadata}),
         demands,
-        expected_hashes(request.headers, metadata),
+        expected_crc(request.headers, metadata),
     )
     key = vault.uploads.start(upload)
     where = f"{request.base}/upload/storage/v1/b/{call.bucket}/o?uploadType=resumable&upload_id={key}"
@@ -110,7 +99,7 @@ def proceed(vault: Vault, call: Call) -> Response:
             if upload.held_bytes > span.total:
                 raise ApiError(400, f"The upload holds {upload.held_bytes} bytes, its Content-Range says {span.total}.")
             draft = StoredObject(upload.bucket, upload.name, upload.data(), 0, attributes=upload.attributes)
-            stored = vault.store(draft, upload.conditions, upload.expected | expected_hashes(request.headers, {}))
+            stored = vault.store(draft, upload.conditions, upload.expected or expected_crc(request.headers, {}))
             upload.result = object_resource(stored, request.base)
             upload.pieces.clear()
         answer = json_response(upload.result)
@@ -136,7 +125,7 @@ def _name(call: Call) -> str:
 
 
 def delete(vault: Vault, call: Call) -> Response:
-    demands = conditions(call.query, call.request.headers)
+    demands = conditions(call.query)
 
     def step(live: StoredObject | None) -> None:
         demands.check(_of_generation(live, call, call.query.get("generation")))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tpufeed.images.decoding import decode
-from tpufeed.images.policy import ImagePolicy, store_image
-from tpufeed.images.presizing import scaled_size, shrink
+from tpufeed.images.policy import ImagePolicy, scaled_size, shrink, store_image
 
 sides = st.integers(1, 5000)
 

@@ -17,9 +17,9 @@ from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
 from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.encoding import encode
 from tpufeed.images.mending import mend
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
+from tpufeed.images.policy import encode
 from tpufeed.images.protocols import Draws
 from tpufeed.storage.registry import open_store
 from tpufeed.tfrecord.crc32c import BytesLike

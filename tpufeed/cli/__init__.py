@@ -20,6 +20,7 @@ def main() -> None:
     Exit codes: 0 done, 1 the work failed or damage was found, 2 the request cannot be met, 130 and 143 stopped by
     SIGINT and SIGTERM, 141 who read stdout has closed it.
     """
+    # A stream that is closed leaves its number to the next file that is opened, into which libraries would print.
     fill_streams()
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # who starts us may have it ignored
         signal.signal(signal.SIGTERM, _stop)
@@ -31,6 +32,7 @@ def main() -> None:
 
 def _run() -> str | int | None:
     try:
+        # Imported in here, so that Ctrl-C during the second that imports take ends in one line, too.
         from tpufeed.cli.app import app
 
         app(prog_name="tpufeed")
@@ -48,6 +50,7 @@ def _run() -> str | int | None:
 def _flush(code: str | int | None) -> str | int | None:
     """Write out what stdout still holds, which the interpreter would do with a trace; return the exit code."""
     try:
+        # A pipe that is closed or a disk that is full may show only now, and at exit it would be a trace and code 120.
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:

@@ -6,7 +6,7 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import say_left_out
-from tpufeed.cli.console import print_json, reports_errors, say
+from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.cli.progress import Progress
 from tpufeed.diagnosis.wording import number_of
@@ -127,7 +127,7 @@ def _facts(result: "AdoptResult") -> dict[str, Any]:
 def _print_result(result: "AdoptResult") -> None:
     manifest = result.manifest
     if not result.seconds:
-        say(f"{result.url} is adopted already: nothing to do")
+        echo(f"{result.url} is adopted already: nothing to do")
         return
     total = 0
     for name, split in manifest.splits.items():
@@ -136,19 +136,19 @@ def _print_result(result: "AdoptResult") -> None:
         total += size
         classes = f"{sum(map(bool, split.class_counts))} of {len(manifest.class_names)} classes"
         counts = f"{number_of(split.records, 'image')}, {number_of(len(shards), 'shard')}, {size / 1e6:,.1f} MB"
-        say(f"{name}: {counts}, {classes if manifest.labelled else 'no labels'}")
+        echo(f"{name}: {counts}, {classes if manifest.labelled else 'no labels'}")
     dtypes = {feature.key: f"{feature.key} ({feature.dtype})" for feature in manifest.features}
     for role, key in manifest.options["keys"].items():
-        say(f"{role}: {'none' if key is None else dtypes.pop(key, key)}")
+        echo(f"{role}: {'none' if key is None else dtypes.pop(key, key)}")
     if dtypes:
-        say(f"other features: {', '.join(dtypes.values())}")
+        echo(f"other features: {', '.join(dtypes.values())}")
     if result.left_out:
-        say(f"features left out: {', '.join(result.left_out)}")
-    say(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
+        echo(f"features left out: {', '.join(result.left_out)}")
+    echo(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
     if manifest.odd:
         how = "loaders turn them" if manifest.upright else "loaders leave them as they are stored"
-        say(f"with an EXIF orientation: {number_of(manifest.odd['exif'], 'image')}; {how}")
+        echo(f"with an EXIF orientation: {number_of(manifest.odd['exif'], 'image')}; {how}")
     say_left_out(result.ignored_files, "as TFRecords are")
     rate = total / result.seconds / 1e6
-    say(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s at {rate:,.0f} MB/s")
-    say(f"dataset: {result.url}")
+    echo(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s at {rate:,.0f} MB/s")
+    echo(f"dataset: {result.url}")

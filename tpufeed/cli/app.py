@@ -8,7 +8,7 @@ import typer
 
 from tpufeed import __version__
 from tpufeed.cli import adopt, bench, cache, doctor, info, shard, show, verify
-from tpufeed.cli.console import say
+from tpufeed.cli.console import echo
 
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
 
@@ -41,7 +41,7 @@ app.add_typer(caches, name="cache", help="Precompute the expensive part of an au
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        say(f"tpufeed {__version__}")
+        echo(f"tpufeed {__version__}")
         raise typer.Exit
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import complain, find_own_modules, print_json, reports_errors, say
+from tpufeed.cli.console import echo, echo_error, find_own_modules, print_json, reports_errors
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import between, number_of
 from tpufeed.diagnosis.wording import say as figure
@@ -119,7 +119,7 @@ def bench_command(
         model=model,
         tpu=tpu,
     )
-    result = bench(url, loader or ["numpy"], options, listen=lambda said: complain(f"feeding {said} ..."))
+    result = bench(url, loader or ["numpy"], options, listen=lambda said: echo_error(f"feeding {said} ..."))
     if save is not None:
         text = mask_secrets(msgspec.json.format(msgspec.json.encode(result), indent=1).decode()) + "\n"
         write_file(save, lambda file: file.write(text.encode()))
@@ -164,10 +164,10 @@ def _print(result: "BenchResult") -> None:
     title = f"{runs[0].device}, batches of {runs[0].batch_size}, {number_of(result.options.repeats, 'repeat')}"
     print_table(title, (f"{mark}fed from", *columns), rows)
     for sentence in _iter_verdicts(runs):
-        say(f"{mark}{sentence}")
+        echo(f"{mark}{sentence}")
     for place in result.places:
-        say(f"{mark}from {describe_place(place)}")
-    say(f"{mark}on {describe(result.machine)}")
+        echo(f"{mark}from {describe_place(place)}")
+    echo(f"{mark}on {describe(result.machine)}")
 
 
 def _iter_verdicts(runs: "Sequence[Run]") -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpufeed.cli.console import log_event, print_json, say, warn
+from tpufeed.cli.console import echo, log_event, print_json, warn
 from tpufeed.cli.flags import ENGINES, RUN, one_of
 from tpufeed.cli.progress import Progress
 from tpufeed.cli.tables import print_table
@@ -151,7 +151,7 @@ def _print_build(result: "BuildResult") -> None:
 
     manifest = result.manifest
     if result.images == result.earlier_images and not result.seconds:
-        say(f"{result.url} is complete already: nothing to do")
+        echo(f"{result.url} is complete already: nothing to do")
         return
     rows = []
     for name, split in manifest.splits.items():
@@ -161,21 +161,21 @@ def _print_build(result: "BuildResult") -> None:
     print_table(result.url, ("split", "images", "variants", "shards", "MB", "MB a shard"), rows)
     for what, counts in (("stored", manifest.images), ("odd images", manifest.odd)):
         if counts:
-            say(f"{what}: {_say(counts)}")
+            echo(f"{what}: {_say(counts)}")
     say_columns(further_columns(manifest.features))
     say_left_out(result.ignored_files)
     if result.listed_twice:
-        say(f"listed more than once: {number_of(result.listed_twice, 'row')}")
+        echo(f"listed more than once: {number_of(result.listed_twice, 'row')}")
     if result.rejects:
         rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(manifest.rejects)})"
-        say(f"{rejected}; {result.url}/rejects.jsonl names each")
+        echo(f"{rejected}; {result.url}/rejects.jsonl names each")
     done = result.images - result.earlier_images
     if result.earlier_images:
-        say(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
+        echo(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
     rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
     again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
-    say(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
-    say(f"dataset: {result.url}")
+    echo(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
+    echo(f"dataset: {result.url}")
 
 
 def print_preview(
@@ -191,16 +191,16 @@ def print_preview(
         print_json(preview)
         return
     if preview.complete:
-        say(f"{preview.destination} is complete already: nothing to do")
+        echo(f"{preview.destination} is complete already: nothing to do")
         return
     print_table(preview.destination, columns, rows)
     say_details()
     free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
-    say(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
-    say(f"time: about {preview.seconds:,.0f} s")
+    echo(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
+    echo(f"time: about {preview.seconds:,.0f} s")
     if engine is not None:
-        say(engine.describe())
-    say("nothing was changed")
+        echo(engine.describe())
+    echo("nothing was changed")
     for warning in preview.warnings:
         warn(warning)
 
@@ -208,7 +208,7 @@ def print_preview(
 def say_columns(columns: Mapping[str, str]) -> None:
     """Columns of the user's table and their types, if there are any."""
     if columns:
-        say(f"columns: {', '.join(f'{name} {dtype}' for name, dtype in columns.items())}")
+        echo(f"columns: {', '.join(f'{name} {dtype}' for name, dtype in columns.items())}")
 
 
 def say_left_out(endings: Mapping[str, int], named: str = "as images are") -> None:
@@ -216,7 +216,7 @@ def say_left_out(endings: Mapping[str, int], named: str = "as images are") -> No
     from tpufeed.dataset.naming import show_endings
 
     if endings:
-        say(f"left out: {number_of(sum(endings.values()), 'file')} not named {named}{show_endings(endings)}")
+        echo(f"left out: {number_of(sum(endings.values()), 'file')} not named {named}{show_endings(endings)}")
 
 
 def _say(counts: dict[str, int]) -> str:

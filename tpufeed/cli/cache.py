@@ -15,7 +15,7 @@ from tpufeed.cli.builds import (
     print_preview,
     run_build,
 )
-from tpufeed.cli.console import find_own_modules, reports_build_errors, say
+from tpufeed.cli.console import echo, find_own_modules, reports_build_errors
 from tpufeed.cli.flags import one_of, ops
 from tpufeed.diagnosis.wording import number_of
 
@@ -166,9 +166,9 @@ def warmup_command(
 
         def say_details() -> None:
             each = f"{preview.seconds_a_sample * 1e3:,.1f} ms of one core each"
-            say(f"source: {preview.source}")
-            say(f"tried: {number_of(preview.probed, 'sample')}, {each}")
-            say(f"fingerprint: {preview.fingerprint}")
+            echo(f"source: {preview.source}")
+            echo(f"tried: {number_of(preview.probed, 'sample')}, {each}")
+            echo(f"fingerprint: {preview.fingerprint}")
 
         print_preview(preview, chosen, as_json, ("split", "samples", "variants", "shards"), rows, say_details)
         return

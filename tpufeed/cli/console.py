@@ -53,7 +53,7 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
             if as_lines:
                 log_event({"event": "interrupted", "message": said})
             else:
-                complain(said)
+                echo_error(said)
             raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
 
     return run
@@ -63,12 +63,13 @@ def _complain_of(error: TpufeedError) -> None:
     """Format an error in one line, unless it carries the traceback of a worker, which has many."""
     text = f"error: {error}"
     for line in text.rstrip().split("\n") if _TRACE in text else [text]:
-        complain(line)
+        echo_error(line)
 
 
 @contextmanager
 def _logging(as_lines: bool) -> Iterator[None]:
     """Show what tpufeed warns of. Other packages log the errors that we handle, with their traces: they are silent."""
+    # Without a handler of the root logger Python prints warnings of other packages by its last resort.
     logging.basicConfig(level=logging.CRITICAL, handlers=[logging.NullHandler()])
     ours, handler = logging.getLogger("tpufeed"), _EventHandler() if as_lines else _LineHandler()
     level = ours.level
@@ -85,7 +86,7 @@ class _LineHandler(logging.Handler):
     """Log handler that writes lines to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        complain(f"{record.levelname.lower()}: {record.getMessage()}")
+        echo_error(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 class _EventHandler(logging.Handler):
@@ -100,7 +101,7 @@ def printable(text: str) -> str:
     return _BREAK.sub(lambda found: found[0].encode("unicode_escape").decode(), errors.printable(text))
 
 
-def say(text: object = "") -> None:
+def echo(text: object = "") -> None:
     """Print a line of the result on stdout."""
     try:
         print(printable(str(text)))
@@ -111,7 +112,7 @@ def say(text: object = "") -> None:
         raise StoreError(f"stdout cannot be written to: {error.strerror or error}") from error
 
 
-def complain(text: object) -> None:
+def echo_error(text: object) -> None:
     """Print a line on stderr."""
     if sys.stderr is not None:  # or print would take stdout
         print(printable(str(text)), file=sys.stderr, flush=True)
@@ -119,7 +120,7 @@ def complain(text: object) -> None:
 
 def warn(message: str) -> None:
     """Print a warning on stderr; the exit code stays."""
-    complain(f"warning: {message}")
+    echo_error(f"warning: {message}")
 
 
 def find_own_modules() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import find_own_modules, print_json, reports_errors, say
+from tpufeed.cli.console import echo, find_own_modules, print_json, reports_errors
 from tpufeed.cli.progress import Status
 from tpufeed.cli.tables import print_table
 
@@ -123,7 +123,7 @@ def doctor_command(
         return
     _print(diagnosis)
     if report is not None:
-        say(f"report: {report}")
+        echo(f"report: {report}")
 
 
 def _print(diagnosis: "Diagnosis") -> None:
@@ -139,29 +139,29 @@ def _print(diagnosis: "Diagnosis") -> None:
         rows.append((stage.name, figure(rate), share, stage.why_not if rate is None else stage.detail))
     title = f"{diagnosis.url}, split {diagnosis.split}"
     print_table(title, ("stage", "img/s", "x of need", "what"), rows, prose=True)
-    say(f"needed: {diagnosis.tpu} with {diagnosis.model} takes {low:,.0f} to {high:,.0f} images a second")
-    say(f"fed: {figure(diagnosis.fed)} images a second")
+    echo(f"needed: {diagnosis.tpu} with {diagnosis.model} takes {low:,.0f} to {high:,.0f} images a second")
+    echo(f"fed: {figure(diagnosis.fed)} images a second")
     if diagnosis.idle_percent is not None:
         least, most = (f"{percent:.0f} %" for percent in diagnosis.idle_percent)
         both = f"{least} at its low rate, {most} at its high rate"
-        say(f"predicted idle: {both if least != most else f'{least} at either rate'}")
-        say(f"binds: {diagnosis.binding}")
-    say(diagnosis.verdict)
+        echo(f"predicted idle: {both if least != most else f'{least} at either rate'}")
+        echo(f"binds: {diagnosis.binding}")
+    echo(diagnosis.verdict)
     if diagnosis.actions:
-        say()
-        say("next, with what each is predicted to come to:")
+        echo()
+        echo("next, with what each is predicted to come to:")
     elif diagnosis.idle_percent is not None:
-        say("next: nothing here that would help")
+        echo("next: nothing here that would help")
     for number, action in enumerate(diagnosis.actions, 1):
-        say(f"{number}. {action.do}")
+        echo(f"{number}. {action.do}")
         effect = [f"{action.factor:,.1f}x"] if action.factor is not None else []
         if action.images_per_second is not None:
             effect.append(f"{action.images_per_second:,.0f} images a second")
         if action.idle_percent is not None:
             effect.append(f"idle {between(*action.idle_percent)} %" if action.idle_percent[1] else "no idle")
         if effect:
-            say(f"   predicted: {', '.join(effect)}")
+            echo(f"   predicted: {', '.join(effect)}")
         if action.cost:
-            say(f"   {action.cost}")
+            echo(f"   {action.cost}")
     for note in diagnosis.notes:
-        say(f"note: {note}")
+        echo(f"note: {note}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import print_json, reports_errors, say
+from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
 
@@ -35,7 +35,7 @@ def info_command(url: flags.Url, as_json: flags.AsJson = False) -> None:
     if facts["classes"]:
         _print_classes(facts)
     for line in _iter_lines(facts):
-        say(line)
+        echo(line)
 
 
 def _facts(dataset: "Dataset") -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _print_classes(facts: dict[str, Any]) -> None:
         rows.append((str(number), name, *(f"{count:,}" for count in (*counts, facts["classes"][name]))))
     print_table(number_of(len(names), "class", "classes"), ("id", "class", *splits, "all"), rows, texts=(1,))
     if len(names) > _CLASSES_SHOWN:
-        say(f"... and {len(names) - _CLASSES_SHOWN:,} more; --json has all")
+        echo(f"... and {len(names) - _CLASSES_SHOWN:,} more; --json has all")
 
 
 def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:

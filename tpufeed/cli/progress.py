@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from tpufeed.cli.console import complain, printable
+from tpufeed.cli.console import echo_error, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -70,7 +70,7 @@ class Progress:
             bar.update(task, completed=done, total=total, said=" ".join(map(printable, parts)), left=left)
         elif not self._quiet and self._clock() >= self._due:
             self._due = self._clock() + _LINE_SECONDS
-            complain(f"{self._verb}: {', '.join([*parts, f'ETA {left}'])}")
+            echo_error(f"{self._verb}: {', '.join([*parts, f'ETA {left}'])}")
 
 
 class Status:

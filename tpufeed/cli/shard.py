@@ -17,7 +17,7 @@ from tpufeed.cli.builds import (
     say_columns,
     say_left_out,
 )
-from tpufeed.cli.console import reports_build_errors, say
+from tpufeed.cli.console import echo, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.diagnosis.wording import number_of
 
@@ -145,12 +145,12 @@ def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -
 
     def say_details() -> None:
         classes = number_of(preview.classes, "class", "classes")
-        say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
+        echo(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
         say_columns(preview.columns)
         say_left_out(preview.ignored_files)
         if preview.listed_twice:
-            say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
-        say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
+            echo(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
+        echo(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
 
     columns = ("split", "images", "shards", "MB, about", "MB a shard")
     print_preview(preview, engine, as_json, columns, rows, say_details)

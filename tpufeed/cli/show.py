@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import print_json, reports_errors, say, warn
+from tpufeed.cli.console import echo, print_json, reports_errors, warn
 from tpufeed.diagnosis.wording import number_of
 
 _sheet = partial(typer.Option, rich_help_panel="Sheet")
@@ -57,7 +57,7 @@ def show_command(
         facts = {"file": str(out), "images": len(sheet.corners), "width": width, "height": height}
         print_json(facts | {"problems": sheet.problems})
     else:
-        say(f"{out}: {number_of(len(sheet.corners), 'image')}, {width} x {height} pixels")
+        echo(f"{out}: {number_of(len(sheet.corners), 'image')}, {width} x {height} pixels")
     for problem in sheet.problems:
         warn(problem)
     if sheet.problems:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection, Sequence
 
-from tpufeed.cli.console import printable, say
+from tpufeed.cli.console import echo, printable
 from tpufeed.cli.progress import is_terminal
 
 _PIPE_COLUMNS = 200  # where rich would take 80
@@ -43,13 +43,13 @@ def print_table(
         table.add_column(column, justify="right" if figures else "left", no_wrap=not folds, min_width=width)
     for row in rows:
         table.add_row(*map(Text, row))
-    say(title)  # not the table's, which would fold it to the table's width
+    echo(title)  # not the table's, which would fold it to the table's width
     seen = is_terminal(sys.stdout)
     console = Console(highlight=False, width=None if seen else _PIPED_PROSE_COLUMNS if prose else _PIPE_COLUMNS)
     unlimited = console.options.update(width=_PIPE_COLUMNS)
     if seen and Measurement.get(console, unlimited, table).minimum > console.width:
         for row in rows:
-            say(f"{row[0]}: {', '.join(_say_cells(columns[1:], row[1:], prose))}")
+            echo(f"{row[0]}: {', '.join(_say_cells(columns[1:], row[1:], prose))}")
         return
     console.print(table)
 

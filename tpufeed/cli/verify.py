@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.console import complain, print_json, reports_errors, say
+from tpufeed.cli.console import echo, echo_error, print_json, reports_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.cli.progress import Progress
 from tpufeed.diagnosis.wording import number_of
@@ -67,7 +67,7 @@ def verify_command(
         return
     decoded = f", {number_of(found.decoded, 'image')} decoded" if found.decoded else ""
     size = f"{found.bytes / 1e6:,.1f} MB at {found.bytes / line.seconds / 1e9:.2f} GB/s"
-    say(f"sound: {number_of(found.records, 'record')} in {number_of(found.shards, 'shard')}, {size}{decoded}")
+    echo(f"sound: {number_of(found.records, 'record')} in {number_of(found.shards, 'shard')}, {size}{decoded}")
 
 
 def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence[Unreadable]", as_json: bool) -> None:
@@ -77,21 +77,21 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
     else:
         for title, found in (("", damages), ("cannot be read:", unreadable)):
             if title and found:
-                say(title)
+                echo(title)
             for each in found[:_LINES_SHOWN]:
-                say(each)
+                echo(each)
             if len(found) > _LINES_SHOWN:
-                say(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
+                echo(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
     unread = f"{number_of(len(unreadable), 'file')} cannot be read"
     if not damages:
-        complain(
+        echo_error(
             f"error: {url}: {unread}; what could be read is not damaged. Run it again when the store answers, or as a "
             "user who may read them"
         )
         return
     files = len({damage.shard for damage in damages})
     also = f"; {unread} besides" if unreadable else ""
-    complain(f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}{also}")
+    echo_error(f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}{also}")
 
 
 def _print_json(

@@ -82,7 +82,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
         colorspace = "CMYK" if "cmyk" in header.odd else "GRAY" if header.channels == 1 else "RGB"
         if _read_jpeg_header(data) is not None and colorspace != "CMYK":
             return _decode_jpeg(data, colorspace, -(-header.height // reduce), -(-header.width // reduce), reduce)
-        check_pixels(data, header)
+        check_pixels(data, header)  # Pillow fills what it cannot decode with grey
     mode = "L" if header.channels == 1 else "RGB"
     pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)

@@ -126,6 +126,7 @@ class Pipeline:
         and its page faults cost more than the op.
         """
         start = 0 if window is None else 1
+        # Ops that skip this image are left out first: the last one that changes the size must be known beforehand.
         live = [
             (step, drawn)
             for step, drawn in zip(self._steps[start:], draws[start:], strict=True)

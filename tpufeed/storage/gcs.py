@@ -129,6 +129,7 @@ class GcsStore:
             try:
                 return self._to_info(upload.run())
             except PreconditionError:
+                # A 412 after a failed try of ours may be our own object, whose answer was lost: compare it below.
                 lost = lost or upload.tries_failed > 0
             found = self.stat(name)
             if found is not None:

@@ -297,24 +297,19 @@ def _make_locked(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:
-    try:
+    """Remove the folders of dead processes, whose locks have ended with them."""
+    names: list[str] = []
+    with suppress(FileNotFoundError):  # another process may remove the empty parent at any moment
         names = os.listdir(parent)
-    except FileNotFoundError:
-        return
     for name in names:
-        if name.startswith(prefix):
-            with suppress(OSError):
-                _remove_unlocked(parent / name)
-
-
-def _remove_unlocked(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_uid == os.getuid():  # the system's folder is everyone's
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+        if not name.startswith(prefix):
+            continue
+        with suppress(OSError), ExitStack() as stack:
+            descriptor = os.open(parent / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            if os.fstat(descriptor).st_uid == os.getuid():  # the system's folder is everyone's
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(parent / name, ignore_errors=True)
 
 
 def map_file(descriptor: int, size_bytes: int) -> memoryview:

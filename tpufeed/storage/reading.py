@@ -152,17 +152,15 @@ def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
                 f"{store.url}/{name}: no room for a copy of {info.size_bytes:,} bytes in {folder.parent}: "
                 f"{error.strerror}; set TMPDIR to a folder that has some"
             ) from error
-        _fetch(store, info, memoryview(mmap.mmap(copy.fileno(), info.size_bytes)))
+        view = memoryview(mmap.mmap(copy.fileno(), info.size_bytes))
+
+        def read() -> int:
+            return crc32c(view[: store.read_into(info.name, 0, view, info.version)])
+
+        found = settle(f"{store.url}/{info.name}", read, lambda crc: crc, lambda crc: crc == info.crc32c)
+        if found != info.crc32c:
+            raise _differs(store, info, found)
         yield copy
-
-
-def _fetch(store: Store, info: ObjectInfo, view: memoryview) -> None:
-    def read() -> int:
-        return crc32c(view[: store.read_into(info.name, 0, view, info.version)])
-
-    found = settle(f"{store.url}/{info.name}", read, lambda crc: crc, lambda crc: crc == info.crc32c)
-    if found != info.crc32c:
-        raise _differs(store, info, found)
 
 
 def _differs(store: Store, info: ObjectInfo, found: int) -> DamagedReadError:

@@ -163,6 +163,7 @@ class ShardCache:
 
     def _renew(self) -> None:
         self._fetcher = self._make_fetcher()
+        # Threads hold the fetcher and never the cache, so that one that is dropped without `close` ends them as well.
         self._finalizer = weakref.finalize(self, self._fetcher.stop)
 
     def _map(self, key: str, shard: RemoteShard) -> memoryview | None:

@@ -332,7 +332,11 @@ class Fetcher:
             self._queue.forget_gone(lambda shard: self._folder.has(self._key(shard)))
             self._queue.replace(shards, self._backoff.retry_at, in_use)
             if not self._threads and shards and not self._stopped:
-                self._start()
+                targets = [self._begin_shards, *[self._read_ranges] * self._connections]
+                for number, target in enumerate(targets):
+                    thread = threading.Thread(target=target, name=f"tpufeed-stage-{number}", daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
             self._tell()
 
     def opened(self, shard: RemoteShard) -> None:
@@ -393,15 +397,6 @@ class Fetcher:
             with suppress(OSError):
                 os.close(descriptor)
 
-    def _start(self) -> None:
-        targets = [self._begin_shards, *[self._read_ranges] * self._connections]
-        self._threads = [
-            threading.Thread(target=target, name=f"tpufeed-stage-{number}", daemon=True)
-            for number, target in enumerate(targets)
-        ]
-        for thread in self._threads:
-            thread.start()
-
     def _tell(self) -> None:
         self._news = True
         self._changed.notify_all()
@@ -410,6 +405,7 @@ class Fetcher:
         pause: float | None = 0.0
         while True:
             with self._changed:
+                # A change between two waits notifies no thread: `_news` keeps it.
                 self._changed.wait_for(lambda: self._news, pause)
                 self._news = False
                 if self._stopped:
@@ -505,6 +501,7 @@ class Fetcher:
     def _finish(self, download: Download) -> None:
         shard, part = download.shard, download.part
         try:
+            # The bytes are read back from the file: what was damaged between socket and file must not be published.
             if download.error is not None:
                 raise download.error
             found = read_crc32c(part.descriptor, shard.size_bytes)

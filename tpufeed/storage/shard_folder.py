@@ -267,8 +267,9 @@ class ShardFolder:
         with self._locked(), ExitStack() as stack:
             if self.has(key):
                 return Refusal.STAGED
-            if not self._remove_parts(key):
-                return Refusal.ELSEWHERE
+            for part in self._parts():
+                if part.key == key and not self._remove_unlocked(part):  # or else a dead process has left it
+                    return Refusal.ELSEWHERE
             path = self.path / f"{key}.{secrets.token_hex(8)}{_PART}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
             stack.callback(os.close, descriptor)
@@ -320,14 +321,11 @@ class ShardFolder:
         """Return the bytes that copies and parts take. Raises OSError."""
         return sum(copy.size_bytes for copy in self._copies())
 
-    def _remove_parts(self, key: str) -> bool:
-        """Remove what dead processes have left of a copy; False where somebody is fetching it."""
-        parts = [copy for copy in self._copies() if copy.name.endswith(_PART) and copy.key == key]
-        return all([self._remove_unlocked(part) for part in parts])
+    def _parts(self) -> "list[_Copy]":
+        return [copy for copy in self._copies() if copy.name.endswith(_PART)]
 
     def _remove_abandoned(self) -> int:
-        parts = [copy for copy in self._copies() if copy.name.endswith(_PART)]
-        return sum(part.size_bytes for part in parts if self._remove_unlocked(part))
+        return sum(part.size_bytes for part in self._parts() if self._remove_unlocked(part))
 
     def _remove_unlocked(self, copy: "_Copy") -> bool:
         """Remove a copy, unless it is in use; return true where it is gone."""
