@@ -141,8 +141,6 @@ def test_the_commands_for_caches_run_as_they_stand(
     assert heavy.ops[1] == {"op": "Custom", "version": "2", "target": "my.augment:heavy"}
     assert set(tpufeed.open_dataset(tmp_path / "out/table").manifest.splits) == {"train", "val"}
     assert not (tmp_path / "out/never").exists()
-    beside = [path.name for path in (tmp_path / "out").glob("photos-64-*")]
-    assert len(beside) == 1
 
 
 def test_the_program_for_loaders_runs_as_it_stands(sources: Path, tmp_path: Path) -> None:
