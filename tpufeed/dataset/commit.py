@@ -279,8 +279,13 @@ def remove_old(store: Store, header: PlanHeader) -> None:
     ours = {*header.output_names, REJECTS, *map(report_name, tasks)}
     present = {info.name: info for info in store.iter_objects()}
     manifest = present.pop(MANIFEST, None)
-    if manifest is not None and not _is_manifest_of(store, manifest, header.run_id):
-        store.delete(MANIFEST, manifest.version if store.conditional else "")
+    if manifest is not None:
+        try:  # a twin of this run may have put its manifest
+            of_twin = msgspec.json.decode(store.read(MANIFEST, manifest.version), type=_RunId).run_id == header.run_id
+        except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            of_twin = False
+        if not of_twin:
+            store.delete(MANIFEST, manifest.version if store.conditional else "")
     for name, info in present.items():
         if name not in noted and not name.startswith(f"{REPORTS}/"):
             continue
@@ -305,14 +310,6 @@ def _read_removals(store: Store, name: str) -> dict[str, str] | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
-
-
-def _is_manifest_of(store: Store, info: ObjectInfo, run_id: str) -> bool:
-    """Return whether a manifest is one of this run, which its twin may have put."""
-    try:
-        return msgspec.json.decode(store.read(MANIFEST, info.version), type=_RunId).run_id == run_id
-    except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
 
 
 def foreign_names(store: Store, old: Sequence[ObjectInfo]) -> set[str]:
