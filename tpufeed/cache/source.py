@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,38 +42,14 @@ class Sample(NamedTuple):
     odd: tuple[str, ...] = ()
 
 
-class CacheSource(Protocol):
-    """Reads samples. Small and picklable: it goes to every worker."""
-
-    def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
-        """The samples of a task, in order. Header and task are those of the cache's plan."""
-
-    def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
-        """Return what this host sees of the files that a task needs, see `Job.reach`."""
-
-    def draws_seed(self, seed: int) -> int:
-        """The seed that ops over these samples draw with, where the user's is `seed`."""
-
-    @property
-    def upright(self) -> bool:
-        """True where encoded images are to be turned by their EXIF orientation."""
-
-    @property
-    def mends(self) -> bool:
-        """True where JPEGs that fail are mended."""
-
-    @property
-    def retries(self) -> int:
-        """Requests that this process made again, as far as it is known."""
-
-
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
-    """The samples of a dataset."""
+    """The samples of a dataset. Small and picklable, like `RawSource`: it goes to every worker."""
 
     dataset: Dataset
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
+        """The samples of a task, in order. Header and task are those of the cache's plan."""
         features = self.dataset.manifest.features
         layout, names = record_layout(features), fixed_ints(features)
         shape = self.dataset.manifest.tensor_shape
@@ -97,22 +73,27 @@ class DatasetSource:
             yield Sample(number, _text(entries.get(FILENAME)) or f"sample {number}", pixels, label, rest)
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
+        """Return what this host sees of the files that a task needs, see `Job.reach`."""
         shards = self.dataset.split(task.split).variants[0].shards
         return see_objects((self.dataset.shards, shard.name) for shard in shards[:1])
 
     def draws_seed(self, seed: int) -> int:
+        """The seed that ops over these samples draw with, where the user's is `seed`."""
         return self.dataset.manifest.draws_seed(seed)
 
     @property
     def upright(self) -> bool:
+        """True where encoded images are to be turned by their EXIF orientation."""
         return self.dataset.manifest.upright
 
     @property
     def mends(self) -> bool:
+        """True where JPEGs that fail are mended."""
         return True
 
     @property
     def retries(self) -> int:
+        """Requests that this process made again, as far as it is known."""
         return self.dataset.shards.retries
 
 
@@ -153,6 +134,9 @@ class RawSource:
     @property
     def retries(self) -> int:
         return 0  # each task opens stores of its own
+
+
+CacheSource = DatasetSource | RawSource
 
 
 def _text(entry: bytes | None) -> str:

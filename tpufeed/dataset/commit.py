@@ -279,8 +279,13 @@ def remove_old(store: Store, header: PlanHeader) -> None:
     ours = {*header.output_names, REJECTS, *map(report_name, tasks)}
     present = {info.name: info for info in store.iter_objects()}
     manifest = present.pop(MANIFEST, None)
-    if manifest is not None and not _is_manifest_of(store, manifest, header.run_id):
-        store.delete(MANIFEST, manifest.version if store.conditional else "")
+    if manifest is not None:
+        try:  # a twin of this run may have put its manifest
+            of_twin = msgspec.json.decode(store.read(MANIFEST, manifest.version), type=_RunId).run_id == header.run_id
+        except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            of_twin = False
+        if not of_twin:
+            store.delete(MANIFEST, manifest.version if store.conditional else "")
     for name, info in present.items():
         if name not in noted and not name.startswith(f"{REPORTS}/"):
             continue
@@ -305,14 +310,6 @@ def _read_removals(store: Store, name: str) -> dict[str, str] | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
-
-
-def _is_manifest_of(store: Store, info: ObjectInfo, run_id: str) -> bool:
-    """Return whether a manifest is one of this run, which its twin may have put."""
-    try:
-        return msgspec.json.decode(store.read(MANIFEST, info.version), type=_RunId).run_id == run_id
-    except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
 
 
 def foreign_names(store: Store, old: Sequence[ObjectInfo]) -> set[str]:
@@ -404,7 +401,7 @@ def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if report.checksum == _checksum(report):
-            return report if report.run_id == run_id else None  # else of a build that this one has replaced
+            return report if report.run_id in (run_id, "") else None  # else of a build that this one has replaced
     _logger.warning("%s/%s is damaged; its task runs again", mask_secrets(store.url), name)
     _discard(store, name, data)
     return None
@@ -472,4 +469,9 @@ class _RunId(msgspec.Struct):
 
 
 def _checksum(report: Report) -> int:
-    return crc32c(msgspec.json.encode(msgspec.structs.replace(report, checksum=0)))
+    unsealed = msgspec.structs.replace(report, checksum=0)
+    if report.run_id:
+        return crc32c(msgspec.json.encode(unsealed))
+    fields = msgspec.structs.asdict(unsealed)  # of a tpufeed that did not know the field
+    del fields["run_id"]
+    return crc32c(msgspec.json.encode(fields))

@@ -169,7 +169,7 @@ class Pipeline:
 class WorkerFailure(Exception):
     """A task, or with number None a host, has failed: its text is found again in whatever a runner reports."""
 
-    @classmethod
+    @classmethod  # no __init__ of two arguments: runners pickle it
     def of(cls, number: int | None, message: str) -> "WorkerFailure":
         """Return it with a message that is readable in a worker's log, too."""
         what, tag = ("", "") if number is None else (f"task {number}: ", number)

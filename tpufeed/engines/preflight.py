@@ -35,10 +35,6 @@ class HostView:
     problem: str = ""
     places: Mapping[str, str] = field(default_factory=dict)
 
-    def has_same_versions(self, other: "HostView") -> bool:
-        """Return true where both run the same tpufeed on the same minor version of Python."""
-        return self.tpufeed == other.tpufeed and _minor(self.python) == _minor(other.python)
-
 
 def view_here(job: bytes, task: bytes) -> HostView:
     """Return what this host sees of a pickled job and the first of its tasks."""
@@ -66,7 +62,8 @@ def _problem(view: HostView, launcher: HostView) -> str:
             f"{view.host} has no tpufeed ({view.problem}); the launcher has tpufeed {launcher.tpufeed} on Python "
             f"{launcher.python}. Install it there: pip install tpufeed=={launcher.tpufeed} (docs/scaleout.md)"
         )
-    if not view.has_same_versions(launcher):
+    # The patch version of Python makes no other bytes, the minor version may.
+    if (view.tpufeed, view.python.rpartition(".")[0]) != (launcher.tpufeed, launcher.python.rpartition(".")[0]):
         return (
             f"{view.host} has tpufeed {view.tpufeed} on Python {view.python}, the launcher has tpufeed "
             f"{launcher.tpufeed} on Python {launcher.python}. Install the same on both: a dataset's bytes depend on it"
@@ -116,7 +113,3 @@ def _import_message(error: Exception) -> str:
         f"a worker cannot import what the job needs: {error}. Move what `__main__` defines into a module that can be "
         "imported on every host"
     )
-
-
-def _minor(version: str) -> str:
-    return version.rpartition(".")[0]

@@ -133,11 +133,19 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, b
     Raises:
         UnavailableError, AccessError: a store does not answer, or refuses.
     """
-    places = [_place(files, item) for item in inputs]
+    places: list[Store | ImageError] = []
     spans: dict[Store, list[Span]] = {}
-    for place in places:
-        if not isinstance(place, ImageError):
-            spans.setdefault(place[0], []).append(place[1])
+    for item in inputs:
+        if item.problem is not None:
+            places.append(ImageError(*item.problem))
+            continue
+        try:
+            store, span = _find(files, item)
+        except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
+            places.append(ImageError("unreadable", str(error)))
+        else:
+            places.append(store)
+            spans.setdefault(store, []).append(span)
     with ExitStack() as stack:
         results = {store: stack.enter_context(closing(store.read_many(wanted))) for store, wanted in spans.items()}
         for item, place in zip(inputs, places, strict=True):
@@ -145,7 +153,7 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, b
                 yield item, place
                 continue
             try:
-                data = next(results[place[0]])
+                data = next(results[place])
             except MemoryError as error:
                 raise _out_of_memory(item) from error
             yield item, _checked(item, data)
@@ -169,15 +177,6 @@ def _out_of_memory(item: Input) -> BuildError:
         f"{item.path}: there is not enough memory for its pixels. Try fewer --workers, or refuse what is so large: "
         "--max-pixels"
     )
-
-
-def _place(files: Files, item: Input) -> tuple[Store, Span] | ImageError:
-    if item.problem is not None:
-        return ImageError(*item.problem)
-    try:
-        return _find(files, item)
-    except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
-        return ImageError("unreadable", str(error))
 
 
 def _find(files: Files, item: Input) -> tuple[Store, Span]:
