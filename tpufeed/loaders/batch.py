@@ -1,6 +1,6 @@
 """Decode records into the rows of a batch, in any number of threads.
 
-A thread holds the GIL for some 20 us a JPEG and 10 us a raw image; the rest of the work runs beside other threads.
+A thread holds the GIL for some 20 us a JPEG and 10 us a raw image; the rest of the work runs in parallel.
 """
 
 import math

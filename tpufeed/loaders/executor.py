@@ -56,7 +56,7 @@ _CORES_A_PROCESS = 4
 DueShards: TypeAlias = Sequence[tuple[int, Sequence[int]]]
 
 
-class BatchTimeout(Exception):  # as TimeoutError, and between an executor and its loader only
+class BatchTimeout(Exception):  # internal: loaders raise LoaderError
     """A batch is not there after the time that it has."""
 
 
@@ -108,7 +108,7 @@ class ThreadExecutor:
         self._readers: dict[int, Reader] = {}
         self._last_variant = 0  # of the batches that were taken
         self._stage = make_stage(dataset, config.options)
-        # Twice the lanes: those that are read, and those that the batches ahead have come to.
+        # Twice the lanes: a shard for each lane that is read now, and one for each that batches ahead have come to.
         self._open_shards = max(OPEN_SHARDS if self._stage is None else _FEWEST_STAGED, 2 * config.lanes)
         self._name = f"tpufeed-decode-{id(self):x}"
         self._threads = ThreadPoolExecutor(config.threads, self._name)
@@ -300,7 +300,7 @@ class ProcessExecutor:
             self._workers[-1].send(Fetch(due))
 
     def close(self, wait: bool = True) -> None:
-        """Stop. Batches in work fail, and processes that hang are killed, whatever `wait` says."""
+        """Stop. Batches in work fail, and processes that hang are killed, also with `wait=False`."""
         if os.getpid() == self._owner:
             self._closed = self._hung_up = True
             for worker in self._workers:

@@ -171,8 +171,8 @@ class NumpyLoader:
         self._world = thread_world() if options.world is None else None
         self._find_world = find
         self._lanes = options.lanes
-        self._start: EpochCursor | None = None  # of any epoch; the next iteration begins at `_next`, epoch and samples
-        self._next = 0, 0
+        self._start: EpochCursor | None = None  # the start of epoch 0, from which all other places are made
+        self._next = 0, 0  # epoch and samples at which the next iteration begins
         self._current: EpochPrefetch | None = None  # of the iteration that was opened last
         self._ahead: EpochPrefetch | None = None  # of the next epoch, when batches of it are prepared already
 
@@ -449,14 +449,6 @@ class EpochIterator(Iterator[Batch]):
             prefetch.executor.fetch(prefetch.cursor.due_shards())
         return batch.arrays
 
-    def close(self, why: str = CLOSED) -> None:
-        """Give up what is being prepared. Asking for more raises LoaderError(`why`)."""
-        self._prefetch.close(why)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_prefetch"):
-            self._prefetch.close()
-
     def _begin(self) -> "EpochPrefetch":
         """Begin the epoch: from now on the loader's next iteration is the one after it."""
         loader, prefetch = self._loader, self._prefetch
@@ -469,6 +461,14 @@ class EpochIterator(Iterator[Batch]):
         prefetch.begun = True
         loader._next = self.epoch + 1, 0
         return prefetch
+
+    def close(self, why: str = CLOSED) -> None:
+        """Give up what is being prepared. Asking for more raises LoaderError(`why`)."""
+        self._prefetch.close(why)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_prefetch"):  # `__init__` may have failed
+            self._prefetch.close()
 
 
 class EpochPrefetch:
@@ -499,7 +499,7 @@ class EpochPrefetch:
         return self.cursor.samples_after(self.returned)
 
     def submit(self, batches: int) -> int:
-        """Have so many batches in work; return how many of them the epoch does not have."""
+        """Have `batches` batches in work; return how many of these the epoch does not have."""
         while len(self.futures) < batches and self._submitted < len(self.cursor.share):
             if not self._planned:
                 self._planned.extend(self.cursor.requests(self._submitted))
