@@ -21,7 +21,7 @@ import json, resource, sys, time
 from pathlib import Path
 from tpufeed.dataset.plan import write_plan
 from tpufeed.sharding.inventory import Inventory
-from tpufeed.sharding.options import make_options
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import SizeEstimate, plan_shards
 from tpufeed.sharding.rows import Row
 from tpufeed.sharding.sources import Source
@@ -30,7 +30,7 @@ def iter_rows(found):
     for number in range(count):
         label = f"class-{number % classes:04d}"
         yield Row(f"{label}/{number:08d}.jpg", 100_000 + number % 7_919, str(10**18 + number), label)
-options = make_options({})
+options = ShardOptions()
 start, cpu = time.perf_counter(), time.process_time()
 with Inventory(folder, Source("/made/up", "folder", False, iter_rows), options) as inventory:
     write_plan(folder / "plan", *plan_shards(inventory, options, SizeEstimate(), "/made/up"))

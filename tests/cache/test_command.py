@@ -1,18 +1,14 @@
 """`tpufeed cache warmup`: the same flags and results, as text and as JSON."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import tpufeed
 from tests.cli.conftest import run_here
-from tests.one_core import take_one_core
 from tests.sharding.previews import preview_warmup
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
@@ -20,7 +16,6 @@ from tpufeed.errors import OpError, TpufeedError
 from tpufeed.images.ops import CenterCrop, GaussianBlur, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, to_dict
 from tpufeed.storage.local import LocalStore
 
-MODULE = [sys.executable, "-m", "tpufeed", "cache", "warmup"]
 FLAGS = ["--size", "64", "--variants", "3", "--shard-size", "40KB"]
 OPTIONS = {"size": 64, "variants": 3, "shard_bytes": "40KB"}
 
@@ -30,43 +25,20 @@ def run(*arguments):
     return run_here("cache", "warmup", *arguments)
 
 
-def run_module(*arguments):
-    """`tpufeed cache warmup` in a process of its own."""
-    done = subprocess.run(
-        [*MODULE, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "80"},
-        preexec_fn=take_one_core,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
 def undisturbed(source, tmp_path_factory):
     return warmup(source, tmp_path_factory.mktemp("command") / "cache", workers=1, **OPTIONS)
 
 
-def test_both_commands_do_the_same(source, undisturbed, bytes_of, tmp_path):
-    for number, command in enumerate((run, run_module)):
-        done = command(source, tmp_path / f"{number}", *FLAGS)
-        assert done.returncode == 0, done.stderr
-        assert all(line.startswith("warning: split ") for line in done.stderr.splitlines())
-        assert re.search(r"^ *train +[0-9]+ +3 ", done.stdout, re.MULTILINE)
-        assert bytes_of(tmp_path / f"{number}") == bytes_of(undisturbed.url)
+def test_the_command_does_what_the_function_does(source, undisturbed, bytes_of, tmp_path):
+    done = run(source, tmp_path / "c", *FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith("warning: split ") for line in done.stderr.splitlines())
+    assert re.search(r"^ *train +[0-9]+ +3 ", done.stdout, re.MULTILINE)
+    assert bytes_of(tmp_path / "c") == bytes_of(undisturbed.url)
     for dry_run in ([], ["--dry-run"]):
-        again = run(source, tmp_path / "1", *FLAGS, *dry_run)
-        assert (again.returncode, again.stdout) == (0, f"{tmp_path}/1 is complete already: nothing to do\n")
-
-
-def test_both_commands_take_the_same_options():
-    helps = [command("--help") for command in (run, run_module)]
-    assert [done.returncode for done in helps] == [0, 0]
-    assert helps[0].stdout == helps[1].stdout
-    assert "--variants" in helps[0].stdout
-    assert "cache warmup [OPTIONS]" in helps[0].stdout
+        again = run(source, tmp_path / "c", *FLAGS, *dry_run)
+        assert (again.returncode, again.stdout) == (0, f"{tmp_path}/c is complete already: nothing to do\n")
 
 
 @pytest.mark.parametrize("kind", ["dataset", "raw images"])

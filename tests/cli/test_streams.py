@@ -127,7 +127,7 @@ def test_narrow_terminals(columns, photo_folder, tmp_path):
 
 
 def test_modules_that_are_commands(dataset_url):
-    done = shell('"$1" -m tpufeed --version && "$1" -m tpufeed.cache warmup --help', sys.executable)
+    done = shell('"$1" -m tpufeed --version && "$1" -m tpufeed cache warmup --help', sys.executable)
     assert done.returncode == 0
     assert done.stdout.startswith(f"tpufeed {tpufeed.__version__}\nUsage: tpufeed cache warmup [OPTIONS] SRC DST")
     assert Path(dataset_url).exists()

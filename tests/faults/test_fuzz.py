@@ -31,7 +31,7 @@ from tpufeed.errors import ManifestError, TpufeedError
 from tpufeed.images.header import read_header
 from tpufeed.sharding.rows import Found
 from tpufeed.sharding.tables import iter_table
-from tpufeed.sharding.tars import iter_tar
+from tpufeed.sharding.tars import iter_tars
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.example import Feature, decode_entries, decode_example, encode_entry, encode_example
@@ -446,7 +446,7 @@ def fuzz_source(examples, valid, name, read):
 @counts(150)
 def test_tars(examples):
     def read(store):
-        list(iter_tar(store, store.stat("x.tar"), None, "auto", Found()))
+        list(iter_tars(store, [store.stat("x.tar")], None, "auto", Found()))
 
     fuzz_source(examples, a_tar(), "x.tar", read)
 

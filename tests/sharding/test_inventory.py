@@ -37,14 +37,14 @@ def test_totals_by_split(make):
         Row("é.jpg", 30, "1", split="train", columns={"x": 1}),
     ]
     inventory = make(rows, splits=True)
-    assert len(inventory) == 3
-    assert inventory.totals() == {"train": (2, 50, 6 + 6 + len('{"x": 1}')), "val": (1, 10, 5)}
+    assert inventory.count == 3
+    assert inventory.totals == {"train": (2, 50, 6 + 6 + len('{"x": 1}')), "val": (1, 10, 5)}
     assert inventory.splits == ("train", "val")
 
 
 def test_a_split_without_inputs_counts_nothing(make):
     inventory = make([Row("a.jpg", 10, "1")], split={"train": 0.999999, "val": 0.000001})
-    assert inventory.totals() == {"train": (1, 10, 5), "val": (0, 0, 0)}
+    assert inventory.totals == {"train": (1, 10, 5), "val": (0, 0, 0)}
     assert list(inventory.iter_inputs("val")) == []
 
 
@@ -71,7 +71,7 @@ def test_a_file_spelt_in_two_ways_is_in_one_split_and_listed_twice(small_jpegs, 
     numbers = {split: [Path(item.path).stem for item, _ in inventory.iter_inputs(split)] for split in inventory.splits}
     assert not set(numbers["train"]) & set(numbers["val"])
     assert all(numbers.values())
-    assert inventory.listed_twice() == len(small_jpegs) * (len(ways) - 1)
+    assert inventory.listed_twice == len(small_jpegs) * (len(ways) - 1)
 
 
 def test_a_url_and_a_name_are_one_file(small_jpegs, take, tmp_path):
@@ -83,12 +83,12 @@ def test_a_url_and_a_name_are_one_file(small_jpegs, take, tmp_path):
     inventory, _ = take(f"{store.url}/t.csv", split="train=0.5,val=0.5")
     numbers = {split: [Path(item.path).stem for item, _ in inventory.iter_inputs(split)] for split in inventory.splits}
     assert not set(numbers["train"]) & set(numbers["val"])
-    assert inventory.listed_twice() == len(small_jpegs)
+    assert inventory.listed_twice == len(small_jpegs)
 
 
 def test_listed_twice(make):
-    assert make([Row(path, 1, "1") for path in "aabcccd"]).listed_twice() == 3
-    assert make([Row("a", 1, "1")]).listed_twice() == 0
+    assert make([Row(path, 1, "1") for path in "aabcccd"]).listed_twice == 3
+    assert make([Row("a", 1, "1")]).listed_twice == 0
 
 
 def test_a_sample_has_no_inputs_that_are_rejected_already(make):
@@ -156,7 +156,6 @@ def test_memory_does_not_grow_with_the_rows(make):
         try:
             inventory = make(rows)
             sum(1 for _ in inventory.iter_inputs("train"))
-            inventory.digest()
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -166,10 +165,10 @@ def test_memory_does_not_grow_with_the_rows(make):
 
 
 def test_a_full_disk_for_temporary_files_is_named(photo_folder, monkeypatch, tmp_path):
-    def fail(self):
+    def fail(*_):
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(Inventory, "digest", fail)
+    monkeypatch.setattr(Inventory, "_read", fail)
     with pytest.raises(BuildError, match=r"the list of inputs cannot be kept in .*disk is full.*TMPDIR"):
         tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
     assert not (tmp_path / "d").exists()

@@ -100,7 +100,14 @@ def warmup(  # noqa: PLR0913  # the public face
         quality: of JPEG and WebP, 1 to 100.
         seed: of the random numbers.
         shard_bytes: aim for shards of this size; None: 128 MB, and less where there would be fewer than 64 shards.
-        split, split_by, image, label, classes, max_pixels, min_side, policy: for raw images, as in `tpufeed.shard`.
+        split: for raw images, as in `tpufeed.shard`; a dataset has its splits and labels.
+        split_by: for raw images, too.
+        image: for raw images, too.
+        label: for raw images, too.
+        classes: for raw images, too.
+        max_pixels: for raw images, too.
+        min_side: for raw images, too.
+        policy: for raw images, too.
         max_rejects: fail where more samples than this cannot be taken, as in `tpufeed.shard`.
         overwrite: remove another cache or dataset that stands at `dst`, or the beginnings of one.
         fsync: bring the shards to the disk before the manifest, as in `tpufeed.shard`.

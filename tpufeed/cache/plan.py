@@ -115,7 +115,7 @@ class Warmable:
             return self._dataset.content_digest
         if not self._digest:
             with take_inventory(self.url, self._raw) as inventory:
-                self._digest = inventory.digest()
+                self._digest = inventory.digest
         return self._digest
 
     @contextmanager
@@ -131,16 +131,16 @@ class Warmable:
                 notes = {"images": options.variants * sum(samples.values())}
             else:
                 inventory = stack.enter_context(take_inventory(self.url, self._raw))
-                samples = {name: count for name, (count, _, _) in inventory.totals().items()}
+                samples = {name: count for name, (count, _, _) in inventory.totals.items()}
                 features = inventory.features
                 facts = {
-                    "input_digest": inventory.digest(),
+                    "input_digest": inventory.digest,
                     "class_names": inventory.classes.names,
                     "base": inventory.base,
                     "ignored_files": inventory.ignored_files,
                     "warnings": inventory.warnings,
                 }
-                notes = {"images": options.variants * len(inventory), "listed_twice": inventory.listed_twice()}
+                notes = {"images": options.variants * inventory.count, "listed_twice": inventory.listed_twice}
             header = PlanHeader(
                 kind=KIND,
                 source=self.url,

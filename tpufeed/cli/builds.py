@@ -1,10 +1,14 @@
-"""Output that `shard` and `cache warmup` share: policies, progress, and the summary of a finished build."""
+"""What `shard` and `cache warmup` share: flags of engines, progress, previews, and the summary of a finished build."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from tpufeed.cli.completion import ENGINES, one_of
 from tpufeed.cli.console import log_event, print_json, say, warn
+from tpufeed.cli.flags import RUN
 from tpufeed.cli.progress import Progress
 from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import between, number_of
@@ -12,56 +16,38 @@ from tpufeed.errors import OptionError
 
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.cache.build import CachePreview
-    from tpufeed.dataset.build import BuildProgress, BuildResult
+    from tpufeed.dataset.build import BuildProgress, BuildResult, ProgressListener
+    from tpufeed.engines.engine import Engine
     from tpufeed.sharding.build import Preview
 
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        autocompletion=one_of(*ENGINES),
+        help="What runs the work: local, which is processes of this host; ray; beam.",
+        rich_help_panel=RUN,
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        autocompletion=one_of("auto", "local"),
+        help="With --engine ray, where the cluster is; auto: the one that this host is in; local: this host alone.",
+        show_default="auto",
+        rich_help_panel=RUN,
+    ),
+]
+BeamArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- BEAM...]", help="With --engine beam, after `--`: Beam's own options, like --runner=DataflowRunner."
+    ),
+]
+
 _LOG_SECONDS = 1.0
-
-
-class BuildDisplay:
-    """Progress of a build: JSON lines on stderr where asked for, else `Progress`."""
-
-    def __init__(self, verb: str, log_json: bool = False) -> None:
-        self._line = Progress(verb, quiet=log_json)
-        self._log_json, self._due = log_json, 0.0
-
-    def __enter__(self) -> Self:
-        self._line.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._line.__exit__()
-
-    def listen(self, progress: "BuildProgress") -> None:
-        """Show how far the build is."""
-        seconds = self._line.seconds
-        images, size = (progress.images - progress.earlier_images) / seconds, progress.bytes / seconds / 1e6
-        done = progress.images + progress.rejects
-        parts = [f"{done:,}/{progress.total_images:,} images", f"{images:,.0f} img/s", f"{size:,.0f} MB/s"]
-        if progress.rejects:
-            parts.append(f"{progress.rejects:,} rejected")
-        self._line.update(done, progress.total_images, parts, progress.earlier_images)
-        if self._log_json and time.monotonic() >= self._due:
-            self._due = time.monotonic() + _LOG_SECONDS
-            self._log(progress, images, size)
-
-    def _log(self, progress: "BuildProgress", images: float, size: float) -> None:
-        import msgspec
-
-        rates = {
-            "images_per_second": round(images, 1),
-            "mb_per_second": round(size, 2),
-            "eta_seconds": self._line.left,
-        }
-        log_event({"event": "progress", **msgspec.to_builtins(progress), **rates})
-
-    def finish(self, result: "BuildResult") -> None:
-        """Say how the build ended, and what is to be warned of."""
-        if self._log_json:
-            log_event({"event": "done", **build_report(result)})
-        else:
-            for warning in result.warnings:
-                warn(warning)
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -78,6 +64,55 @@ def parse_policies(texts: Sequence[str] | None) -> dict[str, str]:
             raise OptionError(f"{text!r} is no policy; write it like alpha=black")
         chosen[name] = choice
     return chosen
+
+
+def choose_engine(
+    name: str, workers: int | None, ray_address: str | None, beam_arguments: Sequence[str] | None
+) -> "Engine | None":
+    """The engine beyond this host that is asked for. Raises OptionError and MissingExtraError as `make_engine` does."""
+    from tpufeed.engines.choice import LOCAL, make_engine
+
+    engine = make_engine(name, workers, ray_address, beam_arguments or ())
+    return None if name == LOCAL else engine
+
+
+def run_build(
+    verb: str, build: "Callable[[ProgressListener], BuildResult]", as_json: bool = False, log_json: bool = False
+) -> None:
+    """Run a build, show how far it is, and print its summary. With `log_json` progress is JSON lines on stderr."""
+    import msgspec
+
+    due = 0.0
+    with Progress(verb, quiet=log_json) as line:
+
+        def listen(progress: "BuildProgress") -> None:
+            nonlocal due
+            seconds = line.seconds
+            images, size = (progress.images - progress.earlier_images) / seconds, progress.bytes / seconds / 1e6
+            done = progress.images + progress.rejects
+            parts = [f"{done:,}/{progress.total_images:,} images", f"{images:,.0f} img/s", f"{size:,.0f} MB/s"]
+            if progress.rejects:
+                parts.append(f"{progress.rejects:,} rejected")
+            line.update(done, progress.total_images, parts, progress.earlier_images)
+            if log_json and time.monotonic() >= due:
+                due = time.monotonic() + _LOG_SECONDS
+                rates = {
+                    "images_per_second": round(images, 1),
+                    "mb_per_second": round(size, 2),
+                    "eta_seconds": line.left,
+                }
+                log_event({"event": "progress", **msgspec.to_builtins(progress), **rates})
+
+        result = build(listen)
+    if log_json:
+        log_event({"event": "done", **build_report(result)})
+    else:
+        for warning in result.warnings:
+            warn(warning)
+    if as_json:
+        print_json(build_report(result))
+    else:
+        _print_build(result)
 
 
 def build_report(result: "BuildResult") -> dict[str, Any]:
@@ -112,16 +147,12 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
     }
 
 
-def print_build(result: "BuildResult", as_json: bool) -> None:
-    """The summary of a finished build."""
+def _print_build(result: "BuildResult") -> None:
     from tpufeed.dataset.schema import further_columns
 
-    if as_json:
-        print_json(build_report(result))
-        return
     manifest = result.manifest
     if result.images == result.earlier_images and not result.seconds:
-        say_complete(result.url)
+        say(f"{result.url} is complete already: nothing to do")
         return
     rows = []
     for name, split in manifest.splits.items():
@@ -148,9 +179,31 @@ def print_build(result: "BuildResult", as_json: bool) -> None:
     say(f"dataset: {result.url}")
 
 
-def say_complete(url: str) -> None:
-    """Say that what stands there is what the command would make."""
-    say(f"{url} is complete already: nothing to do")
+def print_preview(
+    preview: "Preview | CachePreview",
+    engine: "Engine | None",
+    as_json: bool,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    say_details: Callable[[], None],
+) -> None:
+    """Print what a build would make: a table, details, room and time, and what is to be warned of."""
+    if as_json:
+        print_json(preview)
+        return
+    if preview.complete:
+        say(f"{preview.destination} is complete already: nothing to do")
+        return
+    print_table(preview.destination, columns, rows)
+    say_details()
+    free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
+    say(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
+    say(f"time: about {preview.seconds:,.0f} s")
+    if engine is not None:
+        say(engine.describe())
+    say("nothing was changed")
+    for warning in preview.warnings:
+        warn(warning)
 
 
 def say_columns(columns: Mapping[str, str]) -> None:
@@ -165,13 +218,6 @@ def say_left_out(endings: Mapping[str, int], named: str = "as images are") -> No
 
     if endings:
         say(f"left out: {number_of(sum(endings.values()), 'file')} not named {named}{show_endings(endings)}")
-
-
-def say_cost(preview: "Preview | CachePreview") -> None:
-    """Room and time that a build would take."""
-    free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
-    say(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
-    say(f"time: about {preview.seconds:,.0f} s")
 
 
 def _say(counts: dict[str, int]) -> str:

@@ -1,20 +1,23 @@
 """`tpufeed cache warmup`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import BuildDisplay, given, parse_policies, print_build, say_complete, say_cost
+from tpufeed.cli.builds import (
+    BeamArguments,
+    EngineName,
+    RayAddress,
+    choose_engine,
+    given,
+    parse_policies,
+    print_preview,
+    run_build,
+)
 from tpufeed.cli.completion import one_of, ops
-from tpufeed.cli.console import find_own_modules, print_json, reports_build_errors, say, warn
-from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
-from tpufeed.cli.tables import print_table
+from tpufeed.cli.console import find_own_modules, reports_build_errors, say
 from tpufeed.diagnosis.wording import number_of
-
-if TYPE_CHECKING:
-    from tpufeed.cache.build import CachePreview
-    from tpufeed.engines.engine import Engine
 
 _AUGMENTATION = "Augmentation"
 
@@ -150,35 +153,28 @@ def warmup_command(
         min_side=min_side,
         policy=parse_policies(policy) or None,
     )
-    chosen = make_engine(engine, workers, ray_address, beam)
+    chosen = choose_engine(engine, workers, ray_address, beam)
     run = given(
         max_rejects=max_rejects, overwrite=overwrite, allow_augmented=allow_augmented, workers=workers, engine=chosen
     )
     if dry_run:
         preview = preview_warmup(src, dst, CacheOptions(**options), ShardOptions(**raw), **run)
-        print_json(preview) if as_json else _print_preview(preview, chosen)
-        return
-    with BuildDisplay("warming", log_json) as display:
-        result = warmup(src, dst, listener=display.listen, fsync=fsync, **run, **options, **raw)
-    display.finish(result)
-    print_build(result, as_json)
+        rows = [
+            (name, f"{samples:,}", str(preview.variants), str(preview.shards[name]))
+            for name, samples in preview.samples.items()
+        ]
 
+        def say_details() -> None:
+            each = f"{preview.seconds_a_sample * 1e3:,.1f} ms of one core each"
+            say(f"source: {preview.source}")
+            say(f"tried: {number_of(preview.probed, 'sample')}, {each}")
+            say(f"fingerprint: {preview.fingerprint}")
 
-def _print_preview(preview: "CachePreview", engine: "Engine | None") -> None:
-    if preview.complete:
-        say_complete(preview.destination)
+        print_preview(preview, chosen, as_json, ("split", "samples", "variants", "shards"), rows, say_details)
         return
-    rows = [
-        (name, f"{samples:,}", str(preview.variants), str(preview.shards[name]))
-        for name, samples in preview.samples.items()
-    ]
-    print_table(preview.destination, ("split", "samples", "variants", "shards"), rows)
-    say(f"source: {preview.source}")
-    say(f"tried: {number_of(preview.probed, 'sample')}, {preview.seconds_a_sample * 1e3:,.1f} ms of one core each")
-    say_cost(preview)
-    say(f"fingerprint: {preview.fingerprint}")
-    for line in describe(engine):
-        say(line)
-    say("nothing was changed")
-    for warning in preview.warnings:
-        warn(warning)
+    run_build(
+        "warming",
+        lambda listen: warmup(src, dst, listener=listen, fsync=fsync, **run, **options, **raw),
+        as_json,
+        log_json,
+    )

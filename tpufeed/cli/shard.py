@@ -6,19 +6,19 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import (
-    BuildDisplay,
+    BeamArguments,
+    EngineName,
+    RayAddress,
+    choose_engine,
     given,
     parse_policies,
-    print_build,
+    print_preview,
+    run_build,
     say_columns,
-    say_complete,
-    say_cost,
     say_left_out,
 )
 from tpufeed.cli.completion import one_of
-from tpufeed.cli.console import print_json, reports_build_errors, say, warn
-from tpufeed.cli.engines import BeamArguments, EngineName, RayAddress, describe, make_engine
-from tpufeed.cli.tables import print_table
+from tpufeed.cli.console import reports_build_errors, say
 from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
@@ -127,41 +127,30 @@ def shard_command(
         min_side=min_side,
         policy=parse_policies(policy),
     )
-    chosen = make_engine(engine, workers, ray_address, beam)
+    chosen = choose_engine(engine, workers, ray_address, beam)
     run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)
     if dry_run:
-        preview = preview_shard(src, dst, ShardOptions(**options), **run)
-        print_json(preview) if as_json else _print_preview(preview, chosen)
+        _print_preview(preview_shard(src, dst, ShardOptions(**options), **run), chosen, as_json)
         return
-    with BuildDisplay("sharding", log_json) as display:
-        result = shard(src, dst, listener=display.listen, fsync=fsync, **run, **options)
-    display.finish(result)
-    print_build(result, as_json)
+    run_build(
+        "sharding", lambda listen: shard(src, dst, listener=listen, fsync=fsync, **run, **options), as_json, log_json
+    )
 
 
-def _print_preview(preview: "Preview", engine: "Engine | None") -> None:
-    if preview.complete:
-        say_complete(preview.destination)
-        return
-    rows = [
-        (name, f"{split.inputs:,}", str(split.shards), f"{split.bytes / 1e6:,.1f}", _each(split.bytes, split.shards))
-        for name, split in preview.splits.items()
-    ]
-    print_table(preview.destination, ("split", "images", "shards", "MB, about", "MB a shard"), rows)
-    classes = number_of(preview.classes, "class", "classes")
-    say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
-    say_columns(preview.columns)
-    say_left_out(preview.ignored_files)
-    if preview.listed_twice:
-        say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
-    say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
-    say_cost(preview)
-    for line in describe(engine):
-        say(line)
-    say("nothing was changed")
-    for warning in preview.warnings:
-        warn(warning)
+def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -> None:
+    rows = []
+    for name, split in preview.splits.items():
+        each = f"{split.bytes / split.shards / 1e6:,.1f}" if split.shards else "-"
+        rows.append((name, f"{split.inputs:,}", str(split.shards), f"{split.bytes / 1e6:,.1f}", each))
 
+    def say_details() -> None:
+        classes = number_of(preview.classes, "class", "classes")
+        say(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
+        say_columns(preview.columns)
+        say_left_out(preview.ignored_files)
+        if preview.listed_twice:
+            say(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
+        say(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
 
-def _each(size: int, shards: int) -> str:
-    return f"{size / shards / 1e6:,.1f}" if shards else "-"
+    columns = ("split", "images", "shards", "MB, about", "MB a shard")
+    print_preview(preview, engine, as_json, columns, rows, say_details)

@@ -79,7 +79,8 @@ class BeamEngine:
         self.runner = _find_runner(self.arguments)
         if importlib.util.find_spec("apache_beam") is None:
             raise MissingExtraError("apache_beam", "beam")
-        self._child: _BeamChild | None = None
+        self._child: Child | None = None
+        self._elsewhere = False  # the runner works in other processes than the child's
         self._prepared = False
 
     def describe(self) -> str:
@@ -105,8 +106,9 @@ class BeamEngine:
         if self._prepared:
             yield
             return
-        self._prepared, self._child = True, _BeamChild(self.arguments)
+        self._prepared = True
         try:
+            self._start()
             yield
         finally:
             # Where an error has left a `run` open, the child goes now and not when the garbage is collected.
@@ -116,72 +118,60 @@ class BeamEngine:
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
         if not tasks:
             return
-        self._child = self._child or _BeamChild(self.arguments)
         try:
-            self._child.begin(job, tasks)
-            yield from self._child.follow(tasks)
+            child = self._child or self._start()
+            pickled_job = pickle.dumps(job)
+            pickled = [(number, pickle.dumps(task)) for number, task in enumerate(tasks)]
+            view = view_here(pickled_job, pickled[0][1])
+            if view.problem:
+                raise BuildError(view.problem)
+            child.send(Work(pickled_job, pickled, view))
+            while True:
+                if not wait([child.fileno()], _LISTEN_SECONDS):
+                    yield NOTHING
+                    continue
+                message = self._receive(child)
+                if isinstance(message, Failed):
+                    if message.number is None:
+                        raise BuildError(message.message)
+                    raise TaskError(f"{task_name(tasks[message.number])}: {message.message}")
+                if isinstance(message, Ended):
+                    break
+                assert isinstance(message, Progress), "there is no other message of a pipeline"
+                yield message
+            yield from map(Done, range(len(tasks)))
         except BaseException:
             self._stop()
             raise
         if not self._prepared:
             self._stop()
 
-    def _stop(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.stop()
-
-
-class _BeamChild:
-    """The process in which Beam works, once it has taken the arguments."""
-
-    def __init__(self, arguments: tuple[str, ...]) -> None:
-        self._child = Child(ENTRY, variables={"PYTHONSAFEPATH": "1"}, apart=True)
+    def _start(self) -> Child:
+        """Start the process in which Beam works, and wait until it has taken the arguments."""
+        self._child = child = Child(ENTRY, variables={"PYTHONSAFEPATH": "1"}, apart=True)
         self._elsewhere = False
         try:
-            self._child.begin(ENTRY, arguments)
-            message = self._receive()
+            child.begin(ENTRY, self.arguments)
+            message = self._receive(child)
             assert isinstance(message, Ready), "it says that first"
             self._elsewhere = message.elsewhere
         except BaseException:
-            self.stop()
+            self._stop()
             raise
+        return child
 
-    def begin(self, job: Job, tasks: Sequence[Any]) -> None:
-        """Run these. Raises BuildError where this host could not do that itself."""
-        pickled_job, pickled = pickle.dumps(job), [(number, pickle.dumps(task)) for number, task in enumerate(tasks)]
-        view = view_here(pickled_job, pickled[0][1])
-        if view.problem:
-            raise BuildError(view.problem)
-        self._child.send(Work(pickled_job, pickled, view))
+    def _stop(self) -> None:
+        """End the process with all that it has started. A pipeline that runs elsewhere is cancelled first."""
+        child, self._child = self._child, None
+        if child is not None:
+            stop_all([child], _CANCEL_SECONDS if self._elsewhere else 0.0)
 
-    def follow(self, tasks: Sequence[Any]) -> Iterator[Event]:
-        """Yield events until the pipeline has ended. Raises BuildError, or TaskError where a task is known."""
-        while True:
-            if not wait([self._child.fileno()], _LISTEN_SECONDS):
-                yield NOTHING
-                continue
-            message = self._receive()
-            if isinstance(message, Progress):
-                yield message
-            elif isinstance(message, Ended):
-                yield from map(Done, range(len(tasks)))
-                return
-            elif isinstance(message, Failed) and message.number is not None:
-                raise TaskError(f"{task_name(tasks[message.number])}: {message.message}")
-            else:
-                raise BuildError(message.message if isinstance(message, Failed) else str(message))
-
-    def stop(self) -> None:
-        """End it with all that it has started. A pipeline that runs elsewhere is cancelled first."""
-        stop_all([self._child], _CANCEL_SECONDS if self._elsewhere else 0.0)
-
-    def _receive(self) -> Message:
+    def _receive(self, child: Child) -> Message:
         try:
-            message: Message = self._child.receive()
+            message: Message = child.receive()
         except ChildDiedError:
             running = "The pipeline may still run elsewhere" if self._elsewhere else "Out of memory?"
-            how, printed = self._child.ending()[1], self._child.output()
+            how, printed = child.ending()[1], child.output()
             raise BuildError(f"the process in which Beam works ended {how}. {running} {printed}".strip()) from None
         except LoaderError as error:  # it cannot import Beam
             raise BuildError(str(error)) from None

@@ -228,10 +228,10 @@ def _check_same_dataset(finished: Dataset, source: str, options: ShardOptions) -
             f"changed. Run: tpufeed verify {finished.url}; say --overwrite to build it anew"
         )
     with take_inventory(source, options) as inventory:
-        if inventory.digest() != plan.header.input_digest:
+        if inventory.digest != plan.header.input_digest:
             raise DatasetExistsError(
                 f"{finished.url} already holds the dataset of this command, but {source} has changed since: "
-                f"{plan.header.notes['images']:,} inputs then, {len(inventory):,} now. Nothing was changed. Take "
+                f"{plan.header.notes['images']:,} inputs then, {inventory.count:,} now. Nothing was changed. Take "
                 "another destination, or say --overwrite to build it anew"
             )
 
@@ -343,18 +343,17 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
         _check_joined(request, plan)
     with take_inventory(source, options) as inventory:
         probe = probe_images(inventory, options.images)
-        shards, totals = count_shards(inventory, options, probe.estimate), inventory.totals()
+        shards, totals = count_shards(inventory, options, probe.estimate), inventory.totals
         splits = {name: SplitPreview(totals[name][0], count, int(size)) for name, (count, size) in shards.items()}
         if not finished:  # the inputs that cannot be taken, as far as they are known
-            known, first = inventory.rejects()
-            by_reason = known + Counter(reject.reason for reject in probe.read_rejects)
-            some, allowed = [*first, *probe.read_rejects], request.budget.allowed(len(inventory))
+            by_reason = inventory.rejects + Counter(reject.reason for reject in probe.read_rejects)
+            some, allowed = [*inventory.first_rejects, *probe.read_rejects], request.budget.allowed(inventory.count)
             if by_reason.total() > allowed:
                 advice = "Nothing was changed. Mend the source, or allow more with --max-rejects"
-                raise too_many(dict(sorted(by_reason.items())), some, len(inventory), allowed, advice)
-            if by_reason.total() == len(inventory):
+                raise too_many(dict(sorted(by_reason.items())), some, inventory.count, allowed, advice)
+            if by_reason.total() == inventory.count:
                 raise BuildError(
-                    f"none of the {len(inventory)} images can be taken; the first: {some[0].path}: {some[0].message}. "
+                    f"none of the {inventory.count} images can be taken; the first: {some[0].path}: {some[0].message}. "
                     "Nothing was changed; mend the source"
                 )
         if not finished and plan is None:
@@ -370,9 +369,9 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
             columns=further_columns(inventory.features),
             source_bytes=sum(size for _, size, _ in totals.values()),
             ignored_files=inventory.ignored_files,
-            listed_twice=inventory.listed_twice(),
+            listed_twice=inventory.listed_twice,
             free_bytes=destination.free_bytes(),
-            seconds=len(inventory) * probe.seconds_an_image / (workers or available_cores()),
+            seconds=inventory.count * probe.seconds_an_image / (workers or available_cores()),
             probed=probe.images,
             probed_rejects=probe.rejects,
             warnings=(*inventory.warnings, *(warning for several in of_shards for warning in several)),

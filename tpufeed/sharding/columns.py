@@ -18,6 +18,7 @@ _RESERVED = frozenset(spec.name for spec in record_schema(labelled=True)) | {"im
 _DIGITS = re.compile(r"[+-]?[0-9]+")
 _WHOLE = re.compile(r"[+-]?[0-9]+\.?0*")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
+_LEADING_ZERO = re.compile(r"[+-]?0[0-9]")
 _SAID = 40  # characters of a value
 _LONGEST_INTEGER = 30  # digits, more than 64 bits hold
 _LARGEST_FLOAT = 3.4028234663852886e38  # of 32 bits
@@ -61,7 +62,13 @@ class ColumnTypes:
         for name, value in (values or {}).items():
             column = self._columns.get(name)
             if column is None:
-                column = self._columns[_check_column(name)] = _Column()
+                if name in _RESERVED:
+                    raise SourceError(
+                        f"a column is called {name!r}, as a feature that tpufeed writes itself; rename it"
+                    )
+                if not name or name.encode("utf-8", "replace").decode() != name:
+                    raise SourceError(f"a column is called {name!r}; name it in UTF-8")
+                column = self._columns[name] = _Column()
             if isinstance(value, list | tuple):
                 before = column.values
                 for item in value:
@@ -76,16 +83,17 @@ class ColumnTypes:
 
     def schema(self) -> tuple[FeatureSpec, ...]:
         """The features, in the order in which the columns were met."""
-        return tuple(self._spec(name, column) for name, column in self._columns.items())
-
-    def _spec(self, name: str, column: _Column) -> FeatureSpec:
-        dtype = column.dtype or "string"
-        if column.rows == self._rows:
-            return FeatureSpec(name, dtype)
-        lengths = [1] if column.rows else []
-        lengths += [column.shortest, column.longest] if column.lists else []
-        lengths += [0] if column.rows + column.lists < self._rows else []
-        return FeatureSpec(name, dtype, None, lengths=(min(lengths), max(lengths)))
+        specs = []
+        for name, column in self._columns.items():
+            dtype = column.dtype or "string"
+            if column.rows == self._rows:
+                specs.append(FeatureSpec(name, dtype))
+                continue
+            lengths = [1] if column.rows else []
+            lengths += [column.shortest, column.longest] if column.lists else []
+            lengths += [0] if column.rows + column.lists < self._rows else []
+            specs.append(FeatureSpec(name, dtype, None, lengths=(min(lengths), max(lengths))))
+        return tuple(specs)
 
     def iter_warnings(self) -> Iterator[str]:
         """About text of which more than half are numbers (rows count from 1), and digits that are lost."""
@@ -105,7 +113,12 @@ def encode_values(
     values: Mapping[str, Any] | None, schema: Sequence[FeatureSpec]
 ) -> tuple[tuple[ColumnValue, ...], ...]:
     """A row's values as the plan holds them, in the order of `schema`; what is missing is empty."""
-    return tuple(_encode((values or {}).get(spec.name), spec.dtype) for spec in schema)
+    encoded = []
+    for spec in schema:
+        value = (values or {}).get(spec.name)
+        items = value if isinstance(value, list | tuple) else [value]
+        encoded.append(tuple(_encode_item(item, spec.dtype) for item in items if not _is_missing(item)))
+    return tuple(encoded)
 
 
 def decode_values(values: Sequence[Sequence[ColumnValue]], schema: Sequence[FeatureSpec]) -> dict[str, Feature]:
@@ -123,27 +136,15 @@ def revive(value: dict[str, Any]) -> Any:
     return base64.b64decode(value["base64"]) if value.keys() == {"base64"} else value
 
 
-def _to_storable(value: Any) -> Any:
+def _to_storable(value: Any, in_list: bool = False) -> Any:
     """Only what is bytes may look to `revive` like bytes: what has a structure of its own becomes a string at once."""
-    if isinstance(value, list | tuple):
-        return [_say(item) if isinstance(item, dict | list | tuple) else item for item in value]
-    return _say(value) if isinstance(value, dict) else value
-
-
-def _say(value: Any) -> str:
-    return json.dumps(value, default=_to_plain)
+    if isinstance(value, list | tuple) and not in_list:
+        return [_to_storable(item, in_list=True) for item in value]
+    return json.dumps(value, default=_to_plain) if isinstance(value, dict | list | tuple) else value
 
 
 def _to_plain(value: Any) -> Any:
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else str(value)
-
-
-def _check_column(name: str) -> str:
-    if name in _RESERVED:
-        raise SourceError(f"a column is called {name!r}, as a feature that tpufeed writes itself; rename it")
-    if not name or name.encode("utf-8", "replace").decode() != name:
-        raise SourceError(f"a column is called {name!r}; name it in UTF-8")
-    return name
 
 
 def _is_missing(value: Any) -> bool:
@@ -177,7 +178,7 @@ def _type_of(value: Any) -> DType:
         return "bytes"
     if isinstance(value, str):
         digits = _DIGITS.fullmatch(value)
-        if not (digits or _NUMBER.fullmatch(value)) or _has_leading_zero(value):  # 007 is a name
+        if not (digits or _NUMBER.fullmatch(value)) or _LEADING_ZERO.match(value):  # 007 is a name
             return "string"
         if not digits:
             number = float(value)
@@ -215,17 +216,6 @@ def _to_float32(number: float) -> tuple[float]:
 
 def _fits_float(value: float) -> bool:
     return not math.isfinite(value) or abs(value) <= _LARGEST_FLOAT
-
-
-def _has_leading_zero(text: str) -> bool:
-    if text[0] in "+-":
-        text = text[1:]
-    return text[0] == "0" and text[1:2].isdigit()
-
-
-def _encode(value: Any, dtype: DType) -> tuple[ColumnValue, ...]:
-    items = value if isinstance(value, list | tuple) else [value]
-    return tuple(_encode_item(item, dtype) for item in items if not _is_missing(item))
 
 
 def _encode_item(item: Any, dtype: DType) -> ColumnValue:

@@ -16,7 +16,7 @@ from typing import Any
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import Input
-from tpufeed.dataset.schema import FeatureSpec, record_schema
+from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
 from tpufeed.sharding.labels import Classes, bad_label, iter_class_warnings, make_classes
@@ -41,9 +41,16 @@ class Inventory:
         base: the URL that their files are relative to.
         classes: names and ids; no names without labels.
         schema: features that further columns become.
+        features: all features of the records.
         splits: names, in the order of the dataset.
         ignored_files: which are no images by their names, by their endings (`.txt`).
         labelled: true where inputs have labels.
+        totals: for each split: inputs, bytes of their files, and bytes of their paths and columns.
+        count: all inputs.
+        digest: identity of all inputs together, whatever their order.
+        listed_twice: rows that name a file that another row names as well, however they spell it.
+        rejects: inputs that are rejected without being read, counted by reason.
+        first_rejects: the first few of them.
         warnings: what labels, columns and folders became that may not have been meant, as sentences.
     """
 
@@ -61,7 +68,6 @@ class Inventory:
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
             f"PRAGMA cache_size=-{_CACHE_BYTES >> 10};"
         )
-        self._identified = False
         self._by_file = source.kind == "table"  # a table may spell a file in several ways; a tar is one file for many
         try:
             for tries_left in reversed(range(READS)):
@@ -107,6 +113,7 @@ class Inventory:
         are_folders = source.kind == "folder"
         self.classes = make_classes(labels, options.class_names, are_folders) if self.labelled else Classes((), {})
         self.schema = types.schema()
+        self.features = (*record_schema(self.labelled), *self.schema)
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
         columns = [spec.name for spec in self.schema]
         self.warnings = (
@@ -114,6 +121,29 @@ class Inventory:
             *iter_class_warnings(labels, self.classes, are_folders or options.class_names is not None),
             *types.iter_warnings(),
         )
+        sums = self._query("SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM inputs GROUP BY split")
+        self.totals: dict[str, tuple[int, int, int]] = dict.fromkeys(self.splits, (0, 0, 0))
+        self.totals |= {name: (count, size, extra) for name, count, size, extra in sums}
+        self.count = sum(count for count, _, _ in self.totals.values())
+        self.rejects, self.first_rejects, self.listed_twice = Counter[str](), list[Reject](), 0
+
+        def iter_inputs() -> Iterator[Input]:
+            """One pass in the order of the paths tells what is rejected, what is listed twice, and the digest."""
+            last = None
+            for line in self._query(f"SELECT {_COLUMNS} FROM inputs ORDER BY {_COLUMNS}"):
+                self.listed_twice += line[0] == last
+                last = line[0]
+                item = self._to_input(line)
+                if item.problem is not None:
+                    self.rejects[item.problem[0]] += 1
+                    if len(self.first_rejects) < _FIRST_REJECTS:
+                        self.first_rejects.append(Reject(item.path, *item.problem))
+                yield item
+
+        self.digest = input_digest(iter_inputs())
+        if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
+            each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE file END"
+            (self.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
 
     def close(self) -> None:
         """Give the file up; its folder's owner removes it."""
@@ -125,36 +155,12 @@ class Inventory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __len__(self) -> int:
-        return int(self._query("SELECT COUNT(*) FROM inputs").fetchone()[0])
-
-    @property
-    def features(self) -> tuple[FeatureSpec, ...]:
-        """Features of the records."""
-        return (*record_schema(self.labelled), *self.schema)
-
-    def totals(self) -> dict[str, tuple[int, int, int]]:
-        """Return for each split: inputs, bytes of their files, and bytes of their paths and columns."""
-        found = {name: (0, 0, 0) for name in self.splits}
-        sums = self._query("SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM inputs GROUP BY split")
-        return found | {name: (count, size, extra) for name, count, size, extra in sums}
-
     def largest(self, slope: float, intercept: float) -> tuple[str, int]:
         """Path and size of the largest record, where it takes `slope` times the file, `intercept` and the rest."""
         path, size = self._query(
             "SELECT path, ? * bytes + ? + extra AS size FROM inputs ORDER BY size DESC LIMIT 1", slope, intercept
         ).fetchone()
         return path, int(size)
-
-    def listed_twice(self) -> int:
-        """Count the rows that name a file that another row names as well, however they spell it."""
-        self._identify()
-        return self._listed_twice
-
-    def rejects(self) -> tuple[Counter[str], list[Reject]]:
-        """Inputs that are rejected without being read: how many by reason, and the first few."""
-        self._identify()
-        return self._rejects, self._first_rejects
 
     def sample(self, count: int) -> list[Input]:
         """A few inputs, drawn by the global order."""
@@ -168,35 +174,6 @@ class Inventory:
         statement = f"SELECT extra, {_COLUMNS} FROM inputs WHERE split = ? ORDER BY key, {_COLUMNS}"
         for extra, *line in self._query(statement, split):
             yield self._to_input(line), extra
-
-    def digest(self) -> str:
-        """Identity of all inputs together, whatever their order."""
-        self._identify()
-        return self._digest
-
-    def _identify(self) -> None:
-        """Learn, once, what one pass over all inputs in the order of their paths tells."""
-        if self._identified:
-            return
-        self._rejects, self._first_rejects, self._listed_twice = Counter[str](), list[Reject](), 0
-
-        def iter_inputs() -> Iterator[Input]:
-            last = None
-            for line in self._query(f"SELECT {_COLUMNS} FROM inputs ORDER BY {_COLUMNS}"):
-                self._listed_twice += line[0] == last
-                last = line[0]
-                item = self._to_input(line)
-                if item.problem is not None:
-                    self._rejects[item.problem[0]] += 1
-                    if len(self._first_rejects) < _FIRST_REJECTS:
-                        self._first_rejects.append(Reject(item.path, *item.problem))
-                yield item
-
-        self._digest = input_digest(iter_inputs())
-        if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
-            each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE file END"
-            (self._listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
-        self._identified = True
 
     def _to_input(self, line: Sequence[Any]) -> Input:
         path, size, version, label, file, offset, columns, problem = line

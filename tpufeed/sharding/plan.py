@@ -91,7 +91,7 @@ def count_shards(inventory: Inventory, options: ShardOptions, estimate: SizeEsti
     Raises:
         OptionError: a shard would be smaller than its largest record.
     """
-    totals = inventory.totals()
+    totals = inventory.totals
     sizes = {
         name: estimate.slope * size + estimate.fixed * count + extra for name, (count, size, extra) in totals.items()
     }
@@ -122,19 +122,19 @@ def plan_shards(
         OptionError: a shard would be smaller than its largest record.
     """
     shards = count_shards(inventory, options, estimate)
-    counts = {name: count for name, (count, _, _) in inventory.totals().items()}
+    counts = {name: count for name, (count, _, _) in inventory.totals.items()}
     header = PlanHeader(
         kind=KIND,
         source=source,
         options=options.to_dict(),
         run_id=secrets.token_hex(8),
-        input_digest=inventory.digest(),
+        input_digest=inventory.digest,
         splits={name: count for name, (count, _) in shards.items()},
         variants=None,
         class_names=inventory.classes.names,
         features=inventory.features,
         base=inventory.base,
-        notes={"images": len(inventory), "listed_twice": inventory.listed_twice()},
+        notes={"images": inventory.count, "listed_twice": inventory.listed_twice},
         ignored_files=inventory.ignored_files,
         warnings=inventory.warnings,
     )
