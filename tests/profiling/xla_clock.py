@@ -11,8 +11,8 @@ import runpy
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ["PJRT_DEVICE"] = "CPU"
 import torch
@@ -22,7 +22,7 @@ from torch_xla.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
 from torch_xla.utils import keyd_queue
 
 import tpufeed
-from tpufeed.loaders.xla import runtime as xla_runtime
+from tpufeed.loaders import device as device_loaders
 from tpufeed.profiling.clock import StepClock
 from tpufeed.profiling.compiling import compile_advice, xla_counts
 
@@ -30,12 +30,12 @@ SYNC, LOOK, COMPUTE = 3.0, 2.0, 5.0
 
 
 class FakeTime:
-    """Moves by SYNC in each torch_xla.sync and by LOOK in each look of this thread into a queue."""
+    """Moves by SYNC in each torch_xla.sync and by LOOK in each look of this thread at what another has ready."""
 
     def __init__(self):
         self.seconds = 0.0
         self.thread = threading.get_ident()
-        self.sync, self.get = torch_xla.sync, keyd_queue.Queue.get
+        self.sync, self.get, self.result = torch_xla.sync, keyd_queue.Queue.get, Future.result
 
     def now(self):
         return self.seconds
@@ -50,12 +50,17 @@ class FakeTime:
                 self.seconds += LOOK
             return self.get(queue)
 
-        torch_xla.sync, keyd_queue.Queue.get = sync, get
-        xla_runtime.time = SimpleNamespace(perf_counter=self.now)
+        def result(future):
+            self.seconds += LOOK
+            return self.result(future)
+
+        torch_xla.sync, keyd_queue.Queue.get, Future.result = sync, get, result
+        device_loaders.perf_counter = self.now
         return self
 
     def __exit__(self, *_):
-        torch_xla.sync, keyd_queue.Queue.get, xla_runtime.time = self.sync, self.get, time
+        torch_xla.sync, keyd_queue.Queue.get, Future.result = self.sync, self.get, self.result
+        device_loaders.perf_counter = time.perf_counter
 
 
 class Source:

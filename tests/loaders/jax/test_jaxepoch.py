@@ -1,6 +1,5 @@
 """Iterations of jax_loader on 8 CPU devices: what is ahead, how they end, and states."""
 
-import contextlib
 import copy
 import gc
 import importlib
@@ -118,16 +117,6 @@ def test_what_is_on_the_devices_is_handed_out_while_the_host_decodes_the_next(ca
         assert samples(got) == samples(host)
 
 
-def test_just_so_many_batches_are_ahead(cache_url):
-    with make(cache_url, batch_size=8, device_prefetch=2, prefetch=1) as loader:
-        iterator = iter(loader)
-        for handed in range(1, 6):
-            next(iterator)
-            wait_for(lambda: loader.source.stats().batches >= handed + 2)  # noqa: B023  # is called at once
-            time.sleep(0.005)
-            assert loader.source.stats().batches == handed + 2
-
-
 @pytest.mark.parametrize("donated", [False, True])
 def test_batches_that_are_kept_are_never_overwritten(cache_url, donated):
     """On the CPU an array shares the memory of the host's batch, which is page-aligned."""
@@ -163,63 +152,6 @@ def test_arrays_outlive_their_loader_and_their_memory_goes_with_them(cache_url, 
 # Leaving
 
 
-@pytest.mark.parametrize("way", ["break", "exception", "interrupt", "close", "next loop", "garbage", "end"])
-def test_every_way_to_leave_ends_the_thread(cache_url, way):
-    loader = make(cache_url, batch_size=8)
-    iterator = iter(loader)
-    assert not threads()  # nothing begins before the first batch
-    if way in ("break", "exception", "interrupt"):
-        error = {"break": None, "exception": ValueError, "interrupt": KeyboardInterrupt}[way]
-        with pytest.raises(error) if error else contextlib.nullcontext():
-            for _ in loader:
-                assert threads()
-                if error:
-                    raise error
-                break
-    elif way == "close":
-        next(iterator)
-        loader.close()
-        with pytest.raises(LoaderError, match="was closed"):
-            next(iterator)
-    elif way == "next loop":
-        next(iterator)
-        following = iter(loader)
-        next(iterator)  # that one has not begun
-        next(following)
-        with pytest.raises(LoaderError, match="another iteration was begun"):
-            next(iterator)
-        del following
-    elif way == "garbage":
-        next(iterator)
-        cycle = [iterator]
-        cycle.append(cycle)
-        del cycle, iterator
-        gc.collect()
-    else:
-        assert len(list(iterator)) == 8
-        with pytest.raises(StopIteration):
-            next(iterator)
-    assert not threads()
-    loader.close()
-
-
-def test_an_interrupted_wait_ends_the_thread(cache_url, monkeypatch):
-    loader = make(cache_url, batch_size=8)
-    iterator = iter(loader)
-    next(iterator)
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tpufeed.loaders.device.Future.result", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    assert not threads()
-    monkeypatch.undo()
-    assert len(list(loader)) == 8  # the next epoch
-    loader.close()
-
-
 def test_closing_from_another_thread_ends_a_wait(cache_url, make_gate):
     gate = make_gate(8)
     loader = make(cache_url, batch_size=8, threads=1, ops=[Custom(gate.gate)])
@@ -232,33 +164,6 @@ def test_closing_from_another_thread_ends_a_wait(cache_url, make_gate):
     with pytest.raises(LoaderError, match="was closed"):
         list(iterator)
     closer.join()
-
-
-@pytest.mark.parametrize("how", ["break", "damaged record"])
-def test_a_forgotten_loader_takes_all_its_threads_along(cache_url, damage, how):
-    """Without the help of the garbage collector, which training loops like to switch off."""
-    url = cache_url if how == "break" else damage(cache_url, 33).url
-    before = set(threading.enumerate())
-
-    def is_new(thread):
-        """Of a loader; other libraries start threads of theirs when they like."""
-        return thread.name.startswith("tpufeed") and thread not in before
-
-    gc.disable()
-    try:
-        for _ in range(5):
-            forget(url, how)
-        wait_for(lambda: not [thread for thread in threading.enumerate() if is_new(thread)])
-    finally:
-        gc.enable()
-
-
-def forget(url, how):
-    loader = make(url, batch_size=8)
-    with pytest.raises(RecordError) if how == "damaged record" else contextlib.nullcontext():
-        for _ in loader:
-            if how == "break":
-                break
 
 
 def test_a_process_ends_though_an_iteration_is_open(cache_url):
@@ -305,13 +210,6 @@ def test_states_are_those_of_numpy_loader_at_every_boundary(cache_url, epochs):
         next(iter(host))
         loader.load_state_dict(host.state_dict())
         assert samples(loader) == epochs[0][1:]
-
-
-def test_a_state_of_something_else_is_refused(cache_url):
-    with make(cache_url, seed=1) as other, make(cache_url) as loader:
-        state = other.state_dict()
-        with pytest.raises(OptionError, match="the state's seed is 1, this loader's 0"):
-            loader.load_state_dict(state)
 
 
 def test_a_grain_style_iterator(cache_url, epochs):
@@ -383,24 +281,6 @@ def test_start_prefetch_beside_an_open_iteration_leaves_the_order_as_it_is(cache
             following.start_prefetch()
         assert samples(taken) == expected[0]
         assert samples(following) == expected[1]
-
-
-def test_epochs_are_named(cache_url, epochs):
-    with make(cache_url) as loader:
-        loader.set_epoch(2)
-        assert samples(loader) == epochs[2]
-        iterator = iter(loader)
-        loader.set_epoch(1)
-        assert next(iterator)[2].tolist() == epochs[1][0]
-        loader.set_epoch(0)
-        with pytest.raises(LoaderError, match="set_epoch was called in the midst of an epoch"):
-            next(iterator)
-        assert loader.state_dict()["samples"] == 0
-        assert samples(loader) == epochs[0]
-        next(iter(loader))
-        loader.load_state_dict(loader.state_dict())
-        loader.set_epoch(1)  # as training loops do, also to go on
-        assert samples(loader) == epochs[1][1:]
 
 
 @pytest.mark.parametrize("device_prefetch", [1, 3, 9])

@@ -114,7 +114,7 @@ def main(url, folder, step=None):
         return
     whole, weights = train(url, folder / "whole")
     stops = {}
-    for steps in (9, 10, 14) if keras.backend.backend() == "tensorflow" else (14,):
+    for steps in (9, 10, 14) if keras.backend.backend() == "tensorflow" else ():
         place = folder / str(steps)
         first, _ = train(url, place, steps=steps)
         rest, again = train(url, place)

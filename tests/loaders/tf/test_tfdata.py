@@ -59,27 +59,6 @@ def test_options_are_checked_when_the_dataset_is_made(cache_url, dataset_url):
         tpufeed.tf_dataset(cache_url, columns=["x"])
 
 
-def test_unlabelled_data_gives_images_alone(flat_url, stored):
-    dataset = tpufeed.tf_dataset(flat_url, batch_size=10, shuffle=False)
-    assert dataset.element_spec == tf.TensorSpec((10, 64, 64, 3), tf.uint8)
-    np.testing.assert_array_equal(np.concatenate([as_numpy(image) for image in dataset]), stored(flat_url).pixels)
-    dataset = tpufeed.tf_dataset(flat_url, batch_size=16, shuffle=False, remainder="pad")
-    masks = np.concatenate([as_numpy(mask) for _, mask in dataset])
-    assert masks.tolist() == [True] * 20 + [False] * 12
-
-
-def test_strings_and_numbers_come_as_tensors(cache_url, stored):
-    names = ["filename", "text", "height", "sample"]
-    dataset = tpufeed.tf_dataset(cache_url, columns=names, batch_size=10)
-    assert [spec.dtype for spec in dataset.element_spec] == [tf.string, tf.string, tf.int64, tf.int64]
-    assert all(spec.shape == (10,) for spec in dataset.element_spec)
-    expected = stored(cache_url)
-    for files, texts, heights, samples in dataset:
-        assert files.numpy().tolist() == [expected.texts("image/filename")[sample].encode() for sample in samples]
-        assert texts.numpy().tolist() == [expected.texts("image/class/text")[sample].encode() for sample in samples]
-        assert set(heights.numpy()) == {64}
-
-
 def test_tensors_that_are_kept_stay_what_they_were(cache_url, stored):
     """They share memory with the host loader's batches."""
     pixels = [stored(cache_url, "train", number).pixels for number in (0, 1)]
@@ -100,15 +79,6 @@ def test_other_transformations_can_follow(cache_url, stored):
         np.testing.assert_allclose(images.numpy() * 255, stored(cache_url).pixels[samples.numpy()], atol=1e-3)
         seen += samples.numpy().tolist()
     assert sorted(seen) == list(range(70))
-
-
-def test_repeat_carries_epochs_inside_one_iteration(cache_url):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["sample"]).repeat(3)
-    epochs = np.concatenate([as_numpy(ids) for ids in dataset]).reshape(3, 70)
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(70))
-    assert not (epochs[0] == epochs[1]).all()
-    assert not (epochs[1] == epochs[2]).all()
 
 
 def test_a_graph_may_iterate(cache_url):
@@ -254,19 +224,6 @@ def test_steps_that_are_executed_together_take_no_batch_ahead(cache_url):
     for count in range(1, 4):
         two_steps(iterator)
         assert dataset.state_dict()["samples"] == 10 * count
-
-
-def test_a_damaged_record_is_named_after_all_batches_before_it(cache_url, damage):
-    damaged = damage(cache_url, 33)
-    dataset = tpufeed.tf_dataset(damaged.url, batch_size=5, shuffle=False, columns=["sample"])
-    delivered = []
-    with pytest.raises(tf.errors.OpError) as caught:  # noqa: PT012  # what comes before the error counts
-        for ids in dataset:
-            delivered += ids.numpy().tolist()
-    assert delivered == list(range(30))
-    assert f"{damaged.shard}, record {damaged.record}, byte {damaged.byte}" in str(caught.value)
-    assert "RecordError" in str(caught.value)
-    assert sorted(np.concatenate([as_numpy(ids) for ids in dataset])) == list(range(70))  # variant 1 is sound
 
 
 def test_a_dataset_that_is_dropped_stops_its_threads(cache_url):

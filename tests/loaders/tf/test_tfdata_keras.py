@@ -112,18 +112,6 @@ def test_three_epochs_of_live_crops_with_validation_and_class_weights(dataset_ur
         assert (pixels[one] != pixels[other]).any((1, 2, 3)).sum() > 60
 
 
-def test_two_fits_of_one_seed_see_the_same(dataset_url, ops):
-    seen = []
-    for seed in (5, 5, 6):
-        model = make_model(steps_per_execution=4)
-        model.fit(with_samples(dataset_url, batch_size=35, ops=ops, seed=seed), epochs=2, verbose=0)
-        seen.append(model.seen)
-    for one, same in zip(*seen[:2], strict=True):
-        for column, again in zip(one, same, strict=True):
-            np.testing.assert_array_equal(column, again)
-    assert all((one[2] != other[2]).any() for one, other in zip(seen[0], seen[2], strict=True))
-
-
 def test_repeat_carries_epochs_through_fit_s_own(cache_url, stored):
     """Keras' epochs of 5 steps are halves of the dataset's, whose variants alternate."""
     dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["image", "label", "sample"], repeat=True)

@@ -15,15 +15,10 @@ from tpufeed.images import (
     CenterCrop,
     ColorJitter,
     Custom,
-    GaussianBlur,
-    Grayscale,
     HorizontalFlip,
-    RandAugment,
     RandomCrop,
-    RandomErasing,
     RandomResizedCrop,
     Resize,
-    Rotate,
     VerticalFlip,
 )
 from tpufeed.storage.registry import open_store
@@ -124,34 +119,17 @@ def difference(one, other):
     return np.abs(np.frombuffer(one, np.uint8).astype(int) - np.frombuffer(other, np.uint8)).mean()
 
 
-@pytest.mark.parametrize(
-    "ops",
-    [
-        [VerticalFlip(), RandomCrop(60, padding=4), ColorJitter(brightness=0.2), RandomErasing()],
-        [RandomResizedCrop(60), ColorJitter(0.4, 0.4, 0.4, 0.1), Grayscale(p=0.5), RandomErasing(value="random")],
-    ],
-    ids=str,
-)
-def test_every_op_runs_in_the_graph_of_a_dataset(dataset_url, ops):
+def test_every_op_runs_in_the_graph_of_a_dataset(dataset_url):
     """And changes images as often as test_graph.py says of each."""
     plain = [Resize(70), CenterCrop(60)]
+    ops = [*plain, VerticalFlip(), RandomCrop(60, padding=4), RandomResizedCrop(60), HorizontalFlip()]
     given = {"direct": True, "split": "val", "batch_size": 8, "seed": 3, "columns": COLUMNS, "remainder": "pad"}
     first, again, unchanged = (
-        by_sample(tpufeed.tf_dataset(dataset_url, ops=each, **given)) for each in (plain + ops, plain + ops, plain)
+        by_sample(tpufeed.tf_dataset(dataset_url, ops=each, **given)) for each in (ops, ops, plain)
     )
     assert first == again
     assert first.keys() == unchanged.keys()
     assert sum(first[sample] != unchanged[sample] for sample in first) > 0.9 * len(first)
-
-
-def test_without_shuffle_the_order_is_that_of_numpy_loader(cache_url):
-    given = {"shuffle": False, "columns": ["sample"], "batch_size": 7}
-    dataset = tpufeed.tf_dataset(cache_url, direct=True, **given)
-    assert samples_of(dataset) == samples_of(dataset) == list(range(70))
-    dataset = tpufeed.tf_dataset(cache_url, direct=True, lanes=4, **given)
-    first = samples_of(dataset)
-    assert first == samples_of(dataset)
-    assert sorted(first) == list(range(70))
 
 
 def test_a_seed_for_all_of_tensorflow_changes_nothing(cache_url):
@@ -163,14 +141,6 @@ def test_a_seed_for_all_of_tensorflow_changes_nothing(cache_url):
     finally:
         tf.random.set_seed(None)
     assert sorted(found) == sorted(expected)
-
-
-def test_other_columns(cache_url, stored):
-    names = ["filename", "height", "sample"]
-    for files, heights, samples in tpufeed.tf_dataset(cache_url, direct=True, columns=names, batch_size=10):
-        texts = stored(cache_url).texts("image/filename")
-        assert files.numpy().tolist() == [texts[sample].encode() for sample in samples]
-        assert set(heights.numpy()) == {64}
 
 
 def test_an_adopted_dataset_whose_manifest_is_elsewhere(dataset_url, tmp_path):
@@ -191,8 +161,6 @@ def test_an_adopted_dataset_whose_manifest_is_elsewhere(dataset_url, tmp_path):
 @pytest.mark.parametrize(
     ("world", "lanes", "shuffle", "remainder"),
     [
-        (1, 16, False, "drop"),
-        (1, 16, True, "repeat"),
         (3, 12, True, "drop"),
         (3, 12, False, "pad"),
         (3, 12, True, "repeat"),
@@ -308,7 +276,7 @@ def test_options_that_do_not_fit(cache_url):
         tpufeed.tf_dataset(cache_url, direct=True, batch_size=71)
     with pytest.raises(OptionError, match="'Label'"):
         tpufeed.tf_dataset(cache_url, direct=True, columns=["Label"])
-    for op in (Custom("math:sqrt"), RandAugment(), Rotate(10), GaussianBlur()):
+    for op in (Custom("math:sqrt"), ColorJitter(0.4)):
         name = type(op).__name__
         with pytest.raises(
             OptionError, match=rf"{name}\(.*has no TensorFlow graph; direct=True has CenterCrop, .*leave"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tpufeed
-from tpufeed.errors import LoaderError, OptionError, RecordError
+from tpufeed.errors import LoaderError
 from tpufeed.loaders.torch import loader as torchloader
 
 SAMPLES = 70
@@ -88,13 +88,6 @@ def test_columns_have_the_forms_of_numpy_loader(cache_url, flat_url, stored):
         assert (type(images), images.shape) == (torch.Tensor, (20, 64, 64, 3))
 
 
-def test_evaluation_sees_each_sample_once(cache_url):
-    with make(cache_url, "val", shuffle=False, remainder="pad") as loader:
-        batches = list(loader)
-    assert [mask.dtype for _, mask in batches] == [torch.bool] * 3
-    assert torch.cat([samples[mask] for samples, mask in batches]).tolist() == list(range(26))
-
-
 def test_dataset_is_map_style(cache_url, stored):
     loader = make(cache_url, "val", columns=["image", "label"])
     assert len(loader.dataset) == 26
@@ -103,13 +96,6 @@ def test_dataset_is_map_style(cache_url, stored):
 
 
 # Epochs
-
-
-def test_epochs_follow_one_another(cache_url, epochs):
-    with make(cache_url) as loader:
-        assert [ids(loader) for _ in range(4)] == epochs
-    assert sorted(itertools.chain(*epochs[0])) == list(range(SAMPLES))
-    assert epochs[0] != epochs[1]
 
 
 def test_iter_alone_does_nothing(cache_url, epochs):
@@ -155,25 +141,7 @@ def test_moving_in_mid_epoch_is_an_error_on_going_on(cache_url, epochs, call):
         assert ids(loader) == epochs[0]
 
 
-def test_repeat_carries_epochs_inside_one_iteration(cache_url, epochs):
-    with make(cache_url, repeat=True) as loader:
-        assert ids(itertools.islice(loader, 20)) == [*epochs[0], *epochs[1], *epochs[2][:6]]
-        assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (2, 60)
-
-
 # States
-
-
-def test_a_state_counts_what_the_loop_was_handed(cache_url, epochs):
-    with make(cache_url) as loader, make(cache_url) as other:
-        loader.set_epoch(1)
-        for done, _ in enumerate(loader, 1):
-            state = loader.state_dict()
-            assert (state["epoch"], state["samples"]) == (1, 10 * done)
-            other.load_state_dict(state)
-            assert other.state_dict()["samples"] == (10 * done if done < 7 else 0)
-            assert ids(other) == (epochs[1][done:] or epochs[2])
-        assert ids(other) == epochs[3]
 
 
 def test_set_epoch_after_a_state_keeps_the_rest_of_its_epoch(cache_url, epochs):
@@ -203,47 +171,6 @@ def test_copies_are_loaders_at_the_same_place(cache_url, epochs):
 
 
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 36, "world": (1, 2)}, "a batch_size of at most 35, or remainder='pad'"),
-        ({"lanes": 6, "world": (0, 4)}, "6 lanes cannot be dealt to 4 ranks; give lanes=16"),
-    ],
-)
-def test_what_does_not_fit_the_world_is_an_error_before_the_first_step(cache_url, options, message):
-    with make(cache_url, **options) as loader, pytest.raises(OptionError, match=message):
-        next(iter(loader))
-
-
-def test_what_does_not_fit_the_dataset_is_an_error_at_once(dataset_url):
-    with pytest.raises(OptionError, match=r"resiz|size"):
-        tpufeed.torch_loader(dataset_url)
-    with pytest.raises(OptionError, match="no column 'depth'; this dataset has image, sample, label"):
-        make(dataset_url, columns=["depth"])
-
-
-def test_states_of_others_are_refused(cache_url, dataset_url, ops, epochs):
-    with make(cache_url) as loader, make(dataset_url, ops=ops) as other:
-        list(itertools.islice(loader, 2))
-        for state, message in (
-            (other.state_dict(), "the state's content_digest is"),
-            (loader.state_dict() | {"version": 99}, "the state's version is 99"),
-            ({}, "the state's version is None"),
-        ):
-            with pytest.raises(OptionError, match=message):
-                loader.load_state_dict(state)
-        assert loader.state_dict()["samples"] == 20
-
-
-def test_damage_is_raised_in_the_loop(cache_url, damage):
-    damaged = damage(cache_url, 33)
-    with make(damaged.url, columns=["image"], shuffle=False) as loader:
-        iterator = iter(loader)
-        assert len(list(itertools.islice(iterator, 3))) == 3
-        with pytest.raises(RecordError, match=f"record {damaged.record}, byte {damaged.byte}"):
-            next(iterator)
 
 
 def test_closing_stops_what_decodes(cache_url):

@@ -1,10 +1,9 @@
-"""xla_loader around other loaders, its states and copies, on one CPU device. xla_wrapping.py writes down what it does.
+"""xla_loader around other loaders, its states and copies, on one CPU device. xla_wrapping.py collects what it does.
 
 And what torch_xla and tensorflow do to one another in one process.
 """
 
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -18,11 +17,9 @@ from tpufeed.errors import LoaderError
 from tpufeed.loaders.rank_check import Rendezvous
 
 
-@pytest.fixture(scope="module")
-def found(run_script, cache_url, tmp_path_factory):
-    out = tmp_path_factory.mktemp("wrapping") / "found.pickle"
-    run_script("xla/xla_wrapping.py", cache_url, out)
-    return pickle.loads(out.read_bytes())
+@pytest.fixture
+def found(one_device):
+    return one_device[0]["wrapping"]
 
 
 @pytest.fixture(scope="module")

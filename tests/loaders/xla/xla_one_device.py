@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch_xla
+import xla_wrapping
 
 import tpufeed
 from tests.loaders.signatures import differing_options
@@ -22,7 +23,7 @@ from tpufeed.errors import LoaderError, RecordError
 OPEN = []
 
 os.environ.setdefault("TPUFEED_PROCESSES", "0")  # worker processes take a second to start
-faulthandler.dump_traceback_later(120, exit=True)
+faulthandler.dump_traceback_later(140, exit=True)
 
 
 def on_host(value):
@@ -176,6 +177,7 @@ def floats():
 
 def main(cache, flat, damaged, out):
     found = {
+        "wrapping": xla_wrapping.collect(cache),  # first: before there is a runtime
         "leaving": leaving(cache),
         "failing": failing(damaged),
         "kinds": kinds_of_batches(cache, flat),

@@ -1,21 +1,13 @@
-"""Run by test_xla_wrapping.py on one CPU device: writes down what xla_loader makes of other loaders, and of states.
-
-xla_wrapping.py CACHE OUT
-"""
+"""What xla_loader makes of other loaders, and of states; run within xla_one_device.py."""
 
 import collections
 import copy
 import dataclasses
-import faulthandler
 import logging
-import os
 import pickle
-import sys
 import threading
 import time
-from pathlib import Path
 
-os.environ["TPUFEED_PROCESSES"] = "0"
 import numpy as np
 import torch
 import torch_xla
@@ -30,8 +22,6 @@ from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.loaders import device
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.xla import runtime as xla_runtime
-
-faulthandler.dump_traceback_later(140, exit=True)
 
 Pair = collections.namedtuple("Pair", "image label")
 
@@ -330,8 +320,8 @@ def compiled():
     return counts, fetched, moved.cpu().numpy(), host.numpy(), (floats.device.type, str(floats.dtype))
 
 
-def main(cache, out):
-    found = {
+def collect(cache):
+    return {
         "copies": copies(cache),  # first: no runtime yet
         "failing": failing(),
         "forms": forms(),
@@ -345,8 +335,3 @@ def main(cache, out):
         "over collectives": over_collectives(),
         "compiled": compiled(),
     }
-    Path(out).write_bytes(pickle.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -217,11 +217,6 @@ def _check_options(
     if service is not None:
         direct, sharding = True, sharding or "dynamic"
         split_service(service)
-        if not options.repeat and options.shuffle:
-            raise OptionError(
-                "each iteration would read the same epoch from a service: give repeat=True, and steps_per_epoch to "
-                "fit, or shuffle=False for an evaluation"
-            )
     if direct and deterministic:
         raise OptionError(
             "deterministic=True is the order of numpy_loader, and with direct=True, which service implies, TensorFlow "
@@ -231,6 +226,11 @@ def _check_options(
         raise OptionError(
             "direct=True has an order that no state can name; save its iterator by tf.train.Checkpoint, or give "
             "another seed when you go on"
+        )
+    if service is not None and not options.repeat and options.shuffle:
+        raise OptionError(
+            "each iteration would read the same epoch from a service: give repeat=True, and steps_per_epoch to fit, or "
+            "shuffle=False for an evaluation"
         )
     return direct, sharding
 

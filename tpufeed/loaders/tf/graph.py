@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from tpufeed.dataset.partition import Share, World
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
 from tpufeed.images.protocols import Op, WindowOp
-from tpufeed.images.validation import as_range
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.tf.stream import ENDLESS, OTHER_CHECKPOINT, HandedEpoch, place_identity
@@ -43,7 +41,14 @@ _NEXT = np.array([0], np.int64)  # the one key of a table: the next iteration's 
 _NOT_HERE = ("processes", "max_bad_records", "timeout_seconds", "stage_dir", "stage_bytes")
 _DTYPES = {"int64": tf.int64, "float32": tf.float32}
 _JPEG = {"channels": 3, "dct_method": "INTEGER_FAST", "fancy_upscaling": False}
-_LUMA = (0.299, 0.587, 0.114)
+_OPS = (
+    images.CenterCrop,
+    images.HorizontalFlip,
+    images.RandomCrop,
+    images.RandomResizedCrop,
+    images.Resize,
+    images.VerticalFlip,
+)
 
 _plain = tf.autograph.experimental.do_not_convert  # parsing the source here disturbs parsers in other threads
 
@@ -70,7 +75,13 @@ class DirectGraph:
                     f"direct=True reads and decodes in TensorFlow, which has no {field.name}: leave it out, or else "
                     "direct"
                 )
-        check_ops(loader.pipeline.ops)
+        for op in loader.pipeline.ops:
+            if type(op) not in _OPS:
+                names = ", ".join(known.__name__ for known in _OPS)
+                raise OptionError(
+                    f"{op} has no TensorFlow graph; direct=True has {names}: leave out direct=True, or the op. "
+                    "tf_dataset without direct runs every op, and so does tpufeed.cache.warmup"
+                )
         self._options, self._ops, self._package = options, loader.pipeline.ops, loader.form.package
         self._dealt = sharding in ("dynamic", "file")
         self._world = World() if self._dealt else loader.world
@@ -495,33 +506,16 @@ def _decode_other(encoded: Any) -> Any:
 # Ops: the same distributions as `tpufeed.images`, in TensorFlow's words
 
 
-def check_ops(ops: tuple[Op, ...]) -> None:
-    """Raise OptionError for an op that has no TensorFlow graph."""
-    for op in ops:
-        if type(op) not in _OPS:
-            names = ", ".join(sorted(known.__name__ for known in _OPS))
-            raise OptionError(
-                f"{op} has no TensorFlow graph; direct=True has {names}: leave out direct=True, or the op. tf_dataset "
-                "without direct runs every op, and so does tpufeed.cache.warmup"
-            )
-
-
 def run_ops(ops: tuple[Op, ...], image: Any, draws: Any) -> Any:
     """Run ops on an image, uint8 (h, w, 3); `draws` are float32 in [0, 1), op.draws for each op in turn."""
     for op in ops:
         drawn, draws = draws[: op.draws], draws[op.draws :]
-        change = _OPS[type(op)]
-        if change is None:
-            assert isinstance(op, WindowOp)
+        if isinstance(op, WindowOp):
             image = _cut(image, op, *find_window(op, tf.shape(image)[:2], drawn))
-        elif isinstance(op, images.ColorJitter):
-            image = change(op, image, drawn)
         else:
-            chance: float = op.p  # type: ignore[attr-defined]  # all others happen with probability p
-            happens: Callable[[], Any] = partial(change, op, image, drawn)
-            if not isinstance(op, images.HorizontalFlip | images.VerticalFlip):  # of one node, as a call would be
-                happens = _rare(happens)
-            image = tf.cond(drawn[0] < chance, happens, partial(tf.identity, image))
+            assert isinstance(op, images.HorizontalFlip | images.VerticalFlip)
+            axis = 1 if isinstance(op, images.HorizontalFlip) else 0
+            image = tf.cond(drawn[0] < op.p, partial(tf.reverse, image, [axis]), partial(tf.identity, image))
     return image
 
 
@@ -544,22 +538,18 @@ def find_window(op: WindowOp, size: Any, draws: Any) -> tuple[Any, Any]:
         corner = low + tf.cast(draws * tf.cast(high - low + 1, tf.float32), tf.int32)
         return tf.concat([corner, out], 0), out
     assert isinstance(op, images.RandomResizedCrop)
-    # All tries at once, and of those that fit the first; the last, in the middle, always does.
-    tries = tf.round(_rectangles(op.scale, op.ratio, sides, draws[:20]))
+    # Ten tries at once, their area uniform, their width to height log-uniform. Taken is the first that fits; the last,
+    # in the middle, always does.
+    area = sides[0] * sides[1] * (op.scale[0] + draws[0:20:2] * (op.scale[1] - op.scale[0]))
+    low, high = math.log(op.ratio[0]), math.log(op.ratio[1])
+    aspect = tf.exp(low + draws[1:20:2] * (high - low))
+    tries = tf.round(tf.sqrt(tf.stack([area / aspect, area * aspect], 1)))
     last = tf.stack([sides[1] / op.ratio[0], sides[0] * op.ratio[1]])
     cuts = tf.concat([tries, tf.clip_by_value(tf.round(last), 1.0, sides)[None]], 0)
     number = tf.argmax(tf.reduce_all((cuts > 0) & (cuts <= sides), 1))
     cut = cuts[number]
     corner = tf.where(number < 10, tf.floor(draws[20:22] * (sides - cut + 1)), tf.floor((sides - cut) / 2))
     return tf.cast(tf.concat([corner, cut], 0), tf.int32), out
-
-
-def _rectangles(scale: tuple[float, float], ratio: tuple[float, float], sides: Any, draws: Any) -> Any:
-    """Return ten tries, float32 (10, 2), height and width: their area uniform, their width to height log-uniform."""
-    area = sides[0] * sides[1] * (scale[0] + draws[0::2] * (scale[1] - scale[0]))
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    aspect = tf.exp(low + draws[1::2] * (high - low))
-    return tf.sqrt(tf.stack([area / aspect, area * aspect], 1))
 
 
 def _cut(image: Any, op: WindowOp, window: Any, out: Any) -> Any:
@@ -592,73 +582,6 @@ def _bilinear(image: Any, out: Any) -> Any:
     """Return an image at height and width `out`. One that has the size already passes as it is."""
     resized = tf.raw_ops.ResizeBilinear(images=image[None], size=out, half_pixel_centers=True)
     return tf.cast(tf.squeeze(resized, 0) + 0.5, tf.uint8)
-
-
-def _jitter(op: images.ColorJitter, image: Any, draws: Any) -> Any:
-    """Change brightness, contrast, saturation and hue in a random order."""
-    spreads = [as_range(spread) for spread in (op.brightness, op.contrast, op.saturation, op.hue)]
-    amounts = [low + draws[number] * (high - low) for number, (low, high) in enumerate(spreads)]
-
-    def blend(other: Any, levels: Any, factor: Any) -> Any:
-        return tf.clip_by_value(other + (levels - other) * factor, 0.0, 255.0)
-
-    def steps(levels: Any) -> list[Callable[[], Any]]:
-        return [
-            lambda: blend(0.0, levels, amounts[0]),
-            lambda: blend(tf.reduce_mean(_grey(levels)), levels, amounts[1]),
-            lambda: blend(_grey(levels), levels, amounts[2]),
-            lambda: tf.image.adjust_hue(levels / 255, amounts[3]) * 255,
-        ]
-
-    levels, orders = tf.cast(image, tf.float32), list(permutations(range(4)))
-    order = tf.gather(tf.constant(orders), tf.cast(draws[4] * len(orders), tf.int32))
-    for number in range(4):
-        chosen = order[number]
-        branches = [
-            partial(tf.identity, levels) if spread == ((0, 0) if place == 3 else (1, 1)) else _rare(step)
-            for place, (spread, step) in enumerate(zip(spreads, steps(levels), strict=True))
-        ]
-        levels = tf.ensure_shape(tf.switch_case(chosen, branches), image.shape)
-    return tf.cast(levels + 0.5, tf.uint8)
-
-
-def _grey(levels: Any) -> Any:
-    return tf.reduce_sum(levels * tf.constant(_LUMA), 2, keepdims=True)
-
-
-def _erase(op: images.RandomErasing, image: Any, draws: Any) -> Any:
-    """Erase the first of ten rectangles that fits, if one does."""
-    size = tf.shape(image)[:2]
-    sides = tf.cast(size, tf.float32)
-    # torchvision's ratio is height to width here, and width to height for crops.
-    tries = tf.round(_rectangles(op.scale, op.ratio, sides, draws[1:21])[:, ::-1])
-    cuts = tf.concat([tries, tf.zeros([1, 2])], 0)
-    cut = cuts[tf.argmax(tf.reduce_all(cuts < sides, 1))]
-    corner = tf.floor(draws[21:23] * (sides - cut + 1))
-    low, high = tf.cast(corner, tf.int32), tf.cast(corner + cut, tf.int32)
-    rows, columns = ((tf.range(size[axis]) >= low[axis]) & (tf.range(size[axis]) < high[axis]) for axis in (0, 1))
-    if op.value == "random":
-        noise = tf.random.stateless_uniform(tf.shape(image), tf.bitcast(draws[22:24], tf.int32), 0, 256, tf.int32)
-        value = tf.cast(noise, tf.uint8)
-    else:
-        value = tf.constant(op.value, tf.uint8)
-    return tf.where((rows[:, None] & columns)[:, :, None], value, image)
-
-
-# What to do to an image; None for ops that cut a window, whose windows `find_window` gives.
-_OPS: dict[type[Any], Callable[[Any, Any, Any], Any] | None] = {
-    images.CenterCrop: None,
-    images.RandomCrop: None,
-    images.RandomResizedCrop: None,
-    images.Resize: None,
-    images.ColorJitter: _jitter,
-    images.Grayscale: lambda _op, image, _draws: tf.tile(
-        tf.cast(_grey(tf.cast(image, tf.float32)) + 0.5, tf.uint8), [1, 1, 3]
-    ),
-    images.HorizontalFlip: lambda _op, image, _draws: tf.reverse(image, [1]),
-    images.RandomErasing: _erase,
-    images.VerticalFlip: lambda _op, image, _draws: tf.reverse(image, [0]),
-}
 
 
 def distribute(dataset: Any, service: str, address: tuple[str, int, str], sharding: str, world: World) -> Any:
