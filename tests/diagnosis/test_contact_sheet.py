@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageChops
 
+from tests.tfrecords import records_of
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.diagnosis import contact_sheet
 from tpufeed.diagnosis.contact_sheet import SheetOptions, make_contact_sheet, write_sheet
@@ -177,8 +178,8 @@ def test_damage_is_marked_and_told(copy):
     dataset = open_dataset(copy)
     places = draw_evenly(dataset, "train", 6, 0)
     shard = dataset.split("train").variants[0].shards[places[2][0]]
-    offset = dataset.reader("train")._span({}, *places[2])[1]
     data = bytearray((copy / shard.name).read_bytes())
+    offset, _ = records_of(data)[places[2][1]]
     data[offset + 100] ^= 1
     (copy / shard.name).write_bytes(data)
     made = make_contact_sheet(open_dataset(copy), "train", SheetOptions(count=6, size_px=SIZE))

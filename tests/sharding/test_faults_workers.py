@@ -78,7 +78,7 @@ def test_a_bug_of_ours_is_no_reject(tmp_path, monkeypatch):
     (tmp_path / "photos").mkdir()
     for name, depth in (("a", np.uint8), ("b", np.uint16)):
         Image.fromarray(np.zeros((16, 16), depth)).save(tmp_path / f"photos/{name}.png")
-    monkeypatch.setattr("tpufeed.images.decoding._scale_integers", fail)
+    monkeypatch.setattr("tpufeed.images.decoding.to_8_bits", fail)
     with pytest.raises(TaskError, match="ValueError: a bug"):
         tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=1, max_rejects=100)
     assert not (tmp_path / "d/manifest.json").exists()

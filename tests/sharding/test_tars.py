@@ -312,7 +312,7 @@ def test_a_hard_link_is_refused(sample, take, tmp_path):
     with pytest.raises(SourceError, match=rf"s\.tar, byte \d+: {second} is stored as a link to {first} .*dereference"):
         take(tmp_path / "s.tar")
     subprocess.run(["tar", "--hard-dereference", "-cf", "../s.tar", *names], cwd=tmp_path / "files", check=True)
-    assert len(take(tmp_path / "s.tar")[0]) == 2
+    assert take(tmp_path / "s.tar")[0].count == 2
 
 
 def test_tars_of_several_splits_are_warned_of(make_tar, sample, take, tmp_path):
