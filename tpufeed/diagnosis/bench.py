@@ -57,8 +57,8 @@ class BenchOptions:
         warm_up: short rounds before them that count for nothing; they fill the page cache and the shard cache.
         split: the dataset's split.
         ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's `final` ops.
-        threads: threads of the loader, see `LoaderOptions`.
-        processes: processes of the loader, see `LoaderOptions`.
+        threads: threads of the loader, see `numpy_loader`.
+        processes: processes of the loader, see `numpy_loader`.
         model: the model that an emulated TPU trains; by default ResNet-50, which the profiles are for.
         tpu: a TPU to emulate at its high rate, short for the device emulated:tpu-NAME.
         patience_seconds: extra time of a measurement where `seconds` are too few for a verdict.
