@@ -1,24 +1,22 @@
-"""Pixels: decoding, resizing, encoding and the augmentation ops. No I/O. An op is listed here and nowhere else."""
+"""Pixels: decoding, resizing, encoding and the augmentation ops. No I/O.
 
-from tpufeed.images.affine import HorizontalFlip, Rotate, VerticalFlip
-from tpufeed.images.color import ColorJitter, GaussianBlur, Grayscale
-from tpufeed.images.custom import Custom
-from tpufeed.images.erasing import RandomErasing
-from tpufeed.images.randaugment import RandAugment
-from tpufeed.images.windows import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+Ops stand in `images/ops.py`, which is imported with the first of them: a worker that only stores images starts without.
+"""
 
-__all__ = [
-    "CenterCrop",
-    "ColorJitter",
-    "Custom",
-    "GaussianBlur",
-    "Grayscale",
-    "HorizontalFlip",
-    "RandAugment",
-    "RandomCrop",
-    "RandomErasing",
-    "RandomResizedCrop",
-    "Resize",
-    "Rotate",
-    "VerticalFlip",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpufeed.images.ops import *  # noqa: F403  # what it names in `__all__`, so that the list stands once
+
+
+def __getattr__(name: str) -> Any:
+    ops = importlib.import_module("tpufeed.images.ops")
+    if name == "__all__" or name in ops.__all__:
+        return getattr(ops, name)
+    raise AttributeError(f"module 'tpufeed.images' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    names: list[str] = importlib.import_module("tpufeed.images.ops").__all__
+    return names

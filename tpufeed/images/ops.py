@@ -1,4 +1,7 @@
-"""All ops by name, and their two descriptions: plain data for manifests, and text for the command line."""
+"""All ops by name, and their two descriptions: plain data for manifests, and text for the command line.
+
+An op is imported and named in `__all__` here, and nowhere else.
+"""
 
 import ast
 import re
@@ -9,13 +12,33 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeGuard
 
-from tpufeed import images
 from tpufeed.errors import OptionError
+from tpufeed.images.affine import HorizontalFlip, Rotate, VerticalFlip
+from tpufeed.images.color import ColorJitter, GaussianBlur, Grayscale
 from tpufeed.images.custom import Custom
+from tpufeed.images.erasing import RandomErasing
 from tpufeed.images.protocols import Op, PixelOp, WindowOp
+from tpufeed.images.randaugment import RandAugment
 from tpufeed.images.validation import shown
+from tpufeed.images.windows import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 
-OPS: Mapping[str, type[Any]] = MappingProxyType({name: getattr(images, name) for name in images.__all__})
+__all__ = [
+    "CenterCrop",
+    "ColorJitter",
+    "Custom",
+    "GaussianBlur",
+    "Grayscale",
+    "HorizontalFlip",
+    "RandAugment",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomResizedCrop",
+    "Resize",
+    "Rotate",
+    "VerticalFlip",
+]
+
+OPS: Mapping[str, type[Any]] = MappingProxyType({name: globals()[name] for name in __all__})
 _MOST_CHARACTERS = 1000
 _SHOWN_CHARACTERS = 100
 _CUSTOM = re.compile(r"(?P<target>[^\s()@'\"]*:[^\s()@'\"]*)(?:@(?P<version>.*))?", re.DOTALL)
