@@ -176,8 +176,9 @@ def test_a_sheet_too_large_for_memory(dataset_url, monkeypatch):
 def test_damage_is_marked_and_told(copy):
     dataset = open_dataset(copy)
     places = draw_evenly(dataset, "train", 6, 0)
-    shard = dataset.split("train").variants[0].shards[places[2][0]]
-    offset = dataset.reader("train")._span({}, *places[2])[1]
+    variant, (number, record) = dataset.split("train").variants[0], places[2]
+    shard, before = variant.shards[number], variant.shards[:number]
+    offset = int(np.load(copy / variant.index.name)[sum(one.records + 1 for one in before) + record])
     data = bytearray((copy / shard.name).read_bytes())
     data[offset + 100] ^= 1
     (copy / shard.name).write_bytes(data)
