@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import tpufeed
 from tpufeed.cache import warmup
+from tpufeed.cli.app import app
 
 PAGE = (Path(__file__).parents[2] / "docs/measuring.md").read_text().partition("\n## Bench\n")[2].partition("\n## ")[0]
 
@@ -46,7 +49,12 @@ def run(folder: Path, command: str) -> str:
 def test_the_commands_run_as_they_stand(folder: Path) -> None:
     commands = [line for block in blocks("bash") for line in block.splitlines()]
     assert len(commands) == 3
-    outputs = [run(folder, f"{command} --steps 2 --repeats 1 --warm-up 0") for command in commands]
+    short = ["--steps", "2", "--repeats", "1", "--warm-up", "0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = [CliRunner().invoke(app, [*shlex.split(command)[1:], *short]) for command in commands]
+    outputs = [one.output for one in done]
+    assert [one.exit_code for one in done] == [0] * 3, outputs
     assert "EMULATED tpu-v3-8, batches of 128" in outputs[0]
     assert "EMULATED flowers-224, naive" in outputs[1]
     assert "EMULATED mlperf-h100, batches of 400" in outputs[1]

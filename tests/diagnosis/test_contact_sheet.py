@@ -192,7 +192,7 @@ def test_damage_is_marked_and_told(copy):
     assert of_class.problems in ((problem,), ())
 
 
-@pytest.mark.parametrize(("count", "variants"), [(1, 1), (2, 1), (64, 1), (63, 1), (14, 3), (1, 3)])
+@pytest.mark.parametrize(("count", "variants"), [(1, 1), (63, 1), (14, 3)])
 def test_sheets_are_about_square(count, variants, dataset_url, cache_url):
     made = make_contact_sheet(open_dataset(dataset_url if variants == 1 else cache_url), None, SheetOptions(count))
     columns = len({left for left, _ in made.corners}) // variants

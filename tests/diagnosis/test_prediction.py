@@ -17,8 +17,6 @@ from tpufeed.diagnosis.prediction import (
     Goal,
     Measurements,
     Storage,
-    compose,
-    core_shares,
     detect_tpu,
     find_goal,
     needed_rates,
@@ -41,7 +39,6 @@ STAGES = {
 }
 
 rates = st.floats(1e-3, 1e7)
-maybe_rates = st.none() | rates
 
 
 def measurements(
@@ -169,11 +166,6 @@ def test_a_way_to_the_device_that_was_not_measured_is_said() -> None:
         assert said not in diagnose(counted).verdict
 
 
-def test_one_figure_is_no_range() -> None:
-    narrow = replace(GOAL, needed=(7490.0, 7500.0))
-    assert "waits 80 % of its time" in diagnose(measurements(), narrow).verdict
-
-
 def test_hints_follow_what_was_measured() -> None:
     found = diagnose(measurements(alternatives=(other(4500),), hints=("reshard: shards of 2 MB",)))
     assert [action.do for action in found.actions] == ["presize", "reshard: shards of 2 MB"]
@@ -246,13 +238,6 @@ def test_the_formula_gives_what_the_table_says_of_resnet50(tpu) -> None:
     assert needed_rates(tpu, None) == (tpu.low, tpu.high)
 
 
-@given(st.sampled_from(sorted(TPUS)), st.floats(1e6, 1e13), st.floats(1.01, 100))
-def test_a_larger_model_needs_fewer_images(name: str, flops: float, times: float) -> None:
-    small, large = needed_rates(TPUS[name], flops), needed_rates(TPUS[name], flops * times)
-    assert small[0] < small[1]
-    assert large == pytest.approx((small[0] / times, small[1] / times))
-
-
 @pytest.mark.parametrize("flops", [0.0, -1.0, float("nan"), float("inf")])
 def test_flops_are_a_positive_number(flops: float) -> None:
     with pytest.raises(OptionError, match="a number above 0"):
@@ -287,35 +272,11 @@ def test_where_there_is_no_tpu_none_is_found(value: str) -> None:
     assert detect_tpu({}) is None
 
 
-@given(st.lists(maybe_rates, max_size=5))
-def test_stages_that_overlap_are_as_fast_as_the_slowest(each: list[float | None]) -> None:
-    known = [rate for rate in each if rate is not None]
-    assert compose(*each) == (min(known) if known else None)
-
-
 @given(st.floats(1, 1e9), st.floats(1, 1e6), st.floats(1, 1e12))
 def test_storage_limits_what_does_not_fit_nearer(bandwidth: float, record_bytes: float, total: float) -> None:
     storage = Storage(bytes_per_second=bandwidth, room=1e9)
     assert storage.limit(record_bytes, total) == (None if total <= 1e9 else pytest.approx(bandwidth / record_bytes))
     assert Storage(why_not="no right to read").limit(record_bytes, total) is None
-
-
-@given(st.lists(rates, min_size=1, max_size=3), st.floats(0.1, 1))
-def test_shares_add_up_and_the_slowest_stage_has_the_most(each: list[float], efficiency: float) -> None:
-    figures = [Stage(name=f"stage {number}", images_per_second=rate) for number, rate in enumerate(each)]
-    whole = efficiency / sum(1 / rate for rate in each)
-    shares = core_shares(figures, whole)
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares[ASSEMBLY] == pytest.approx(1 - efficiency, abs=1e-6)
-    assert min(shares.values()) >= 0
-    alone = {name: share for name, share in shares.items() if name != ASSEMBLY}
-    slowest = min(figures, key=lambda figure: figure.images_per_second or 0)
-    assert alone[slowest.name] == pytest.approx(max(alone.values()))
-
-
-def test_what_was_not_measured_has_no_share() -> None:
-    assert core_shares([Stage(name="ops", why_not="there are none")], None) == {}
-    assert core_shares([Stage(name="ops", why_not="there are none")], 10.0) == {ASSEMBLY: 1.0}
 
 
 def test_what_is_to_be_fed() -> None:

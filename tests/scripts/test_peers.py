@@ -44,12 +44,9 @@ def test_loaders_are_measured_and_compared_and_absent_ones_say_so(bench: ModuleT
     assert all(len(bench.row(name, figures, found)) == 8 for name, figures in loaders.items())
 
 
-def test_work_that_a_loader_cannot_do_says_so(bench: ModuleType, sources: dict[str, Any]) -> None:
-    assert bench.run("decoding", sources["raw"], 0.01)["why_not"] == "not measured: it does no raw work"
-
-
-def test_a_loader_that_fails_has_its_last_line_as_the_reason(bench: ModuleType) -> None:
+def test_a_loader_that_cannot_do_the_work_or_fails_says_why(bench: ModuleType) -> None:
     source = importlib.import_module("peers").Source("raw", Path("/nowhere"), Path("/nowhere"), Path("/nowhere"))
+    assert bench.run("decoding", source, 0.01)["why_not"] == "not measured: it does no raw work"
     assert "DatasetNotFoundError" in bench.run("ours:numpy_loader", source, 0.01)["why_not"]
 
 

@@ -56,10 +56,6 @@ def epochs(cache_url):
 # Arrays
 
 
-def test_there_are_eight_devices():
-    assert jax.device_count() == 8
-
-
 def test_the_loader_says_what_and_where_it_reads(cache_url):
     host = f"JaxLoader(NumpyLoader({cache_url!r}, 'train', batch_size=16, epoch=0, samples="
     with make(cache_url) as loader:

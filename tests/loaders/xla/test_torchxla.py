@@ -5,12 +5,9 @@ import re
 import shutil
 import zlib
 
-import ml_dtypes
-import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.images import HorizontalFlip, RandomResizedCrop
 
 RANKS = range(4)
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -214,102 +211,3 @@ def test_a_source_that_breaks_its_word_is_an_error(four):
 def test_loops_that_are_left_early_leave_no_thread(four):
     ranks, _ = four
     assert [found["threads"] for found in ranks] == [[]] * 4
-
-
-# One device
-
-
-def test_batches_have_the_columns_that_were_asked_for(one_device, cache_url, flat_url, stored):
-    kinds = one_device[0]["kinds"]
-    images, labels = kinds["default"]
-    np.testing.assert_array_equal(images[1], stored(cache_url).pixels[:8])
-    np.testing.assert_array_equal(labels[1], stored(cache_url).labels[:8])
-    assert {name: device for name, (device, _) in kinds["dict"].items()} == dict.fromkeys(
-        ["image", "label", "sample", "mask"], "xla"
-    )
-    assert kinds["dict"]["mask"][1].dtype == np.bool_
-    images, names, samples = kinds["strings"]
-    assert images[0] == samples[0] == "xla"
-    assert names.tolist() == stored(cache_url).texts("image/filename")[:8]  # on the host, beside its samples
-    assert kinds["labels alone"][1].tolist() == stored(cache_url).labels[:8].tolist()
-    device, images = kinds["unlabelled"]
-    assert device == "xla"
-    np.testing.assert_array_equal(images, stored(flat_url).pixels[:8])
-    images, mask = kinds["unlabelled, padded"]
-    assert mask[1].all()
-
-
-def test_batches_that_are_kept_on_the_device_stay_what_they_were(one_device, cache_url, stored):
-    kept = one_device[0]["kept"]
-    assert len(kept) == 4 * 14
-    for epoch, ((_, images), (_, samples)) in kept:
-        np.testing.assert_array_equal(images, stored(cache_url, "train", epoch % 2).pixels[samples])
-
-
-def test_which_epoch_is_next_does_not_depend_on_how_far_a_thread_came(one_device, cache_url):
-    """Else ranks that leave an iteration early could part ways."""
-    with tpufeed.numpy_loader(cache_url, columns=["sample"], batch_size=10) as loader:
-        epochs = [[samples.tolist() for samples in loader] for _ in range(21)]
-    found, replaced = one_device[0]["epochs"]
-    for number, batches in enumerate(found):
-        expected = epochs[20] if number in (2, 4) else epochs[0]  # the first 20 were never begun
-        assert [batch.tolist() for batch in batches] == expected
-    assert replaced == ["another iteration was begun"] * 2
-
-
-def test_every_way_to_leave_a_loop_leaves_no_thread(one_device):
-    left = one_device[0]["leaving"]
-    assert left.pop("batches after that") == 35
-    assert left.pop("asked after close").startswith("the loader was closed")
-    assert left == {"break": [], "exception": [], "close": [], "forgotten": []}
-
-
-def test_damage_is_raised_in_the_loop_after_the_batches_before_it(one_device):
-    found, damaged = one_device
-    failing = found["failing"]
-    assert failing["delivered"] == list(range(damaged.sample // 5 * 5))
-    assert f"{damaged.shard}, record {damaged.record}, byte {damaged.byte}: the CRC" in failing["message"]
-    assert failing["after"] == "ended"
-    assert failing["next epoch"] == 14
-
-
-def test_its_traceback_leads_to_the_source_and_no_thread_stays(one_device):
-    failing = one_device[0]["failing"]
-    assert failing["frames"][0] == "failing"
-    assert "fill" in failing["frames"]
-    assert failing["threads at the error"] == failing["threads"] == []
-
-
-def test_a_device_that_is_none_is_an_error_without_an_echo(one_device):
-    message, unraisable = one_device[0]["wrong device"]
-    assert "nonsense" in message
-    assert unraisable == []
-
-
-def test_length_is_that_of_an_epoch(one_device):
-    assert one_device[0]["lengths"] == [8, 9, 9]
-
-
-def test_options_are_those_of_the_other_loaders(one_device):
-    assert one_device[0]["differing options"] == []
-
-
-def test_floats_are_the_reference_rounded_to_bfloat16(one_device):
-    """Computed in float32 in another order (x * scale + shift): a value at a rounding boundary may be one bit off."""
-    pixels, dtypes, made = one_device[0]["floats"]
-    mean, std = (np.array(IMAGENET[name], np.float32) for name in ("mean", "std"))
-    exact = (pixels.astype(np.float32) / 255 - mean) / std
-    expected = exact.astype(ml_dtypes.bfloat16).astype(np.float32)
-    assert {str(dtype) for dtype, _ in (dtypes["NCHW"], dtypes["NHWC"])} == {"torch.bfloat16"}
-    assert {device for _, device in dtypes.values()} == {"xla"}
-    for value in (made["NHWC"], made["NCHW"].transpose(0, 2, 3, 1)):
-        assert value.shape == pixels.shape
-        np.testing.assert_allclose(value, expected, rtol=2**-7, atol=1e-6)
-        assert (value == expected).mean() > 0.999
-    assert str(dtypes["own"][0]) == "torch.float32"
-    own = (pixels.astype(np.float32) / 255 - np.float32([0.1, 0.2, 0.3])) / np.float32([1, 0.5, 0.25])
-    np.testing.assert_allclose(made["own"].transpose(0, 2, 3, 1), own, atol=1e-6)
-
-
-def test_the_ops_of_the_scripts_are_those_of_the_fixture(ops):
-    assert ops == [RandomResizedCrop(size=64), HorizontalFlip()]
