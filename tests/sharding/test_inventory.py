@@ -161,7 +161,7 @@ def test_memory_does_not_grow_with_the_rows(make):
             tracemalloc.stop()
 
     peak(100)
-    assert peak(16_000) < 1.5 * peak(8_000)
+    assert peak(12_000) < 1.5 * peak(6_000)
 
 
 def test_a_full_disk_for_temporary_files_is_named(photo_folder, monkeypatch, tmp_path):

@@ -187,13 +187,6 @@ def test_shards_are_within_15_percent_of_one_another(count, a_shard, seed, sprea
     assert max(sizes) <= 1.5 * mean * a_shard
 
 
-def test_shards_are_about_as_large_as_asked_for():
-    _, tasks = make_plan(equal_rows(1000), ShardOptions(shard_bytes=100_000))
-    sizes = [sum(map(size_of, task.inputs)) for task in tasks]
-    assert len(tasks) == round(sum(sizes) / 100_000)
-    assert max(sizes) < 110_000
-
-
 def test_estimated_sizes_are_cut_evenly():
     """Records that take a tenth of their file and 500 bytes."""
     _, tasks = make_plan(equal_rows(1000), ShardOptions(shard_bytes=50_000), SizeEstimate(0.1, 500))
