@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.contract import EngineContract, build_serially, job, total
+from tests.engines.contract import (
+    PATIENCE_SECONDS,
+    EngineContract,
+    build_serially,
+    is_running,
+    job,
+    pids,
+    total,
+    wait_until,
+)
 from tpufeed.engines import engine as engine_module
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.engine import Done, Progress, ProgressMeter
@@ -21,7 +30,6 @@ from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import TaskError
 
 HERE = Path(__file__).parent
-PATIENCE_SECONDS = 240  # the shared machine stands still for a minute at times
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +40,6 @@ def _tasks_on_the_path(monkeypatch):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     return build_serially(tmp_path_factory.mktemp("built"))
-
-
-def is_running(pid):
-    """A zombie is not: whoever inherited it has yet to collect it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def workers():
@@ -54,17 +54,6 @@ def workers():
         if parent == os.getpid() and (b"tpufeed.engines.worker" in command or not command):
             found.append(int(folder.name))
     return found
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)
-
-
-def pids(folder):
-    return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 
 class TestSerial(EngineContract):

@@ -6,13 +6,25 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 import tpufeed
-from tests.engines.contract import ROOT, SHARD, EngineContract, build_serially, bytes_of, done, job, total
+from tests.engines.contract import (
+    PATIENCE_SECONDS,
+    ROOT,
+    SHARD,
+    EngineContract,
+    build_serially,
+    bytes_of,
+    done,
+    is_running,
+    job,
+    pids,
+    total,
+    wait_until,
+)
 from tests.gcs_server import GcsServer
 from tpufeed import __version__, cache
 from tpufeed.engines.choice import SerialEngine
@@ -21,8 +33,6 @@ from tpufeed.errors import BuildError, TaskError
 from tpufeed.images import CenterCrop, Custom
 
 ray = pytest.importorskip("ray")
-
-PATIENCE_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +52,6 @@ class TestContract(EngineContract):
     def engine(self, connected):
         yield RayEngine("nobody looks at this")
         assert ray.is_initialized()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.01)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def pids(folder):
-    return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 
 def test_no_more_tasks_run_at_a_time_than_there_are_workers(connected, tmp_path):
