@@ -139,9 +139,7 @@ def test_a_build_that_is_overwritten_at_any_step_publishes_nothing_and_breaks_no
 
 
 @each_step
-@pytest.mark.parametrize(
-    ("where", "again"), [pytest.param("gs", "with --overwrite", marks=pytest.mark.long), ("local", "without")]
-)
+@pytest.mark.parametrize(("where", "again"), [("gs", "with --overwrite"), ("local", "without")])
 def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, every, few, place):
     steps, fresh = place
 
