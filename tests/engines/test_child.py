@@ -6,31 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.engines.contract import ROOT
+from tests.engines.contract import ROOT, is_running, wait_until
 from tpufeed import errors
 from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.errors import DatasetDamagedError, ImageError, LoaderError, MissingExtraError, TpufeedError
 
 HERE = "tests.engines.test_child"
-PATIENCE_SECONDS = 240
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_gone(pid):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while is_running(pid):
-        assert time.monotonic() < deadline, "it stays"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -125,7 +109,7 @@ def test_a_child_that_is_apart_ends_with_all_that_it_has_started(start):
     pid = child.receive()
     assert is_running(pid)
     stop_all([child], 0.0)
-    wait_until_gone(pid)
+    wait_until(lambda: not is_running(pid))
 
 
 def test_a_child_that_reads_nothing_is_given_up(start):
@@ -146,4 +130,4 @@ def test_a_child_that_is_apart_ends_with_a_launcher_that_is_killed():
         pid = int(launcher.stdout.readline())
         assert is_running(pid)
         launcher.kill()
-    wait_until_gone(pid)
+    wait_until(lambda: not is_running(pid))

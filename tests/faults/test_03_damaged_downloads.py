@@ -4,7 +4,6 @@ The service's hash header is the true one each time, as where a proxy or a cable
 """
 
 import io
-import json
 import re
 import tarfile
 
@@ -33,9 +32,7 @@ DAMAGES = {
     "truncated": {"action": "truncate"},
     "cut to nothing": {"action": "truncate", "after_bytes": 0},
     "corrupt": {"action": "corrupt"},
-    "corrupt at the start": {"action": "corrupt", "after_bytes": 4},
 }
-each_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 few_damages = pytest.mark.parametrize(
     "damage", [DAMAGES["truncated"], DAMAGES["corrupt"]], ids=["truncated", "corrupt"]
 )
@@ -45,7 +42,7 @@ def reads(server, name):
     return server.requests(operation="read", name=name)
 
 
-@each_damage
+@few_damages
 def test_a_manifest_is_fetched_again(damage, server, kept, command):
     server.fault(operation="read", name="*/cache/manifest.json", **damage)
     found = open_dataset(f"{kept}/cache")
@@ -68,7 +65,7 @@ def test_a_manifest_that_is_damaged_each_time_is_named(server, kept, command, pa
     assert len(met(server)) > 1
 
 
-@each_damage
+@few_damages
 def test_a_range_of_records_is_fetched_again(damage, server, kept, cache_url, caplog):
     server.fault(operation="read", name=f"*/{VICTIM}", **damage)
     expected = epochs_of(cache_url, **IN_ORDER)
@@ -89,7 +86,7 @@ def epochs_reads(server, kept):
     return reads(server, f"*/{VICTIM}")[before:]
 
 
-@each_damage
+@few_damages
 def test_a_part_of_the_index_is_fetched_again(damage, server, kept, cache_url):
     server.fault(operation="read", name="*/train-v0.index.npy", **damage)
     expected = epochs_of(cache_url, **IN_ORDER)
@@ -99,11 +96,10 @@ def test_a_part_of_the_index_is_fetched_again(damage, server, kept, cache_url):
     assert len(reads(server, hit.name)) == 4  # three parts, one of them twice
 
 
-@pytest.mark.parametrize("damage", [DAMAGES["corrupt"], DAMAGES["corrupt at the start"]], ids=str)
-def test_a_part_of_the_index_that_is_damaged_each_time_is_no_other_sample(damage, server, kept, cache_url):
+def test_a_part_of_the_index_that_is_damaged_each_time_is_no_other_sample(server, kept, cache_url):
     """Whether its damage is seen at once or by the CRCs of the records that it leads to."""
     (expected,) = epochs_of(cache_url, **IN_ORDER)
-    server.fault(operation="read", name="*/train-v0.index.npy", **{**damage, "calls": None})
+    server.fault(operation="read", name="*/train-v0.index.npy", **{**DAMAGES["corrupt"], "calls": None})
     with tpufeed.numpy_loader(f"{kept}/cache", **BATCHES, stage_bytes=0, **IN_ORDER) as loader:
         found, message = until_error(loader, DamageError)
     assert re.search(r"v0\.index\.npy: the offsets of train-v0-0000\d|train-v0-0000\d\S+, record \d+, byte", message)
@@ -113,7 +109,7 @@ def test_a_part_of_the_index_that_is_damaged_each_time_is_no_other_sample(damage
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [*((VICTIM, damage) for damage in DAMAGES.values()), ("train-v0.index.npy", DAMAGES["corrupt"])],
+    [(VICTIM, DAMAGES["cut to nothing"]), (VICTIM, DAMAGES["corrupt"]), ("train-v0.index.npy", DAMAGES["corrupt"])],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, tmp_path):
@@ -166,7 +162,7 @@ def begun(server, kept):
     return "gs://bucket/d"
 
 
-@pytest.mark.parametrize("place", ["a label", "its JSON", "cut short"])
+@pytest.mark.parametrize("place", ["a label", "cut short"])
 def test_a_task_is_fetched_again(place, server, kept):
     """One digit of a label is another label, and no error to any parser."""
     header, line, *_ = server.get("bucket", "kept/dataset/_tpufeed/plan.jsonl").splitlines()
@@ -189,11 +185,10 @@ def test_a_task_that_is_damaged_each_time_is_named(server, kept, command):
     assert not [name for name in names_of(server, "d") if name.endswith((".tfrecord", "manifest.json"))]
 
 
-@few_damages
-def test_a_plan_is_fetched_again(damage, server, kept, begun, monkeypatch):
+def test_a_plan_is_fetched_again(server, kept, begun, monkeypatch):
     """It is read by ranges, none of which is the whole object, and each task once more before any is run."""
     monkeypatch.setattr(reading, "_BLOCK_BYTES", 2000)
-    server.fault(operation="read", name="d/_tpufeed/plan.jsonl", **{**damage, "calls": (1, 3)})
+    server.fault("corrupt", operation="read", name="d/_tpufeed/plan.jsonl", calls=(1, 3))
     tpufeed.shard(f"{kept}/photos", begun, shard_bytes="30KB", workers=1)
     assert len(met(server)) == 2
     assert objects(server, "d") == objects(server, "kept/dataset")
@@ -308,6 +303,7 @@ def test_a_member_of_a_tar_that_arrives_damaged_is_read_again(server, source):
     result = tpufeed.shard(url, "gs://bucket/d", workers=1)
     assert len(met(server)) == 1
     assert (result.manifest.rejects, result.manifest.splits["train"].records) == ({}, 20)
+    assert len(reads(server, "*/a.tar")) == 1 + 20 + 2  # the list, each member, and that one until two are equal
     server.clear_faults()
     tpufeed.shard(url, "gs://bucket/e", workers=1)
     assert objects(server, "d") == objects(server, "e")
@@ -336,15 +332,6 @@ def test_a_member_that_arrives_otherwise_each_time_is_an_error_and_no_reject(bui
     assert "manifest.json" not in names_of(server, "d")
 
 
-def test_two_equal_readings_of_three_decide(server, source):
-    url = source(1)
-    server.fault("corrupt", operation="read", name="*/a.tar", calls=(2,), after_bytes=0)
-    result = tpufeed.shard(url, "gs://bucket/d", workers=1)
-    assert len(met(server)) == 1
-    assert result.manifest.rejects == {}
-    assert len(reads(server, "*/a.tar")) == 1 + 3
-
-
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Tars are read in many requests: one that brings the whole object is compared by the store."""
@@ -362,9 +349,9 @@ def damage_list(server, member, within, times=1):
     server.fault("corrupt", operation="read", name="*/a.tar", after_bytes=place - start, calls=calls)
 
 
-@pytest.mark.parametrize(("member", "within"), [("0004.cls", 0), ("0004.cls", -512 + 3), ("0011.jpg", 30)], ids=str)
+@pytest.mark.parametrize(("member", "within"), [("0004.cls", 0), ("0011.jpg", 30)], ids=str)
 def test_a_list_of_a_tar_that_arrives_damaged_is_made_again(member, within, server, source, small_blocks, caplog):
-    """A label, a name, and pixels that the list does not look at, but that tell that it was damaged."""
+    """A label, and pixels that the list does not look at, but that tell that it was damaged."""
     url = source(20)
     tpufeed.shard(url, "gs://bucket/e", workers=1)
     damage_list(server, member, within)
@@ -384,15 +371,13 @@ def test_a_list_of_a_tar_that_is_damaged_each_time_is_an_error(server, source, s
     assert names_of(server, "d") == set()
 
 
-@pytest.fixture(params=["csv", "jsonl", "parquet"])
+@pytest.fixture(params=["csv", "parquet"])
 def table(request, server, kept):
     """The URL of a table of all photographs, each with a label."""
     names = sorted(name.removeprefix("kept/") for name in server.names("bucket") if name.startswith("kept/photos/"))
     rows = [{"path": f"../kept/{name}", "label": f"class{number % 2}"} for number, name in enumerate(names)]
     if request.param == "csv":
         data = "\n".join(["path,label", *(f"{row['path']},{row['label']}" for row in rows)]).encode()
-    elif request.param == "jsonl":
-        data = "\n".join(map(json.dumps, rows)).encode()
     else:
         buffer = io.BytesIO()
         parquet.write_table(pyarrow.Table.from_pylist(rows), buffer, compression="none", use_dictionary=False)
@@ -433,8 +418,7 @@ def small_chunks(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "call", "place"),
     [
-        *((VICTIM, 1, 4), (VICTIM, 2, 90), (VICTIM, 3, 4), (VICTIM, 3, 90)),
-        *(("train-v0.index.npy", 1, 90), ("train-v0.index.npy", 2, 4)),
+        *((VICTIM, 1, 4), (VICTIM, 3, 90), ("train-v0.index.npy", 2, 4)),
     ],
 )
 def test_verify_reads_again_before_it_calls_a_file_damaged(name, call, place, server, kept, command):

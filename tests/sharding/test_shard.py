@@ -173,22 +173,6 @@ def test_a_build_into_memory_and_through_fsspec_is_the_same(photo_folder, bytes_
         assert open_dataset(result.url).content_digest == local.manifest.content_digest
 
 
-def test_a_source_in_memory(photo_folder, bytes_of, tmp_path):
-    source = MemoryStore(f"memory://{tmp_path}/photos")
-    for path in photo_folder.glob("*/*.jpg"):
-        source.put(str(path.relative_to(photo_folder)), path.read_bytes())
-    memory = tpufeed.shard(source.url, tmp_path / "dataset")
-    local = tpufeed.shard(photo_folder, tmp_path / "local")
-    assert bytes_of(memory.url) == bytes_of(local.url)
-
-
-def test_shards_of_a_split_are_of_like_size(photo_folder, tmp_path):
-    result = tpufeed.shard(photo_folder, tmp_path / "d", shard_bytes="250KB", workers=1)
-    sizes = [shard.bytes for shard in result.manifest.splits["train"].variants[0].shards]
-    assert len(sizes) >= 4
-    assert max(sizes) <= 1.15 * min(sizes)
-
-
 def test_all_rejected_is_an_error_and_no_dataset(odd_files, tmp_path):
     for name, data in odd_files["refused"].items():
         path = tmp_path / "photos" / name
@@ -259,13 +243,6 @@ def test_too_many_rejects_are_an_error_and_no_dataset_until_they_are_allowed(odd
     assert result.earlier_images > 0
     fresh = tpufeed.shard(odd_folder, tmp_path / "fresh", workers=1, shard_bytes="60KB")
     assert bytes_of(result.url) == bytes_of(fresh.url)
-
-
-def test_hosts_get_equally_many_shards(photo_folder, tmp_path):
-    manifest = tpufeed.shard(
-        *(photo_folder, tmp_path / "d"), shard_bytes="100KB", hosts=4, split="train=0.8,val=0.2", workers=1
-    ).manifest
-    assert [len(split.variants[0].shards) for split in manifest.splits.values()] == [8, 4]
 
 
 @pytest.mark.parametrize(

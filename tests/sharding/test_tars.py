@@ -163,18 +163,6 @@ def test_a_sample_without_an_image_is_rejected(make_tar, sample, tmp_path):
     }
 
 
-def test_a_sample_without_a_label_is_rejected(make_tar, sample, tmp_path):
-    result = tpufeed.shard(
-        make_tar([*sample(0), *sample(1, cls=None), *sample(2, cls=b" \n")]), tmp_path / "d", workers=1
-    )
-    assert result.manifest.rejects == {"bad_label": 2}
-
-
-def test_an_empty_image_is_rejected(make_tar, sample, tmp_path):
-    result = tpufeed.shard(make_tar([*sample(0), *sample(1, jpg=b"")]), tmp_path / "d", workers=1)
-    assert rejects_of(result.url)["a.tar/000001.jpg"][0] == "zero_bytes"
-
-
 def test_two_images_a_sample(make_tar, sample, small_jpegs, take):
     path = make_tar(sample(0, png=small_jpegs[5]))
     with pytest.raises(OptionError, match=r"'000000' has 2 images \(jpg, png\); say which one: --image jpg"):
@@ -324,11 +312,6 @@ def test_tars_of_several_splits_are_warned_of(make_tar, sample, take, tmp_path):
     assert take(tmp_path / "tars/flowers-train-*.tar")[0].warnings == ()
 
 
-def test_without_labels_cls_is_a_further_column(make_tar, sample, take):
-    inventory, _ = take(make_tar(sample(0)), label="none")
-    assert [(f.name, f.dtype) for f in inventory.schema] == [("cls", "int64")]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -348,7 +331,6 @@ def test_options_that_lead_nowhere(options, message, make_tar, sample, take):
         ({"json": b"[1,2]"}, r"sample '000000': its \.json holds no object"),
         ({"json": b"{"}, r"its \.json is not readable"),
         ({"json": b"[" * 100_000}, r"its \.json is not readable: maximum recursion"),
-        ({"json": b"\xff"}, r"its \.json is not readable"),
         ({"txt": b"\xff"}, r"its \.txt is not readable: 'utf-8'"),
         ({"txt": bytes(2 << 20)}, r"its \.txt has 2097152 bytes; at most 1048576"),
         ({"json": b'{"image/encoded":1}'}, "a column is called 'image/encoded'"),
@@ -356,7 +338,7 @@ def test_options_that_lead_nowhere(options, message, make_tar, sample, take):
         ({"json": b'{"cls":[1,2]}', "cls": None}, r"sample '000000': \[1, 2\] is no label"),
         ({"json": b'{"x":"\\ud800"}'}, "is not UTF-8"),
     ],
-    ids=["list", "cut", "deep", "bytes", "text", "large", "reserved", "no name", "labels", "surrogate"],
+    ids=["list", "cut", "deep", "text", "large", "reserved", "no name", "labels", "surrogate"],
 )
 def test_parts_that_cannot_be_read(part, message, make_tar, sample, take):
     with pytest.raises(SourceError, match=message) as raised:
@@ -365,7 +347,7 @@ def test_parts_that_cannot_be_read(part, message, make_tar, sample, take):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("cut", range(10))
+@pytest.mark.parametrize("cut", range(0, 10, 3))
 def test_a_tar_that_was_cut_short(cut, make_tar, sample, take):
     data = encode_tar([part for n in range(4) for part in sample(n)]).rstrip(b"\0")
     whole = len(data) + -len(data) % 512  # without the mark of its end
