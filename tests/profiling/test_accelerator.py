@@ -92,6 +92,10 @@ def test_the_loader_is_asked_when_the_queue_has_room() -> None:
     assert asked == [0, 0, 0, 0, 1, 2, 3]  # a batch computes, two are queued, one is in the loader's hands
 
 
+def test_a_thread_that_fell_behind_once_lost_that_time_once() -> None:
+    assert run_late(30, {2: 2.5}).oversleep_percent == pytest.approx(100 * 2.5 / 29)
+
+
 @pytest.mark.parametrize(("patience", "steps", "verdict"), [(0.0, 6, False), (8.0, 14, False), (60.0, 21, True)])
 def test_a_slow_loader_is_fed_from_for_longer_until_there_are_steps_for_a_verdict(
     patience: float, steps: int, verdict: bool

@@ -76,6 +76,15 @@ def test_indices_are_those_of_a_sequence(cache_url):
     assert len(list(dataset)) == 26  # Python's own protocol of sequences
 
 
+def test_getitems_gives_what_getitem_gives(dataset_url, ops):
+    dataset = tpufeed.TFRecordImages(dataset_url, ops=ops)
+    indices = [3, 69, 3, 0, -1]
+    many = dataset.__getitems__(indices)
+    for (image, label), index in zip(many, indices, strict=True):
+        assert torch.equal(image, dataset[index][0])
+        assert label == dataset[index][1]
+
+
 def test_unlabelled_samples_are_images_alone(flat_url, stored):
     dataset = tpufeed.TFRecordImages(flat_url)
     assert dataset.classes == ()
