@@ -242,11 +242,12 @@ def test_workers_leave_when_the_launcher_is_killed(tmp_path):
     """Though a fork keeps the launcher's ends of the sockets open."""
     text = program(tmp_path, "run_for_ever").rpartition("print(")[0] + FORK.format(folder=str(tmp_path))
     launcher = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.DEVNULL)
-    wait_until(lambda: len(pids(tmp_path)) == 2 and (tmp_path / "forked").exists())
+    forked = tmp_path / "forked"
+    wait_until(lambda: len(pids(tmp_path)) == 2 and forked.exists() and forked.read_text())
     launcher.kill()
     launcher.wait()
     wait_until(lambda: not any(map(is_running, pids(tmp_path))))
-    child = int((tmp_path / "forked").read_text())
+    child = int(forked.read_text())
     assert is_running(child)
     os.kill(child, signal.SIGKILL)
 
