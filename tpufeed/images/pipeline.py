@@ -8,12 +8,14 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError, OpError, OptionError
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, orientation_of
+from tpufeed.images.header import sniff
 from tpufeed.images.mending import mend
 from tpufeed.images.ops import is_op
 from tpufeed.images.orientation import turn
 from tpufeed.images.protocols import Draws, Fill, Op, PixelOp, Window, WindowOp, keep
 from tpufeed.images.resizing import cut_padded, reduction, resize, resize_reduced
 from tpufeed.images.rng import uniforms
+from tpufeed.images.segments import Box, Cut, read_segments
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
 _Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image
@@ -100,12 +102,31 @@ class Pipeline:
         reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
         while orientation > 1 and (size[0] % reduce or size[1] % reduce):
             reduce //= 2  # a last pixel that stands for less than the others must not become the first
+        origin, cut = (0, 0), self._cut_bytes(data, windows, reduce) if orientation == 1 else None
+        if cut is not None:
+            data, origin, size = memoryview(cut.data), (cut.top, cut.left), (cut.height, cut.width)
         pixels = turn(decode(data, reduce, buffer, self._fast), orientation)
         reduced = 1 if pixels.shape[:2] == size else reduce
         return [
-            self._run(pixels, window, drawn, out, reduced)
+            self._run(pixels, window, drawn, out, reduced, origin)
             for window, drawn, out in zip(windows, draws, outs, strict=True)
         ]
+
+    def _cut_bytes(self, data: memoryview, windows: Sequence[Window], reduce: int) -> Cut | None:
+        """Return a JPEG of the part that holds all of `windows`; None where the whole image is as well decoded."""
+        segments = read_segments(data) if sniff(data) == "jpeg" else None
+        if segments is None:
+            return None
+        # Interpolation looks at neighbours: the decoder's between colour samples, `resize_reduced` between pixels.
+        down, across = segments.mcu if not self._fast else (reduce, reduce) if reduce > 1 else (0, 0)
+        return segments.cut(
+            Box(
+                min(window.top for window in windows) - down,
+                min(window.left for window in windows) - across,
+                max(window.top + window.height for window in windows) + down,
+                max(window.left + window.width for window in windows) + across,
+            )
+        )
 
     def run(self, pixels: Pixels, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
         """Apply the ops to uint8 RGB `pixels`, which stay as they are. Without `out`, the result may be a view of them.
@@ -118,9 +139,17 @@ class Pipeline:
         return self._run(pixels, window, draws, out)
 
     def _run(
-        self, pixels: Pixels, window: Window | None, draws: Sequence[Draws], out: Pixels | None, reduced: int = 1
+        self,
+        pixels: Pixels,
+        window: Window | None,
+        draws: Sequence[Draws],
+        out: Pixels | None,
+        reduced: int = 1,
+        origin: tuple[int, int] = (0, 0),
     ) -> Pixels:
         """Run the ops; `window` is the first op's, if any, in pixels of the image at `reduced` times the size.
+
+        `pixels` begin at the row and column `origin` of that image.
 
         What comes behind the last change of size happens in `out` itself: memory in between would be fresh each time,
         and its page faults cost more than the op.
@@ -136,8 +165,9 @@ class Pipeline:
         if window is not None:
             memory = out if sized < 0 else None
             if reduced > 1:
-                pixels = resize_reduced(pixels, reduced, window, memory)
+                pixels = resize_reduced(pixels, reduced, window, memory, origin)
             else:
+                window = window._replace(top=window.top - origin[0], left=window.left - origin[1])
                 pixels = _cut(pixels, window, self._steps[0][2], memory)
         elif sized < 0:
             _check_fits(pixels, out)

@@ -27,24 +27,30 @@ def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) ->
     return result if out is None else out
 
 
-def resize_reduced(reduced: Pixels, factor: int, window: Window, out: Pixels | None = None) -> Pixels:
+def resize_reduced(
+    reduced: Pixels, factor: int, window: Window, out: Pixels | None = None, origin: tuple[int, int] = (0, 0)
+) -> Pixels:
     """Cut and resize a window of an image that the decoder has made smaller by `factor`, as `resize` would.
 
     A window seldom begins at a whole reduced pixel: rounded to one, the result was more than 2 levels off on average
     (docs/pixels.md). Maps of whole numbers, in 1/32 pixel, give the same in all releases of OpenCV.
 
     Args:
-        reduced: uint8 of shape (h, w, channels).
+        reduced: uint8 of shape (h, w, channels): all of the image, or a part with `factor` pixels around the window.
         factor: 2, 4 or 8.
         window: within the image.
         out: as in `resize`.
+        origin: the row and column of the image at which `reduced` begins, multiples of `factor`.
     """
+    # Places are computed in the whole image and moved then: rounding must not depend on where a part begins.
+    above, before = origin[0] // factor, origin[1] // factor
     if window.height >= 2 * factor * window.out_height and window.width >= 2 * factor * window.out_width:
         top, bottom = (round(side / factor) for side in (window.top, window.top + window.height))
         left, right = (round(side / factor) for side in (window.left, window.left + window.width))
-        return resize(reduced[top:bottom, left:right], window.out_height, window.out_width, out)
-    y = _reduced_places(window.top, window.height, window.out_height, factor, reduced.shape[0])[:, None]
-    x = _reduced_places(window.left, window.width, window.out_width, factor, reduced.shape[1])
+        cut = reduced[top - above : bottom - above, left - before : right - before]
+        return resize(cut, window.out_height, window.out_width, out)
+    y = _reduced_places(window.top, window.height, window.out_height, factor, above, reduced.shape[0])[:, None]
+    x = _reduced_places(window.left, window.width, window.out_width, factor, before, reduced.shape[1])
     whole = np.empty((window.out_height, window.out_width, 2), np.int16)
     whole[..., 0], whole[..., 1] = x >> 5, y >> 5
     parts = ((y & 31) << 5 | (x & 31)).astype(np.uint16)
@@ -54,10 +60,13 @@ def resize_reduced(reduced: Pixels, factor: int, window: Window, out: Pixels | N
     return result if out is None else out
 
 
-def _reduced_places(start: int, length: int, out_length: int, factor: int, most: int) -> npt.NDArray[np.int32]:
-    """Return the places of the middles of an axis' new pixels among `most` reduced ones, in 1/32 pixel."""
+def _reduced_places(
+    start: int, length: int, out_length: int, factor: int, skipped: int, most: int
+) -> npt.NDArray[np.int32]:
+    """Return the middles of an axis' new pixels among `most` reduced ones behind `skipped` others, in 1/32 pixel."""
     middles = (start + (np.arange(out_length) + 0.5) * (length / out_length)) / factor - 0.5
-    return np.clip(np.rint(middles * 32), 0, (most - 1) * 32).astype(np.int32)
+    places: npt.NDArray[np.int32] = np.clip(np.rint(middles * 32) - skipped * 32, 0, (most - 1) * 32).astype(np.int32)
+    return places
 
 
 def short_side_size(height: int, width: int, short_side_px: int) -> tuple[int, int]:
