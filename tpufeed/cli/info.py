@@ -52,6 +52,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
         "features": manifest.features,
         "images": manifest.images,
         "odd": manifest.odd,
+        "markers": msgspec.to_builtins(manifest.markers) if manifest.markers else None,
         "upright": manifest.upright,
         "rejects": manifest.rejects,
         "cache": None if manifest.cache is None else cache | {"source": manifest.options.get("source")},
@@ -111,6 +112,10 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     yield f"images: {_counts(facts['images'])}"
     if facts["odd"]:
         yield f"odd cases: {_counts(facts['odd'])}"
+    if facts["markers"]:
+        rewritten, added, unmarked = facts["markers"].values()
+        refused = f"; none in {_counts(unmarked)}" if unmarked else ""
+        yield f"restart markers: added to {rewritten:,} JPEGs, {added / 1e6:,.2f} MB{refused}"
     if facts["upright"]:
         yield "orientation: loaders turn images by EXIF"
     yield f"rejects: {_counts(facts['rejects'])}"

@@ -64,8 +64,18 @@ def shard_command(
         str,
         typer.Option(
             metavar="FORMAT",
-            autocompletion=one_of("keep", "jpeg", "png", "webp"),
-            help="keep: the file's own bytes where they need no change; or all as jpeg, png, webp.",
+            autocompletion=one_of("keep", "exact", "jpeg", "png", "webp"),
+            help="keep: the file's own pixels where they need no change, JPEGs with restart markers for fast crops; "
+            "exact: its very bytes; or all as jpeg, png, webp.",
+            rich_help_panel=flags.IMAGES,
+        ),
+    ] = "keep",
+    progressive: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            autocompletion=one_of("keep", "baseline"),
+            help="keep: progressive JPEGs stay so; baseline: make them baseline without loss, to decode faster.",
             rich_help_panel=flags.IMAGES,
         ),
     ] = "keep",
@@ -120,6 +130,7 @@ def shard_command(
         seed=seed,
         check=check,
         encode=encode,
+        progressive=progressive,
         quality=quality,
         presize=presize,
         presize_mode=presize_mode,

@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from tpufeed import __version__
@@ -26,7 +27,7 @@ from tpufeed.dataset.commit import (
     read_report,
 )
 from tpufeed.dataset.index import IndexWriter
-from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
+from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Markers, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, report_name
 from tpufeed.dataset.plan import Owner, Plan, PlanHeader, TaskRef
 from tpufeed.dataset.reader import Dataset
@@ -265,7 +266,7 @@ def _finish(folder: Path, store: Store, plan: Plan, rejects: Rejects, cache: Cac
     """Put indexes and rejects, and at the very end the manifest; `folder` is for temporary files."""
     header = plan.header
     parts = {split: _Part(header, split, folder) for split in header.splits}
-    images, odd = Counter[str](), Counter[str]()
+    images, odd, marked, unmarked = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     tasks = iter(plan.tasks)
     # Many reports at a time: 100,000 in a bucket, one after the other, would take an hour.
     with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-reports") as executor:
@@ -275,6 +276,9 @@ def _finish(folder: Path, store: Store, plan: Plan, rejects: Rejects, cache: Cac
                 parts[ref.split].add(report)
                 images.update(report.images)
                 odd.update(report.odd)
+                if report.markers is not msgspec.UNSET:
+                    marked.update(rewritten=report.markers.rewritten, added_bytes=report.markers.added_bytes)
+                    unmarked.update(report.markers.unmarked)
     rejects.put()
     if not any(shard.records for part in parts.values() for shard in part.shards[0]):
         first = rejects.all[0]
@@ -294,6 +298,7 @@ def _finish(folder: Path, store: Store, plan: Plan, rejects: Rejects, cache: Cac
         images=dict(sorted(images.items())),
         odd=dict(sorted(odd.items())),
         cache=cache,
+        markers=Markers(**marked, unmarked=dict(sorted(unmarked.items()))) if marked else msgspec.UNSET,
     )
     forget_old(store, header)
     lost = find_lost(store, manifest)

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from tpufeed.dataset.destination import check_writable
-from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.manifest import Manifest, Markers
 from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REMOVALS, REPORTS, removals_name, report_name
 from tpufeed.dataset.plan import (
     Owner,
@@ -77,8 +77,8 @@ class ShardReport(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """Result of a task: a shard for each variant, and what was not taken.
 
-    `images` counts how images were stored, `odd` the odd cases that a policy dealt with, `retries` the requests to
-    stores that were made again, `run_id` is the plan's. `checksum` is the CRC-32C of
+    `images` counts how images were stored, `odd` the odd cases that a policy dealt with, `markers` the restart markers
+    of kept JPEGs, `retries` the requests to stores that were made again, `run_id` is the plan's. `checksum` is the CRC-32C of
     the encoded report with none; only a stored report has one.
     """
 
@@ -91,6 +91,7 @@ class Report(msgspec.Struct, frozen=True):
     retries: int = 0
     run_id: str = ""
     checksum: int = 0
+    markers: Markers | msgspec.UnsetType = msgspec.UNSET
 
 
 def join_or_begin(

@@ -75,6 +75,20 @@ class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str
 
 
+class Markers(msgspec.Struct, frozen=True):
+    """Kept JPEGs and their restart markers.
+
+    Attributes:
+        rewritten: JPEGs that were given markers, without loss.
+        added_bytes: what that cost.
+        unmarked: the other kept JPEGs without markers, counted by the reason.
+    """
+
+    rewritten: int = 0
+    added_bytes: int = 0
+    unmarked: dict[str, int] = {}
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of manifest.json.
 
@@ -91,6 +105,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         rejects: inputs not taken, counted by reason.
         images: the others, counted by how they were stored.
         odd: odd cases that a policy dealt with, counted.
+        markers: of kept JPEGs; not in manifests of builds that write none.
         data_url: where the shards lie, where that is not beside the manifest.
         cache: what a cache is derived from; None for a dataset that is none.
         exif: "apply" where loaders turn images by their EXIF orientation, as in a dataset that was adopted so. Not in
@@ -112,6 +127,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     data_url: str | None = None
     cache: CacheInfo | None = None
     exif: Literal["apply"] | msgspec.UnsetType = msgspec.UNSET
+    markers: Markers | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def content_digest(self) -> str:

@@ -33,7 +33,8 @@ PLAN_VERSION = 1
 _DIGEST_BYTES = 16
 _MOST_VARIANTS = 1000
 _SAID = 200  # characters of an option's value in a message
-_BEFORE = {"damaged": "reject"}  # what builds did that do not name an option yet
+# What builds did that do not name an option yet.
+_BEFORE = {"damaged": "reject", "progressive": "keep", "restart_markers": False}
 
 
 ColumnValue: TypeAlias = int | float | str

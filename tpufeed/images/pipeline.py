@@ -118,7 +118,7 @@ class Pipeline:
         if segments is None:
             return None
         # Interpolation looks at neighbours: the decoder's between colour samples, `resize_reduced` between pixels.
-        down, across = segments.mcu if not self._fast else (reduce, reduce) if reduce > 1 else (0, 0)
+        down, across = segments.frame.mcu if not self._fast else (reduce, reduce) if reduce > 1 else (0, 0)
         return segments.cut(
             Box(
                 min(window.top for window in windows) - down,

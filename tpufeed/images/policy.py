@@ -13,15 +13,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import cv2
 import numpy as np
 import numpy.typing as npt
-import simplejpeg
 from PIL import Image
 
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_stored
 from tpufeed.images.header import ImageHeader, format_of_name, read_header
+from tpufeed.images.markers import encode_jpeg, mark_jpeg
 from tpufeed.images.mending import mend
 from tpufeed.images.orientation import turn
 from tpufeed.images.resizing import short_side_size
+from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 
 StoredFormat = Literal["jpeg", "png", "webp"]
 PresizeMode = Literal["short", "long", "fit"]
@@ -44,8 +45,9 @@ class ImagePolicy:
     Attributes:
         check: "full" decodes every image strictly, so that none can stop a training; "header" trusts what follows a
             sound header.
-        encode: "keep" leaves the bytes of every JPEG, PNG and still, opaque WebP that needs no change; JPEG and WebP
-            that do become JPEG, all else PNG. A format stores that one alone.
+        encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change; JPEG and WebP that do become
+            JPEG, all else PNG. A format stores that one alone. "exact" is "keep" without `restart_markers` and without
+            mending: what needs no change is stored byte for byte.
         quality: of JPEG and WebP that are encoded anew.
         presize_px: shrink images to this side, never enlarge; None keeps sizes.
         presize_mode: which side that is: the shorter one, the longer one, or the shorter one and then the middle square
@@ -68,7 +70,7 @@ class ImagePolicy:
     """
 
     check: Literal["full", "header"] = "full"
-    encode: Literal["keep", "jpeg", "png", "webp"] = "keep"
+    encode: Literal["keep", "exact", "jpeg", "png", "webp"] = "keep"
     quality: int = 90
     presize_px: int | None = None
     presize_mode: PresizeMode = "short"
@@ -82,8 +84,17 @@ class ImagePolicy:
     animated: Literal["first", "reject"] = "first"
     extension: Literal["sniff", "reject"] = "sniff"
     damaged: Literal["mend", "reject"] = "mend"
+    progressive: Literal["keep", "baseline"] = "keep"
+    restart_markers: bool | None = None
 
     def __post_init__(self) -> None:
+        if self.restart_markers is None:  # the plan of a build says which, so that all of its hosts do the same
+            object.__setattr__(self, "restart_markers", self.encode in ("keep", "jpeg") and CAN_REWRITE)
+        if self.progressive == "baseline" and not self.restart_markers:
+            raise OptionError(
+                "progressive='baseline' rewrites JPEGs: that takes encode='keep' or 'jpeg', and a tpufeed with its C "
+                "extension (docs/install.md)"
+            )
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
@@ -109,9 +120,11 @@ class StoredImage:
     """An image as its record holds it.
 
     Attributes:
-        kept: `data` is the file's own bytes.
+        kept: `data` is the file's own bytes, or holds the same coefficients with restart markers.
         mended: or all of them but those that were damage.
         odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
+        added_bytes: by restart markers to a JPEG that is kept; None where it is stored without new ones.
+        unmarked: why such a JPEG could not get any.
     """
 
     data: bytes
@@ -122,6 +135,8 @@ class StoredImage:
     kept: bool
     odd: tuple[str, ...] = ()
     mended: bool = False
+    added_bytes: int | None = None
+    unmarked: str = ""
 
 
 def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage:
@@ -140,6 +155,8 @@ def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage
         return _store(data, policy, name)
     except ImageError as error:
         image = _store(_mend(data, policy, error), policy, name)
+        if image.kept and policy.encode == "exact":
+            return replace(image, data=data, odd=(*image.odd, "damaged"))
         return replace(image, kept=False, mended=image.kept, odd=(*image.odd, "damaged"))
 
 
@@ -147,7 +164,7 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
     is_kept = _is_kept(header, policy)
     stored_format: StoredFormat = "png"
-    if policy.encode != "keep":
+    if policy.encode not in ("keep", "exact"):
         stored_format = policy.encode
     elif header.format in ("jpeg", "webp"):
         stored_format = "webp" if header.format == "webp" and is_kept else "jpeg"
@@ -155,16 +172,27 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
         if policy.check == "full":
             check_pixels(data, header)
         stored = data
-        if header.orientation != 1:  # ignored, and left in for no decoder to apply
+        if header.orientation != 1 and policy.encode != "exact":  # ignored, and left in for no decoder to apply
             stored = data[: header.orientation_at] + b"\1" + data[header.orientation_at + 1 :]
-        kept = stored is data
-        return StoredImage(stored, stored_format, header.height, header.width, header.channels, kept, odd)
+        image = StoredImage(stored, stored_format, header.height, header.width, header.channels, stored is data, odd)
+        return _mark(image, policy.progressive == "baseline") if policy.restart_markers else image
     pixels = _changed_pixels(data, header, policy)
     if pixels.shape[2] == 1 and (policy.greyscale == "rgb" or stored_format == "webp"):
         pixels = pixels.repeat(3, axis=2)
     height, width, channels = pixels.shape
     encoded = encode(pixels, stored_format, policy.quality)
     return StoredImage(encoded, stored_format, height, width, channels, False, odd)
+
+
+def _mark(image: StoredImage, baseline: bool) -> StoredImage:
+    """Return a kept image with restart markers; it stays as it is where it is no JPEG or cannot have any."""
+    if image.format != "jpeg":
+        return image
+    try:
+        marked = mark_jpeg(image.data, baseline)
+    except CannotRewrite as error:
+        return replace(image, unmarked=error.reason)
+    return image if marked is image.data else replace(image, data=marked, added_bytes=len(marked) - len(image.data))
 
 
 def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
@@ -314,8 +342,7 @@ def encode(image: Pixels, image_format: StoredFormat, quality: int) -> bytes:
         raise ImageError("too_large", f"{width}x{height} pixels; a side in {image_format} has at most {longest}")
     image = np.ascontiguousarray(image)
     if image_format == "jpeg":
-        colorspace, subsampling = ("GRAY", "Gray") if image.shape[2] == 1 else ("RGB", "420" if quality < 95 else "444")
-        return bytes(simplejpeg.encode_jpeg(image, quality, colorspace, subsampling))
+        return encode_jpeg(image, quality)
     buffer, picture = io.BytesIO(), Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image)
     if image_format == "webp":
         picture.save(buffer, "WEBP", quality=quality)

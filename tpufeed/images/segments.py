@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Box", "Cut", "Segments", "read_segments"]
+__all__ = ["Box", "Cut", "Frame", "Segments", "read_frame", "read_segments"]
 
 _MARKER = struct.Struct(">HH")  # and length; or height and width
 _NUMBER = struct.Struct(">H")
@@ -29,7 +29,8 @@ _MCUS = {  # by the factors of 4:4:4, 4:2:2, 4:4:0, 4:2:0 and 4:1:1
 }
 _MOST_SEGMENTS = 1 << 16
 _CODES = ((np.arange(_MOST_SEGMENTS) & 7) + 0xD0).astype(np.uint8)
-_LEAST_SPARED_PX = 9_000  # they take the decoder as long as cutting takes, some 40 us
+_END = b"\xd9"
+_LEAST_SPARED_PX = 12_000  # they take the decoder as long as cutting takes, some 50 us
 
 
 class Box(NamedTuple):
@@ -51,23 +52,45 @@ class Cut(NamedTuple):
     width: int
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """A baseline JPEG whose restart intervals are rectangles of one size.
+class Frame(NamedTuple):
+    """The header of a baseline JPEG of one scan.
 
     Attributes:
         size: (height, width) of the image in pixels.
-        segment: (height, width) of a restart interval in pixels; the last ones may reach beyond the image.
         mcu: (height, width) of an MCU in pixels.
+        interval: MCUs of a restart interval; 0 where there is none.
+        scan: where the entropy code begins.
+        header: what a decoder needs of the bytes before that.
+        size_at: where the height stands in it, before the width.
     """
 
     size: tuple[int, int]
-    segment: tuple[int, int]
     mcu: tuple[int, int]
-    _data: memoryview
-    _header: list[memoryview]  # without what no decoder needs
-    _size_at: int  # in that header
-    _scan: int  # where the entropy code begins in `_data`
+    interval: int
+    scan: int
+    header: list[memoryview]
+    size_at: int
+
+    @property
+    def mcus(self) -> tuple[int, int]:
+        """Rows and columns of MCUs."""
+        return -(-self.size[0] // self.mcu[0]), -(-self.size[1] // self.mcu[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """A baseline JPEG whose restart intervals are rectangles of one size: part of a row of MCUs, or whole rows.
+
+    Attributes:
+        frame: its header.
+        tall: height of a rectangle in pixels; the last ones may reach beyond the image.
+        wide: and width.
+    """
+
+    data: memoryview
+    frame: Frame
+    tall: int
+    wide: int
 
     def cut(self, box: Box) -> Cut | None:
         """Return the smallest JPEG of whole segments that holds `box`, which may lie partly outside the image.
@@ -75,7 +98,7 @@ class Segments:
         Returns:
             None where the whole image is hardly larger, or where its markers are not those that its header promises.
         """
-        (height, width), (tall, wide) = self.size, self.segment
+        (height, width), tall, wide = self.frame.size, self.tall, self.wide
         rows, columns = -(-height // tall), -(-width // wide)
         first, last = max(0, box.top // tall), min(rows, -(-box.bottom // tall))
         left, right = max(0, box.left // wide), min(columns, -(-box.right // wide))
@@ -89,13 +112,13 @@ class Segments:
         begins = borders[:-1].reshape(rows, columns)[first:last, left:right]
         ends = borders[1:].reshape(rows, columns)[first:last, left:right]
         lines = zip(begins[:, 0].tolist(), ends[:, -1].tolist(), strict=True)
-        copy = bytearray(b"".join(self._header + [self._data[begin:end] for begin, end in lines]))
+        copy = bytearray(b"".join(self.frame.header + [self.data[begin:end] for begin, end in lines]))
         codes_at = (ends - begins).cumsum()
         codes_at += len(copy) - codes_at[-1] - 1
         view = np.frombuffer(copy, np.uint8)
         view[codes_at] = _CODES[: len(codes_at)]
-        view[-1] = 0xD9  # an end marker in place of the last restart marker
-        _MARKER.pack_into(copy, self._size_at, cut_height, cut_width)
+        view[-1] = _END[0]  # an end marker in place of the last restart marker
+        _MARKER.pack_into(copy, self.frame.size_at, cut_height, cut_width)
         return Cut(copy, first * tall, left * wide, cut_height, cut_width)
 
     def _find_borders(self, count: int) -> npt.NDArray[np.int64] | None:
@@ -104,56 +127,63 @@ class Segments:
         Returns:
             None unless there are as many markers as that takes, numbered in turn: libjpeg, too, counts on both.
         """
-        code = np.frombuffer(self._data, np.uint8)[self._scan :]
-        markers = np.flatnonzero(code[:-1] == 0xFF) + 1
-        markers = markers[(code[markers] & 0xF8) == 0xD0]
-        in_order = len(markers) == count - 1 and np.array_equal(code[markers], _CODES[: count - 1])
-        if not in_order or code[-2] != 0xFF or code[-1] != 0xD9:
+        code = np.frombuffer(self.data, np.uint8, offset=self.frame.scan)
+        marked = code[:-1] == 0xFF
+        marked &= code[1:] >= 0xD0
+        markers = np.flatnonzero(marked)
+        if code[markers + 1].tobytes() != _CODES[: count - 1].tobytes() + _END:
             return None
         borders = np.empty(count + 1, np.int64)
-        borders[0], borders[1:-1], borders[-1] = 0, markers + 1, len(code)
-        borders += self._scan
+        borders[0], borders[1:] = 0, markers + 2
+        borders += self.frame.scan
         return borders
 
 
 def read_segments(data: memoryview) -> Segments | None:
-    """Read the header of a JPEG. Return None for one out of whose bytes no window can be cut, whatever the reason."""
+    """Return the segments of a JPEG. None for one out of whose bytes no window can be cut, whatever the reason."""
+    frame = read_frame(data)
+    if frame is None or not frame.interval or len(data) < frame.scan + 2:
+        return None
+    rows, columns = frame.mcus
+    if columns % frame.interval == 0:
+        tall, wide = 1, frame.interval
+    elif frame.interval % columns == 0:
+        tall, wide = frame.interval // columns, columns
+    else:
+        return None
+    if not 1 < -(-rows // tall) * (columns // wide) <= _MOST_SEGMENTS:
+        return None
+    return Segments(data, frame, tall * frame.mcu[0], wide * frame.mcu[1])
+
+
+def read_frame(data: memoryview) -> Frame | None:
+    """Read the header of a JPEG. None where it is no baseline JPEG of one scan with a usual subsampling."""
     try:
-        return _read_header(data)
+        return _read_frame(data)
     except (struct.error, IndexError):  # the file ends within its header
         return None
 
 
-def _read_header(data: memoryview) -> Segments | None:
-    kept, start, offset, marker = list[memoryview](), 0, 2, 0
+def _read_frame(data: memoryview) -> Frame | None:
+    header, start, offset, marker = list[memoryview](), 0, 2, 0
     frame = size_at = interval = 0
     while marker != _SCAN:
         marker, length = _MARKER.unpack_from(data, offset)
         if marker in _BASELINE and not frame:
-            frame, size_at = offset + 4, sum(map(len, kept)) + offset + 5 - start
+            frame, size_at = offset + 4, sum(map(len, header)) + offset + 5 - start
         elif marker == _RESTART_INTERVAL:
             (interval,) = _NUMBER.unpack_from(data, offset + 4)
         elif marker in _LEFT_OUT:
-            kept.append(data[start:offset])
+            header.append(data[start:offset])
             start = offset + 2 + length
         elif marker not in _KEPT:
             return None
         offset += 2 + length
-    kept.append(data[start:offset])
+    header.append(data[start:offset])
     components, scanned = data[frame + 5], data[offset - length + 2]
     # A single component is never interleaved: its MCU is a block, whatever its factors.
     mcu = (8, 8) if components == 1 else _MCUS.get(bytes(data[frame + 7 : frame + 15 : 3]))
     height, width = _MARKER.unpack_from(data, frame + 1)
-    if not frame or not interval or mcu is None or components not in (1, 3) or scanned != components:
+    if not frame or not height or not width or mcu is None or components not in (1, 3) or scanned != components:
         return None
-    columns = -(-width // mcu[1])
-    if columns and columns % interval == 0:
-        segment = mcu[0], interval * mcu[1]
-    elif columns and interval % columns == 0:
-        segment = interval // columns * mcu[0], columns * mcu[1]
-    else:
-        return None
-    count = -(-height // segment[0]) * -(-width // segment[1])
-    if not 1 < count <= _MOST_SEGMENTS or len(data) < offset + 2:
-        return None
-    return Segments((height, width), segment, mcu, data, kept, size_at, offset)
+    return Frame((height, width), mcu, interval, offset, header, size_at)

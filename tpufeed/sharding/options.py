@@ -19,7 +19,7 @@ _FORM = "write them like train=0.9,val=0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 17.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 18.
 
     Attributes:
         size_bytes: `shard_bytes` as a number.
@@ -41,7 +41,8 @@ class ShardOptions:
     hosts: int = 1
     seed: int = 0
     check: Literal["full", "header"] = "full"
-    encode: Literal["keep", "jpeg", "png", "webp"] = "keep"
+    encode: Literal["keep", "exact", "jpeg", "png", "webp"] = "keep"
+    progressive: Literal["keep", "baseline"] = "keep"
     quality: int = 90
     presize: int | None = None
     presize_mode: Literal["short", "long", "fit"] = "short"
@@ -72,6 +73,7 @@ class ShardOptions:
         images = ImagePolicy(
             check=self.check,
             encode=self.encode,
+            progressive=self.progressive,
             quality=self.quality,
             presize_px=self.presize,
             presize_mode=self.presize_mode,
@@ -86,6 +88,17 @@ class ShardOptions:
             ("images", images),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should hear of before the build."""
+        if self.encode == "exact" or self.images.restart_markers or self.encode not in ("keep", "jpeg"):
+            return ()
+        return (
+            "tpufeed was installed without its C extension: JPEGs that are kept get no restart markers, and loaders "
+            "decode them whole, which is up to twice as slow. Install it from a wheel, or with a C compiler "
+            "(docs/install.md)",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""

@@ -4,14 +4,18 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
+import msgspec
+
 from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
 from tpufeed.dataset.destination import see_destination
+from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.plan import Owner, PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.schema import FORMAT, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
-from tpufeed.errors import AccessError, ImageError, UnavailableError
+from tpufeed.errors import AccessError, BuildError, ImageError, UnavailableError
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image
+from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo
@@ -34,6 +38,7 @@ class ShardContext:
 
 def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
     """Make the shard that `ref` refers to."""
+    _check_rewriting(context.policy)
     destination = open_store(context.destination)
     if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
         return
@@ -42,6 +47,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
     (shard_name,) = header.shard_names(task)
     features, meter = InputFeatures(header), engine.ProgressMeter(report_progress)
     counts, images, odd = [0] * len(header.class_names), Counter[str](), Counter[str]()
+    rewritten, added_bytes, unmarked = 0, 0, Counter[str]()
     rejects: list[Reject] = []
 
     def take(data: bytes, name: str) -> StoredImage:
@@ -60,6 +66,10 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
                     continue
                 images[image.format + ("" if image.kept else ", mended" if image.mended else ", encoded anew")] += 1
                 odd.update(image.odd)
+                if image.added_bytes is not None:
+                    rewritten, added_bytes = rewritten + 1, added_bytes + image.added_bytes
+                elif image.unmarked:
+                    unmarked[image.unmarked] += 1
                 ints: tuple[int, ...] = (image.height, image.width, image.channels)
                 if features.labelled:
                     counts[item.label] += 1
@@ -71,15 +81,34 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
         with meter.putting(written.bytes):
             shard = put_shard(destination, shard_name, path, written, context.owner)
     retries = destination.retries + files.retries
-    report = Report(task.number, (shard,), tuple(counts), dict(images), tuple(rejects), dict(odd), retries)
+    report = Report(
+        task.number,
+        (shard,),
+        tuple(counts),
+        dict(images),
+        tuple(rejects),
+        dict(odd),
+        retries,
+        markers=Markers(rewritten, added_bytes, dict(unmarked)) if context.policy.restart_markers else msgspec.UNSET,
+    )
     put_report(destination, report, context.owner)
 
 
 def reach(context: ShardContext, ref: TaskRef) -> dict[str, str]:
     """Return what this host sees of the build's destination and of the first files of a task, see `Job.reach`."""
+    _check_rewriting(context.policy)
     destination = open_store(context.destination)
     seen = see_destination(destination, context.header.run_id)
     return seen | see_inputs(context.header, read_task(destination, ref)) if seen else seen
+
+
+def _check_rewriting(policy: ImagePolicy) -> None:
+    """Raise BuildError on a host that would store other bytes than the build's other hosts."""
+    if policy.restart_markers and not CAN_REWRITE:
+        raise BuildError(
+            "tpufeed was installed here without its C extension, and this build gives kept JPEGs restart markers. "
+            "Install it from a wheel, or with a C compiler; or begin the build with encode='exact'"
+        )
 
 
 def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
