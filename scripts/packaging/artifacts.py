@@ -1,7 +1,9 @@
 """What is in the wheel and the sdist, against the tree that they were built from."""
 
+import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -14,8 +16,11 @@ ROOT = Path(__file__).parents[2]
 NEEDED = (
     *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "PKG-INFO"),
     *("tests/conftest.py", "tests/gcs_server/__main__.py", "tests/profiling/torch_xla_cpu.xplane.pb"),
+    *("setup.py", "tpufeed/images/_restart.c", "tests/images/restart_fuzz.c"),
     *("scripts/test", "scripts/package-matrix", "scripts/make_photos.py", "benchmarks/harness.py", "docs/format.md"),
 )
+SAME_TIMES = {"SOURCE_DATE_EPOCH": "1767225600"}  # in the wheel: without them two builds would differ
+EXTENSION = "tpufeed/images/_restart.abi3.so"
 WHEEL_BYTES, SDIST_BYTES = 2_000_000, 4_000_000
 
 
@@ -35,8 +40,10 @@ def check_wheel(wheel: Path) -> str:
     """All of the package and nothing else."""
     names = set(read_wheel(wheel))
     expected = {f"tpufeed/{path.relative_to(ROOT / 'tpufeed')}" for path in (ROOT / "tpufeed").rglob("*.py")}
-    expected.add("tpufeed/py.typed")
+    expected |= {"tpufeed/py.typed", EXTENSION}
     found = {name for name in names if ".dist-info/" not in name}
+    if not wheel.name.endswith(f"-cp311-abi3-{platform()}.whl"):
+        raise ArtifactError(f"{wheel.name} is not one wheel for all Pythons from 3.11 on")
     if found != expected:
         missing, beside = sorted(expected - found), sorted(found - expected)
         raise ArtifactError(f"{wheel.name} lacks {missing} and has {beside} that are not the package's")
@@ -85,7 +92,8 @@ def check_same(wheel: Path, sdist: Path, folder: Path) -> str:
     """The sdist gives the same wheel as the tree."""
     tree = unpack(sdist, folder / "source")
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", folder / "again", tree]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    environment = os.environ | SAME_TIMES
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise ArtifactError(f"{sdist.name} gives no wheel\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     (again,) = (folder / "again").glob("*.whl")
@@ -107,6 +115,11 @@ def unpack(sdist: Path, folder: Path) -> Path:
         archive.extractall(folder, filter="data")
     (tree,) = folder.iterdir()
     return tree
+
+
+def platform() -> str:
+    """This machine, as wheels name it."""
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
 def _kilobytes(path: Path, limit: int) -> str:

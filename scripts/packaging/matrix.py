@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from artifacts import check_artifacts, unpack
+from artifacts import SAME_TIMES, check_artifacts, unpack
 from bounds import lowest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ("gcs", "tf", "torch", "xla", "jax", "ray", "beam", "lightning", "report", "profile", "parquet")
-CASES = ("none", *EXTRAS, "sdist", "oldest")
+CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")
 OLDEST_PYTHON = "3.11"
 INSTALL_SECONDS, SMOKE_SECONDS, TESTS_SECONDS = 1800, 600, 1800
 # What runs on the lower bounds, besides the smoke. Tests of the command line want the test runner of a later click, and
@@ -104,8 +104,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """The wheel and the sdist, each from the tree."""
-    call("build", [sys.executable, "-m", "build", "--sdist", "--wheel", "--outdir", folder, ROOT], INSTALL_SECONDS)
+    """The wheel and the sdist that it is built from: the tree may hold objects of an earlier build."""
+    command = [sys.executable, "-m", "build", "--outdir", folder, ROOT]
+    call("build", command, INSTALL_SECONDS, environment=SAME_TIMES)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, sdist
 
@@ -121,7 +122,8 @@ def run_case(case: str, python: str, wheel: Path, sdist: Path) -> Row:
         venv = Path(scratch, "venv")
         installed = None, None
         try:
-            installed = install(interpreter, venv, wanted(case, wheel, sdist))
+            compiler = {"CC": "false"} if case == "no-compiler" else {}
+            installed = install(interpreter, venv, wanted(case, wheel, sdist), compiler)
             with variables(case) as environment:
                 try_it(case, venv, Path(scratch, "smoke"), environment)
             if case == "oldest":
@@ -134,7 +136,7 @@ def run_case(case: str, python: str, wheel: Path, sdist: Path) -> Row:
 
 def wanted(case: str, wheel: Path, sdist: Path) -> list[str]:
     """What pip is asked for."""
-    if case == "sdist":
+    if case in ("sdist", "no-compiler"):
         return [str(sdist)]
     if case.startswith("oldest"):
         extra = case.removeprefix("oldest").removeprefix("-")
@@ -142,11 +144,12 @@ def wanted(case: str, wheel: Path, sdist: Path) -> list[str]:
     return [str(wheel)] if case == "none" else [f"{wheel}[{case}]"]
 
 
-def install(interpreter: Path, venv: Path, requirements: list[str]) -> tuple[float, int]:
+def install(interpreter: Path, venv: Path, requirements: list[str], environment: dict[str, str]) -> tuple[float, int]:
     """Seconds and megabytes of what was asked for."""
     call("venv", [interpreter, "-m", "venv", venv], INSTALL_SECONDS)
     bare, began = size_bytes(venv), time.monotonic()
-    call("pip install", [venv / "bin/python", "-m", "pip", "install", "-q", *requirements], INSTALL_SECONDS)
+    command = [venv / "bin/python", "-m", "pip", "install", "-q", *requirements]
+    call("pip install", command, INSTALL_SECONDS, environment=environment)
     seconds = time.monotonic() - began
     call("pip check", [venv / "bin/python", "-m", "pip", "check"], SMOKE_SECONDS)
     return seconds, round((size_bytes(venv) - bare) / 1e6)

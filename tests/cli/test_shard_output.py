@@ -211,6 +211,7 @@ OPTIONS = {
     "--seed": (3, {"seed": 3}),
     "--check": ("header", {"check": "header"}),
     "--encode": ("webp", {"encode": "webp"}),
+    "--progressive": ("keep", {"progressive": "keep"}),
     "--quality": (77, {"quality": 77}),
     "--presize": (64, {"presize": 64}),
     "--presize-mode": ("fit", {"presize_mode": "fit"}),

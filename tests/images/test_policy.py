@@ -13,8 +13,9 @@ from PIL import Image
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import decode, decode_upright
 from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.segments import read_segments
 
-FULL, HEADER = ImagePolicy(), ImagePolicy(check="header")
+FULL, HEADER, EXACT = ImagePolicy(), ImagePolicy(check="header"), ImagePolicy(encode="exact")
 JPEG = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey"}
 KEPT = {*JPEG, "png", "png, grey", "png, palette", "webp", "webp, lossless"}
 GREY = {"jpeg, grey", "png, grey", "png, grey and alpha", "png, 16 bit", "png, 1 bit"}
@@ -30,12 +31,20 @@ def difference(one, other):
     return float(np.abs(one.astype(int) - other.astype(int)).mean())
 
 
-def test_photographs_keep_their_own_bytes(photo_files):
+@pytest.mark.parametrize("policy", [FULL, HEADER, EXACT], ids=["full", "header", "exact"])
+def test_photographs_keep_their_own_bytes_but_for_restart_markers(photo_files, policy):
     for path in photo_files:
         data, picture = path.read_bytes(), Image.open(path)
-        image = store_image(data, FULL)
+        image = store_image(data, policy)
         assert image.kept
-        assert image.data is data
+        if policy is EXACT or path.suffix != ".jpg":
+            assert image.data is data
+            assert (image.added_bytes, image.unmarked) == (None, "")
+        elif image.unmarked:
+            assert image.data is data
+        else:
+            assert 0 < image.added_bytes == len(image.data) - len(data) < len(data) / 100
+            np.testing.assert_array_equal(decode(image.data), decode(data))
         assert (image.width, image.height) == picture.size
         assert image.format == path.suffix[1:].replace("jpg", "jpeg")
         assert image.channels == (1 if picture.mode == "L" else 3)
@@ -179,6 +188,8 @@ def test_a_policy_is_plain_data_under_stable_names():
         "animated": "first",
         "extension": "sniff",
         "damaged": "mend",
+        "progressive": "keep",
+        "restart_markers": True,
     }
 
 
@@ -212,3 +223,28 @@ def test_options_out_of_range_are_refused(name, value):
     allowed = "whole number between" if name in NUMBERS else "one of '"
     with pytest.raises(OptionError, match=f"^{name} is a? ?{allowed}.*, not {re.escape(repr(value))}"):
         ImagePolicy(**{name: value})
+
+
+def test_exact_stores_a_mendable_file_as_it_is_or_rejects_it(photos):
+    stray = photos["china.jpg"].replace(b"\xff\xdb", b"stray\xff\xdb", 1)
+    mended = store_image(stray, FULL)
+    assert (mended.kept, mended.mended, mended.odd) == (False, True, ("damaged",))
+    exact = store_image(stray, EXACT)
+    assert (exact.data, exact.kept, exact.odd) == (stray, True, ("damaged",))
+    with pytest.raises(ImageError) as caught:
+        store_image(stray, ImagePolicy(encode="exact", damaged="reject"))
+    assert caught.value.reason == "unreadable"
+
+
+def test_a_progressive_file_is_kept_or_becomes_baseline_without_loss(photos, encoded):
+    picture = Image.open(io.BytesIO(photos["china.jpg"]))
+    data = encoded(picture, "JPEG", progressive=True, quality=92)
+    kept = store_image(data, FULL)
+    assert (kept.data, kept.unmarked) == (data, "progressive")
+    baseline = store_image(data, ImagePolicy(progressive="baseline"))
+    assert baseline.kept
+    assert read_segments(memoryview(baseline.data)) is not None
+    np.testing.assert_array_equal(decode(baseline.data), decode(data))
+    for encode in ("exact", "png"):
+        with pytest.raises(OptionError, match="progressive='baseline' rewrites JPEGs"):
+            ImagePolicy(progressive="baseline", encode=encode)

@@ -134,6 +134,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
         "seed": 7,
         "check": "header",
         "encode": "jpeg",
+        "progressive": "baseline",
         "quality": 80,
         "presize": 64,
         "presize_mode": "long",
@@ -154,6 +155,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
         "shard_bytes": 1000,
         **given,
         **policy,
+        "restart_markers": True,
     }
     assert ShardOptions(shards=6, hosts=3).to_dict()["shards"] == 6
 

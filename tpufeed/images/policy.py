@@ -18,7 +18,7 @@ from PIL import Image
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_stored
 from tpufeed.images.header import ImageHeader, format_of_name, read_header
-from tpufeed.images.markers import encode_jpeg, mark_jpeg
+from tpufeed.images.markers import encode_jpeg, is_sound, mark_jpeg
 from tpufeed.images.mending import mend
 from tpufeed.images.orientation import turn
 from tpufeed.images.resizing import short_side_size
@@ -164,18 +164,20 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
     is_kept = _is_kept(header, policy)
     stored_format: StoredFormat = "png"
-    if policy.encode not in ("keep", "exact"):
-        stored_format = policy.encode
-    elif header.format in ("jpeg", "webp"):
-        stored_format = "webp" if header.format == "webp" and is_kept else "jpeg"
+    match policy.encode:
+        case "jpeg" | "png" | "webp" as wanted:
+            stored_format = wanted
+        case _ if header.format in ("jpeg", "webp"):
+            stored_format = "webp" if header.format == "webp" and is_kept else "jpeg"
     if stored_format == header.format and is_kept:
-        if policy.check == "full":
-            check_pixels(data, header)
         stored = data
         if header.orientation != 1 and policy.encode != "exact":  # ignored, and left in for no decoder to apply
             stored = data[: header.orientation_at] + b"\1" + data[header.orientation_at + 1 :]
         image = StoredImage(stored, stored_format, header.height, header.width, header.channels, stored is data, odd)
-        return _mark(image, policy.progressive == "baseline") if policy.restart_markers else image
+        marked = _mark(image, policy.progressive == "baseline") if policy.restart_markers else image
+        if policy.check == "full" and not (marked.added_bytes is not None and is_sound(marked.data, header)):
+            check_pixels(data, header)
+        return marked
     pixels = _changed_pixels(data, header, policy)
     if pixels.shape[2] == 1 and (policy.greyscale == "rgb" or stored_format == "webp"):
         pixels = pixels.repeat(3, axis=2)

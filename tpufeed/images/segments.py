@@ -130,7 +130,7 @@ class Segments:
         code = np.frombuffer(self.data, np.uint8, offset=self.frame.scan)
         marked = code[:-1] == 0xFF
         marked &= code[1:] >= 0xD0
-        markers = np.flatnonzero(marked)
+        markers = np.flatnonzero(marked)[:count]  # some cameras put another picture behind the end marker
         if code[markers + 1].tobytes() != _CODES[: count - 1].tobytes() + _END:
             return None
         borders = np.empty(count + 1, np.int64)

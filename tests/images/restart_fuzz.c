@@ -1,0 +1,59 @@
+/* Feed mutants of the files that are named to both rewriters: restart_fuzz MUTANTS SEED FILE ... Built by test_restart.py. */
+#define WITHOUT_PYTHON
+#include "../../tpufeed/images/_restart.c"
+#include <stdio.h>
+
+static uint64_t state;
+
+static uint32_t draw(uint32_t below) { /* xorshift64* */
+    state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
+    return (uint32_t)((state * 0x2545F4914F6CDD1Du) >> 33) % below;
+}
+
+/* Change some bytes, where the header is as often as where the code is; or cut, or repeat a part. Return the new size. */
+static size_t mutate(uint8_t *data, size_t size, size_t header) {
+    for (uint32_t left = 1 + draw(4); left; left--) {
+        size_t at = draw((uint32_t)(draw(2) ? header : size)), from = draw((uint32_t)size), length = draw(16);
+        if (at + length > size || from + length > size) continue;
+        switch (draw(6)) {
+            case 0: data[at] ^= (uint8_t)(1 << draw(8)); break;
+            case 1: data[at] = (uint8_t)draw(256); break;
+            case 2: data[at] = 0xFF; break;
+            case 3: memmove(data + at, data + at + length, size - at - length), size -= length; break;
+            case 4: memmove(data + at, data + from, length); break;
+            default: if (!draw(8)) size = at + 4 < size ? at + 4 : size;
+        }
+    }
+    return size;
+}
+
+int main(int count, char **arguments) {
+    if (count < 4) return 2;
+    long mutants = strtol(arguments[1], NULL, 10), taken = 0;
+    state = strtoull(arguments[2], NULL, 10) * 2 + 1;
+    for (int number = 3; number < count; number++) {
+        static uint8_t original[1 << 20];
+        FILE *file = fopen(arguments[number], "rb");
+        if (!file) return 2;
+        size_t size = fread(original, 1, sizeof original, file), header = 2;
+        fclose(file);
+        while (header + 1 < size && (original[header] != 0xFF || original[header + 1] != SOS)) header++;
+        for (long i = 0; i < mutants / (count - 3); i++) {
+            uint8_t *copy = malloc(size); /* of this size, so that a byte beyond it is found */
+            memcpy(copy, original, size);
+            size_t left = mutate(copy, size, header);
+            uint8_t *mutant = malloc(left ? left : 1);
+            memcpy(mutant, copy, left);
+            for (int baseline = 0; baseline < 2; baseline++) {
+                Writer writer = {0};
+                Reason reason = rewrite(mutant, left, baseline, baseline ? 1 << 24 : 1 + draw(12), &writer);
+                taken += !reason;
+                free(writer.start);
+            }
+            free(mutant);
+            free(copy);
+        }
+    }
+    printf("%ld mutants, %ld rewritten\n", mutants, taken);
+    return 0;
+}
