@@ -1,0 +1,101 @@
+"""Restart markers through a whole build: what the manifest counts, what `info` says, hosts without the extension."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import tpufeed
+from tpufeed.cli.app import app
+from tpufeed.errors import BuildError, DuplicateWriterError
+from tpufeed.images import HorizontalFlip, RandomResizedCrop
+from tpufeed.images import policy as policy_module
+from tpufeed.sharding import worker
+from tpufeed.tfrecord.example import decode_example
+
+
+def stored(url):
+    """The encoded images of a dataset by the names of their files."""
+    dataset = tpufeed.open_dataset(url)
+    count = dataset.manifest.splits["train"].records
+    features = [decode_example(payload) for payload in dataset.reader("train").iter_payloads(0, count)]
+    return {str(each["image/filename"].values[0], "utf-8"): each["image/encoded"].values[0] for each in features}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, photos):
+    """A photograph as it is, a progressive one, a small one, a PNG."""
+    folder = tmp_path_factory.mktemp("markers") / "photos" / "a"
+    folder.mkdir(parents=True)
+    picture = Image.open(io.BytesIO(photos["china.jpg"]))
+    (folder / "plain.jpg").write_bytes(photos["china.jpg"])
+    picture.save(folder / "progressive.jpg", progressive=True, quality=90)
+    picture.resize((64, 43)).save(folder / "small.jpg")
+    picture.resize((320, 213)).save(folder / "picture.png")
+    return folder.parent
+
+
+def test_the_manifest_and_info_count_what_was_rewritten(folder, tmp_path):
+    tpufeed.shard(folder, tmp_path / "d")
+    markers = tpufeed.open_dataset(tmp_path / "d").manifest.markers
+    files = {path.name: path.read_bytes() for path in folder.rglob("*.*")}
+    images = {name.rpartition("/")[2]: data for name, data in stored(tmp_path / "d").items()}
+    assert {name for name in files if images[name] == files[name]} == {"progressive.jpg", "small.jpg", "picture.png"}
+    assert markers.rewritten == 1
+    assert markers.added_bytes == len(images["plain.jpg"]) - len(files["plain.jpg"])
+    assert markers.unmarked == {"progressive": 1, "too small to gain by it": 1}
+    said = CliRunner().invoke(app, ["info", str(tmp_path / "d")]).stdout
+    assert "restart markers: added to 1 JPEGs" in said
+    assert "none in progressive 1, too small to gain by it 1" in said
+
+
+def test_exact_stores_the_very_bytes_and_baseline_all_but_the_small(folder, tmp_path):
+    tpufeed.shard(folder, tmp_path / "exact", encode="exact")
+    files = {path.name: path.read_bytes() for path in folder.rglob("*.*")}
+    assert {name.rpartition("/")[2]: data for name, data in stored(tmp_path / "exact").items()} == files
+    assert not tpufeed.open_dataset(tmp_path / "exact").manifest.markers
+    tpufeed.shard(folder, tmp_path / "baseline", progressive="baseline")
+    assert tpufeed.open_dataset(tmp_path / "baseline").manifest.markers.unmarked == {"too small to gain by it": 1}
+
+
+@pytest.mark.parametrize("scale", [(0.05, 0.3), (0.08, 1.0)])
+def test_loaders_give_the_pixels_of_the_very_files(folder, tmp_path, scale):
+    """With markers and without, in each epoch, image by image."""
+    ops = [RandomResizedCrop(64, scale=scale), HorizontalFlip()]
+    batches = {}
+    for encode in ("keep", "exact"):
+        tpufeed.shard(folder, tmp_path / encode, encode=encode)
+        with tpufeed.numpy_loader(
+            tmp_path / encode, batch_size=4, ops=ops, processes=0, columns=("image", "sample")
+        ) as loader:
+            batches[encode] = [batch for _ in range(5) for batch in loader]
+    for kept, exact in zip(batches["keep"], batches["exact"], strict=True):
+        for one, other in zip(kept, exact, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture
+def without_extension(monkeypatch):
+    monkeypatch.setattr(policy_module, "CAN_REWRITE", False)
+    monkeypatch.setattr(worker, "CAN_REWRITE", False)
+
+
+def test_without_the_extension_a_build_warns_and_keeps_the_very_bytes(folder, tmp_path, without_extension):
+    result = tpufeed.shard(folder, tmp_path / "d")
+    assert any("without its C extension" in warning for warning in result.warnings)
+    images = {name.rpartition("/")[2]: data for name, data in stored(tmp_path / "d").items()}
+    assert images == {path.name: path.read_bytes() for path in folder.rglob("*.*")}
+    others = tpufeed.shard(folder, tmp_path / "png", encode="png").warnings
+    assert not any("C extension" in warning for warning in others)
+
+
+def test_a_build_that_rewrites_is_not_joined_without_the_extension(folder, tmp_path, monkeypatch):
+    """A worker refuses a plan that asks for markers, and another command is told what differs."""
+    monkeypatch.setattr(worker, "CAN_REWRITE", False)
+    with pytest.raises(BuildError, match="without its C extension"):
+        tpufeed.shard(folder, tmp_path / "d", workers=1)
+    monkeypatch.setattr(policy_module, "CAN_REWRITE", False)
+    with pytest.raises(DuplicateWriterError, match="restart_markers"):
+        tpufeed.shard(folder, tmp_path / "d")
