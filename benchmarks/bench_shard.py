@@ -3,10 +3,11 @@
 The source is in the page cache and the destination is `--work` (default: /dev/shm where there is one), so that no disk
 is measured; what `tpufeed` takes is that of the whole command, start of Python, listing and plan included.
 
-- copy: `--check header` beside concatenating the same files, a loop over TensorFlow's TFRecordWriter, WebDataset's
+- copy: `--check header --encode exact` beside concatenating the same files, a loop over TensorFlow's TFRecordWriter, WebDataset's
   ShardWriter and mosaicml-streaming's MDSWriter with xxh64 (each in one thread, as they are; scripts/setup-peers
   installs the last two, n/a without).
-- decode: the full check beside decoding alone, simplejpeg in a process a core over bytes in memory.
+- decode: the full check, without and with restart markers, beside decoding alone, simplejpeg in a process a core over
+  bytes in memory.
 
     python benchmarks/bench_shard.py [--photos 20000] [--repeats 5] [--save]
 """
@@ -60,14 +61,19 @@ def main() -> None:
 
 COPY: dict[str, Way] = {
     "concatenating the files": lambda files, out: timed(files, lambda: concatenate(files, out)),
-    "tpufeed shard --check header": lambda files, out: timed(files, lambda: shard(files, out, "header")),
+    "tpufeed shard --check header --encode exact": lambda files, out: timed(
+        files, lambda: shard(files, out, "--check", "header", "--encode", "exact")
+    ),
     "TFRecordWriter loop": lambda files, out: timed(files, lambda: write_records(files, out)),
     "WebDataset ShardWriter": lambda files, out: peer("webdataset", files, out),
     "MDSWriter, xxh64": lambda files, out: peer("mosaic", files, out),
 }
 DECODING: dict[str, Way] = {
     "decoding alone, a process a core": lambda files, _: decode(files),
-    "tpufeed shard (full check)": lambda files, out: timed(files, lambda: shard(files, out, "full")),
+    "tpufeed shard --encode exact (full check)": lambda files, out: timed(
+        files, lambda: shard(files, out, "--encode", "exact")
+    ),
+    "tpufeed shard (full check, restart markers)": lambda files, out: timed(files, lambda: shard(files, out)),
 }
 
 
@@ -157,10 +163,10 @@ def write_mds(files: list[Path], out: Path) -> None:
             writer.write({"image": file.read_bytes(), "label": 0})
 
 
-def shard(files: list[Path], out: Path, check: str) -> None:
+def shard(files: list[Path], out: Path, *flags: str) -> None:
     """The command, as users run it."""
     command = [str(Path(sys.executable).with_name("tpufeed")), "shard", str(files[0].parents[1]), str(out / "dataset")]
-    subprocess.run([*command, "--check", check], check=True, capture_output=True)
+    subprocess.run([*command, *flags], check=True, capture_output=True)
 
 
 def decode(files: list[Path], program: str = DECODE, *arguments: object) -> float:
