@@ -3,9 +3,9 @@
 The source is in the page cache and the destination is `--work` (default: /dev/shm where there is one), so that no disk
 is measured; what `tpufeed` takes is that of the whole command, start of Python, listing and plan included.
 
-- copy: `--check header --encode exact` beside concatenating the same files, a loop over TensorFlow's TFRecordWriter, WebDataset's
-  ShardWriter and mosaicml-streaming's MDSWriter with xxh64 (each in one thread, as they are; scripts/setup-peers
-  installs the last two, n/a without).
+- copy: `--check header --encode exact` beside concatenating the same files, a loop over TensorFlow's TFRecordWriter,
+  WebDataset's ShardWriter and mosaicml-streaming's MDSWriter with xxh64 (each in one thread, as they are;
+  scripts/setup-peers installs the last two, n/a without).
 - decode: the full check, without and with restart markers, beside decoding alone, simplejpeg in a process a core over
   bytes in memory.
 
