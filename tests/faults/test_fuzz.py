@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tpufeed
-from tpufeed.dataset.adopt_scan import Wanted, scan_shard
+from tpufeed.dataset.adopt_scan import Keys, scan_shard
 from tpufeed.dataset.commit import is_intact, read_report
 from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.plan import read_plan, read_task
@@ -244,7 +244,7 @@ def test_sound_records_of_damaged_payloads_in_shards_to_adopt(examples):
         store = MemoryStore("memory://fuzz/scan")
         store.put("x.tfrecord", data, store.stat("x.tfrecord"))
         info = store.stat("x.tfrecord")
-        scan_shard(store, info, Wanted("image/encoded", "image/class/label", 10, ("image/class/text",)))
+        scan_shard(store, Keys("image/encoded", "image/class/label", "image/class/text"), 10, info)
 
     (check,) = fuzz(examples, damaged(*EXAMPLES), scan)
     assert check.results
