@@ -226,14 +226,6 @@ def test_odd_options_of_a_manifest_are_another_adoption(odd, photo, tmp_path, wr
         tpufeed.adopt(tmp_path)
 
 
-def test_a_file_is_no_source(photo, tmp_path, write_tfrecords):
-    file = write_tfrecords(tmp_path / "train/x.tfrecord", [{"image": photo}])
-    with pytest.raises(
-        NoInputsError, match=f"x.tfrecord is a file; adopt takes the folder: tpufeed adopt {tmp_path}/train$"
-    ):
-        tpufeed.adopt(file)
-
-
 def test_a_destination_that_is_a_file(refused, photo, tmp_path):
     (tmp_path / "file").touch()
     for target in (tmp_path / "file", tmp_path / "file/below"):

@@ -35,6 +35,7 @@ from tpufeed.storage.store import Store
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED, OVERHEAD_BYTES
 
 _UNKNOWN = int(np.iinfo(np.int64).min)  # the label of a record that has none, or is damaged
+_ALIGNED_BYTES = 64  # the header of an npy file takes a multiple of them
 _DAMAGES_NAMED = 3
 _CLASSES_NAMED = 5
 _MISSING = "is missing; the manifest names it"
@@ -161,15 +162,16 @@ def _name_some(found: Sequence[Damage] | Sequence[Unreadable]) -> str:
 def _check_index(store: Store, variant: Variant) -> Damage | Unreadable | None:
     """Return what is wrong with the index of a variant: its size, its CRC, or its number of offsets."""
     entry, problem = variant.index, ""
-    offsets_bytes = ITEM_BYTES * sum(shard.records + 1 for shard in variant.shards)
+    header_bytes = entry.bytes - ITEM_BYTES * sum(shard.records + 1 for shard in variant.shards)
     try:
         found = store.stat(entry.name)
         if found is None:
             problem = _MISSING
         elif found.size_bytes != entry.bytes:
             problem = f"{found.size_bytes} bytes; the manifest says {entry.bytes}"
-        elif entry.bytes != NPY_HEADER_BYTES + offsets_bytes:
-            problem = f"{entry.bytes} bytes; the manifest's records want {NPY_HEADER_BYTES + offsets_bytes}"
+        elif header_bytes < _ALIGNED_BYTES or header_bytes % _ALIGNED_BYTES:
+            wanted = NPY_HEADER_BYTES + entry.bytes - header_bytes
+            problem = f"{entry.bytes} bytes; the manifest's records want {wanted}"
         else:
             crc = settle(
                 f"{store.url}/{entry.name}",
