@@ -227,8 +227,8 @@ def _iter_differences(present: Dataset, source: Store, files: ForeignFiles, aske
     if not isinstance(before, dict) or not isinstance(keys, dict) or not isinstance(stored.get("left_out"), list):
         yield "it does not say with which options it was adopted"
     for role in Keys._fields:
-        key, taken = asked[role], keys.get(role)
-        if before.get(role) is not None if key is None else taken != (None if key == NONE else key):
+        told, taken = asked[role], keys.get(role)
+        if told != before.get(role) and taken != (None if told == NONE else told):
             yield f"it was adopted with {taken or NONE} as its {role}"
     names = asked["classes"]
     if before.get("classes") != (names is not None) or names not in (None, manifest.class_names):
