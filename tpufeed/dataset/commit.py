@@ -297,12 +297,6 @@ def remove_old(store: Store, header: PlanHeader) -> None:
         store.delete(removals_name(header.run_id))
 
 
-def forget_old(store: Store, header: PlanHeader) -> None:
-    """Remove the note of what was removed, where there is one: before there is a manifest of this run."""
-    remove_old(store, header)
-    store.delete(removals_name(header.run_id))
-
-
 def _read_removals(store: Store, name: str) -> dict[str, str] | None:
     try:
         return msgspec.json.decode(store.read(name), type=dict[str, str])
@@ -418,11 +412,6 @@ def _discard(store: Store, name: str, data: bytes) -> None:
     with suppress(ObjectNotFoundError, ObjectChangedError):
         if found is not None and store.read(name, found.version) == data:
             store.delete(name, found.version)
-
-
-def is_intact(store: Store, report: Report) -> bool:
-    """Return true where all shards of a report have the size and CRC that it says; reads them whole."""
-    return all(is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards)
 
 
 def find_lost(store: Store, manifest: Manifest) -> str | None:
