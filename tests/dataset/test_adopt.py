@@ -246,10 +246,10 @@ def test_the_same_adoption_again_does_nothing(photos, tmp_path, write_tfrecords,
     write_tfrecords(tmp_path / "a/x.tfrecord", [{"image": photo, "label": 0}])
     first = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label")
     before = (tmp_path / "a/manifest.json").stat()
-    # What was found may be spelt out as well; and where nothing is to be written nothing need be writable.
+    # Where nothing is to be written nothing need be writable.
     with monkeypatch.context() as patch:
         patch.setattr("os.access", lambda *_: False)
-        again = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label", image="image", text="none")
+        again = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label")
     assert (again.manifest, again.url, again.seconds) == (first.manifest, first.url, 0.0)
     assert (first.ignored_files, again.ignored_files) == ({}, {})
     assert (tmp_path / "a/manifest.json").stat().st_mtime_ns == before.st_mtime_ns

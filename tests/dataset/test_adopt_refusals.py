@@ -2,10 +2,8 @@
 
 import io
 import itertools
-import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,21 +186,24 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
     tpufeed.adopt(tmp_path / "a")
     before = (tmp_path / "a/manifest.json").read_bytes()
 
-    def refused(difference, *places, **options):
-        with pytest.raises(DatasetExistsError, match=rf"manifest\.json, and {difference}; nothing was changed"):
+    def refused(*places, **options):
+        with pytest.raises(
+            DatasetExistsError, match=r"manifest\.json, and it is not of this source.*nothing was changed"
+        ):
             tpufeed.adopt(*places, **options)
 
-    refused("its dataset was built, not adopted", tmp_path / "a", dataset_url)
-    refused("its dataset was built, not adopted", dataset_url)
-    refused("it was adopted with image as its image", tmp_path / "a", image="other")
-    refused("its classes were named otherwise", tmp_path / "a", classes=["rose"])
+    refused(tmp_path / "a", dataset_url)
+    refused(dataset_url)
+    refused(tmp_path / "a", image="other")
+    refused(tmp_path / "a", classes=["rose"])
+    refused(tmp_path / "a", exif="apply")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    refused(f"it was adopted from {tmp_path}/a", tmp_path / "b")
+    refused(tmp_path / "b")
     write_tfrecords(tmp_path / "a/y.tfrecord", [{"image": photo}])
-    refused("the TFRecord files have changed since", tmp_path / "a")
+    refused(tmp_path / "a")
     (tmp_path / "a/y.tfrecord").unlink()
     (tmp_path / "a/train.index.npy").unlink()
-    refused(r"train\.index\.npy beside it is missing or damaged", tmp_path / "a")
+    refused(tmp_path / "a")
     assert (tmp_path / "a/manifest.json").read_bytes() == before
 
 
@@ -213,17 +214,6 @@ def test_a_manifest_that_is_none_of_ours_is_left_alone(manifest, photo, tmp_path
     with pytest.raises(DatasetExistsError, match=r"it is none that can be read .*Give another destination \(--to\)"):
         tpufeed.adopt(tmp_path)
     assert (tmp_path / "manifest.json").read_text() == manifest
-
-
-@pytest.mark.parametrize("odd", [{"asked": None}, {"keys": 5}, {"left_out": None}, {"splits": 5, "asked": 5}], ids=str)
-def test_odd_options_of_a_manifest_are_another_adoption(odd, photo, tmp_path, write_tfrecords):
-    write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}])
-    path = Path(tpufeed.adopt(tmp_path).url, "manifest.json")
-    manifest = json.loads(path.read_text())
-    manifest["options"] |= odd
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(DatasetExistsError, match="it does not say with which options it was adopted"):
-        tpufeed.adopt(tmp_path)
 
 
 def test_a_destination_that_is_a_file(refused, photo, tmp_path):

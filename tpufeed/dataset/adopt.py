@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -134,9 +134,14 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         )
     wanted_splits = [split.strip() for split in splits.split(",")] if isinstance(splits, str) else splits
     files = sort_files(source.url, source.iter_objects(), wanted_splits)
-    finished = _find_finished(source, target, files, {**told, "classes": names, "exif": exif})
+    options = {
+        "command": "adopt",
+        "source": mask_secrets(source.url),
+        "asked": {**told, "classes": names is not None},
+    }
+    finished = _find_finished(source, target, files, options, names, exif)
     if finished is not None:
-        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(map(str, finished.options["left_out"])))
+        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(finished.options.get("left_out", ())))
     _check_target(target, files)
 
     infos = [info for infos in files.splits.values() for info in infos]
@@ -175,9 +180,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         class_names=class_names,
         features=features,
         options={
-            "command": "adopt",
-            "source": mask_secrets(source.url),
-            "asked": {**told, "classes": names is not None},
+            **options,
             "keys": keys._asdict(),
             "splits": list(by_split),
             "left_out": left_out,
@@ -189,6 +192,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         data_url=None if target.url == source.url else source.url,
         exif="apply" if exif == "apply" else msgspec.UNSET,
     )
+    # Last, and never over another one: a dataset exists where its manifest does.
     try:
         target.put(MANIFEST, encode_manifest(manifest))
     except ObjectExistsError as error:
@@ -196,55 +200,53 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, tuple(left_out))
 
 
-def _find_finished(source: Store, target: Store, files: ForeignFiles, asked: Mapping[str, Any]) -> Manifest | None:
+def _find_finished(
+    source: Store,
+    target: Store,
+    files: ForeignFiles,
+    options: Mapping[str, Any],
+    names: tuple[str, ...] | None,
+    exif: str,
+) -> Manifest | None:
     """Return the manifest of this very adoption, where it stands at `target` already; None where nothing does.
 
     Raises:
         DatasetExistsError: another dataset stands there, or a manifest that is none of tpufeed's.
     """
+    wrong = "it is not of this source, these files and these options"
     try:
         present = find_dataset(target)
-        difference = "" if present is None else next(_iter_differences(present, source, files, asked), "")
+        if present is None:
+            return None
+        manifest = present.manifest
+        if (
+            options.items() <= manifest.options.items()
+            and names in (None, manifest.class_names)
+            and manifest.upright == (exif == "apply")
+            and _are_shards(present, source, files)
+        ):
+            return manifest
     except ManifestError as error:
-        difference = f"it is none that can be read ({error})"
-    if difference:
-        raise DatasetExistsError(
-            f"{target.url} already holds a {MANIFEST}, and {difference}; nothing was changed. Give another destination "
-            "(--to), or remove it first"
-        )
-    return None if present is None else present.manifest
+        wrong = f"it is none that can be read ({error})"
+    raise DatasetExistsError(
+        f"{target.url} already holds a {MANIFEST}, and {wrong}; nothing was changed. Give another destination (--to), "
+        "or remove it first"
+    )
 
 
-def _iter_differences(present: Dataset, source: Store, files: ForeignFiles, asked: Mapping[str, Any]) -> Iterator[str]:
-    """Say how a dataset differs from what would be adopted now. What follows the first difference may not hold."""
-    manifest, stored = present.manifest, present.manifest.options
-    if stored.get("command") != "adopt":
-        yield "its dataset was built, not adopted"
-    if stored.get("source") != mask_secrets(source.url):
-        yield f"it was adopted from {stored.get('source')}"
-    before: Any = stored.get("asked")
-    keys: Any = stored.get("keys")
-    if not isinstance(before, dict) or not isinstance(keys, dict) or not isinstance(stored.get("left_out"), list):
-        yield "it does not say with which options it was adopted"
-    for role in Keys._fields:
-        told, taken = asked[role], keys.get(role)
-        if told != before.get(role) and taken != (None if told == NONE else told):
-            yield f"it was adopted with {taken or NONE} as its {role}"
-    names = asked["classes"]
-    if before.get("classes") != (names is not None) or names not in (None, manifest.class_names):
-        yield "its classes were named otherwise"
-    if set(manifest.splits) != set(files.splits):
-        yield f"its splits are {', '.join(manifest.splits)}, not {', '.join(files.splits)}"
+def _are_shards(present: Dataset, source: Store, files: ForeignFiles) -> bool:
+    """Return true where the files are the shards of a dataset, by name, size and version, and its indexes are there."""
+    if set(present.manifest.splits) != set(files.splits):
+        return False
     for split, infos in files.splits.items():
-        (variant,) = manifest.splits[split].variants
+        (variant,) = present.manifest.splits[split].variants
         found = [(info.name, info.size_bytes, info.version if source.generations else None) for info in infos]
+        index = present.store.stat(variant.index.name)
+        if index is None or index.size_bytes != variant.index.bytes:
+            return False
         if found != [(shard.name, shard.bytes, shard.generation) for shard in variant.shards]:
-            yield "the TFRecord files have changed since"
-        stat = present.store.stat(variant.index.name)
-        if stat is None or stat.size_bytes != variant.index.bytes:
-            yield f"{variant.index.name} beside it is missing or damaged"
-    if manifest.upright != (asked["exif"] == "apply"):
-        yield f"it was adopted with --exif {'apply' if manifest.upright else 'ignore'}"
+            return False
+    return True
 
 
 def _check_target(target: Store, files: ForeignFiles) -> None:

@@ -221,6 +221,7 @@ def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[O
         plan = read_plan_file(folder / "plan")
         check_names(store, plan.header, foreign, old)
         seen = {info.name: info for info in old}
+        # The version that was seen: a plan that another run has put meanwhile is not replaced.
         standing, removals = seen.pop(PLAN, None), removals_name(plan.header.run_id)
         if not store.conditional:  # a listing may spell a version otherwise
             standing = store.stat(PLAN)
@@ -368,6 +369,7 @@ def _put(
                 return found
             check_owner(store, owner)  # after that look: so what it has seen is not of a later owner
             replaces = found  # the same build's other run may be quicker, and then this is asked again
+    # Another run may have taken the destination over between the look and the put.
     try:
         check_owner(store, owner)
     except BuildError:

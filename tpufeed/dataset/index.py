@@ -52,6 +52,7 @@ def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
         return False
     if offsets.dtype != _ITEM or offsets.ndim != 1:
         return False
+    # Each shard's offsets begin with 0 and end with its size; 0 stands nowhere else.
     starts = np.flatnonzero(offsets == 0)
     ends = offsets[np.append(starts[1:], len(offsets)) - 1] if len(starts) else offsets
     return bool(ends.tolist() == list(sizes))

@@ -121,7 +121,7 @@ def verify(url: str | Path, decode: str | None = None, listener: VerifyListener 
         for name, split in manifest.splits.items():
             counts = _ClassCounts(manifest, name)
             for _ in split.variants[0].shards:
-                checked = list[_CheckedShard]()
+                checked = list[_CheckedShard]()  # by variant
                 for _ in split.variants:
                     found = next(results)
                     checked.append(found)
@@ -268,6 +268,7 @@ class _ShardCheck:
                 except ShardError as error:
                     indexed, problem = None, str(error)
             self._check(found, shard, info.size_bytes, indexed, stop)
+            # Where the manifest's size of the shard is wrong its offsets do not fit either: one damage is enough.
             if problem and not found.damages and found.another is None:
                 found.add(None, None, problem)
         except ObjectNotFoundError:
