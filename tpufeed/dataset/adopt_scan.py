@@ -91,7 +91,7 @@ class Contents:
                 tally.is_text = key != keys.image and None not in map(_read_text, feature.values)
         if label is not None:
             self.class_counts[label] += 1
-            for key in keys.class_texts:
+            for key in self.texts:
                 named = features.get(key)
                 if named is not None and len(named.values) == 1 and (text := _read_text(named.values[0])):
                     self._name(key, label, text)
@@ -135,7 +135,11 @@ def scan_shard(
     store: Store, keys: Keys, classes: int, info: ObjectInfo, stop: threading.Event | None = None
 ) -> ShardScan:
     """Read and check all of a shard. Raises as `iter_records` does, and as `Contents.add` does."""
-    walker, offsets, contents = Walker(store, info.name, info.size_bytes, info.version), list[int](), Contents()
+    walker, offsets, contents = (
+        Walker(store, info.name, info.size_bytes, info.version),
+        list[int](),
+        Contents(texts={key: {} for key in keys.class_texts}),
+    )
     for offset, place, payload in iter_records(walker, stop):
         offsets.append(offset)
         contents.add(decode_example(payload, place), keys, classes, place)
