@@ -135,11 +135,8 @@ def scan_shard(
     store: Store, keys: Keys, classes: int, info: ObjectInfo, stop: threading.Event | None = None
 ) -> ShardScan:
     """Read and check all of a shard. Raises as `iter_records` does, and as `Contents.add` does."""
-    walker, offsets, contents = (
-        Walker(store, info.name, info.size_bytes, info.version),
-        list[int](),
-        Contents(texts={key: {} for key in keys.class_texts}),
-    )
+    walker = Walker(store, info.name, info.size_bytes, info.version)
+    offsets, contents = list[int](), Contents(texts={key: {} for key in keys.class_texts})
     for offset, place, payload in iter_records(walker, stop):
         offsets.append(offset)
         contents.add(decode_example(payload, place), keys, classes, place)
