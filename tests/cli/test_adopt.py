@@ -101,4 +101,4 @@ def test_errors_are_one_line_with_their_code(run, flowers, tmp_path):
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/to is adopted already: nothing to do\n")
     done = run("adopt", flowers, "--to", tmp_path / "to", "--splits", "val")
     assert done.returncode == 2
-    assert "already holds a manifest.json, and its splits are train, not val; nothing was changed" in done.stderr
+    assert "already holds a manifest.json, and it is not of this source, these files" in done.stderr

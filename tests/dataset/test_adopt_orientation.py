@@ -9,7 +9,6 @@ import pytest
 from PIL import Image, ImageOps
 
 import tpufeed
-from tests.cli.conftest import run_here
 from tpufeed import cache
 from tpufeed.errors import DatasetExistsError, OptionError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, Resize
@@ -137,7 +136,7 @@ def test_as_stored_they_are_counted_and_warned_of(records, files, turned, tmp_pa
 def test_adopting_again_otherwise_is_refused(turned, records):
     again = tpufeed.adopt(records, turned.url, exif="apply")
     assert not again.seconds
-    with pytest.raises(DatasetExistsError, match="adopted with --exif apply"):
+    with pytest.raises(DatasetExistsError, match="it is not of this source, these files and these options"):
         tpufeed.adopt(records, turned.url)
     with pytest.raises(OptionError, match="'apply' or 'ignore', not 'turn'"):
         tpufeed.adopt(records, turned.url, exif="turn")
@@ -150,18 +149,3 @@ def test_upright_photographs_say_nothing_of_it(photos, tmp_path, write_tfrecords
     assert result.manifest.odd == {}
     assert "exif" not in json.loads((tmp_path / "in/manifest.json").read_bytes())  # earlier versions read it
     assert "orientation" not in caplog.text
-
-
-def test_the_commands_say_it(records, tmp_path):
-    def run(*arguments):
-        done = run_here(*arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
-
-    assert "21 images; loaders leave them as they are stored" in run("adopt", records, "--to", tmp_path / "stored")
-    assert "21 images; loaders turn them" in run("adopt", records, "--to", tmp_path / "turned", "--exif", "apply")
-    said = run("info", tmp_path / "turned")
-    assert "exif 21" in said
-    assert "loaders turn images by EXIF" in said
-    assert "loaders turn" not in run("info", tmp_path / "stored")
-    run("show", tmp_path / "turned", "--out", tmp_path / "sheet.png", "--count", "4")

@@ -2,10 +2,8 @@
 
 import io
 import itertools
-import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,12 +138,13 @@ def test_a_first_image_that_is_none(refused, photo, tmp_path, write_tfrecords):
     refused(OptionError, r"b\.tfrecord, record 0.* begin with b'\\xff\\xd8.*, but", cut, name="b.tfrecord")
 
 
-@pytest.mark.parametrize(("kind", "way"), [("GZIP", "gunzip"), ("ZLIB", "compression_type='ZLIB'")])
-def test_compressed_shards(refused, photo, tmp_path, write_tfrecords, kind, way):
+def test_compressed_shards(refused, photo, tmp_path, write_tfrecords):
     for name in ("x.tfrecord", "y.tfrecord.gz"):
-        path = write_tfrecords(tmp_path / name, [{"image": photo}], kind)
-        refused(OptionError, rf"{name} is compressed \({kind.lower()}\); .* cannot be adopted. First .*{way}")
+        path = write_tfrecords(tmp_path / name, [{"image": photo}], "GZIP")
+        refused(OptionError, rf"{name} is compressed \(gzip\); .* cannot be adopted. First gunzip")
         path.unlink()
+    write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}], "ZLIB")
+    refused(RecordError, r"x\.tfrecord, record 0, byte 0: .*; this is no TFRecord file, or a damaged or compressed one")
 
 
 def test_damage(refused, photo, tmp_path, write_tfrecords):
@@ -161,7 +160,7 @@ def test_damage(refused, photo, tmp_path, write_tfrecords):
         path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
         refused(RecordError, rf"x\.tfrecord, record 1, byte {second}: {message}")
     path.write_bytes(b"a text, and no records")
-    refused(RecordError, "record 0, byte 0: the CRC of the record's length .*; this is no TFRecord file, or damaged")
+    refused(RecordError, "record 0, byte 0: the CRC of the record's length .*; this is no TFRecord file, or a damaged")
     path.write_bytes(b"short")
     refused(RecordError, "record 0, byte 0: truncated; 5 bytes are left")
 
@@ -187,21 +186,24 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
     tpufeed.adopt(tmp_path / "a")
     before = (tmp_path / "a/manifest.json").read_bytes()
 
-    def refused(difference, *places, **options):
-        with pytest.raises(DatasetExistsError, match=rf"manifest\.json, and {difference}; nothing was changed"):
+    def refused(*places, **options):
+        with pytest.raises(
+            DatasetExistsError, match=r"manifest\.json, and it is not of this source.*nothing was changed"
+        ):
             tpufeed.adopt(*places, **options)
 
-    refused("its dataset was built, not adopted", tmp_path / "a", dataset_url)
-    refused("its dataset was built, not adopted", dataset_url)
-    refused("it was adopted with image as its image", tmp_path / "a", image="other")
-    refused("its classes were named otherwise", tmp_path / "a", classes=["rose"])
+    refused(tmp_path / "a", dataset_url)
+    refused(dataset_url)
+    refused(tmp_path / "a", image="other")
+    refused(tmp_path / "a", classes=["rose"])
+    refused(tmp_path / "a", exif="apply")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    refused(f"it was adopted from {tmp_path}/a", tmp_path / "b")
+    refused(tmp_path / "b")
     write_tfrecords(tmp_path / "a/y.tfrecord", [{"image": photo}])
-    refused("the TFRecord files have changed since", tmp_path / "a")
+    refused(tmp_path / "a")
     (tmp_path / "a/y.tfrecord").unlink()
     (tmp_path / "a/train.index.npy").unlink()
-    refused(r"train\.index\.npy beside it is missing or damaged", tmp_path / "a")
+    refused(tmp_path / "a")
     assert (tmp_path / "a/manifest.json").read_bytes() == before
 
 
@@ -214,35 +216,23 @@ def test_a_manifest_that_is_none_of_ours_is_left_alone(manifest, photo, tmp_path
     assert (tmp_path / "manifest.json").read_text() == manifest
 
 
-@pytest.mark.parametrize("odd", [{"asked": None}, {"keys": 5}, {"left_out": None}, {"splits": 5, "asked": 5}], ids=str)
-def test_odd_options_of_a_manifest_are_another_adoption(odd, photo, tmp_path, write_tfrecords):
-    write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}])
-    path = Path(tpufeed.adopt(tmp_path).url, "manifest.json")
-    manifest = json.loads(path.read_text())
-    manifest["options"] |= odd
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(DatasetExistsError, match="it does not say with which options it was adopted"):
-        tpufeed.adopt(tmp_path)
-
-
-def test_a_file_is_no_source(photo, tmp_path, write_tfrecords):
-    file = write_tfrecords(tmp_path / "train/x.tfrecord", [{"image": photo}])
-    with pytest.raises(
-        NoInputsError, match=f"x.tfrecord is a file; adopt takes the folder: tpufeed adopt {tmp_path}/train$"
-    ):
-        tpufeed.adopt(file)
-
-
 def test_a_destination_that_is_a_file(refused, photo, tmp_path):
     (tmp_path / "file").touch()
     for target in (tmp_path / "file", tmp_path / "file/below"):
-        refused(OptionError, "file is no folder", [{"image": photo}], dst=target)
+        refused(
+            OptionError,
+            "cannot be a dataset's folder: .*file is a file; take another destination",
+            [{"image": photo}],
+            dst=target,
+        )
 
 
 def test_a_folder_that_cannot_be_written_to(refused, photo, monkeypatch):
     asked = []
     monkeypatch.setattr("os.access", lambda path, _mode: asked.append(path))  # root may write anywhere
-    refused(OptionError, "cannot be written to; give a place for manifest and index with --to", [{"image": photo}])
+    refused(
+        OptionError, r"cannot be written: .*; give another place for manifest and index with --to", [{"image": photo}]
+    )
     assert asked
 
 

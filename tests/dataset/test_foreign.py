@@ -63,28 +63,25 @@ def test_the_split_of_a_name(name, split):
     assert splits_of(name) == {name: split}
 
 
-def test_the_folder_that_is_given_may_name_the_split():
-    assert splits_of("00.tfrec", url="/data/val/") == {"00.tfrec": "val"}
-    assert splits_of("00.tfrec", url="gs://bucket/train") == {"00.tfrec": "train"}
-
-
-def test_folders_that_are_no_words_for_splits():
-    assert set(splits_of("a/x.tfrec", "a/y.tfrec", "b-1/x.tfrec").values()) == {"a", "b_1"}
-    assert set(splits_of("root/a/x.tfrec", "root/b/x.tfrec").values()) == {"a", "b"}
-
-
-def test_files_beside_folders():
-    found = splits_of("train/x.tfrec", "test-00000-of-00001.tfrecord")
-    assert set(found.values()) == {"train", "test"}
-
-
-def test_prefixes_that_share_a_word_stay_apart():
-    names = [f"{split}-00000-of-00001.tfrecord" for split in ("train_a", "train_b", "val-v0", "val-v1", "holdout")]
-    assert list(splits_of(*names).values()) == ["train_a", "train_b", "val_v0", "val_v1", "holdout"]
-
-
-def test_prefixes_without_any_word_are_one_split():
-    assert set(splits_of("cats-00000-of-00002.tfrecord", "dogs-00000-of-00002.tfrecord").values()) == {"train"}
+@pytest.mark.parametrize(
+    ("url", "names", "splits"),
+    [
+        ("/data/val/", "00.tfrec", "val"),  # the folder that is given names the split
+        ("gs://bucket/train", "00.tfrec", "train"),
+        ("/data", "a/x.tfrec a/y.tfrec b-1/x.tfrec", "a a b_1"),  # folders whose names are no words for splits
+        ("/data", "root/a/x.tfrec root/b/x.tfrec", "a b"),
+        ("/data", "train/x.tfrec test-00000-of-00001.tfrecord", "train test"),
+        # Prefixes that share a word stay apart; without any word they are one split.
+        (
+            "/data",
+            "train_a-0-of-1 train_b-0-of-1 val-v0-0-of-1 val-v1-0-of-1 new-0-of-1",
+            "train_a train_b val_v0 val_v1 new",
+        ),
+        ("/data", "cats-00000-of-00002.tfrecord dogs-00000-of-00002.tfrecord", "train train"),
+    ],
+)
+def test_the_splits_of_several_names(url, names, splits):
+    assert splits_of(*names.split(), url=url) == dict(zip(names.split(), splits.split(), strict=True))
 
 
 def test_one_split_in_several_folders_is_refused():

@@ -2,12 +2,11 @@
 
 import io
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpufeed.dataset.index import Index, encode_index
@@ -52,17 +51,13 @@ def test_every_store_gives_the_offsets_that_were_written(store):
     assert index.offsets([2])[0].dtype == np.uint64
 
 
-def test_the_file_is_numpy_s(tmp_path):
-    loaded = np.load(io.BytesIO(encode_index(OFFSETS)))
-    assert loaded.dtype == np.uint64
-    assert loaded.tolist() == np.concatenate(OFFSETS).tolist()
-    assert np.load(io.BytesIO(encode_index([]))).tolist() == []
-
-
 def test_bytes_of_the_file_never_change():
     data = encode_index(OFFSETS)
     assert len(data) == 128 + 8 * 10
     assert data[:6] == b"\x93NUMPY"
+    loaded = np.load(io.BytesIO(data))
+    assert (loaded.dtype, loaded.tolist()) == (np.uint64, np.concatenate(OFFSETS).tolist())
+    assert np.load(io.BytesIO(encode_index([]))).tolist() == []
     assert data[128:].hex() == np.concatenate(OFFSETS).astype("<u8").tobytes().hex()
 
 
@@ -85,6 +80,7 @@ def test_a_remote_index_is_read_in_parts_alone(tmp_path):
     assert len(ranges) == 2
 
 
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(1, 2**40), max_size=6), max_size=6))
 def test_local_and_remote_agree(tmp_path_factory, lengths):
     offsets = [np.cumsum([0, *part]).astype(np.uint64) for part in lengths]
@@ -92,13 +88,6 @@ def test_local_and_remote_agree(tmp_path_factory, lengths):
     for make in STORES.values():
         index = index_of(make(path), encode_index(offsets), offsets=offsets)
         assert all_offsets(index, len(offsets)) == [part.tolist() for part in offsets]
-
-
-def test_threads_share_an_index(store):
-    index = index_of(store, encode_index(OFFSETS))
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: index.offsets([n % 4])[0].tolist(), range(80)))
-    assert found == [OFFSETS[n % 4].tolist() for n in range(80)]
 
 
 def changed(part, place, value):
@@ -118,6 +107,7 @@ DAMAGED = {
     "cut within the header": encode_index(OFFSETS)[:100],
     "cut at the header's end": encode_index(OFFSETS)[:128],
     "cut within the first offsets": encode_index(OFFSETS)[: 128 + 20],
+    "cut within the last offset": encode_index(OFFSETS)[:-2],
     "empty": b"",
     "text": b"this is no index\n" * 20,
     "another type": encode_index(OFFSETS)[:128] + np.concatenate(OFFSETS).astype(np.float64).tobytes(),
@@ -152,12 +142,6 @@ def test_an_index_of_numpy_s_other_header_sizes_is_read(store):
     assert all_offsets(index_of(store, longer)) == [part.tolist() for part in OFFSETS]
 
 
-def test_an_index_that_ends_within_an_offset_is_a_shard_error(tmp_path):
-    index = index_of(LocalStore(str(tmp_path)), encode_index(OFFSETS)[:-2], size=len(encode_index(OFFSETS)))
-    with pytest.raises(ShardError, match=r"has 9.75 offsets; the manifest's records want 10\."):
-        index.offsets([0])
-
-
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="there is no /proc/self/smaps")
 def test_a_reader_keeps_no_pages_of_a_large_index(tmp_path):
     """They are the page cache's, but count as the process's own where memory is limited; 8 MB are read here."""
@@ -167,7 +151,7 @@ def test_a_reader_keeps_no_pages_of_a_large_index(tmp_path):
     for shard in range(len(offsets)):
         (part,) = index.offsets([shard])
         assert part[-1] == 512 * 20
-        if shard % 100 == 0:
+        if shard % 400 == 399:
             resident.append(resident_bytes(tmp_path / NAME))
     assert kept.tolist() == offsets[0].tolist()
     assert max(resident) < 4 << 20

@@ -2,7 +2,6 @@
 
 import json
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,23 +82,10 @@ def test_round_trip(manifest):
     data = encode_manifest(manifest)
     found = decode_manifest(data, "here")
     assert found == manifest
+    assert data.endswith(b"}\n")
+    assert b'\n "format": "tpufeed-dataset",\n' in data
     assert encode_manifest(found) == data
     assert found.content_digest == manifest.content_digest
-
-
-def test_the_file_is_json_that_people_can_read():
-    text = encode_manifest(a_manifest()).decode()
-    assert text.endswith("}\n")
-    assert '\n "format": "tpufeed-dataset",\n' in text
-    assert "größe" in text
-    assert json.loads(text)["splits"]["train"]["variants"][0]["shards"][1]["crc32c"] == 17
-
-
-def test_what_it_says_of_itself():
-    assert a_manifest().labelled
-    assert a_manifest().tensor_shape is None
-    assert a_cache().tensor_shape == (8, 8, 3)
-    assert not a_manifest(features=(ENCODED,)).labelled
 
 
 @pytest.mark.parametrize("version", [0, 2, 99])
@@ -155,15 +141,11 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_an_unknown_field_is_an_error(place):
+def test_an_unknown_and_a_missing_field_are_errors(place):
     data = as_json(a_cache())
     place(data)["extra"] = 1
     with pytest.raises(ManifestError, match="extra"):
         decode(data)
-
-
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_a_missing_field_is_an_error(place):
     for field in place(as_json(a_cache())):
         if field in ("format", "format_version", "generation", "cache", "shape", "data_url"):
             continue  # these have defaults, or are tested above
@@ -280,13 +262,8 @@ def test_everything_it_covers_changes_the_digest():
         change(data)
         digests.add(decode(data).content_digest)
     assert len(digests) == 1 + len(changes)
-
-
-def test_variants_are_in_the_digest():
     data = as_json(a_cache())
     data["splits"]["train"]["variants"].reverse()
-    assert decode(data).content_digest != a_cache().content_digest
-    data["splits"]["train"]["variants"].pop()
     assert decode(data).content_digest != a_cache().content_digest
 
 
@@ -303,10 +280,3 @@ def test_a_damaged_manifest_is_a_manifest_or_a_manifest_error(data):
         return
     assert isinstance(found.content_digest, str)
     assert found.tensor_shape is None or len(found.tensor_shape) == 3
-
-
-def test_structs_are_immutable():
-    with pytest.raises(AttributeError):
-        a_manifest().run_id = "other"
-    assert msgspec.structs.replace(SHARDS[0], bytes=1).bytes == 1
-    assert FeatureSpec("x", "int64").shape == ()

@@ -1,4 +1,4 @@
-"""100,000 shards: one request opens them, in a few times the manifest's memory; their index is written as it comes."""
+"""30,000 shards: one request opens them, in a few times the manifest's memory; their index is written as it comes."""
 
 import pickle
 import sys
@@ -24,7 +24,7 @@ from tpufeed.errors import StoreError
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.tfrecord.crc32c import crc32c
 
-SHARDS, RECORDS = 100_000, 1_000
+SHARDS, RECORDS = 30_000, 1_000
 
 
 def manifest_of(shards):

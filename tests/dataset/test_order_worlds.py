@@ -1,7 +1,6 @@
 """Order and shares together: what worlds of several sizes read, one after the other, and from how many shards."""
 
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -30,19 +29,6 @@ def samples_of_ranks(make_order, size, batch, start=0, remainder="pad"):
         batches = [share.positions(number) for number in range(len(share))]
         found.append([order.places_at(positions[mask]).sample.tolist() for positions, mask in batches])
     return found
-
-
-@settings(max_examples=40)
-@given(shard_sizes, seeds, st.integers(0, 2**40), st.integers(1, 40), st.booleans())
-def test_every_sample_comes_once_whatever_the_shards_sizes(sizes, seed, epoch, lanes, shuffle):
-    order = EpochOrder(sizes, seed, epoch, lanes, shuffle)
-    found = np.zeros(sum(sizes), int)
-    for first in range(0, order.records, 501):
-        np.add.at(found, order.places(first, min(first + 501, order.records)).sample, 1)
-    assert (found == 1).all()
-    lengths = [len(range(lane, order.records, lanes)) for lane in range(lanes)]
-    assert [sum(stop - first for _, first, stop in order.lane_parts(lane)) for lane in range(lanes)] == lengths
-    assert max(lengths) - min(lengths) <= 1
 
 
 @settings(max_examples=40)
@@ -103,19 +89,6 @@ def test_a_shard_is_read_by_one_rank_but_for_those_at_the_borders(sizes, seed, s
     assert sum(map(len, reads)) <= sum(size > 0 for size in sizes) + borders
 
 
-@settings(max_examples=40)
-@given(st.integers(1, 60), st.integers(20, 50), st.integers(2, 60), seeds, st.data())
-def test_shards_of_a_rank_whatever_the_world(shards, records, lanes, seed, data):
-    """A world that divides the lanes, but is no default, may have its lanes in several ranges: each adds two."""
-    size = data.draw(st.sampled_from(divisors(lanes)))
-    order = EpochOrder([records] * shards, seed, 0, lanes)
-    in_line = EpochOrder([records] * shards, seed, 0, lanes, shuffle=False)
-    for rank in range(size):
-        samples = in_line.places(rank, order.records, size).sample
-        ranges = runs_of(samples)
-        assert len(touched(order, rank, size)) <= -(-len(samples) // records) + 2 * ranges
-
-
 @pytest.mark.parametrize(("lanes", "size", "most"), [(24, 3, 1), (24, 6, 1), (24, 12, 1), (24, 2, 2), (18, 6, 2)])
 def test_in_how_many_ranges_the_lanes_of_a_rank_lie(lanes, size, most):
     """The figures of docs/order.md."""
@@ -132,11 +105,3 @@ def test_default_lanes_let_a_world_double(size, hosts):
     order = EpochOrder([1] * lanes, 0, 0, lanes, shuffle=False)
     for grown in (size, 2 * size):
         assert all(runs_of(order.places(rank, lanes, grown).sample) == 1 for rank in range(grown))
-
-
-def test_another_process_has_the_same_order():
-    order = EpochOrder([40, 0, 3, 500], 7, 1, 6)
-    order.places(0, 100)
-    again = pickle.loads(pickle.dumps(order))
-    for first in range(0, order.records, 100):
-        assert np.array_equal(again.places(first, min(first + 100, 543)), order.places(first, min(first + 100, 543)))

@@ -40,13 +40,6 @@ def test_a_batch_is_what_the_docs_say():
     assert mask.tolist() == [True, True, True, False]
 
 
-def test_ranks_without_any_sample_left_have_padding_alone():
-    for rank in range(4, 8):
-        positions, mask = Share(4, 1, World(rank, 8), "pad").positions(0)
-        assert not mask.any()
-        assert 0 <= positions[0] < 4
-
-
 def test_default_lanes_are_the_world_times_a_power_of_two():
     assert default_lanes(World()) == 16
     assert default_lanes(World(0, 8), 1) == 16

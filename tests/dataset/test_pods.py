@@ -1,4 +1,4 @@
-"""Worlds of 1 to 512 hosts, one process each, simulated in this process: what each asks a bucket for.
+"""Worlds of many hosts, one process each, simulated in this process: what each asks a bucket for.
 
 Most of it is arithmetic over made-up manifests, as loaders do it. Where requests are counted real loaders run, over a
 dataset whose shards are one shard of real records under many names.
@@ -12,8 +12,6 @@ import cv2
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tpufeed
 from tpufeed.dataset.index import encode_index
@@ -40,7 +38,7 @@ from tpufeed.storage.memory import MemoryStore
 from tpufeed.storage.shard_cache import ShardCache
 from tpufeed.storage.shard_folder import RemoteShard
 
-WORLDS = (1, 2, 3, 24, 512)
+WORLDS = (1, 2, 3, 24, 128)
 SHARDS_A_RANK = 20
 BATCH = 16
 _fresh = count()
@@ -87,26 +85,9 @@ def test_a_host_downloads_the_shards_of_its_lanes_alone(size):
         {part.shard for lane in range(rank, lanes, size) for part in order.lane_parts(lane)} for rank in range(size)
     ]
     assert [set(shards) for shards in fetched] == read
-
-
-@pytest.mark.parametrize("size", WORLDS)
-def test_shards_of_equal_records_are_downloaded_once_in_the_pod(size):
-    """And of a number that is a multiple of the hosts."""
-    records = [40] * SHARDS_A_RANK * size
-    fetched = Counter(shard for rank in range(size) for shard in due_shards(records, World(rank, size)))
-    assert set(fetched.values()) == {1}
-    assert len(fetched) == len(records)
-
-
-@settings(max_examples=12)
-@given(st.integers(1, 512), st.integers(20, 40), st.integers(0, 2**32), st.integers(0, 3))
-def test_never_more_than_two_shards_over_in_any_world(size, shards_a_rank, seed, epoch):
-    records = uneven(shards_a_rank * size, seed=seed)
-    ranks = np.random.default_rng(seed).integers(0, size, 4).tolist()
-    for rank in {0, size - 1, *ranks}:
-        shards = due_shards(records, World(rank, size), epoch)
-        assert len(set(shards)) == len(shards)
-        assert sum(records[shard] for shard in shards) <= sum(records) / size + 2 * max(records)
+    # Shards of equal records, of a number that is a multiple of the hosts, are downloaded once in the pod.
+    fetched = [due_shards([40] * len(records), World(rank, size)) for rank in range(size)]
+    assert sorted(shard for shards in fetched for shard in shards) == list(range(len(records)))
 
 
 @pytest.mark.parametrize(("record_bytes", "with_index"), [(26_000, 32), (110_000, 64)])
@@ -209,7 +190,7 @@ def first_batch(url, world, **options):
 def test_a_host_s_first_requests_do_not_grow_with_the_pod(make_bucket):
     """The manifest, offsets of the shards that its lanes begin with, and the records of the batches ahead."""
     index, seen = ("range", index_name("train", None)), {}
-    for size in (1, 8, 64, 512):
+    for size in (1, 8, 128):
         url = make_bucket(SHARDS_A_RANK * size)
         for rank in {0, size // 2, size - 1}:
             asked = first_batch(url, (rank, size), stage_bytes=0, prefetch=2)
@@ -220,7 +201,7 @@ def test_a_host_s_first_requests_do_not_grow_with_the_pod(make_bucket):
             assert BATCH <= asked["range", "shards"] <= 3 * BATCH
             # Without the records: how many batches it got ahead is a matter of time, not of the pod.
             seen.setdefault(size, []).append(sum(asked.values()) - asked["range", "shards"])
-    assert max(seen[512]) <= max(seen[64]) <= max(seen[8]) <= max(seen[1])
+    assert max(seen[128]) <= max(seen[8]) <= max(seen[1])
 
 
 def test_what_is_staged_is_what_the_lanes_read(make_bucket, monkeypatch, tmp_path):

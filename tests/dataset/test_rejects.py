@@ -68,11 +68,6 @@ def test_rejects_stand_in_the_order_of_the_tasks(store):
     assert rejects.count == 3
 
 
-def test_without_rejects_the_file_is_empty(store):
-    Rejects(store, RejectBudget(0), 5, own(store)).put()
-    assert store.read("rejects.jsonl") == b""
-
-
 def test_one_reject_more_than_allowed_is_too_many(store):
     rejects = Rejects(store, RejectBudget(2), 1000, own(store))
     rejects.add(report(5, "truncated", "truncated"))

@@ -12,7 +12,7 @@ import pytest
 
 from tpufeed import verify
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DamageError, DatasetDamagedError, DatasetNotFoundError, DatasetUnreadableError
+from tpufeed.errors import DamageError, DatasetDamagedError, DatasetUnreadableError
 from tpufeed.storage.memory import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -39,14 +39,6 @@ def test_sound_datasets_pass(dataset_url, cache_url, memory_url):
         assert found.decoded == (0 if url == cache_url else 40)
 
 
-def test_sound_in_small_chunks(dataset_url, memory_url, cache_url, monkeypatch):
-    """Records that fill several chunks, and chunks smaller than a record."""
-    for size in (1000, 13_000, 30_000):
-        monkeypatch.setattr("tpufeed.dataset.walk.LOCAL_CHUNK_BYTES", size)
-        monkeypatch.setattr("tpufeed.dataset.walk.REMOTE_CHUNK_BYTES", size)
-        assert [verify(url).records for url in (dataset_url, memory_url, cache_url)] == [40, 40, 80]
-
-
 def test_progress(dataset_url, copy):
     seen = []
     found = verify(dataset_url, listener=seen.append)
@@ -70,12 +62,7 @@ def test_an_error_of_the_listener_stops_the_threads(dataset_url):
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("tpufeed-walk")]
 
 
-def test_no_dataset(tmp_path):
-    with pytest.raises(DatasetNotFoundError):
-        verify(tmp_path)
-
-
-@pytest.mark.parametrize("number", [0, 2, -1])
+@pytest.mark.parametrize("number", [0, -1])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_flipped_byte_is_found_with_shard_record_and_byte(place, number, copy):
     shard = shards_of(copy)[number]
@@ -106,15 +93,6 @@ def test_every_damaged_record_is_listed(remote, copy, tmp_path):
     assert places_of(url) == expected
 
 
-def test_one_line_for_all_that_is_wrong_with_a_record(copy):
-    """Length, payload and with them every feature."""
-    shard, (start, stop, *_) = shards_of(copy)[0], offsets_of(copy, 0)
-    for place in PLACES:
-        flip(copy / shard.name, position(place, start, stop))
-    (damage,) = damages_of(copy)
-    assert (damage.shard, damage.record, damage.byte) == (shard.name, 0, 0)
-
-
 def test_every_byte_counts(copy):
     """Damage at 60 places all over the dataset's files, each found and told in one line."""
     rng = np.random.default_rng(7)
@@ -128,12 +106,14 @@ def test_every_byte_counts(copy):
     assert verify(copy).records == 40
 
 
-def test_a_shard_cut_between_two_records(copy):
+@pytest.mark.parametrize("records", [0, 1, -1], ids=["emptied", "all but one lost", "one lost"])
+def test_a_shard_cut_between_two_records(records, copy):
     shard, offsets = shards_of(copy)[1], offsets_of(copy, 1)
-    os.truncate(copy / shard.name, offsets[-2])
+    records %= shard.records
+    os.truncate(copy / shard.name, offsets[records])
     (damage,) = damages_of(copy)
-    assert (damage.shard, damage.record, damage.byte) == (shard.name, shard.records - 1, offsets[-2])
-    assert f"{shard.records - 1} records in {offsets[-2]} bytes; the manifest says {shard.records}" in damage.message
+    assert (damage.shard, damage.record, damage.byte) == (shard.name, records, offsets[records])
+    assert f"{records} records in {offsets[records]} bytes; the manifest says {shard.records}" in damage.message
 
 
 @pytest.mark.parametrize("left", [5, 14, 2000])
@@ -147,25 +127,15 @@ def test_a_shard_cut_within_a_record(lost, left, copy):
     assert ("2 records are lost" in damage.message) == (lost == 2)
 
 
-def test_an_emptied_shard(copy):
-    shard = shards_of(copy)[0]
-    os.truncate(copy / shard.name, 0)
-    (damage,) = damages_of(copy)
-    assert re.match(rf"{shard.name}, record 0, byte 0: 0 records in 0 bytes; the manifest says", str(damage))
-
-
 def test_a_shard_with_something_behind_it(copy):
     shard = shards_of(copy)[0]
     with (copy / shard.name).open("ab") as file:
         file.write(b"\0" * 100)
     flip(copy / shard.name, 30)
     assert places_of(copy) == [(shard.name, 0, 0), (shard.name, shard.records, shard.bytes)]
-
-
-def test_a_sound_record_behind_the_last(copy):
-    shard, offsets = shards_of(copy)[0], offsets_of(copy, 0)
-    data = (copy / shard.name).read_bytes()
-    (copy / shard.name).write_bytes(data + data[: offsets[1]])
+    flip(copy / shard.name, 30)
+    data = (copy / shard.name).read_bytes()[: shard.bytes]
+    (copy / shard.name).write_bytes(data + data[: offsets_of(copy, 0)[1]])  # a sound record behind the last
     (damage,) = damages_of(copy)
     assert f"{shard.records + 1} records in" in damage.message
 
@@ -210,8 +180,9 @@ def test_the_message_names_the_first_and_the_count(copy):
         verify(copy)
 
 
-def test_what_cannot_be_read_is_not_damaged(copy):
-    one, two, *_ = sorted(copy.glob("*.tfrecord"))
+@pytest.mark.parametrize("kind", ["*.tfrecord", "*.npy"])
+def test_what_cannot_be_read_is_not_damaged(kind, copy):
+    one, two = min(copy.glob(kind)), max(copy.glob("*.tfrecord"))
     one.unlink()
     one.symlink_to(one)  # too many links: an error of reading even to root
     with pytest.raises(DatasetUnreadableError) as caught:
@@ -223,12 +194,3 @@ def test_what_cannot_be_read_is_not_damaged(copy):
         verify(copy)
     assert [damage.shard for damage in damaged.value.damages] == [two.name]
     assert damaged.value.unreadable == caught.value.unreadable
-
-
-def test_an_index_that_cannot_be_read_is_not_damaged(copy):
-    index = next(copy.glob("*.npy"))
-    index.unlink()
-    index.symlink_to(index)
-    with pytest.raises(DatasetUnreadableError) as caught:
-        verify(copy)
-    assert [each.file for each in caught.value.unreadable] == [index.name]

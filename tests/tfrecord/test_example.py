@@ -1,6 +1,5 @@
 """tf.train.Example against TensorFlow's own protobuf, in both directions."""
 
-import math
 import struct
 
 import numpy as np
@@ -21,27 +20,6 @@ from tpufeed.tfrecord.example import (
 )
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-SMALLEST = 2.0**-149  # the least denormal of float32
-
-CASES = {
-    "no features": {},
-    "every kind": {
-        "b": Feature("bytes", [b"abc", b"", b"\xff\0\xfe"]),
-        "f": Feature("float", [1.5, -2.25]),
-        "i": Feature("int64", [1, 300, -1]),
-    },
-    "empty lists": {"b": Feature("bytes", []), "f": Feature("float", []), "i": Feature("int64", [])},
-    "no kind": {"nothing": Feature(None, ())},
-    "names": {"": Feature("int64", [1]), "größe/幅": Feature("int64", [2]), "🖼\n\0": Feature("bytes", [b"x"])},
-    "integers": {"i": Feature("int64", [0, 127, 128, 2**31, 2**32, INT64_MAX, INT64_MIN, -1, -300])},
-    "floats": {"f": Feature("float", [0.0, -0.0, math.inf, -math.inf, SMALLEST, -SMALLEST, 3.4028234663852886e38])},
-    "many values": {
-        "b": Feature("bytes", [b"%d" % i for i in range(1000)]),
-        "f": Feature("float", [float(i) for i in range(1000)]),
-        "i": Feature("int64", list(range(-5000, 5000, 10))),
-    },
-    "large bytes": {"b": Feature("bytes", [bytes(range(256)) * 1000])},
-}
 
 
 def to_tensorflow(features):
@@ -68,12 +46,6 @@ def by_bits(features):
     """Comparable: bytes instead of views, floats by their bits."""
     change = {"bytes": bytes, "float": lambda value: struct.pack("<f", value), "int64": int, None: None}
     return {name: (f.kind, [change[f.kind](value) for value in f.values]) for name, f in features.items()}
-
-
-@pytest.mark.parametrize("features", CASES.values(), ids=CASES.keys())
-def test_tensorflow_reads_ours_and_we_its(features):
-    assert from_tensorflow(tf.train.Example.FromString(encode_example(features))) == by_bits(features)
-    assert by_bits(decode_example(to_tensorflow(features).SerializeToString())) == by_bits(features)
 
 
 def test_bytes_of_an_example_never_change():

@@ -27,7 +27,7 @@ def decoded(layout, payload):
     return bytes(image), ints
 
 
-@pytest.mark.parametrize("size", [0, 1, 127, 128, 20_000, 70_000, 3_000_000])
+@pytest.mark.parametrize("size", [0, 127, 128, 20_000, 3_000_000])
 @pytest.mark.parametrize("ints", [(0, 1), (-1, 127), (-(2**63), 2**63 - 1), (2**32, -128)], ids=str)
 def test_image_stands_at_a_constant_offset_in_a_valid_example(size, ints):
     image = np.random.default_rng(size).bytes(size)
@@ -44,7 +44,7 @@ def test_image_stands_at_a_constant_offset_in_a_valid_example(size, ints):
     assert decode_example(payload)[HEIGHT] == Feature("int64", [ints[1]])
 
 
-@pytest.mark.parametrize("key", ["i", "größe", "k" * 93, "k" * 127, "k" * 128, "k" * 200, "k" * 20_000])
+@pytest.mark.parametrize("key", ["i", "größe", "k" * 127, "k" * 128, "k" * 20_000])
 def test_names_of_any_length(key):
     layout = FixedLayout(key, (f"{key}/label",))
     payload = payload_of(layout, b"pixels", (-5,))
@@ -59,13 +59,6 @@ def test_bytes_of_a_payload_never_change():
         "0ac2808080000a98808080000a0169128f808080000a89808080000a83808080007069780a130a016c120e1a0c0a0a"
         "feffffffffffffffff010a0d0a017412080a060a046a706567"
     )
-
-
-def test_no_integers_and_no_rest():
-    layout = FixedLayout(IMAGE, ())
-    payload = payload_of(layout, b"abc", (), {})
-    assert decoded(layout, payload) == (b"abc", ())
-    assert payload.endswith(b"abc")
 
 
 def test_tensorflow_parses_padded_varints_alone_and_in_batches():
@@ -97,14 +90,6 @@ def test_the_image_is_a_view_of_the_payload():
 def reordered(payload):
     """The same example as another tool would write it: features reversed, no padding."""
     return encode_example(dict(reversed(decode_example(payload).items())))
-
-
-def test_what_another_tool_has_written_again_is_read():
-    payload = payload_of(LAYOUT, b"pixels", (-3, 480))
-    again = tf.train.Example.FromString(payload).SerializeToString(deterministic=True)
-    for foreign in (again, reordered(payload), encode_example(decode_example(payload))):
-        assert foreign != payload
-        assert decoded(LAYOUT, foreign) == (b"pixels", (-3, 480))
 
 
 def test_a_list_of_ten_values_is_not_taken_for_a_padded_one():
@@ -152,18 +137,16 @@ def test_integers_out_of_range_are_an_error(ints):
         LAYOUT.encode(1, ints, {})
 
 
-def test_the_number_of_integers_is_the_layout_s():
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        LAYOUT.encode(1, (1,), {})
-
-
 @given(
     st.binary(max_size=300), st.tuples(int64s, int64s), st.dictionaries(st.text("abc", max_size=3), st.lists(int64s))
 )
 def test_round_trip(image, ints, rest):
     payload = payload_of(LAYOUT, image, ints, {name: Feature("int64", values) for name, values in rest.items()})
     assert decoded(LAYOUT, payload) == (image, ints)
-    assert decoded(LAYOUT, reordered(payload)) == (image, ints)
+    again = tf.train.Example.FromString(payload).SerializeToString(deterministic=True)
+    for foreign in (reordered(payload), again):
+        assert decoded(LAYOUT, foreign) == (image, ints)
+    assert decoded(FixedLayout(IMAGE, ()), payload_of(FixedLayout(IMAGE, ()), image, (), {})) == (image, ())
 
 
 @pytest.mark.parametrize(

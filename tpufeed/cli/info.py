@@ -9,10 +9,13 @@ from tpufeed.cli.tables import print_table
 from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
-    from tpufeed.dataset.manifest import Split
     from tpufeed.dataset.reader import Dataset
 
 _CLASSES_SHOWN = 20
+_SAME_IN_THE_MANIFEST = (
+    *("features", "images", "odd", "upright", "rejects", "options"),
+    *("input_digest", "run_id", "format_version", "tool_version"),
+)
 _OPTIONS_SAID_ELSEWHERE = ("command", "source", "asked", "ops", "variants", "source_digest")
 _OPTIONS_OF_THE_CACHE = ("final", "encode", "quality", "seed")
 
@@ -42,39 +45,29 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
     import msgspec
 
     manifest = dataset.manifest
+    splits = {}
+    for name, split in manifest.splits.items():
+        sizes = [shard.bytes for variant in split.variants for shard in variant.shards]
+        splits[name] = {
+            "images": split.records,
+            "variants": len(split.variants),
+            "shards": len(sizes),
+            "bytes": sum(sizes),
+            "smallest_shard_bytes": min(sizes, default=None),
+            "largest_shard_bytes": max(sizes, default=None),
+            "class_counts": split.class_counts,
+        }
     cache: dict[str, Any] = msgspec.to_builtins(manifest.cache)
     totals = [sum(counts) for counts in zip(*(split.class_counts for split in manifest.splits.values()), strict=False)]
     return {
         "url": _printable(dataset.url),
         "data_url": None if manifest.data_url is None else _printable(manifest.data_url),
-        "splits": {name: _split_facts(split) for name, split in manifest.splits.items()},
+        "splits": splits,
         "classes": dict(zip(manifest.class_names, totals, strict=False)),
-        "features": manifest.features,
-        "images": manifest.images,
-        "odd": manifest.odd,
         "markers": msgspec.to_builtins(manifest.markers) if manifest.markers else None,
-        "upright": manifest.upright,
-        "rejects": manifest.rejects,
         "cache": None if manifest.cache is None else cache | {"source": manifest.options.get("source")},
-        "options": manifest.options,
-        "input_digest": manifest.input_digest,
-        "run_id": manifest.run_id,
-        "format_version": manifest.format_version,
-        "tool_version": manifest.tool_version,
         "content_digest": dataset.content_digest,
-    }
-
-
-def _split_facts(split: "Split") -> dict[str, Any]:
-    sizes = [shard.bytes for variant in split.variants for shard in variant.shards]
-    return {
-        "images": split.records,
-        "variants": len(split.variants),
-        "shards": len(sizes),
-        "bytes": sum(sizes),
-        "smallest_shard_bytes": min(sizes, default=None),
-        "largest_shard_bytes": max(sizes, default=None),
-        "class_counts": split.class_counts,
+        **{name: getattr(manifest, name) for name in _SAME_IN_THE_MANIFEST},
     }
 
 

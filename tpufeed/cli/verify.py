@@ -56,11 +56,9 @@ def verify_command(
     try:
         with line:
             found = verify(url, decode, listen)
-    except DatasetDamagedError as error:
-        _print_problems(url, error.damages, error.unreadable, as_json)
-        raise typer.Exit(error.exit_code) from None
-    except DatasetUnreadableError as error:
-        _print_problems(url, (), error.unreadable, as_json)
+    except (DatasetDamagedError, DatasetUnreadableError) as error:
+        damages = error.damages if isinstance(error, DatasetDamagedError) else ()
+        _print_problems(url, damages, error.unreadable, as_json)
         raise typer.Exit(error.exit_code) from None
     if as_json:
         _print_json(url, found, (), ())

@@ -2,12 +2,11 @@
 
 import hashlib
 import logging
-import os
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,15 +16,16 @@ from typing import Any, Literal
 import msgspec
 
 from tpufeed import __version__
-from tpufeed.dataset.adopt_keys import NONE, FirstRecord, Keys, choose_keys, glimpse, make_features
-from tpufeed.dataset.adopt_scan import Contents, ShardScan, Wanted, iter_records, make_walker, scan_shard
+from tpufeed.dataset.adopt_keys import NONE, FirstRecord, choose_keys, glimpse, make_features
+from tpufeed.dataset.adopt_scan import Contents, Keys, ShardScan, iter_records, scan_shard
 from tpufeed.dataset.classes import read_classes
+from tpufeed.dataset.destination import check_writable
 from tpufeed.dataset.index import encode_index, is_index_of
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.tfrecord_files import ForeignFiles, sort_files
-from tpufeed.dataset.walk import map_shards
+from tpufeed.dataset.walk import Walker, map_shards
 from tpufeed.errors import (
     DatasetExistsError,
     ManifestError,
@@ -34,6 +34,7 @@ from tpufeed.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     OptionError,
+    StoreError,
     mask_secrets,
 )
 from tpufeed.storage.registry import open_store
@@ -133,10 +134,15 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         )
     wanted_splits = [split.strip() for split in splits.split(",")] if isinstance(splits, str) else splits
     files = sort_files(source.url, source.iter_objects(), wanted_splits)
-    finished = _find_finished(source, target, files, {**told, "classes": names, "exif": exif})
+    options = {
+        "command": "adopt",
+        "source": mask_secrets(source.url),
+        "asked": {**told, "classes": names is not None},
+    }
+    finished = _find_finished(source, target, files, options, names, exif)
     if finished is not None:
-        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(map(str, finished.options["left_out"])))
-    _check_target(source, target, files)
+        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(finished.options.get("left_out", ())))
+    _check_target(target, files)
 
     infos = [info for infos in files.splits.values() for info in infos]
     # The first record of each shard tells in seconds what a scan would tell after an hour.
@@ -147,27 +153,26 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     if names is not None and keys.label is None:
         raise OptionError("--classes names the classes of labels, and there are none; say which key with --label")
 
-    wanted = Wanted(keys.image, keys.label, _MOST_CLASSES if names is None else len(names), keys.class_texts)
-    scans, total, progress = list[ShardScan](), Contents(), AdoptProgress(sum(info.size_bytes for info in infos))
+    most_classes = _MOST_CLASSES if names is None else len(names)
+    total, progress = Contents(), AdoptProgress(sum(info.size_bytes for info in infos))
+    by_split = {split: list[ShardScan]() for split in files.splits}
     listener = listener or (lambda _: None)
     listener(progress)
-    with closing(map_shards(source, lambda info, stop: scan_shard(source, info, wanted, stop), infos)) as results:
-        for scan in results:
-            scans.append(scan)
+    scan_one = partial(scan_shard, source, keys, most_classes)
+    with closing(map_shards(source, scan_one, infos)) as scans:
+        for split in (split for split, members in files.splits.items() for _ in members):
+            scan = next(scans)
+            by_split[split].append(scan)
             total.merge(scan.contents)
             progress = replace(
                 progress, bytes=progress.bytes + scan.info.size_bytes, images=progress.images + scan.records
             )
             listener(progress)
-    by_split, done = dict[str, list[ShardScan]](), 0
-    for split, members in files.splits.items():
-        by_split[split] = scans[done : done + len(members)]
-        done += len(members)
     _warn(by_split, total, exif)
 
     features, left_out = make_features(keys, total.tallies, progress.images)
     class_names = _name_classes(keys, total) if names is None else names
-    shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for scan in scans]
+    shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for found in by_split.values() for scan in found]
     manifest = Manifest(
         run_id=secrets.token_hex(8),
         tool_version=__version__,
@@ -175,9 +180,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         class_names=class_names,
         features=features,
         options={
-            "command": "adopt",
-            "source": mask_secrets(source.url),
-            "asked": {**told, "classes": names is not None},
+            **options,
             "keys": keys._asdict(),
             "splits": list(by_split),
             "left_out": left_out,
@@ -189,6 +192,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         data_url=None if target.url == source.url else source.url,
         exif="apply" if exif == "apply" else msgspec.UNSET,
     )
+    # Last, and never over another one: a dataset exists where its manifest does.
     try:
         target.put(MANIFEST, encode_manifest(manifest))
     except ObjectExistsError as error:
@@ -196,63 +200,56 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, tuple(left_out))
 
 
-def _find_finished(source: Store, target: Store, files: ForeignFiles, asked: Mapping[str, Any]) -> Manifest | None:
+def _find_finished(
+    source: Store,
+    target: Store,
+    files: ForeignFiles,
+    options: Mapping[str, Any],
+    names: tuple[str, ...] | None,
+    exif: str,
+) -> Manifest | None:
     """Return the manifest of this very adoption, where it stands at `target` already; None where nothing does.
 
     Raises:
         DatasetExistsError: another dataset stands there, or a manifest that is none of tpufeed's.
     """
+    wrong = "it is not of this source, these files and these options"
     try:
         present = find_dataset(target)
-    except ManifestError as error:
-        difference = f"it is none that can be read ({error})"
-    else:
         if present is None:
             return None
-        difference = next(_iter_differences(present, source, files, asked), "")
-        if not difference:
-            return present.manifest
+        manifest = present.manifest
+        if (
+            options.items() <= manifest.options.items()
+            and names in (None, manifest.class_names)
+            and manifest.upright == (exif == "apply")
+            and _are_shards(present, source, files)
+        ):
+            return manifest
+    except ManifestError as error:
+        wrong = f"it is none that can be read ({error})"
     raise DatasetExistsError(
-        f"{target.url} already holds a {MANIFEST}, and {difference}; nothing was changed. Give another destination "
-        "(--to), or remove it first"
+        f"{target.url} already holds a {MANIFEST}, and {wrong}; nothing was changed. Give another destination (--to), "
+        "or remove it first"
     )
 
 
-def _iter_differences(present: Dataset, source: Store, files: ForeignFiles, asked: Mapping[str, Any]) -> Iterator[str]:
-    """Say how a dataset differs from what would be adopted now. What follows the first difference may not hold."""
-    manifest, stored = present.manifest, present.manifest.options
-    if stored.get("command") != "adopt":
-        yield "its dataset was built, not adopted"
-    if stored.get("source") != mask_secrets(source.url):
-        yield f"it was adopted from {stored.get('source')}"
-    before: Any = stored.get("asked")
-    keys: Any = stored.get("keys")
-    if not isinstance(before, dict) or not isinstance(keys, dict) or not isinstance(stored.get("left_out"), list):
-        yield "it does not say with which options it was adopted"
-    for role in Keys._fields:
-        key, taken = asked[role], keys.get(role)
-        if before.get(role) is not None if key is None else taken != (None if key == NONE else key):
-            yield f"it was adopted with {taken or NONE} as its {role}"
-    names = asked["classes"]
-    if before.get("classes") != (names is not None) or (names is not None and names != manifest.class_names):
-        yield "its classes were named otherwise"
-    if set(manifest.splits) != set(files.splits):
-        yield f"its splits are {', '.join(manifest.splits)}, not {', '.join(files.splits)}"
+def _are_shards(present: Dataset, source: Store, files: ForeignFiles) -> bool:
+    """Return true where the files are the shards of a dataset, by name, size and version, and its indexes are there."""
+    if set(present.manifest.splits) != set(files.splits):
+        return False
     for split, infos in files.splits.items():
+        (variant,) = present.manifest.splits[split].variants
         found = [(info.name, info.size_bytes, info.version if source.generations else None) for info in infos]
-        shards = manifest.splits[split].variants[0].shards
-        if found != [(shard.name, shard.bytes, shard.generation) for shard in shards]:
-            yield "the TFRecord files have changed since"
-    for entry in manifest.splits.values():
-        index = entry.variants[0].index
-        info = present.store.stat(index.name)
-        if info is None or info.size_bytes != index.bytes:
-            yield f"{index.name} beside it is missing or damaged"
-    if manifest.upright != (asked["exif"] == "apply"):
-        yield f"it was adopted with --exif {'apply' if manifest.upright else 'ignore'}"
+        index = present.store.stat(variant.index.name)
+        if index is None or index.size_bytes != variant.index.bytes:
+            return False
+        if found != [(shard.name, shard.bytes, shard.generation) for shard in variant.shards]:
+            return False
+    return True
 
 
-def _check_target(source: Store, target: Store, files: ForeignFiles) -> None:
+def _check_target(target: Store, files: ForeignFiles) -> None:
     """Check that the target can be written to, before anything is read: reading may take an hour.
 
     Raises:
@@ -260,15 +257,10 @@ def _check_target(source: Store, target: Store, files: ForeignFiles) -> None:
         DatasetExistsError: an index would take the place of somebody else's file. An index of these very files is that
             of an earlier adoption that was cut off.
     """
-    path = target.local_path(MANIFEST)
-    if path is not None:
-        folder = next(parent for parent in path.parents if parent.exists())
-        is_beside = target.url == source.url
-        if not is_beside and not folder.is_dir():
-            raise OptionError(f"{folder} is no folder; manifest and index need one (--to)")
-        if not os.access(folder, os.W_OK):
-            way = "; give a place for manifest and index with --to" if is_beside else ""
-            raise OptionError(f"{folder} cannot be written to{way}")
+    try:
+        check_writable(target)
+    except StoreError as error:
+        raise OptionError(f"{error}; give another place for manifest and index with --to") from error
     for split, infos in files.splits.items():
         name = index_name(split, None)
         if target.stat(name) is not None and not is_index_of(target, name, [info.size_bytes for info in infos]):
@@ -279,19 +271,21 @@ def _check_target(source: Store, target: Store, files: ForeignFiles) -> None:
 
 
 def _read_first(source: Store, info: ObjectInfo, stop: threading.Event) -> FirstRecord | None:
-    for _, place, payload in iter_records(make_walker(source, info, _PEEKED_BYTES), stop):
+    if not info.size_bytes:
+        source.read(info.name)  # fails for a broken link, which passes for an empty file
+    walker = Walker(source, info.name, info.size_bytes, info.version, _PEEKED_BYTES)
+    for _, place, payload in iter_records(walker, stop):
         return FirstRecord(place, {key: glimpse(feature) for key, feature in decode_example(payload, place).items()})
     return None
 
 
 def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Contents, exif: str) -> None:
-    empty, count = list[str](), 0
     for split, found in scans.items():
         if not any(scan.records for scan in found):
             _logger.warning("split %s holds no record; loaders will refuse it", split)
-        empty += [scan.info.name for scan in found if not scan.records]
-        count += len(found)
+    empty = [scan.info.name for found in scans.values() for scan in found if not scan.records]
     if empty:
+        count = sum(map(len, scans.values()))
         _logger.warning("%d of %d TFRecord files hold no record, like %s", len(empty), count, empty[0])
     if total.first_unknown is not None:
         _logger.warning(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from tpufeed.dataset import schema
-from tpufeed.dataset.adopt_scan import Tally, missing_value
+from tpufeed.dataset.adopt_scan import Keys, Tally, missing_value
 from tpufeed.dataset.schema import DType, FeatureSpec
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import image_size
@@ -22,7 +22,6 @@ _KNOWN_KEYS = {
     "text": (schema.TEXT, "text", "class_text", "class_name", "label_text", "label_name", "class/text", "label/text"),
     "filename": (schema.FILENAME, "filename", "file_name", "image/file_name", "image_name", "image_id", "id"),
 }
-_SYNSET = "image/class/synset"  # one to one where ImageNet's texts are not: both 134 and 517 are a crane
 _SIZE_KEYS = {
     schema.HEIGHT: (schema.HEIGHT, "height"),
     schema.WIDTH: (schema.WIDTH, "width"),
@@ -34,20 +33,6 @@ _OWN_NAMES = frozenset(
     (schema.ENCODED, schema.TENSOR, schema.LABEL, schema.TEXT, *_SIZE_KEYS, schema.FORMAT, schema.FILENAME)
 )
 _DTYPES: dict[Kind, DType] = {"bytes": "bytes", "float": "float32", "int64": "int64"}
-
-
-class Keys(NamedTuple):
-    """The keys that were chosen; None where there is no such feature."""
-
-    image: str
-    label: str | None
-    text: str | None
-    filename: str | None
-
-    @property
-    def class_texts(self) -> tuple[str, ...]:
-        """Keys that may name the classes, the best first."""
-        return () if self.label is None else (*((self.text,) if self.text else ()), _SYNSET)
 
 
 class Glimpse(NamedTuple):

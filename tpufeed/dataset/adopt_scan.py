@@ -18,33 +18,29 @@ from tpufeed.tfrecord.example import Feature, Kind, decode_example
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED
 
 _UNKNOWN_FORMAT = "unknown"
-# The first bytes of compressed files, and what makes them readable. Zlib's second byte tells its level.
-_COMPRESSED = {
-    b"\x1f\x8b": ("gzip", "gunzip a copy (its name should then not end in .gz): gunzip -k {}"),
-    **{
-        b"\x78" + level: (
-            "zlib",
-            "write a copy without compression: tf.data.TFRecordDataset(file, compression_type='ZLIB')",
-        )
-        for level in (b"\x01", b"\x5e", b"\x9c", b"\xda")
-    },
-}
+_GZIP = b"\x1f\x8b"
+_SYNSET = "image/class/synset"  # one to one where ImageNet's texts are not: both 134 and 517 are a crane
 
 
-class Wanted(NamedTuple):
-    """Features that each record must have.
+class Keys(NamedTuple):
+    """The keys of the features that a dataset needs; None where there is no such feature.
 
     Attributes:
-        image: key of the image, one bytes value.
-        label: key of the class, one int64 in `[0, classes)`; None where there are no labels.
-        classes: number of classes.
-        texts: keys of features that may name the class.
+        image: one bytes value.
+        label: the class, one int64.
+        text: the class's name.
+        filename: the path, or what else names a sample.
     """
 
     image: str
-    label: str | None
-    classes: int
-    texts: tuple[str, ...] = ()
+    label: str | None = None
+    text: str | None = None
+    filename: str | None = None
+
+    @property
+    def class_texts(self) -> tuple[str, ...]:
+        """Keys that may name the classes, the best first."""
+        return () if self.label is None else tuple(filter(None, (self.text, _SYNSET)))
 
 
 @dataclass(slots=True)
@@ -77,9 +73,9 @@ class Contents:
     turned: int = 0
     first_unknown: str | None = None
 
-    def add(self, features: dict[str, Feature], wanted: Wanted, place: str) -> None:
-        """Count a record. Raises RecordError or OptionError where it has not what is wanted."""
-        image, label = check_features(features, wanted, place)
+    def add(self, features: dict[str, Feature], keys: Keys, classes: int, place: str) -> None:
+        """Count a record. Raises RecordError or OptionError where it lacks its image or a label in `[0, classes)`."""
+        image, label = _find_sample(features, keys, classes, place)
         image_format = sniff(image) or _UNKNOWN_FORMAT
         self.formats[image_format] += 1
         self.turned += orientation_of(image) != 1
@@ -92,10 +88,10 @@ class Contents:
                 tally.kinds.add(feature.kind)
             tally.single = tally.single and len(feature.values) == 1
             if tally.is_text and feature.kind == "bytes":
-                tally.is_text = key != wanted.image and None not in map(_read_text, feature.values)
+                tally.is_text = key != keys.image and None not in map(_read_text, feature.values)
         if label is not None:
             self.class_counts[label] += 1
-            for key in wanted.texts:
+            for key in self.texts:
                 named = features.get(key)
                 if named is not None and len(named.values) == 1 and (text := _read_text(named.values[0])):
                     self._name(key, label, text)
@@ -135,20 +131,16 @@ class ShardScan(NamedTuple):
         return len(self.offsets) - 1
 
 
-def scan_shard(store: Store, info: ObjectInfo, wanted: Wanted, stop: threading.Event | None = None) -> ShardScan:
+def scan_shard(
+    store: Store, keys: Keys, classes: int, info: ObjectInfo, stop: threading.Event | None = None
+) -> ShardScan:
     """Read and check all of a shard. Raises as `iter_records` does, and as `Contents.add` does."""
-    walker, offsets, contents = make_walker(store, info), list[int](), Contents()
+    walker = Walker(store, info.name, info.size_bytes, info.version)
+    offsets, contents = list[int](), Contents(texts={key: {} for key in keys.class_texts})
     for offset, place, payload in iter_records(walker, stop):
         offsets.append(offset)
-        contents.add(decode_example(payload, place), wanted, place)
+        contents.add(decode_example(payload, place), keys, classes, place)
     return ShardScan(info, walker.crc32c, np.array([*offsets, info.size_bytes], np.uint64), contents)
-
-
-def make_walker(store: Store, info: ObjectInfo, chunk_bytes: int | None = None) -> Walker:
-    """Return the walker of a shard as it was listed. Raises StoreError for a link to nothing."""
-    if not info.size_bytes:
-        store.read(info.name)  # a broken link passes for an empty file
-    return Walker(store, info.name, info.size_bytes, info.version, chunk_bytes)
 
 
 def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterator[tuple[int, str, memoryview]]:
@@ -160,8 +152,8 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
         ShardError, ObjectChangedError: it has changed since it was listed.
         WalkStopped: `stop` was set.
     """
+    number = 0
     for walked in walker.walk(stop=stop):
-        number = walked.first
         for offset, payload in zip(walked.offsets, walked.payloads, strict=False):  # and where the last one ends
             place = f"{walker.where}, record {number}, byte {offset}"
             if isinstance(payload, RecordError):
@@ -169,38 +161,37 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
             yield offset, place, payload
             number += 1
         if walked.problem:
-            compressed = None if number else _COMPRESSED.get(bytes(walked.data[:2]))
-            if compressed is not None:
-                kind, way = compressed
+            if not number and walked.data[:2] == _GZIP:
                 raise OptionError(
-                    f"{walker.where} is compressed ({kind}); records of such a file cannot be read at random places, "
-                    f"so it cannot be adopted. First {way.format(walker.where)}"
+                    f"{walker.where} is compressed (gzip); records of such a file cannot be read at random places, so "
+                    "it cannot be adopted. First gunzip a copy (its name should then not end in .gz): gunzip -k "
+                    f"{walker.where}"
                 )
-            wrong = "; this is no TFRecord file, or damaged" if walked.problem == LENGTH_DAMAGED else ""
-            raise RecordError(f"{walker.where}, record {number}, byte {walked.offsets[-1]}: {walked.problem}{wrong}")
+            wrong = "; this is no TFRecord file, or a damaged or compressed one"
+            place = f"{walker.where}, record {number}, byte {walked.offsets[-1]}"
+            raise RecordError(f"{place}: {walked.problem}{wrong if walked.problem == LENGTH_DAMAGED else ''}")
 
 
-def check_features(features: dict[str, Feature], wanted: Wanted, place: str) -> tuple[memoryview, int | None]:
-    """Return the image and the label of a record. Raises RecordError or OptionError where it has not what is wanted."""
-    for key in (wanted.image, wanted.label):
+def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: str) -> tuple[memoryview, int | None]:
+    """Return the image and the label of a record. Raises as `Contents.add` does."""
+    for key in (keys.image, keys.label):
         feature = None if key is None else features.get(key)
         if key is not None and (feature is None or len(feature.values) != 1):
-            raise missing_value(key, None if feature is None else len(feature.values), wanted.image, place, features)
-    (image,) = features[wanted.image].values
+            raise missing_value(key, None if feature is None else len(feature.values), keys.image, place, features)
+    (image,) = features[keys.image].values
     if not isinstance(image, memoryview):
-        raise RecordError(f"{place}: feature {wanted.image!r} holds {image!r}, no image")
-    if wanted.label is None:
-        return image, None
-    (label,) = features[wanted.label].values
-    if not isinstance(label, int):
-        raise RecordError(f"{place}: feature {wanted.label!r} is no int64, so no label; see --label")
-    if label < 0:
-        raise RecordError(
-            f"{place}: the label {wanted.label!r} is {label}; classes count from 0. Where it stands for 'unknown', "
-            "adopt this split apart with --splits, --label none and --to"
-        )
-    if label >= wanted.classes:
-        raise OptionError(f"{place}: the label {wanted.label!r} is {label}, but there are {wanted.classes:,} classes")
+        raise RecordError(f"{place}: feature {keys.image!r} holds {image!r}, no image")
+    label = None if keys.label is None else features[keys.label].values[0]
+    if label is not None:
+        if not isinstance(label, int):
+            raise RecordError(f"{place}: feature {keys.label!r} is no int64, so no label; see --label")
+        if label < 0:
+            raise RecordError(
+                f"{place}: the label {keys.label!r} is {label}; classes count from 0. Where it stands for "
+                "'unknown', adopt this split apart with --splits, --label none and --to"
+            )
+        if label >= classes:
+            raise OptionError(f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes")
     return image, label
 
 

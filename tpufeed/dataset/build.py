@@ -20,15 +20,15 @@ from tpufeed.dataset.commit import (
     check_owner,
     discard_report,
     find_lost,
-    forget_old,
-    is_intact,
+    is_stored,
     put_data,
     put_made,
     read_report,
+    remove_old,
 )
 from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Markers, Shard, Split, Variant, encode_manifest
-from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, report_name
+from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, removals_name, report_name
 from tpufeed.dataset.plan import Owner, Plan, PlanHeader, TaskRef
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, Rejects
@@ -198,10 +198,14 @@ def finished_result(dataset: Dataset) -> BuildResult:
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
     report = read_report(store, ref, header.run_id)
-    if report is not None and not (_is_of_task(report, header, ref) and is_intact(store, report)):
-        discard_report(store, report)
+    if report is None:
         return None
-    return report
+    if _is_of_task(report, header, ref) and all(
+        is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards
+    ):
+        return report
+    discard_report(store, report)
+    return None
 
 
 def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
@@ -300,7 +304,8 @@ def _finish(folder: Path, store: Store, plan: Plan, rejects: Rejects, cache: Cac
         cache=cache,
         markers=Markers(**marked, unmarked=dict(sorted(unmarked.items()))) if marked else msgspec.UNSET,
     )
-    forget_old(store, header)
+    remove_old(store, header)
+    store.delete(removals_name(header.run_id))  # before there is a manifest of this run
     lost = find_lost(store, manifest)
     if lost is not None:
         raise BuildError(

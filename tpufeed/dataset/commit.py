@@ -222,6 +222,7 @@ def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[O
         plan = read_plan_file(folder / "plan")
         check_names(store, plan.header, foreign, old)
         seen = {info.name: info for info in old}
+        # The version that was seen: a plan that another run has put meanwhile is not replaced.
         standing, removals = seen.pop(PLAN, None), removals_name(plan.header.run_id)
         if not store.conditional:  # a listing may spell a version otherwise
             standing = store.stat(PLAN)
@@ -298,12 +299,6 @@ def remove_old(store: Store, header: PlanHeader) -> None:
         store.delete(removals_name(header.run_id))
 
 
-def forget_old(store: Store, header: PlanHeader) -> None:
-    """Remove the note of what was removed, where there is one: before there is a manifest of this run."""
-    remove_old(store, header)
-    store.delete(removals_name(header.run_id))
-
-
 def _read_removals(store: Store, name: str) -> dict[str, str] | None:
     try:
         return msgspec.json.decode(store.read(name), type=dict[str, str])
@@ -375,6 +370,7 @@ def _put(
                 return found
             check_owner(store, owner)  # after that look: so what it has seen is not of a later owner
             replaces = found  # the same build's other run may be quicker, and then this is asked again
+    # Another run may have taken the destination over between the look and the put.
     try:
         check_owner(store, owner)
     except BuildError:
@@ -419,11 +415,6 @@ def _discard(store: Store, name: str, data: bytes) -> None:
     with suppress(ObjectNotFoundError, ObjectChangedError):
         if found is not None and store.read(name, found.version) == data:
             store.delete(name, found.version)
-
-
-def is_intact(store: Store, report: Report) -> bool:
-    """Return true where all shards of a report have the size and CRC that it says; reads them whole."""
-    return all(is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards)
 
 
 def find_lost(store: Store, manifest: Manifest) -> str | None:

@@ -30,10 +30,10 @@ from tpufeed.tfrecord.crc32c import crc32c
 Offsets = npt.NDArray[np.uint64]
 
 _ITEM = "<u8"
-_ITEM_BYTES = 8
+ITEM_BYTES = 8
 _TRIES = 3
 _COPIED_BYTES = 64 << 10
-_NPY_HEADER_BYTES = 128  # of any array of one dimension
+NPY_HEADER_BYTES = 128  # of any array of one dimension
 _BLOCK_BYTES = 4 << 20
 
 
@@ -52,6 +52,7 @@ def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
         return False
     if offsets.dtype != _ITEM or offsets.ndim != 1:
         return False
+    # Each shard's offsets begin with 0 and end with its size; 0 stands nowhere else.
     starts = np.flatnonzero(offsets == 0)
     ends = offsets[np.append(starts[1:], len(offsets)) - 1] if len(starts) else offsets
     return bool(ends.tolist() == list(sizes))
@@ -67,7 +68,7 @@ class IndexWriter:
         self._path = path
         self._count = 0
         with self._open("xb") as file:
-            file.write(bytes(_NPY_HEADER_BYTES))
+            file.write(bytes(NPY_HEADER_BYTES))
 
     def add(self, lengths: Sequence[int]) -> None:
         """Append a shard, by the bytes of its records. Raises StoreError."""
@@ -81,7 +82,7 @@ class IndexWriter:
         with self._open("r+b") as file:
             header = {"shape": (self._count,), "fortran_order": False, "descr": _ITEM}
             np.lib.format.write_array_header_1_0(file, header)
-            assert file.tell() == _NPY_HEADER_BYTES, "there is room for any count"
+            assert file.tell() == NPY_HEADER_BYTES, "there is room for any count"
             file.seek(0)
             crc = 0
             while block := file.read(_BLOCK_BYTES):
@@ -109,7 +110,7 @@ class Index:
         self._variant = variant
         self._where = f"{store.url}/{variant.index.name}"
         self._starts = [0, *itertools.accumulate(shard.records + 1 for shard in variant.shards)]
-        self._header_bytes = variant.index.bytes - self._starts[-1] * _ITEM_BYTES
+        self._header_bytes = variant.index.bytes - self._starts[-1] * ITEM_BYTES
         self._lock = threading.Lock()
         self._mapped: memoryview | None = None
         if self._header_bytes < 64:
@@ -133,7 +134,7 @@ class Index:
                     raise
         at, name, tries_left = self._header_bytes, self._variant.index.name, _TRIES
         spans = [
-            Span(name, at + self._starts[shard] * _ITEM_BYTES, at + self._starts[shard + 1] * _ITEM_BYTES)
+            Span(name, at + self._starts[shard] * ITEM_BYTES, at + self._starts[shard + 1] * ITEM_BYTES)
             for shard in shards
         ]
         while True:
@@ -142,7 +143,7 @@ class Index:
                 for shard, data in zip(shards, self._reader.read(spans), strict=True):
                     if isinstance(data, StoreError):
                         raise data
-                    found.append(self._checked(shard, np.frombuffer(data, _ITEM, len(data) // _ITEM_BYTES)))
+                    found.append(self._checked(shard, np.frombuffer(data, _ITEM, len(data) // ITEM_BYTES)))
                 return found
             except ShardError:  # the bytes may have been damaged on the way
                 tries_left -= 1
@@ -194,7 +195,7 @@ class Index:
             raise ShardError(f"{self._where}: {error}. {advice}") from error
         except OSError as error:  # says nothing of its bytes
             raise StoreError(f"{self._where}: {error.strerror}") from error
-        offsets = max(0, len(mapped) - self._header_bytes) / _ITEM_BYTES
+        offsets = max(0, len(mapped) - self._header_bytes) / ITEM_BYTES
         if offsets != self._starts[-1]:
             raise ShardError(
                 f"{self._where} has {offsets:.12g} offsets; the manifest's records want {self._starts[-1]}. {advice}"

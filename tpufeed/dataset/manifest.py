@@ -14,7 +14,7 @@ from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 FORMAT = "tpufeed-dataset"
 FORMAT_VERSION = 1
 _IMAGE_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
-_SHARD_BYTES = 1 << 53  # files end there, and so do JSON's whole numbers in most other programs
+_FILE_BYTES = 1 << 53  # files end there, and so do JSON's whole numbers in most other programs
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -212,6 +212,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 
 
 def _iter_problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what contradicts itself. What follows the first problem may not hold."""
     if not manifest.features:
         yield "no features"
     image = manifest.features[0]
@@ -223,7 +224,6 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
         yield f"its shards cannot lie at {manifest.data_url!r}"
     for name, split in manifest.splits.items():
         yield from _iter_split_problems(name, split)
-        yield from _iter_size_problems(split)
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
         yield "a file stands for two"
@@ -235,23 +235,18 @@ def _iter_split_problems(name: str, split: Split) -> Iterator[str]:
     boundaries = [shard.records for shard in split.variants[0].shards]
     if min((*boundaries, *split.class_counts), default=0) < 0 or sum(split.class_counts) > split.records:
         yield f"the counts of split {name!r} contradict each other"
+    if sum(boundaries) != split.records:
+        yield f"the shards of split {name!r} do not hold {split.records} records"
     for variant in split.variants:
-        if sum(shard.records for shard in variant.shards) != split.records:
-            yield f"the shards of split {name!r} do not hold {split.records} records"
         if [shard.records for shard in variant.shards] != boundaries:
             yield f"the variants of split {name!r} differ in their shards' records"
         for file in variant.files:
-            if not _is_name(file.name) or file.bytes < 0:
+            is_name = file.name.isprintable() and not {"", ".", ".."}.intersection(file.name.split("/"))
+            if not is_name or not 0 <= file.bytes <= _FILE_BYTES:
                 yield f"{file.name!r} with {file.bytes} bytes is no file of a dataset"
-
-
-def _iter_size_problems(split: Split) -> Iterator[str]:
-    """Records that shards of these sizes cannot hold: who reads them asks for memory by their count."""
-    for shard in (shard for variant in split.variants for shard in variant.shards):
-        if shard.records * OVERHEAD_BYTES > shard.bytes:
-            yield f"{shard.name} with {shard.bytes} bytes cannot hold {shard.records} records"
-        if shard.bytes > _SHARD_BYTES:
-            yield f"{shard.name} cannot have {shard.bytes} bytes"
+        for shard in variant.shards:
+            if shard.records * OVERHEAD_BYTES > shard.bytes:  # readers ask for memory by the count
+                yield f"{shard.name} with {shard.bytes} bytes cannot hold {shard.records} records"
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:
@@ -259,7 +254,3 @@ def _is_image(shape: tuple[int, ...] | None) -> bool:
     return (
         shape is not None and len(shape) == 3 and shape[2] == 3 and min(shape) >= 1 and math.prod(shape) < _IMAGE_BYTES
     )
-
-
-def _is_name(name: str) -> bool:
-    return name.isprintable() and not any(part in ("", ".", "..") for part in name.split("/"))

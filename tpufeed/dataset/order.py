@@ -71,6 +71,7 @@ class EpochOrder:
         self._rotations = np.zeros(len(counts), np.int64)
         shards, line_start = np.arange(len(counts)), 0
         if shuffle:
+            # A bit less, so that they fit an int64: one for each shard's rotation, and the last for that of the line.
             words = (_words(len(counts) + 1, self._key, _ROTATIONS) >> np.uint64(1)).astype(np.int64)
             self._rotations = words[:-1] % np.maximum(counts, 1)
             shards = _permutation(len(counts), self._key, _SHARDS)
@@ -83,6 +84,7 @@ class EpochOrder:
         first = int(np.searchsorted(starts, line_start, side="right")) - 1
         self._shards = np.concatenate([shards[first:], shards[: first + 1]])
         self._shard_starts = _starts(counts[self._shards]) + starts[first] - line_start
+        # Reversed digits let the segments of a rank's lanes (r, r + W, ...) adjoin: it reads one range of shards.
         lane_of_segment = reverse_digits(np.arange(lanes), lanes)
         lengths = self.records // lanes + (lane_of_segment < self.records % lanes)
         segment_starts = np.cumsum(lengths) - lengths
@@ -112,6 +114,7 @@ class EpochOrder:
         """Return the parts that a lane reads, in its order; within a part the records are permuted."""
         shards, first, lengths = self._lane_cuts(lane)
         counts = self._first_sample[shards + 1] - self._first_sample[shards]
+        # A whole shard is [0, n) however it is rotated: its records are permuted anyway.
         first = np.where(lengths == counts, 0, (first + self._rotations[shards]) % counts)
         return list(starmap(Part, zip(shards.tolist(), first.tolist(), (first + lengths).tolist(), strict=True)))
 
@@ -141,6 +144,7 @@ class EpochOrder:
 
     def _permuted(self, flat: Ints, lanes: Ints, part_starts: Ints) -> Ints:
         """The records of these places in the line, permuted within each part; a part's start names it."""
+        # All records of one part at once: a batch touches few parts, and each costs a look-up in Python.
         by_part = np.argsort(part_starts, kind="stable")
         within = (flat - part_starts)[by_part]
         changes = np.flatnonzero(np.diff(part_starts[by_part], prepend=-1, append=-1))
@@ -159,7 +163,9 @@ class EpochOrder:
             shard, stop = int(self._shards[slot]), int(self._shard_starts[slot + 1])
             first, count = start - int(self._shard_starts[slot]), stop - int(self._shard_starts[slot])
             order = _permutation(min(stop, int(self._lane_stops[lane])) - start, self._key, _RECORDS, shard, first)
-            order += first + int(self._rotations[shard])
+            order += first + int(
+                self._rotations[shard]
+            )  # a rotated shard begins in its middle, and goes on with record 0
             order %= count
             last = self._last_parts[lane] = start, order.astype(np.min_scalar_type(count))
         return last[1]

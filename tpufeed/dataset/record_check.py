@@ -94,6 +94,7 @@ class RecordCheck:
         Raises:
             RecordError: everything that is wrong with it, in one message.
         """
+        # By its places where all lengths are right, which is nearly always; else by the parser, which says what is not.
         parts = self._layout.split(payload)
         try:
             if parts is not None:

@@ -4,9 +4,8 @@ Threads check one shard each. The variants of a shard follow one another, so tha
 all of them are known, and then forgotten.
 """
 
-import io
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpufeed.dataset.commit import stored_crc32c
+from tpufeed.dataset.index import ITEM_BYTES, NPY_HEADER_BYTES, Index
 from tpufeed.dataset.manifest import Manifest, Shard, Variant
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
@@ -26,6 +26,7 @@ from tpufeed.errors import (
     DatasetUnreadableError,
     ObjectNotFoundError,
     RecordError,
+    ShardError,
     StoreError,
     Unreadable,
 )
@@ -34,7 +35,7 @@ from tpufeed.storage.store import Store
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED, OVERHEAD_BYTES
 
 _UNKNOWN = int(np.iinfo(np.int64).min)  # the label of a record that has none, or is damaged
-_OFFSET_BYTES = 8
+_ALIGNED_BYTES = 64  # the header of an npy file takes a multiple of them
 _DAMAGES_NAMED = 3
 _CLASSES_NAMED = 5
 _MISSING = "is missing; the manifest names it"
@@ -96,144 +97,109 @@ def verify(url: str | Path, decode: str | None = None, listener: VerifyListener 
     """
     picks = parse_picks(decode)
     dataset = open_dataset(url)
-    variants = [
-        (split, number, variant)
-        for split, entry in dataset.manifest.splits.items()
-        for number, variant in enumerate(entry.variants)
-    ]
-    checked = map_shards(dataset.store, lambda variant, _: _IndexCheck(dataset.store, variant[2]), variants)
-    indexes = dict(zip([variant[:2] for variant in variants], checked, strict=True))
+    manifest = dataset.manifest
+    variants = [variant for split in manifest.splits.values() for variant in split.variants]
+    problems = list(map_shards(dataset.store, lambda variant, _: _check_index(dataset.store, variant), variants))
+    damages = [problem for problem in problems if isinstance(problem, Damage)]
+    unreadable = [problem for problem in problems if isinstance(problem, Unreadable)]
+    # A damaged index is not relied on: records are then found by their own lengths.
+    indexes = {
+        variant.index.name: None if problem else Index(dataset.store, variant)
+        for variant, problem in zip(variants, problems, strict=True)
+    }
     shards = [
-        _ShardPlace(split, variant, number, found.shards[number])
-        for split, entry in dataset.manifest.splits.items()
-        for number in range(len(entry.variants[0].shards))
-        for variant, found in enumerate(entry.variants)
+        _NumberedShard(number, variant.shards[number], variant.index.name, indexes[variant.index.name])
+        for split in manifest.splits.values()
+        for number in range(len(split.variants[0].shards))
+        for variant in split.variants
     ]
-    check = _ShardCheck(dataset, indexes, picks)
-    result, unreadable = _Comparison(dataset.manifest), [index.unreadable for index in indexes.values()]
-    progress = VerifyProgress(sum(shard.entry.bytes for shard in shards))
-    decoded = 0
-    if listener is not None:
-        listener(progress)
+    check = _ShardCheck(dataset, picks)
+    progress, decoded = VerifyProgress(sum(shard.entry.bytes for shard in shards)), 0
+    listener = listener or (lambda _: None)
+    listener(progress)
     with closing(map_shards(dataset.shards, check, shards)) as results:  # an error here stops the threads as well
-        for shard, found in zip(shards, results, strict=True):
-            result.add(shard, found)
-            unreadable.append(found.unreadable)
-            decoded += found.decoded
-            progress = replace(
-                progress,
-                bytes=progress.bytes + shard.entry.bytes,
-                records=progress.records + found.records,
-                damages=progress.damages + len(found.damages),
-            )
-            if listener is not None:
-                listener(progress)
-    damages, files = result.finish(indexes.values()), tuple(filter(None, unreadable))
-    cannot = "1 file cannot be read" if len(files) == 1 else f"{len(files):,} files cannot be read"
+        for name, split in manifest.splits.items():
+            counts = _ClassCounts(manifest, name)
+            for _ in split.variants[0].shards:
+                checked = list[_CheckedShard]()  # by variant
+                for _ in split.variants:
+                    found = next(results)
+                    checked.append(found)
+                    decoded += found.decoded
+                    progress = replace(
+                        progress,
+                        bytes=progress.bytes + found.entry.bytes,
+                        records=progress.records + found.records,
+                        damages=progress.damages + len(found.damages),
+                    )
+                    listener(progress)
+                unreadable += [found.unreadable for found in checked if found.unreadable is not None]
+                damages += _compare_variants(checked)
+                counts.add(checked)
+            damages += counts.iter_damages()
+    places = {MANIFEST: -1}
+    for variant in variants:
+        for name in (variant.index.name, *(shard.name for shard in variant.shards)):
+            places[name] = len(places)
+    damages.sort(key=lambda damage: (places[damage.shard], -1 if damage.record is None else damage.record))
+    cannot = "1 file cannot be read" if len(unreadable) == 1 else f"{len(unreadable):,} files cannot be read"
     if damages:
         count = "1 damage" if len(damages) == 1 else f"{len(damages):,} damages"
-        also = f"; {cannot} besides" if files else ""
-        raise DatasetDamagedError(f"{dataset.url}: {count}: {_name_some(damages)}{also}", damages, files)
-    if files:
-        message = f"{dataset.url}: {cannot}, what could be read is not damaged: {_name_some(files)}"
-        raise DatasetUnreadableError(message, files)
+        also = f"; {cannot} besides" if unreadable else ""
+        message = f"{dataset.url}: {count}: {_name_some(damages)}{also}"
+        raise DatasetDamagedError(message, tuple(damages), tuple(unreadable))
+    if unreadable:
+        message = f"{dataset.url}: {cannot}, what could be read is not damaged: {_name_some(unreadable)}"
+        raise DatasetUnreadableError(message, tuple(unreadable))
     return Verified(dataset.url, len(shards), progress.records, progress.total_bytes, decoded)
 
 
 def _name_some(found: Sequence[Damage] | Sequence[Unreadable]) -> str:
-    more = f"; and {len(found) - _DAMAGES_NAMED} more" if len(found) > _DAMAGES_NAMED else ""
-    return f"{'; '.join(map(str, found[:_DAMAGES_NAMED]))}{more}"
+    shown = "; ".join(map(str, found[:_DAMAGES_NAMED]))
+    return f"{shown}; and {len(found) - _DAMAGES_NAMED:,} more" if len(found) > _DAMAGES_NAMED else shown
 
 
-class _IndexCheck:
-    """Compares an index file with the manifest. Records are found by it where it is sound.
-
-    Attributes:
-        damage: how it differs from the manifest.
-        unreadable: what kept it from being read.
-        is_blamed: damages of shards name the offsets that are wrong, so `damage` says nothing more.
-    """
-
-    def __init__(self, store: Store, variant: Variant) -> None:
-        self.damage: Damage | None = None
-        self.unreadable: Unreadable | None = None
-        self.is_blamed = False
-        self._store, self.variant, self.name = store, variant, variant.index.name
-        self._has_offsets = False
-        try:
-            problem = self._find_problem()
-        except ObjectNotFoundError:
-            problem = _REMOVED
-        except StoreError as error:
-            problem, self.unreadable = "", Unreadable(self.name, str(error))
-        if problem:
-            self.damage = Damage(self.name, None, None, problem)
-
-    def offsets(self, shard: int) -> Ints | None:
-        """Return the offsets of a shard as they stand there; None where they can be no shard's."""
-        index, counts = self.variant.index, [entry.records + 1 for entry in self.variant.shards]
-        start = index.bytes - _OFFSET_BYTES * sum(counts[shard:])
-        stop = start + _OFFSET_BYTES * counts[shard]
-        try:
-            data = self._store.read_range(self.name, start, stop) if self._has_offsets else b""
-        except StoreError:
-            return None
-        return np.frombuffer(data, "<u8").astype(np.int64) if len(data) == stop - start else None
-
-    def sound_offsets(self, shard: int) -> Ints | None:
-        """Return the offsets of a shard where they may be relied on, else None."""
-        found = None if self.damage else self.offsets(shard)
-        if found is None or found[0] != 0 or found[-1] != self.variant.shards[shard].bytes:
-            return None
-        return None if (np.diff(found) < OVERHEAD_BYTES).any() else found
-
-    def _find_problem(self) -> str:
-        entry, where = self.variant.index, f"{self._store.url}/{self.name}"
-        found = self._store.stat(entry.name)
+def _check_index(store: Store, variant: Variant) -> Damage | Unreadable | None:
+    """Return what is wrong with the index of a variant: its size, its CRC, or its number of offsets."""
+    entry, problem = variant.index, ""
+    header_bytes = entry.bytes - ITEM_BYTES * sum(shard.records + 1 for shard in variant.shards)
+    try:
+        found = store.stat(entry.name)
         if found is None:
-            return _MISSING
-        if found.size_bytes != entry.bytes:
-            return f"{found.size_bytes} bytes; the manifest says {entry.bytes}"
-        crc = settle(
-            where,
-            lambda: stored_crc32c(self._store, entry.name, entry.bytes),
-            identity=lambda crc: crc,
-            is_sure=lambda crc: crc == entry.crc32c,
-        )
-        if crc != entry.crc32c:
-            self._has_offsets = True  # some of them are right, and tell which are not
-            return f"CRC-32C {crc:08x}; the manifest says {entry.crc32c:08x}"
-        problem = settle(where, self._find_count_problem, str, lambda problem: not problem)
-        self._has_offsets = not problem
-        return problem
-
-    def _find_count_problem(self) -> str:
-        """Say why the file is no index of as many records as the manifest counts; empty where it is one."""
-        index, wanted = self.variant.index, sum(entry.records + 1 for entry in self.variant.shards)
-        head = io.BytesIO(self._store.read_range(index.name, 0, min(index.bytes, 4096)))
-        try:
-            np.lib.format.read_magic(head)
-            shape, _, dtype = np.lib.format.read_array_header_1_0(head)
-        except ValueError as error:
-            return f"not an npy file: {error}"
-        if dtype != np.dtype("<u8") or len(shape) != 1:
-            return f"an array of {dtype} of shape {shape}, not of uint64 offsets"
-        if shape[0] != wanted or head.tell() + wanted * _OFFSET_BYTES != index.bytes:
-            return f"{shape[0]} offsets; the manifest's records want {wanted}"
-        return ""
+            problem = _MISSING
+        elif found.size_bytes != entry.bytes:
+            problem = f"{found.size_bytes} bytes; the manifest says {entry.bytes}"
+        elif header_bytes < _ALIGNED_BYTES or header_bytes % _ALIGNED_BYTES:
+            wanted = NPY_HEADER_BYTES + entry.bytes - header_bytes
+            problem = f"{entry.bytes} bytes; the manifest's records want {wanted}"
+        else:
+            crc = settle(
+                f"{store.url}/{entry.name}",
+                lambda: stored_crc32c(store, entry.name, entry.bytes),
+                identity=lambda crc: crc,
+                is_sure=lambda crc: crc == entry.crc32c,
+            )
+            if crc != entry.crc32c:
+                problem = f"CRC-32C {crc:08x}; the manifest says {entry.crc32c:08x}"
+    except ObjectNotFoundError:
+        problem = _REMOVED
+    except StoreError as error:
+        return Unreadable(entry.name, str(error))
+    return Damage(entry.name, None, None, problem) if problem else None
 
 
-class _ShardPlace(NamedTuple):
-    """Shard `number` of a variant of a split, and its entry in the manifest."""
+@dataclass(frozen=True, slots=True)
+class _NumberedShard:
+    """Shard `number` of a variant, and the variant's index; None where that is damaged."""
 
-    split: str
-    variant: int
     number: int
     entry: Shard
+    index_name: str
+    index: Index | None
 
 
 @dataclass(slots=True)
-class _Found:
+class _CheckedShard:
     """Findings on a shard.
 
     Attributes:
@@ -280,42 +246,44 @@ class _Walk(NamedTuple):
 class _ShardCheck:
     """Checks shards of one dataset against the manifest and the index. Thread-safe."""
 
-    def __init__(self, dataset: Dataset, indexes: Mapping[tuple[str, int], _IndexCheck], picks: Picks | None) -> None:
-        self._store, self._indexes = dataset.shards, indexes
+    def __init__(self, dataset: Dataset, picks: Picks | None) -> None:
+        self._store = dataset.shards
         self._records = RecordCheck(dataset.manifest)
         self._picks = picks if self._records.encoded else None
 
-    def __call__(self, shard: _ShardPlace, stop: threading.Event) -> _Found:
+    def __call__(self, shard: _NumberedShard, stop: threading.Event) -> _CheckedShard:
         """Check all of a shard."""
-        entry, index = shard.entry, self._indexes[shard.split, shard.variant]
-        found = _Found(entry, np.full(entry.records, _UNKNOWN), np.zeros(0, np.int64))
+        entry, indexed, problem = shard.entry, None, ""
+        found = _CheckedShard(entry, np.full(entry.records, _UNKNOWN), np.zeros(0, np.int64))
         try:
             info = self._store.stat(entry.name)
             if info is None:
                 found.add(None, None, _MISSING)
                 return found
-            indexed = index.sound_offsets(shard.number)
-            self._check(found, info.size_bytes, indexed, stop)
+            if shard.index is not None:
+                try:
+                    indexed = shard.index.offsets([shard.number])[0].astype(np.int64)
+                    if (np.diff(indexed) < OVERHEAD_BYTES).any():
+                        raise ShardError(f"the index ({shard.index_name}) has its records closer than records can be")
+                except ShardError as error:
+                    indexed, problem = None, str(error)
+            self._check(found, shard, info.size_bytes, indexed, stop)
+            # Where the manifest's size of the shard is wrong its offsets do not fit either: one damage is enough.
+            if problem and not found.damages and found.another is None:
+                found.add(None, None, problem)
         except ObjectNotFoundError:
             found.damages = [Damage(entry.name, None, None, _REMOVED)]
-            return found
         except StoreError as error:  # the damages that were found before it stay
             found.unreadable = Unreadable(entry.name, str(error))
-            return found
-        suspect = index.offsets(shard.number) if indexed is None else None
-        if suspect is not None and len(suspect) == len(found.offsets) and found.offsets[-1] == entry.bytes:
-            for record in map(int, np.flatnonzero(suspect != found.offsets)):
-                index.is_blamed, is_end = True, record == entry.records
-                message = f"the index ({index.name}) has {'the end' if is_end else 'it'} at byte "
-                message += f"{int(suspect[record]) % 2**64}"
-                found.add(None if is_end else record, int(found.offsets[record]), message)
         return found
 
-    def _check(self, found: _Found, size: int, indexed: Ints | None, stop: threading.Event) -> None:
+    def _check(
+        self, found: _CheckedShard, shard: _NumberedShard, size: int, indexed: Ints | None, stop: threading.Event
+    ) -> None:
         """Check a shard of `size` bytes, whose records a sound index has at `indexed`."""
-        entry, present = found.entry, indexed
-        if indexed is not None:  # where the shard was cut, the records behind the cut are not there to be read
-            present = indexed[: max(1, int(np.searchsorted(indexed, size, "right")))]
+        entry = shard.entry
+        # Where the shard was cut, the records behind the cut are not there to be read.
+        present = None if indexed is None else indexed[: max(1, int(np.searchsorted(indexed, size, "right")))]
         walk = self._walk(entry.name, size, present, found.damages, stop)
         found.records, found.decoded = len(walk.labels), walk.decoded
         if indexed is not None and not (walk.is_framed and size == entry.bytes):
@@ -334,34 +302,41 @@ class _ShardCheck:
                 return
             walk, found.damages = again, damages
         count, found.offsets = len(walk.labels), walk.offsets
-        is_cut = indexed is None or np.array_equal(walk.offsets, indexed[: count + 1])
-        if is_cut or not walk.is_complete:  # in another file no record is the one of its number
+        is_indexed = indexed is None or np.array_equal(walk.offsets, indexed[: count + 1])
+        if is_indexed or not walk.is_complete:  # in another file no record is the one of its number
             found.labels[:count] = walk.labels[: entry.records]
         if not walk.is_complete:
             return
         if count != entry.records or size != entry.bytes:
             message = f"{count} records in {size} bytes; the manifest says {entry.records} in {entry.bytes}. "
-            if is_cut and indexed is not None:
+            if is_indexed and indexed is not None:
                 found.add(count, size, f"{message}It was cut here")
             else:
                 found.labels[:] = _UNKNOWN
                 found.add(None, None, message + _ANOTHER)
-        elif walk.crc32c != entry.crc32c and not found.damages:
+            return
+        record, byte, where = None, None, ""
+        if indexed is not None and not is_indexed and not self._came_damaged(shard, walk.offsets):
+            record = int(np.flatnonzero(walk.offsets != indexed)[0])
+            byte, where = int(walk.offsets[record]), f"the index ({shard.index_name}) has it at byte {indexed[record]}"
+        if walk.crc32c != entry.crc32c and not found.damages:
             message = f"{size} bytes of CRC-32C {walk.crc32c:08x}; the manifest says {entry.crc32c:08x}. {_ANOTHER}"
-            record, byte = None, None
-            if indexed is not None and not is_cut:
-                record = int(np.flatnonzero(walk.offsets != indexed)[0])
-                byte = int(walk.offsets[record])
-                message += f"; the index has this record at byte {indexed[record]}"
-            found.another = Damage(entry.name, record, byte, message)
+            found.another = Damage(entry.name, record, byte, f"{message}; {where}" if where else message)
+        elif where and walk.crc32c == entry.crc32c:
+            found.add(record, byte, where)
+
+    def _came_damaged(self, shard: _NumberedShard, offsets: Ints) -> bool:
+        """Return true where the index, read again, has these offsets: it was the way here that changed them."""
+        return shard.index is not None and np.array_equal(shard.index.offsets([shard.number])[0], offsets)
 
     def _walk(self, name: str, size: int, offsets: Ints | None, damages: list[Damage], stop: threading.Event) -> _Walk:
         """Check each record of a shard, and add to `damages`."""
         walker, labels, starts = Walker(self._store, name, size), list[int](), [0]
-        check, picks, decoded, is_framed = self._records.check, self._picks, 0, True
+        check, picks, decoded, is_framed, problem = self._records.check, self._picks, 0, True, ""
         for walked in walker.walk(offsets, stop):
             starts += walked.offsets[1:]
             is_framed &= walked.framed
+            problem = walked.problem
             for number, payload in enumerate(walked.payloads, walked.first):
                 label = None
                 try:
@@ -375,81 +350,63 @@ class _ShardCheck:
                 except RecordError as error:
                     damages.append(Damage(name, number, walked.offsets[number - walked.first], str(error)))
                 labels.append(_UNKNOWN if label is None else label)
-            if walked.problem:
-                message = walked.problem
-                if message == LENGTH_DAMAGED:
-                    message += "; without a sound index it cannot be told where the next record starts: "
-                    message += f"{size - starts[-1]} bytes from here on are not checked"
-                damages.append(Damage(name, len(labels), starts[-1], message))
-                return _Walk(np.array(starts), np.array(labels, np.int64), walker.crc32c, decoded, is_framed, False)
-        return _Walk(np.array(starts), np.array(labels, np.int64), walker.crc32c, decoded, is_framed, True)
+        if problem:
+            if problem == LENGTH_DAMAGED:
+                problem += "; without a sound index it cannot be told where the next record starts: "
+                problem += f"{size - starts[-1]} bytes from here on are not checked"
+            damages.append(Damage(name, len(labels), starts[-1], problem))
+        return _Walk(np.array(starts), np.array(labels, np.int64), walker.crc32c, decoded, is_framed, not problem)
 
 
-class _Comparison:
-    """Compares what was found in shards: variants agree on labels, and each class has as many records as stated."""
+def _compare_variants(shards: Sequence[_CheckedShard]) -> Iterator[Damage]:
+    """Yield the damages of the variants of one shard, and the records on whose labels variants disagree."""
+    base, differing = shards[0], dict[tuple[str, int], Damage]()
+    for found in shards[1:]:
+        known = (base.labels != _UNKNOWN) & (found.labels != _UNKNOWN)
+        for record in map(int, np.flatnonzero(known & (base.labels != found.labels))):
+            blamed, other = (base, found) if base.another and not found.another else (found, base)
+            name = blamed.entry.name
+            message = f"label {blamed.labels[record]}; {other.entry.name} has {other.labels[record]}"
+            differing.setdefault((name, record), Damage(name, record, int(blamed.offsets[record]), message))
+    blamed_names = {name for name, _ in differing}
+    for found in shards:
+        yield from found.damages
+        if found.another is not None and found.entry.name not in blamed_names:
+            yield found.another
+    yield from differing.values()
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-        self._variants: list[_Found] = []  # of the present shard
-        self._damages: list[Damage] = []
-        self._counts: dict[tuple[str, int], Ints] = {}
-        self._incomplete: set[tuple[str, int]] = set()
 
-    def add(self, shard: _ShardPlace, found: _Found) -> None:
-        """Count a shard's labels and, after the last variant, compare them."""
-        known = found.labels[found.labels != _UNKNOWN]
-        key, classes = (shard.split, shard.variant), len(self._manifest.class_names)
-        if classes and self._manifest.labelled:
-            counts = np.bincount(known, minlength=classes)
-            self._counts[key] = counts + self._counts.get(key, np.zeros(classes, np.int64))
-        if len(known) < len(found.labels):
-            self._incomplete.add(key)
-        self._variants.append(found)
-        if len(self._variants) == len(self._manifest.splits[shard.split].variants):
-            self._compare_variants()
-            self._variants = []
+class _ClassCounts:
+    """Counts records by class in each variant of a split, and compares the counts with the manifest's."""
 
-    def finish(self, indexes: Iterable[_IndexCheck]) -> tuple[Damage, ...]:
-        """Return all damages, by file in the manifest's order, then by record."""
-        self._damages += [index.damage for index in indexes if index.damage is not None and not index.is_blamed]
-        self._damages += self._iter_wrong_counts()
-        places = {MANIFEST: -1}
-        for split in self._manifest.splits.values():
-            for variant in split.variants:
-                for name in (variant.index.name, *(shard.name for shard in variant.shards)):
-                    places[name] = len(places)
-        return tuple(sorted(self._damages, key=lambda d: (places[d.shard], -1 if d.record is None else d.record)))
+    def __init__(self, manifest: Manifest, split: str) -> None:
+        self._names, self._split, self._entry = manifest.class_names, split, manifest.splits[split]
+        self._counted = bool(manifest.labelled and manifest.class_names)
+        self._counts = np.zeros((len(self._entry.variants), len(self._names)), np.int64)
+        self._complete = [True] * len(self._entry.variants)
 
-    def _compare_variants(self) -> None:
-        differing: dict[tuple[str, int], Damage] = {}
-        base = self._variants[0]
-        for found in self._variants[1:]:
-            known = (base.labels != _UNKNOWN) & (found.labels != _UNKNOWN)
-            for record in map(int, np.flatnonzero(known & (base.labels != found.labels))):
-                blamed, other = (base, found) if base.another and not found.another else (found, base)
-                name = blamed.entry.name
-                message = f"label {blamed.labels[record]}; {other.entry.name} has {other.labels[record]}"
-                differing.setdefault((name, record), Damage(name, record, int(blamed.offsets[record]), message))
-        blamed_names = {name for name, _ in differing}
-        for found in self._variants:
-            self._damages += found.damages
-            if found.another is not None and found.entry.name not in blamed_names:
-                self._damages.append(found.another)
-        self._damages += differing.values()
+    def add(self, shards: Sequence[_CheckedShard]) -> None:
+        """Count the labels of one shard's variants."""
+        for variant, found in enumerate(shards) if self._counted else ():
+            known = found.labels[found.labels != _UNKNOWN]
+            self._counts[variant] += np.bincount(known, minlength=len(self._names))
+            self._complete[variant] &= len(known) == len(found.labels)
 
-    def _iter_wrong_counts(self) -> Iterator[Damage]:
-        names = self._manifest.class_names
-        for (split, variant), found in self._counts.items():
-            entry, expected = self._manifest.splits[split], np.zeros_like(found)
-            expected[: len(entry.class_counts)] = entry.class_counts[: len(found)]
+    def iter_damages(self) -> Iterator[Damage]:
+        """Yield a damage for each variant whose counts are wrong."""
+        if not self._counted:
+            return
+        expected = np.zeros(len(self._names), np.int64)
+        stated = self._entry.class_counts[: len(expected)]
+        expected[: len(stated)] = stated
+        for variant, (found, complete) in enumerate(zip(self._counts, self._complete, strict=True)):
             # Damaged records are of some class: only more than expected is known to be wrong then.
-            is_wrong = found > expected if (split, variant) in self._incomplete else found != expected
-            wrong = np.flatnonzero(is_wrong).tolist()
+            wrong = np.flatnonzero(found != expected if complete else found > expected).tolist()
             if wrong:
                 each = "; ".join(
-                    f"{found[label]} records of class {names[label]!r}, not {expected[label]}"
+                    f"{found[label]} records of class {self._names[label]!r}, not {expected[label]}"
                     for label in wrong[:_CLASSES_NAMED]
                 )
                 more = f"; and {len(wrong) - _CLASSES_NAMED} more classes" if len(wrong) > _CLASSES_NAMED else ""
-                where = f"split {split!r}{f', variant {variant}' if len(entry.variants) > 1 else ''}"
+                where = f"split {self._split!r}{f', variant {variant}' if len(self._counts) > 1 else ''}"
                 yield Damage(MANIFEST, None, None, f"class_counts: {where} has {each}{more}")

@@ -57,6 +57,7 @@ def map_shards(store: Store, work: Callable[[T, threading.Event], R], shards: It
         try:
             for shard in shards:
                 running.append(executor.submit(work, shard, stop))
+                # As many as the threads, again: a slow shard at the head does not let the others wait.
                 if len(running) > 2 * threads:  # results of many shards would take much memory
                     yield running.popleft().result()
             while running:
@@ -134,6 +135,7 @@ class Walker:
                 else:
                     fitting = int(np.searchsorted(offsets, start + self._chunk_bytes, "right"))
                     attempt = partial(_read_at, read, first, offsets[first : max(first + 2, fitting)].tolist())
+                # Sound at once, or equal twice: damage on the way here differs each time.
                 walked = settle(
                     self.where, attempt, lambda found: crc32c(found.data), lambda found: not found.is_damaged
                 )
@@ -150,6 +152,7 @@ class Walker:
             header = data[end : end + HEADER_BYTES]
             length = int.from_bytes(header[:8], "little")
             end += OVERHEAD_BYTES + length
+            # Comparing whole headers is one call of the CRC; what is wrong with a bad one is found out below.
             if end > len(data) or header != encode_header(length):
                 break
             offsets.append(start + end)

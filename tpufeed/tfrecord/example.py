@@ -206,6 +206,7 @@ def _iter_entries(features: memoryview) -> Iterator[tuple[str, Feature]]:
 
 def _decode_feature(buffer: memoryview) -> Feature:
     feature = Feature(None, ())
+    # A oneof: as protobuf has it, the last kind counts.
     for number, wire, value in _iter_fields(buffer):
         kind = _KIND_OF_FIELD.get(number)
         if kind is not None and wire == _BYTES and isinstance(value, memoryview):

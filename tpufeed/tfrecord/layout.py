@@ -79,6 +79,7 @@ class FixedLayout:
         if self.is_fixed(payload) and len(payload) >= start:
             length = _read_padded_once(bytes(payload[start - _LENGTH_BYTES : start]))
             if length is not None and start + length + self._ints.size <= len(payload):
+                # The heads name the features and hold all their lengths: equal bytes are the same features.
                 stop = start + length
                 parts = self._ints.unpack_from(payload, stop)
                 ints = tuple(map(_read_padded_once, parts[1::2]))
@@ -164,6 +165,7 @@ class ScalarEntry:
         if stop > len(data) or data[at:start] != self._heads.get(value_bytes):
             return None
         value = data[start:stop]
+        # A varint ends at the first byte below 0x80, which must be its last one.
         if self._is_varint and (value[-1] > 0x7F or min(value[:-1], default=0x80) < 0x80):
             return None
         return value, stop
