@@ -122,28 +122,25 @@ class DirectGraph:
 
     def build(self) -> Any:
         """Return a `tf.data.Dataset` of batches. Call it by way of TensorFlow's `do_not_convert`."""
-        options, data = self._options, tf.data.Dataset
+        options, data, newest = self._options, tf.data.Dataset, self._newest
         if not self._dealt:
-            return self._epochs().flat_map(self._epoch)
+            # The next epoch for each iteration, or with `repeat` all from there on, and what a place in it depends on.
+            count = ENDLESS if options.repeat else 1
+            epochs = data.range(count)
+            if newest is not None:
+                following = data.range(1).map(lambda _: newest.last() + 1)
+                epochs = following.flat_map(lambda first: data.range(first, first + count))
+            return epochs.map(lambda epoch: (epoch, tf.constant(self._identity, tf.int64))).flat_map(self._epoch)
         parts = len(self._counts) + len(self._lane_starts)
-        numbers = data.range(ENDLESS if options.repeat else parts)
-        records = self._records(
-            numbers.map(lambda number: self._dealt_part(number // parts, number % parts)), tf.constant(0, tf.int64)
+        dealt = data.range(ENDLESS if options.repeat else parts).map(
+            lambda number: self._dealt_part(number // parts, number % parts)
         )
+        records = self._records(dealt, tf.constant(0, tf.int64))
         # Nothing plans what fills the last batch of each worker.
         groups = records.batch(options.batch_size, drop_remainder=options.remainder == "drop")
         if options.remainder != "drop":
             groups = groups.map(self._fill)
         return self._batches(groups.unbatch()).map(self._form.package)
-
-    def _epochs(self) -> Any:
-        """Numbers of epochs, and what a place in them depends on: the next one for each iteration, or all for one."""
-        data, newest, count = tf.data.Dataset, self._newest, ENDLESS if self._options.repeat else 1
-        epochs = data.range(count)
-        if newest is not None:
-            following = data.range(1).map(lambda _: newest.last() + 1)
-            epochs = following.flat_map(lambda first: data.range(first, first + count))
-        return epochs.map(lambda epoch: (epoch, tf.constant(self._identity, tf.int64)))
 
     def _epoch(self, epoch: Any, identity: Any) -> Any:
         """Return the batches of an epoch. It runs again where an iterator is restored, with what it had been given."""
@@ -244,7 +241,17 @@ class DirectGraph:
         mark = first // self._stride
         size = tf.gather_nd(tf.constant(self._bytes), [variant, shard])
         byte = tf.gather_nd(tf.constant(self._marks), [variant, tf.gather(self._first_marks, shard) + mark])
-        payloads = _check_size(url, size).concatenate(_payloads(url, byte).skip(first - mark * self._stride))
+        # A dataset of nothing, which reads no byte: TensorFlow's error where the file is gone or has another size.
+        checked = tf.raw_ops.FixedLengthRecordDatasetV2(
+            filenames=tf.reshape(url, [1]),
+            header_bytes=np.int64(0),
+            record_bytes=np.int64(_NO_RECORD),
+            footer_bytes=size,
+            buffer_size=np.int64(1),
+            compression_type="",
+        )
+        payloads = tf.data.experimental.from_variant(checked, tf.TensorSpec((), tf.string))
+        payloads = payloads.concatenate(_payloads(url, byte).skip(first - mark * self._stride))
         payloads = payloads.concatenate(data.from_tensors("").repeat())
         part = data.from_tensors(tf.stack([epoch, shard, tf.constant(int(real), tf.int64)])).repeat()
         return data.zip((part, data.range(first, stop), payloads))
@@ -379,19 +386,6 @@ def tensorflow_url(url: str) -> str:
             "leave direct=True out, and tpufeed reads it"
         )
     return url
-
-
-def _check_size(url: Any, size: Any) -> Any:
-    """Return a dataset of nothing, or TensorFlow's error where the file is gone or has another size. Reads no byte."""
-    op = tf.raw_ops.FixedLengthRecordDatasetV2(
-        filenames=tf.reshape(url, [1]),
-        header_bytes=np.int64(0),
-        record_bytes=np.int64(_NO_RECORD),
-        footer_bytes=size,
-        buffer_size=np.int64(1),
-        compression_type="",
-    )
-    return tf.data.experimental.from_variant(op, tf.TensorSpec((), tf.string))
 
 
 def _payloads(url: Any, byte: Any) -> Any:
