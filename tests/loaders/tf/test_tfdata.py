@@ -53,15 +53,6 @@ def test_elements_have_static_shapes_and_the_dataset_a_cardinality(cache_url):
         assert (labels.shape, labels.dtype) == ((8,), tf.int64)
 
 
-def test_options_are_checked_when_the_dataset_is_made(cache_url, dataset_url):
-    with pytest.raises(OptionError, match="70 samples"):
-        tpufeed.tf_dataset(cache_url, batch_size=71)
-    with pytest.raises(OptionError, match="differ in size"):
-        tpufeed.tf_dataset(dataset_url)
-    with pytest.raises(OptionError, match="no column 'x'"):
-        tpufeed.tf_dataset(cache_url, columns=["x"])
-
-
 def test_tensors_that_are_kept_stay_what_they_were(cache_url, stored):
     """They share memory with the host loader's batches."""
     pixels = [stored(cache_url, "train", number).pixels for number in (0, 1)]

@@ -166,13 +166,6 @@ def test_evaluation_weighs_padding_with_nothing(cache_url, stored):
     assert len(history["val_accuracy"]) == 2
 
 
-def test_class_weights_and_a_mask_do_not_go_together(cache_url):
-    """Keras has one place for both; docs/tfdata.md says what to do."""
-    padded = tpufeed.tf_dataset(cache_url, batch_size=8, remainder="pad")
-    with pytest.raises(ValueError, match="cannot `class_weight` and `sample_weight` at the same time"):
-        make_model().fit(padded, class_weight=tpufeed.open_dataset(cache_url).class_weights("train"), verbose=0)
-
-
 def test_an_error_of_the_source_stops_fit(cache_url, damage):
     damaged = damage(cache_url, 33)
     dataset = tpufeed.tf_dataset(damaged.url, batch_size=5, shuffle=False, columns=["image", "label", "sample"])
