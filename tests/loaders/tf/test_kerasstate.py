@@ -27,7 +27,11 @@ def all_steps(url, epochs=3, batch=7, epoch_steps=None):
     return [[number // (epoch_steps or len(batches) // epochs), samples] for number, samples in enumerate(batches)]
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax", "torch"])
+@pytest.mark.parametrize(
+    "backend",
+    # With TensorFlow trainings are stopped in this process, too, see below.
+    [pytest.param("tensorflow", marks=pytest.mark.long), "jax", pytest.param("torch", marks=pytest.mark.long)],
+)
 def test_a_training_that_is_killed_takes_the_steps_that_were_left(cache_url, tmp_path, backend):
     """In the middle of an epoch or at its end, with weights of every fourth step; see keras_training.py."""
     environment = os.environ | {"KERAS_BACKEND": backend}
@@ -68,7 +72,7 @@ def test_stopped_again_and_again_it_takes_each_step_that_was_left(cache_url, tmp
     expected = all_steps(cache_url, epoch_steps=epoch_steps)
     expected = expected[: epoch_steps * given["fit"]["epochs"]] if "fit" in given else expected
     saved = 0
-    for steps in (6, 5, 3, 9):
+    for steps in (6, 3, 9):
         taken, _ = train(cache_url, tmp_path, steps=steps, **given)
         assert taken == expected[saved : saved + len(taken)]
         # Backups count from where a start began.

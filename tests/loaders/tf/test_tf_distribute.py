@@ -77,14 +77,6 @@ def test_shapes_of_a_replica_are_static(found):
     assert found["whole"]["traced"] == [[[4, 64, 64, 3], [4]]] * 4  # traced once for each replica
 
 
-def test_a_batch_that_the_replicas_do_not_divide_comes_in_unequal_parts(found):
-    """Which no TPU takes: why there is tpufeed.batch_size."""
-    (epoch,) = found["whole"]["uneven"]
-    sizes = [[len(ids) for _, ids in step] for step in epoch]
-    assert [sum(step) for step in sizes] == [18] * 3
-    assert all(len(set(step)) > 1 for step in sizes)
-
-
 # distribute_datasets_from_function, which hands batches over as they are
 
 
@@ -140,6 +132,7 @@ def workers(dataset_url, tmp_path_factory):
     return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
 
 
+@pytest.mark.long  # two processes; what makes them share is in test_tfdata.py
 @pytest.mark.parametrize("way", ["whole", "from function"])
 def test_workers_share_each_epoch(workers, way):
     """By TF_CONFIG or the context; TensorFlow's own sharding, that would halve each share, is off."""

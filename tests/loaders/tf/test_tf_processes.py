@@ -1,6 +1,7 @@
-"""Processes that end with an iteration open, give TensorFlow one thread, or go on from a checkpoint."""
+"""Processes that end with an iteration open or by an error in fit, have one thread, or go on from a checkpoint."""
 
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -16,7 +17,7 @@ import json, os, signal, sys, zlib
 import tensorflow as tf
 import tpufeed
 
-cache_url, checkpoints, out = sys.argv[1:]
+cache_url, dataset_url, checkpoints, out = sys.argv[1:]
 
 
 def leave_an_iteration_open(direct):
@@ -45,19 +46,36 @@ def go_on():
         json.dump(found, file)
 
 
-statuses = {"left": [], "left direct": [], "one thread": [], "gone on": []}
-for name, run in (
-    ("left", lambda: leave_an_iteration_open(False)),
-    ("left direct", lambda: leave_an_iteration_open(True)),
-    ("one thread", take_one_thread),
-    ("gone on", go_on),
-):
+def fit_that_fails():
+    # A thread of TensorFlow waits for a worker process then, whose socket the interpreter closes at its end.
+    import keras
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                raise ValueError("a bug of the user's")
+
+    model = keras.Sequential([keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(5)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    ops = [tpufeed.images.RandomResizedCrop(size=64)]
+    train = tpufeed.tf_dataset(dataset_url, batch_size=4, processes=2, prefetch=1, ops=ops)
+    model.fit(train, verbose=0, callbacks=[Stop()])
+
+
+statuses = {}
+for name, run in {
+    "left": lambda: leave_an_iteration_open(False),
+    "left direct": lambda: leave_an_iteration_open(True),
+    "one thread": take_one_thread,
+    "gone on": go_on,
+    "fit failed": fit_that_fails,
+}.items():
     child = os.fork()
     if not child:
-        signal.alarm(40)  # ends a process that hangs
+        signal.alarm(60)  # ends a process that hangs
         run()
         sys.exit()
-    statuses[name].append(os.waitpid(child, 0)[1])
+    statuses[name] = os.waitpid(child, 0)[1]
 print(json.dumps(statuses))
 """
 GIVEN = [{}, {"repeat": True}, {"deterministic": True}]
@@ -65,13 +83,22 @@ SAVED_AFTER, COLUMNS = 5, ["sample", "image"]
 
 
 @pytest.fixture(scope="module")
-def ended(cache_url, tmp_path_factory):
-    """`(how the processes ended, what those that went on were given)`."""
+def ended(cache_url, dataset_url, tmp_path_factory):
+    """`(how the processes ended, what those that went on were given, what they all said)`."""
     folder = tmp_path_factory.mktemp("processes")
     checkpoints = [save(cache_url, given, folder / str(number)) for number, given in enumerate(GIVEN)]
-    command = [sys.executable, "-c", PROGRAM, cache_url, json.dumps(checkpoints), str(folder / "found.json")]
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        cache_url,
+        dataset_url,
+        json.dumps(checkpoints),
+        str(folder / "found.json"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
-    return json.loads(done.stdout.splitlines()[-1]), json.loads((folder / "found.json").read_text())
+    found = json.loads((folder / "found.json").read_text())
+    return json.loads(done.stdout.splitlines()[-1]), found, done.stderr
 
 
 def save(url, given, folder):
@@ -89,15 +116,20 @@ def save(url, given, folder):
 @pytest.mark.parametrize("way", ["left", "left direct"])
 def test_a_process_ends_though_an_iteration_is_open(ended, way):
     """TensorFlow's threads are in Python when it does; most of such processes hung before the dataset saw to that."""
-    assert ended[0][way] == [0]
+    assert ended[0][way] == 0
+
+
+def test_a_process_ends_though_fit_was_left_by_an_exception(ended):
+    assert os.waitstatus_to_exitcode(ended[0]["fit failed"]) == 1
+    assert "ValueError: a bug of the user's" in ended[2].splitlines()
 
 
 def test_one_thread_of_tensorflow_is_enough(ended):
-    assert ended[0]["one thread"] == [0]
+    assert ended[0]["one thread"] == 0
 
 
 def test_a_checkpoint_of_an_iterator_is_exact_in_another_process(ended, cache_url):
-    assert ended[0]["gone on"] == [0]
+    assert ended[0]["gone on"] == 0
     with tpufeed.numpy_loader(cache_url, batch_size=5, columns=COLUMNS) as loader:
         epochs = [[[ids.tolist(), zlib.crc32(images)] for ids, images in loader] for _ in range(2)]
     for given, found in zip(GIVEN, ended[1], strict=True):

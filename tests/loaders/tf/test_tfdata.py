@@ -37,6 +37,9 @@ def test_elements_have_static_shapes_and_the_dataset_a_cardinality(cache_url):
     assert dataset.element_spec == (tf.TensorSpec((8, 64, 64, 3), tf.uint8), tf.TensorSpec((8,), tf.int64))
     assert dataset.cardinality() == 8
     assert len(dataset) == 8
+    # TensorFlow's own sharding among workers would halve each share.
+    policy = tf.data.experimental.AutoShardPolicy.OFF
+    assert dataset.options().experimental_distribute.auto_shard_policy == policy
     padded = tpufeed.tf_dataset(cache_url, batch_size=8, remainder="pad", columns=None)
     assert padded.element_spec == {
         "image": tf.TensorSpec((8, 64, 64, 3), tf.uint8),
@@ -48,15 +51,6 @@ def test_elements_have_static_shapes_and_the_dataset_a_cardinality(cache_url):
     for images, labels in dataset.take(2):
         assert (images.shape, images.dtype) == ((8, 64, 64, 3), tf.uint8)
         assert (labels.shape, labels.dtype) == ((8,), tf.int64)
-
-
-def test_options_are_checked_when_the_dataset_is_made(cache_url, dataset_url):
-    with pytest.raises(OptionError, match="70 samples"):
-        tpufeed.tf_dataset(cache_url, batch_size=71)
-    with pytest.raises(OptionError, match="differ in size"):
-        tpufeed.tf_dataset(dataset_url)
-    with pytest.raises(OptionError, match="no column 'x'"):
-        tpufeed.tf_dataset(cache_url, columns=["x"])
 
 
 def test_tensors_that_are_kept_stay_what_they_were(cache_url, stored):
@@ -177,8 +171,17 @@ def test_it_is_not_made_within_a_graph(cache_url, direct):
         tf.data.Dataset.range(2).flat_map(lambda _: tpufeed.tf_dataset(cache_url, direct=direct))
 
 
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("other", [{"seed": 1}, {"world": (0, 2)}, {"lanes": 4}, {"remainder": "repeat"}], ids=str)
+@pytest.mark.parametrize(
+    ("other", "direct"),
+    [
+        ({"seed": 1}, False),
+        ({"world": (0, 2)}, False),
+        ({"lanes": 4}, False),
+        ({"remainder": "repeat"}, False),
+        ({"seed": 1}, True),
+    ],
+    ids=str,
+)
 def test_a_checkpoint_of_another_iterator_is_refused(cache_url, direct, other, tmp_path):
     given = {"batch_size": 5, "columns": ["sample"], "repeat": True, "direct": direct}
     iterator = iter(tpufeed.tf_dataset(cache_url, **given))

@@ -16,62 +16,69 @@ from tpufeed.dataset.reader import open_dataset
 pytest.importorskip("google.cloud.storage")
 
 PROGRAM = """
-import json, logging, sys
+import json, logging, os, sys
 logging.basicConfig(stream=sys.stderr)
 import tpufeed
-url = "gs://bucket/set"
-epochs, errors = [], []
-dataset = tpufeed.tf_dataset(url, direct=True, batch_size=10, columns=["image", "sample"])
-for epoch in range(2):
-    try:
-        found = {int(n): images[row].numpy().tobytes().hex() for images, ids in dataset for row, n in enumerate(ids)}
-    except Exception as raised:
-        found = {}
-        errors.append(str(raised))
-    epochs.append(found)
-with tpufeed.numpy_loader("SOURCE", batch_size=10, columns=["image", "sample"]) as loader:
-    same = [
-        found == {int(n): images[row].tobytes().hex() for images, ids in loader for row, n in enumerate(ids)}
-        for found in epochs
-    ]
-print(json.dumps({"same": same, "errors": errors}))
+from tpufeed.loaders.tf.dataset import _GCS_SETTINGS
+result = {}
+for name in ("set", "cut"):
+    epochs, errors = [], []
+    dataset = tpufeed.tf_dataset(f"gs://bucket/{name}", direct=True, batch_size=10, columns=["image", "sample"])
+    for epoch in range(2):
+        try:
+            found = {int(n): images[row].numpy().tobytes() for images, ids in dataset for row, n in enumerate(ids)}
+        except Exception as raised:
+            found = {}
+            errors.append(str(raised))
+        epochs.append(found)
+    with tpufeed.numpy_loader(sys.argv[1], batch_size=10, columns=["image", "sample"]) as loader:
+        same = [
+            found == {int(n): images[row].tobytes() for images, ids in loader for row, n in enumerate(ids)}
+            for found in epochs
+        ]
+    result[name] = {"same": same, "errors": errors}
+    print(f"END OF {name}", file=sys.stderr)
+    for setting in _GCS_SETTINGS:  # as where TensorFlow was imported before
+        os.environ.pop(setting, None)
+print(json.dumps(result))
 """
 
 
-@pytest.fixture
-def server(cache_url):
+@pytest.fixture(scope="module")
+def served(cache_url):
+    """`(server, what the program found, what it logged of each dataset, damaged objects of the second)`."""
     with GcsServer() as server:
         for file in Path(cache_url).iterdir():
             if file.is_file():
-                server.put("bucket", f"set/{file.name}", file.read_bytes())
-        yield server
+                for name in ("set", "cut"):
+                    server.put("bucket", f"{name}/{file.name}", file.read_bytes())
+        variants = open_dataset(cache_url).split("train").variants
+        shard, damaged = f"cut/{variants[0].shards[0].name}", f"cut/{variants[1].shards[1].name}"
+        cut = int(np.load(Path(cache_url) / variants[0].index.name)[variants[0].shards[0].records - 1])
+        server.put("bucket", shard, server.get("bucket", shard)[:cut])
+        data = bytearray(server.get("bucket", damaged))
+        data[2000] ^= 0x10
+        server.put("bucket", damaged, bytes(data))
+        server.fault("status", operation="read", name="set/train-v0-00001*", status=503)
+        server.fault("reset_midway", operation="read", name="set/train-v0-00002*")
+        server.fault("stall", operation="read", name="set/train-v1-00001*", seconds=4)
+        settings = {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "1", "GCS_READ_CACHE_BLOCK_SIZE_MB": "1"}
+        environment = os.environ | server.environment() | server.tensorflow_environment() | settings
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, cache_url],
+            env=environment | {"GCS_RETRY_CONFIG_INIT_DELAY_TIME_US": "1000"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        yield server, json.loads(done.stdout.splitlines()[-1]), done.stderr.split("END OF set"), (shard, damaged)
 
 
-def run(server, cache_url, program=PROGRAM, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", program.replace("SOURCE", cache_url)],
-        env={
-            **os.environ,
-            **server.environment(),
-            **server.tensorflow_environment(),
-            "GCS_RETRY_CONFIG_INIT_DELAY_TIME_US": "1000",
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-
-def test_faults_are_waited_out_and_pixels_are_those_of_the_source(server, cache_url):
-    server.fault("status", operation="read", name="set/train-v0-00001*", status=503)
-    server.fault("reset_midway", operation="read", name="set/train-v0-00002*")
-    server.fault("stall", operation="read", name="set/train-v1-00001*", seconds=4)
-    found, said = run(server, cache_url, GCS_REQUEST_IDLE_TIMEOUT_SECS="1", GCS_READ_CACHE_BLOCK_SIZE_MB="1")
-    assert found == {"same": [True, True], "errors": []}
+def test_faults_are_waited_out_and_pixels_are_those_of_the_source(served):
+    server, found, (said, _), _ = served
+    assert found["set"] == {"same": [True, True], "errors": []}
     assert "TensorFlow was imported before" not in said
     for name, fault in [("v0-00001", "status"), ("v0-00002", "reset_midway"), ("v1-00001", "stall")]:
         pattern = f"set/train-{name}*.tfrecord"
@@ -83,19 +90,10 @@ def test_faults_are_waited_out_and_pixels_are_those_of_the_source(server, cache_
     assert server.requests(operation="read", name="*.tfrecord", range="bytes=0-1048575")  # the user's setting
 
 
-def test_a_shard_that_is_cut_a_damaged_record_and_settings_that_come_too_late(server, cache_url):
-    variants = open_dataset(cache_url).split("train").variants
-    shard, name = variants[0].shards[0], f"set/{variants[0].shards[0].name}"
-    cut = int(np.load(Path(cache_url) / variants[0].index.name)[shard.records - 1])
-    server.put("bucket", name, server.get("bucket", name)[:cut])
-    other = f"set/{variants[1].shards[1].name}"
-    data = bytearray(server.get("bucket", other))
-    data[2000] ^= 0x10
-    server.put("bucket", other, bytes(data))
-    found, said = run(server, cache_url, "import tensorflow\n" + PROGRAM)
-    assert f'input file "gs://bucket/{name}" has body length' in found["errors"][0]
-    assert f"gs://bucket/{other}, record 0: it cannot be read" in found["errors"][1]
-    assert found["same"] == [False, False]
+def test_a_shard_that_is_cut_a_damaged_record_and_settings_that_come_too_late(served):
+    _, found, (_, said), (shard, damaged) = served
+    assert f'input file "gs://bucket/{shard}" has body length' in found["cut"]["errors"][0]
+    assert f"gs://bucket/{damaged}, record 0: it cannot be read" in found["cut"]["errors"][1]
+    assert found["cut"]["same"] == [False, False]
     assert "TensorFlow was imported before" in said
     assert "GCS_READ_CACHE_BLOCK_SIZE_MB=8" in said
-    assert server.requests(operation="read", name="*.tfrecord", range=f"bytes=0-{(64 << 20) - 1}")

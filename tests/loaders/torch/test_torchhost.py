@@ -186,7 +186,7 @@ def test_batches_are_collated_by_default(cache_url, stored):
 @pytest.mark.parametrize(
     ("method", "copied"),
     [
-        ("spawn", lambda dataset: dataset),
+        pytest.param("spawn", lambda dataset: dataset, marks=pytest.mark.long),  # torch_two_ranks.py has one, too
         ("fork", lambda dataset: dataset),
         ("fork", copy.deepcopy),
         ("fork", lambda dataset: pickle.loads(pickle.dumps(dataset))),

@@ -1,8 +1,10 @@
 """xla_loader on one CPU device: its batches, states, copies, errors, and other loaders that it wraps.
 
-xla_one_device.py and xla_wrapping.py write down what it does. And what torch_xla and tensorflow do to one another.
+xla_one_device.py, xla_wrapping.py and xla_lightning.py write down what it does. And what torch_xla and tensorflow do to
+one another.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -306,3 +308,41 @@ def test_without_that_error_the_process_would_be_aborted():
     assert "registered more than once" in done.stderr
     done = run_python("import tpufeed; tpufeed.xla_loader; import tensorflow as tf; print(int(tf.constant(1) + 1))")
     assert (done.returncode, done.stdout) == (0, "2\n")
+
+
+# Lightning, whose own handling of dataloaders on XLA devices runs. The script only answers whether there is a TPU, and
+# stands in for collectives where there are four CPU devices, on which torch_xla has none.
+
+
+def host_epochs(url, rank=0, size=1):
+    with tpufeed.numpy_loader(url, columns=["sample"], batch_size=5, world=(rank, size), processes=0) as loader:
+        return {str(epoch): [samples.tolist() for samples in loader] for epoch in range(2)}
+
+
+def test_a_module_trains_on_one_device(one_device, cache_url):
+    one = one_device[0]["lightning"]
+    assert one["whole"]["strategy"] == "SingleDeviceXLAStrategy"
+    assert one["whole"]["loader"] == "XlaLoader"
+    assert one["whole"]["kept by XLAStrategy"]
+    assert one["whole"]["epochs"] == host_epochs(cache_url)  # Lightning's own look at it costs no epoch
+    assert one["whole"]["validated"] == [*range(26)] * 2
+
+
+def test_a_checkpoint_in_mid_epoch_goes_on_with_exactly_the_rest(one_device, cache_url):
+    one = one_device[0]["lightning"]
+    left, resumed = one["left"], one["0"]["epochs"]
+    assert len(left["1"]) == 3
+    assert {"0": left["0"], "1": left["1"] + resumed["1"]} == host_epochs(cache_url)
+    assert list(resumed) == ["1"]
+
+
+@pytest.mark.long
+def test_a_module_trains_on_four_devices_without_a_sampler(run_script, cache_url, tmp_path):
+    run_script("xla/xla_lightning.py", cache_url, 4, tmp_path, devices=4)
+    validated = []
+    for rank in range(4):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert (found["strategy"], found["loader"]) == ("XLAStrategy", "XlaLoader")
+        assert found["epochs"] == host_epochs(cache_url, rank, 4)
+        validated += found["validated"]
+    assert sorted(validated) == sorted([*range(26)] * 2)

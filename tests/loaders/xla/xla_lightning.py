@@ -1,4 +1,4 @@
-"""Run by test_xla_lightning.py: a LightningModule that trains from xla_loader, on one CPU device or on four.
+"""Run by test_xla_one_device.py: a LightningModule that trains from xla_loader, on one CPU device or on four.
 
 xla_lightning.py CACHE DEVICES OUT
 """

@@ -5,6 +5,7 @@ xla_one_device.py CACHE FLAT DAMAGED OUT
 
 import faulthandler
 import gc
+import json
 import os
 import pickle
 import sys
@@ -175,6 +176,14 @@ def floats():
     return pixels.numpy(), dtypes, {name: value.cpu().float().numpy() for name, value in made.items()}
 
 
+def lightning(cache, folder):
+    """What xla_lightning.py finds on one device; imported here, as it takes seconds."""
+    import xla_lightning
+
+    xla_lightning.main(cache, "1", folder)
+    return {name: json.loads(Path(folder, f"{name}.json").read_text()) for name in ("whole", "left", "0")}
+
+
 def main(cache, flat, damaged, out):
     found = {
         "wrapping": xla_wrapping.collect(cache),  # first: before there is a runtime
@@ -187,6 +196,7 @@ def main(cache, flat, damaged, out):
         "floats": floats(),
         "differing options": differing_options(tpufeed.xla_loader, 16),
         "lengths": [len(tpufeed.xla_loader(cache, batch_size=8, remainder=how)) for how in ("drop", "pad", "repeat")],
+        "lightning": lightning(cache, Path(out).parent),
     }
     Path(out).write_bytes(pickle.dumps(found))
     OPEN.append(iter(tpufeed.xla_loader(cache, batch_size=1)))  # the process has to end all the same

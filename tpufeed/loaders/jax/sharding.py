@@ -5,7 +5,7 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -186,50 +186,36 @@ def find_exchange(processes: Sequence[int], patience_seconds: float) -> Callable
     if client is None:
         _LOGGER.warning("jax.distributed is not initialised: that all processes take the same steps is not proved")
         return None
-    return _Exchange(client, processes, patience_seconds)
+    return partial(_exchange, client, processes, patience_seconds)
 
 
-class _Exchange:
-    """Through the store at which the processes met, not by a collective.
+def _exchange(client: Any, processes: Sequence[int], patience_seconds: float, spec: EpochSpec) -> list[EpochSpec]:
+    """Return the specs of all processes, in their order; each has to call this, and as often as the others.
 
-    That would take devices, cross the training loop's own where the order differs, and wait without a word for a
-    process that never comes.
+    They go through the store at which the processes met, not by a collective: that would take devices, cross the
+    training loop's own where the order differs, and wait without a word for a process that never comes.
     """
-
-    def __init__(self, client: Any, processes: Sequence[int], patience_seconds: float) -> None:
-        self._client = client
-        self._processes = processes
-        self._patience_seconds = patience_seconds
-        group = hashlib.blake2b(str(list(processes)).encode(), digest_size=8).hexdigest()
-        self._folder = f"tpufeed/{group}"
-
-    def __call__(self, spec: EpochSpec) -> list[EpochSpec]:
-        """The specs of all processes, in their order; each has to call this, and as often as the others."""
-        me, client = jax.process_index(), self._client
-        count = f"{self._folder}/count/{me}"
-        number = 1 + sum(int(value) for _, value in client.key_value_dir_get(f"{count}/"))
-        client.key_value_set(f"{count}/number", str(number), allow_overwrite=True)
-        if number > 2:  # whoever began the last one was through with the one before it, and all have begun the last
-            client.key_value_delete(self._key(number - 2, me))
-        client.key_value_set(self._key(number, me), spec.packed().decode())
-        deadline = time.monotonic() + self._patience_seconds
-        return [EpochSpec.unpacked(self._get(number, process, deadline)) for process in self._processes]
-
-    def _key(self, number: int, process: int) -> str:
-        return f"{self._folder}/{number}/{process}"
-
-    def _get(self, number: int, process: int, deadline: float) -> str:
-        """Return the entry of a process, waited for in slices."""
-        while True:
-            left = max(0.01, min(_SLICE_SECONDS, deadline - time.monotonic()))
-            try:
-                return str(self._client.blocking_key_value_get(self._key(number, process), int(left * 1000)))
-            except RuntimeError as error:  # whose class is another in every version of JAX
-                if _LATE not in str(error):
-                    raise LoaderError(f"the processes cannot meet to begin an epoch: {error}") from error
+    me, group = jax.process_index(), hashlib.blake2b(str(list(processes)).encode(), digest_size=8).hexdigest()
+    folder, count = f"tpufeed/{group}", f"tpufeed/{group}/count/{me}"
+    number = 1 + sum(int(value) for _, value in client.key_value_dir_get(f"{count}/"))
+    client.key_value_set(f"{count}/number", str(number), allow_overwrite=True)
+    if number > 2:  # whoever began the last one was through with the one before it, and all have begun the last
+        client.key_value_delete(f"{folder}/{number - 2}/{me}")
+    client.key_value_set(f"{folder}/{number}/{me}", spec.packed().decode())
+    deadline, specs = time.monotonic() + patience_seconds, list[EpochSpec]()
+    while len(specs) < len(processes):
+        process = processes[len(specs)]
+        left = max(0.01, min(_SLICE_SECONDS, deadline - time.monotonic()))
+        try:
+            found = client.blocking_key_value_get(f"{folder}/{number}/{process}", int(left * 1000))
+            specs.append(EpochSpec.unpacked(found))
+        except RuntimeError as error:  # whose class is another in every version of JAX
+            if _LATE not in str(error):
+                raise LoaderError(f"the processes cannot meet to begin an epoch: {error}") from error
             if time.monotonic() > deadline:
                 raise LoaderError(
-                    f"process {process} of {list(self._processes)} has begun no epoch within "
-                    f"{self._patience_seconds:g} s of this process, {jax.process_index()}. All processes of a mesh "
-                    "iterate a loader; one for a single process wants a mesh of its own devices"
-                )
+                    f"process {process} of {list(processes)} has begun no epoch within {patience_seconds:g} s of this "
+                    f"process, {me}. All processes of a mesh iterate a loader; one for a single process wants a mesh "
+                    "of its own devices"
+                ) from None
+    return specs

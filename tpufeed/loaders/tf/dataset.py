@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 from tpufeed.dataset.partition import Remainder, World
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.engines.engine import available_cores
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.loader import NumpyLoader
@@ -32,6 +33,7 @@ Sharding = Literal["dynamic", "off", "file"]
 
 _PREFETCH = 2
 _RAM_BUDGET_BYTES = 4 << 30
+_CONNECT_SECONDS = 10.0
 
 # Read by TensorFlow when it is imported, and never again. Its retries stay its own: 10, after 1 to 32 s each.
 _GCS_SETTINGS = {
@@ -143,7 +145,7 @@ def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that edi
     settings = _settings(tf, options, direct, deterministic)
     handed = HandedEpoch() if repeat and service is None else None  # a service has tables of its own
     if direct:
-        dataset, stream = _direct(loader, service, sharding, settings, handed), None
+        dataset, stream = _direct(tf, loader, service, sharding, settings, handed), None
         if repeat or service is None:  # each worker of a service has a last batch of its own
             length = tf.data.INFINITE_CARDINALITY if repeat else length
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
@@ -216,7 +218,7 @@ def _check_options(
         raise OptionError("sharding is how a tf.data service shares its work: give service='grpc://host:port' too")
     if service is not None:
         direct, sharding = True, sharding or "dynamic"
-        split_service(service)
+        _split_service(service)
     if direct and deterministic:
         raise OptionError(
             "deterministic=True is the order of numpy_loader, and with direct=True, which service implies, TensorFlow "
@@ -235,7 +237,7 @@ def _check_options(
     return direct, sharding
 
 
-def split_service(service: str) -> tuple[str, int, str]:
+def _split_service(service: str) -> tuple[str, int, str]:
     """Return host and port of a service's URL, and the name of a job, which may be empty. Raises OptionError."""
     try:
         parts = urlsplit(service)
@@ -251,10 +253,15 @@ def split_service(service: str) -> tuple[str, int, str]:
 
 
 def _direct(
-    loader: NumpyLoader, service: str | None, sharding: Sharding | None, settings: Any, handed: "HandedEpoch | None"
+    tf: Any,
+    loader: NumpyLoader,
+    service: str | None,
+    sharding: Sharding | None,
+    settings: Any,
+    handed: "HandedEpoch | None",
 ) -> Any:
-    """Return the dataset that TensorFlow makes by itself, or has a service make."""
-    from tpufeed.loaders.tf.graph import DirectGraph, distribute
+    """Return the dataset that TensorFlow makes by itself, or has the workers of a service make."""
+    from tpufeed.loaders.tf.graph import DirectGraph
 
     if loader.dataset.manifest.upright:
         raise OptionError(
@@ -268,11 +275,27 @@ def _direct(
             "MiB a lane, and a read that stalls may take an hour to fail. Set in the environment: %s",
             " ".join(unset),
         )
-    dataset = DirectGraph(loader, sharding, handed).build().with_options(settings)
+    # Nothing of it is Python that has to be made a graph of; parsing the source here disturbs parsers in other threads.
+    dataset = tf.autograph.experimental.do_not_convert(DirectGraph(loader, sharding, handed).build)()
+    dataset = dataset.with_options(settings)
     if service is None or sharding is None:
         return dataset
-    sharers = World() if sharding == "off" else loader.world
-    return distribute(dataset, service, split_service(service), sharding, sharers)
+    host, port, job = _split_service(service)
+    if loader.world.size > 1 and sharding != "off" and not job:
+        raise OptionError(
+            f"{loader.world.size} processes share what the service reads, so their job needs a name that no other run "
+            f"has: give service='{service}/my-run-1' to all of them"
+        )
+    try:  # TensorFlow itself would wait for ever
+        socket.create_connection((host, port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UnavailableError(
+            f"no tf.data service answers at {service}: {error}. Is its dispatcher running, and its port open to this "
+            "machine? docs/tfdata.md says how to start one"
+        ) from error
+    services = tf.data.experimental.service
+    policy = getattr(services.ShardingPolicy, sharding.upper())
+    return dataset.apply(services.distribute(policy, f"grpc://{host}:{port}", job_name=job or None))
 
 
 def _settings(tf: Any, options: LoaderOptions, direct: bool, deterministic: bool) -> Any:

@@ -1,11 +1,10 @@
 """The dataset behind `tf_dataset(direct=True)`: a TensorFlow graph without Python reads, decodes and augments.
 
 From top to bottom: the epochs of a rank, the parts of shards that it reads, their records, batches of them, one image,
-the ops, and a tf.data service that runs all of this elsewhere.
+and the ops.
 """
 
 import math
-import socket
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -18,7 +17,7 @@ from tpufeed.dataset.index import Index
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.partition import Share, World
 from tpufeed.engines.engine import available_cores
-from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
+from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE
 from tpufeed.loaders.loader import NumpyLoader
@@ -35,9 +34,7 @@ _BUFFER_BYTES = 256 << 10
 _MOST_MARKS, _MOST_INDEXED = 1 << 16, 1 << 23
 _NO_RECORD = 1 << 40  # bytes, more than any file has
 _FEWEST_IN_GROUP = 16
-_CONNECT_SECONDS = 10.0
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_NEXT = np.array([0], np.int64)  # the one key of a table: the next iteration's epoch
 _NOT_HERE = ("processes", "max_bad_records", "timeout_seconds", "stage_dir", "stage_bytes")
 _DTYPES = {"int64": tf.int64, "float32": tf.float32}
 _JPEG = {"channels": 3, "dct_method": "INTEGER_FAST", "fancy_upscaling": False}
@@ -49,8 +46,6 @@ _OPS = (
     images.Resize,
     images.VerticalFlip,
 )
-
-_plain = tf.autograph.experimental.do_not_convert  # parsing the source here disturbs parsers in other threads
 
 
 class DirectGraph:
@@ -68,7 +63,7 @@ class DirectGraph:
     """
 
     def __init__(self, loader: NumpyLoader, sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
-        options, dataset = loader.options, loader.dataset
+        options, dataset, manifest = loader.options, loader.dataset, loader.dataset.manifest
         for field in fields(options):
             if field.name in _NOT_HERE and getattr(options, field.name) not in (field.default, 0):
                 raise OptionError(
@@ -82,14 +77,13 @@ class DirectGraph:
                     f"{op} has no TensorFlow graph; direct=True has {names}: leave out direct=True, or the op. "
                     "tf_dataset without direct runs every op, and so does tpufeed.cache.warmup"
                 )
-        self._options, self._ops, self._package = options, loader.pipeline.ops, loader.form.package
+        self._options, self._ops, self._columns, self._form = options, loader.pipeline.ops, loader.columns, loader.form
         self._dealt = sharding in ("dynamic", "file")
         self._world = World() if self._dealt else loader.world
         self._seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)
-        self._identity, self._handed, self._counter = place_identity(loader), handed, None
-        if sharding is None and not options.repeat:
-            # No variable: a strategy in whose scope this is called would make its own kind of it.
-            self._counter = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, tf.constant(0, tf.int64))
+        self._identity, self._handed = place_identity(loader), handed
+        # The epoch that was read last, by which the next iteration knows its own; a service has tables of its own.
+        self._newest = handed or (HandedEpoch() if sharding is None else None)
         self._url, self._manifest = dataset.url, f"{tensorflow_url(dataset.store.url)}/{MANIFEST}"
         self._manifest_bytes = tf.io.read_file(self._manifest).numpy()
 
@@ -98,8 +92,7 @@ class DirectGraph:
         self._urls = np.array([[f"{folder}/{shard.name}" for shard in variant.shards] for variant in variants])
         self._bytes = np.array([[shard.bytes for shard in variant.shards] for variant in variants], np.int64)
         counts = self._counts = np.array([shard.records for shard in variants[0].shards], np.int64)
-        self._records = records = int(counts.sum())
-        self._first_samples = np.cumsum(counts) - counts
+        self._first_samples, records = np.cumsum(counts) - counts, int(counts.sum())
         self._share = Share(records, options.batch_size, self._world, options.remainder)
         # Each rank has one range of the line of shards, and each of its lanes a piece of that.
         ranks, lanes = self._world.size, max(1, loader.lanes // self._world.size)
@@ -117,101 +110,68 @@ class DirectGraph:
                 offsets = Index(dataset.store, variant).offsets(range(len(counts)))
                 self._marks[number] = np.concatenate([of_shard[:-1:stride].astype(np.int64) for of_shard in offsets])
 
-        manifest, self._columns = dataset.manifest, loader.columns
-        # Not the loader's, which reads no images where they are no column.
-        stored_shape = manifest.tensor_shape if manifest.cache is None else manifest.cache.shape
-        size = loader.pipeline.output_size(None if stored_shape is None else (stored_shape[0], stored_shape[1]))
-        if size is None:
-            raise OptionError(
-                "images may differ in size and none of the ops fixes one; pass for training "
-                "ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), CenterCrop(224)]"
-            )
-        self._shape = (*size, 3)
-        self._tensor_shape, self._image_key = manifest.tensor_shape, manifest.features[0].key
+        self._shape, self._tensor_shape = loader.image_shape, manifest.tensor_shape
+        self._image_key = manifest.features[0].key if IMAGE in loader.form.names else None
         self._only_jpeg = bool(manifest.images) and all(kind.startswith("jpeg") for kind in manifest.images)
         dtypes = {column.key: _DTYPES.get(column.dtype, tf.string) for column in self._columns}
-        dtypes[self._image_key] = tf.string
+        if self._image_key is not None:
+            dtypes[self._image_key] = tf.string
         self._features = {key: tf.io.FixedLenFeature((), dtype) for key, dtype in dtypes.items()}
 
     # Epochs
 
     def build(self) -> Any:
-        """Return a `tf.data.Dataset` of batches."""
+        """Return a `tf.data.Dataset` of batches. Call it by way of TensorFlow's `do_not_convert`."""
+        options, data, newest = self._options, tf.data.Dataset, self._newest
         if not self._dealt:
-            return self._epochs().flat_map(_plain(self._epoch))
-        records = self._mix(self._dealt_records(), tf.constant(0, tf.int64))
+            # The next epoch for each iteration, or with `repeat` all from there on, and what a place in it depends on.
+            count = ENDLESS if options.repeat else 1
+            epochs = data.range(count)
+            if newest is not None:
+                following = data.range(1).map(lambda _: newest.last() + 1)
+                epochs = following.flat_map(lambda first: data.range(first, first + count))
+            return epochs.map(lambda epoch: (epoch, tf.constant(self._identity, tf.int64))).flat_map(self._epoch)
+        parts = len(self._counts) + len(self._lane_starts)
+        dealt = data.range(ENDLESS if options.repeat else parts).map(
+            lambda number: self._dealt_part(number // parts, number % parts)
+        )
+        records = self._records(dealt, tf.constant(0, tf.int64))
         # Nothing plans what fills the last batch of each worker.
-        groups = records.batch(self._options.batch_size, drop_remainder=self._options.remainder == "drop")
-        if self._options.remainder != "drop":
-            groups = groups.map(_plain(self._fill))
-        return self._batches(groups.unbatch()).map(_plain(self._package))
-
-    def _epochs(self) -> Any:
-        """Numbers of epochs, and what a place in them depends on: the next one for each iteration, or all for one."""
-        data, handed, counter = tf.data.Dataset, self._handed, self._counter
-        if handed is not None:
-            epochs = data.range(1).flat_map(_plain(lambda _: data.range(handed.last() + 1, ENDLESS)))
-        elif counter is not None:
-            epochs = data.range(1).map(_plain(lambda _: counter.lookup(_NEXT)[0]))
-        else:
-            epochs = data.range(ENDLESS if self._options.repeat else 1)
-        return epochs.map(_plain(lambda epoch: (epoch, tf.constant(self._identity, tf.int64))))
+        groups = records.batch(options.batch_size, drop_remainder=options.remainder == "drop")
+        if options.remainder != "drop":
+            groups = groups.map(self._fill)
+        return self._batches(groups.unbatch()).map(self._form.package)
 
     def _epoch(self, epoch: Any, identity: Any) -> Any:
         """Return the batches of an epoch. It runs again where an iterator is restored, with what it had been given."""
         share, rank, data = self._share, self._world.rank, tf.data.Dataset
         same = tf.debugging.Assert(tf.equal(identity, self._identity), [f"{self._url}: {OTHER_CHECKPOINT}"])
-        checks = [same, self._check_manifest(epoch)]
-        if self._counter is not None:  # the next iteration has the epoch behind this one, or behind a later one
-            later = tf.maximum(self._counter.lookup(_NEXT), epoch + 1)
-            checks.append(self._counter.insert(_NEXT, later))
-        with tf.control_dependencies(checks):
+        with tf.control_dependencies([same, self._check_manifest(epoch)]):
             epoch = tf.identity(epoch)
-        records = self._interleave(
-            data.from_tensor_slices(self._rank_parts(epoch, rank)),
-            lambda shard, first, stop: self._read(epoch, shard, first, stop),
-        )
+        if self._newest is not None and self._handed is None:
+            epoch = self._newest.note(epoch, tf.maximum(self._newest.last(), epoch))
+        records = self._records(data.from_tensor_slices(self._rank_parts(epoch, rank)), epoch)
         wanted, own = len(share) * share.batch_size, len(range(rank, share.records, self._world.size))
-        records = self._mix(records, epoch)
         if own < wanted:  # with fewer samples than ranks, those of the first rank fill the batches
-            filling = data.from_tensor_slices(self._rank_parts(epoch, rank if own else 0)).flat_map(
-                _plain(partial(self._read, epoch, real=share.remainder != "pad"))
-            )
-            records = records.concatenate(filling.repeat())
+            filling = data.from_tensor_slices(self._rank_parts(epoch, rank if own else 0))
+            records = records.concatenate(filling.flat_map(partial(self._read, real=share.remainder != "pad")).repeat())
         batches = self._batches(records.take(wanted)).apply(tf.data.experimental.assert_cardinality(len(share)))
         if self._handed is None:
-            return batches.map(_plain(self._package))
-        return batches.map(_plain(lambda columns: (self._package(columns), epoch)))
+            return batches.map(self._form.package)
+        return batches.map(lambda columns: (self._form.package(columns), epoch))
 
-    def _dealt_records(self) -> Any:
-        """Return the records of epoch after epoch, part by part, for a service to deal."""
-        parts = len(self._counts) + len(self._lane_starts)
-
-        def read(number: Any) -> Any:
-            epoch, part = number // parts, number % parts
-            check = tf.cond(part == 0, lambda: tf.group(self._check_manifest(epoch)), tf.no_op)
-            with tf.control_dependencies([check]):
-                columns, _ = self._parts(epoch)
-            return self._read(epoch, *(column[part] for column in columns))
-
-        return self._interleave(tf.data.Dataset.range(ENDLESS if self._options.repeat else parts), read)
-
-    def _interleave(self, parts: Any, read: Callable[..., Any]) -> Any:
-        return parts.interleave(
-            _plain(read),
-            cycle_length=self._lanes,
-            num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=not self._options.shuffle,
+    def _records(self, parts: Any, epoch: Any) -> Any:
+        """Return the records of all parts, in a mixed order if that is to be: those of a part come as in their file."""
+        shuffle = self._options.shuffle
+        records = parts.interleave(
+            self._read, cycle_length=self._lanes, num_parallel_calls=tf.data.AUTOTUNE, deterministic=not shuffle
         )
-
-    def _mix(self, records: Any, epoch: Any) -> Any:
-        """Draw from a buffer of encoded records, as those of a part come in the order of their file."""
-        if not self._options.shuffle:
+        if not shuffle:
             return records
-        fit = _MIXED_BYTES * self._records // int(self._bytes[0].sum())
+        fit = _MIXED_BYTES * self._share.records // int(self._bytes[0].sum())
         buffer = max(2 * self._options.batch_size, min(_MIXED_MOST, fit))
         if self._dealt:  # nothing keeps one epoch from the next
-            buffer = max(1, min(buffer, self._records // 8))
+            buffer = max(1, min(buffer, self._share.records // 8))
         if not tf.executing_eagerly():
             # A seed of the user's for all of TensorFlow would change our order; and 0 is compared with a tensor there.
             tf.compat.v1.get_default_graph().seed = None
@@ -234,13 +194,13 @@ class DirectGraph:
 
     # Parts of shards
 
-    def _parts(self, epoch: Any) -> tuple[tuple[Any, Any, Any], Any]:
-        """Return all parts of an epoch, shard and records [first, stop), int64 (parts,) each, and the lane of each.
+    def _parts(self, epoch: Any) -> tuple[tuple[Any, ...], Any]:
+        """Return all parts of an epoch, (epoch, shard, first record, stop), int64 (parts,) each, and the lane of each.
 
-        Shards are permuted and laid end to end in a circle, which is cut into lanes from a random place on. The first
-        parts of all lanes come first, then the second ones, and so on; some parts hold no record.
+        Shards are permuted and laid end to end in a circle, which is cut into lanes from a random place on. Parts come
+        by how far they are from the start of their lane; some hold no record.
         """
-        total, counts, lane_starts = self._records, tf.constant(self._counts), tf.constant(self._lane_starts)
+        total, counts, lane_starts = self._share.records, tf.constant(self._counts), tf.constant(self._lane_starts)
         line, turn = tf.range(len(self._counts), dtype=tf.int64), tf.constant(0, tf.int64)
         if self._options.shuffle:
             words = tf.random.stateless_uniform([len(self._counts) + 1], [self._seed, epoch], None, None, tf.int64)
@@ -254,18 +214,21 @@ class DirectGraph:
         shard, first = tf.gather(line, slots), begins - tf.gather(starts, slots)
         from_turn = (begins - turn) % total
         lane = tf.searchsorted(lane_starts, from_turn, "right") - 1
-        along = tf.argsort(from_turn, stable=True)
-        of_lane = tf.gather(lane, along)
-        number = tf.range(tf.size(lane)) - tf.searchsorted(of_lane, of_lane)
-        due = tf.gather(along, tf.argsort(number * len(self._lane_starts) + of_lane, stable=True))
-        shard, first, stop = (tf.gather(column, due) for column in (shard, first, first + lengths))
-        return (shard, first, stop), tf.gather(lane, due)
+        due = tf.argsort(from_turn - tf.gather(lane_starts, lane), stable=True)
+        columns = (tf.fill(tf.shape(shard), epoch), shard, first, first + lengths)
+        return tuple(tf.gather(column, due) for column in columns), tf.gather(lane, due)
 
     def _rank_parts(self, epoch: Any, rank: int) -> tuple[Any, ...]:
         """Return the parts of a rank's lanes that hold records."""
         parts, lane = self._parts(epoch)
-        mine = (lane // self._lanes == rank) & (parts[1] < parts[2])
+        mine = (lane // self._lanes == rank) & (parts[2] < parts[3])
         return tuple(tf.boolean_mask(column, mine) for column in parts)
+
+    def _dealt_part(self, epoch: Any, number: Any) -> tuple[Any, ...]:
+        """Return one part of an epoch, for a service to deal."""
+        check = tf.cond(tf.equal(number, 0), lambda: tf.group(self._check_manifest(epoch)), tf.no_op)
+        with tf.control_dependencies([check]):
+            return tuple(column[number] for column in self._parts(epoch)[0])
 
     # Records
 
@@ -278,7 +241,17 @@ class DirectGraph:
         mark = first // self._stride
         size = tf.gather_nd(tf.constant(self._bytes), [variant, shard])
         byte = tf.gather_nd(tf.constant(self._marks), [variant, tf.gather(self._first_marks, shard) + mark])
-        payloads = _check_size(url, size).concatenate(_payloads(url, byte).skip(first - mark * self._stride))
+        # A dataset of nothing, which reads no byte: TensorFlow's error where the file is gone or has another size.
+        checked = tf.raw_ops.FixedLengthRecordDatasetV2(
+            filenames=tf.reshape(url, [1]),
+            header_bytes=np.int64(0),
+            record_bytes=np.int64(_NO_RECORD),
+            footer_bytes=size,
+            buffer_size=np.int64(1),
+            compression_type="",
+        )
+        payloads = tf.data.experimental.from_variant(checked, tf.TensorSpec((), tf.string))
+        payloads = payloads.concatenate(_payloads(url, byte).skip(first - mark * self._stride))
         payloads = payloads.concatenate(data.from_tensors("").repeat())
         part = data.from_tensors(tf.stack([epoch, shard, tf.constant(int(real), tf.int64)])).repeat()
         return data.zip((part, data.range(first, stop), payloads))
@@ -287,26 +260,24 @@ class DirectGraph:
         return tf.gather_nd(tf.constant(self._urls), tf.stack([epoch % self._variants, shard], -1))
 
     def _assert_sound(self, sound: Any, epoch: Any, shard: Any, record: Any) -> Any:
-        """Fail where `sound` is False, and name this record, or the damaged one before it in its shard."""
+        """Fail at the first row that is not sound, and name its record, or the damaged one before it in its shard."""
 
         def fail() -> Any:
-            url = self._shard_url(epoch, shard)
+            row = tf.argmin(tf.cast(sound, tf.int8))
+            url, number = self._shard_url(epoch[row], shard[row]), record[row]
             # Within a function, as the operator loses its offsets when a graph of its own is made of it (2.21).
-            readable = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).flat_map(
-                _plain(lambda byte: _payloads(url, byte))
-            )
-            readable = readable.reduce(tf.constant(0, tf.int64), _plain(lambda number, _: number + 1))
-            damaged = tf.minimum(readable, record)
+            readable = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).flat_map(lambda at: _payloads(url, at))
+            readable = readable.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
             why = tf.where(
-                readable <= record,
+                readable <= number,
                 "it cannot be read: it is damaged or cut off, or the store failed",
                 "its image cannot be decoded or has another size, or a column is missing",
             )
-            said = [url, ", record ", tf.strings.as_string(damaged), ": ", why]
+            said = [url, ", record ", tf.strings.as_string(tf.minimum(readable, number)), ": ", why]
             said.append(f"; TensorFlow's log has its words. Run: tpufeed verify {self._url}")
             return tf.group(tf.debugging.Assert(False, [tf.strings.join(said)]))
 
-        return tf.cond(sound, tf.no_op, fail)
+        return tf.cond(tf.reduce_all(sound), tf.no_op, fail)
 
     # Batches
 
@@ -317,34 +288,31 @@ class DirectGraph:
         are left out of their group, and each carries where the first of its group lies, and the one behind it.
         """
         rows, in_order = self._options.batch_size, not self._options.shuffle
-        if self._tensor_shape is not None and not self._ops:
+        if self._image_key is None or (self._tensor_shape is not None and not self._ops):
             batches = records.batch(rows, drop_remainder=True)
-            return batches.map(_plain(self._raw), num_parallel_calls=tf.data.AUTOTUNE, deterministic=in_order)
+            return batches.map(self._parse_batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=in_order)
         group, calls = rows * -(-_FEWEST_IN_GROUP // rows), 2 * (self._options.threads or available_cores())
-        each = records.batch(group).enumerate().map(_plain(self._carry)).unbatch()
-        each = each.map(_plain(self._row), num_parallel_calls=calls, deterministic=True)
-        groups = each.ignore_errors(log_warning=True).batch(group).enumerate().map(_plain(self._check_group))
+        each = records.batch(group).enumerate().map(self._carry).unbatch()
+        each = each.map(self._row, num_parallel_calls=calls, deterministic=True)
+        groups = each.ignore_errors(log_warning=True).batch(group).enumerate().map(self._check_group)
         if group > rows:
             return groups.unbatch().batch(rows, drop_remainder=True)
-        return groups.map(_plain(partial(tf.nest.map_structure, lambda c: tf.ensure_shape(c, (rows, *c.shape[1:])))))
+        return groups.map(partial(tf.nest.map_structure, lambda c: tf.ensure_shape(c, (rows, *c.shape[1:]))))
 
-    def _raw(self, part: Any, record: Any, payload: Any) -> dict[str, Any]:
-        """Return a batch of pixels that need no op: parsed all at once."""
-        read = tf.strings.length(payload) > 0
-        bad = tf.argmin(tf.cast(read, tf.int8))
-        check = self._assert_sound(tf.reduce_all(read), part[bad, 0], part[bad, 1], record[bad])
-        with tf.control_dependencies([check]):
+    def _parse_batch(self, part: Any, record: Any, payload: Any) -> dict[str, Any]:
+        """Return a batch without pixels, or with pixels that need no op: parsed all at once."""
+        where = part[:, 0], part[:, 1], record
+        with tf.control_dependencies([self._assert_sound(tf.strings.length(payload) > 0, *where)]):
             payload = tf.identity(payload)
-        parsed = tf.io.parse_example(payload, self._features)
-        stored = parsed[self._image_key]
-        fits = tf.strings.length(stored) == math.prod(self._shape)
-        bad = tf.argmin(tf.cast(fits, tf.int8))
-        check = self._assert_sound(tf.reduce_all(fits), part[bad, 0], part[bad, 1], record[bad])
-        with tf.control_dependencies([check]):
-            pixels = tf.reshape(tf.io.decode_raw(stored, tf.uint8), (self._options.batch_size, *self._shape))
-        samples = tf.gather(self._first_samples, part[:, 1]) + record
+        parsed = tf.io.parse_example(payload, self._features) if self._features else {}
         found = {column.name: parsed[column.key] for column in self._columns}
-        return found | {SAMPLE: samples, MASK: part[:, 2] > 0, IMAGE: pixels}
+        if self._image_key is not None:
+            stored = parsed[self._image_key]
+            fits = tf.strings.length(stored) == math.prod(self._shape)
+            with tf.control_dependencies([self._assert_sound(fits, *where)]):
+                pixels = tf.io.decode_raw(stored, tf.uint8)
+            found[IMAGE] = tf.reshape(pixels, (self._options.batch_size, *self._shape))
+        return found | {SAMPLE: tf.gather(self._first_samples, part[:, 1]) + record, MASK: part[:, 2] > 0}
 
     def _carry(self, number: Any, columns: tuple[Any, Any, Any]) -> tuple[Any, Any]:
         """Return the payloads of a group, and what each carries along: int64 (n, 10).
@@ -364,38 +332,32 @@ class DirectGraph:
         """Return an image after the ops, and its other columns."""
         parsed = tf.io.parse_single_example(payload, self._features)
         stored = parsed[self._image_key]
+        # Both halves of the seed go through a hash: neighbouring epochs and samples have independent numbers. They are
+        # uniform in [0, 1), for all ops in a row.
+        seed = tf.stack([self._seed + carried[4] * _GOLDEN, carried[2]])
+        draws = tf.random.stateless_uniform([sum(op.draws for op in self._ops)], seed)
         if self._tensor_shape is None:
-            image = self.make_image(stored, carried[4], carried[2])
+            image = self._decode(stored, draws)
         else:
-            pixels = tf.reshape(tf.io.decode_raw(stored, tf.uint8), self._tensor_shape)
-            image = run_ops(self._ops, pixels, self._draws(carried[4], carried[2]))
-        return carried, {column.name: parsed[column.key] for column in self._columns} | {
-            IMAGE: tf.ensure_shape(image, self._shape)
-        }
+            image = run_ops(self._ops, tf.reshape(tf.io.decode_raw(stored, tf.uint8), self._tensor_shape), draws)
+        found = {column.name: parsed[column.key] for column in self._columns}
+        return carried, found | {IMAGE: tf.ensure_shape(image, self._shape)}
 
     def _check_group(self, number: Any, group: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
         """Return the columns of a group, if none of it is missing."""
         carried, found = group
         count = tf.size(carried[:, 0], tf.int64)
         in_place = tf.equal(carried[:, 0], tf.range(count)) & tf.equal(carried[:, 9], number)
-        missing = tf.reduce_sum(tf.math.cumprod(tf.cast(in_place, tf.int32)))
-        lies = tf.cond(tf.equal(missing, 0), lambda: carried[0, 5:7], lambda: carried[missing - 1, 7:9])
-        whole = tf.reduce_all(in_place) & tf.equal(count, carried[0, 1])
-        with tf.control_dependencies([self._assert_sound(whole, carried[0, 4], lies[0], lies[1])]):
+        # Where each was to come from, and behind the last one the one that a longer group has there.
+        sound = tf.concat([in_place, [tf.equal(count, carried[0, 1])]], 0)
+        lies = tf.concat([carried[:1, 4:7], tf.gather(carried, [4, 7, 8], axis=1)], 0)
+        with tf.control_dependencies([self._assert_sound(sound, *tf.unstack(lies, axis=1))]):
             found = {name: tf.identity(column) for name, column in found.items()}
         return found | {SAMPLE: carried[:, 2], MASK: carried[:, 3] > 0}
 
-    # Images
-
-    def _draws(self, epoch: Any, sample: Any) -> Any:
-        """Return the uniform numbers of a sample in [0, 1) for all ops in a row, float32 (d,)."""
-        # Both halves of the seed go through a hash: neighbouring epochs and samples have independent numbers.
-        seed = tf.stack([self._seed + epoch * _GOLDEN, sample])
-        return tf.random.stateless_uniform([sum(op.draws for op in self._ops)], seed)
-
-    def make_image(self, encoded: Any, epoch: Any, sample: Any) -> Any:
+    def _decode(self, encoded: Any, draws: Any) -> Any:
         """Decode an image, a string scalar, and run the ops: uint8 (height, width, 3). Of a JPEG only the window."""
-        ops, draws = self._ops, self._draws(epoch, sample)
+        ops = self._ops
 
         def other() -> Any:
             return run_ops(ops, _decode_other(encoded), draws)
@@ -424,19 +386,6 @@ def tensorflow_url(url: str) -> str:
             "leave direct=True out, and tpufeed reads it"
         )
     return url
-
-
-def _check_size(url: Any, size: Any) -> Any:
-    """Return a dataset of nothing, or TensorFlow's error where the file is gone or has another size. Reads no byte."""
-    op = tf.raw_ops.FixedLengthRecordDatasetV2(
-        filenames=tf.reshape(url, [1]),
-        header_bytes=np.int64(0),
-        record_bytes=np.int64(_NO_RECORD),
-        footer_bytes=size,
-        buffer_size=np.int64(1),
-        compression_type="",
-    )
-    return tf.data.experimental.from_variant(op, tf.TensorSpec((), tf.string))
 
 
 def _payloads(url: Any, byte: Any) -> Any:
@@ -582,34 +531,3 @@ def _bilinear(image: Any, out: Any) -> Any:
     """Return an image at height and width `out`. One that has the size already passes as it is."""
     resized = tf.raw_ops.ResizeBilinear(images=image[None], size=out, half_pixel_centers=True)
     return tf.cast(tf.squeeze(resized, 0) + 0.5, tf.uint8)
-
-
-def distribute(dataset: Any, service: str, address: tuple[str, int, str], sharding: str, world: World) -> Any:
-    """Return `dataset` as the workers of a tf.data service make it.
-
-    Args:
-        dataset: a graph without Python.
-        service: see `tf_dataset`.
-        address: its host, port and job.
-        sharding: see `tf_dataset`.
-        world: of the processes that share one job's elements.
-
-    Raises:
-        UnavailableError: nobody answers there. TensorFlow itself would wait for ever.
-        OptionError: several processes, and no name for their job.
-    """
-    host, port, job = address
-    if world.size > 1 and not job:
-        raise OptionError(
-            f"{world.size} processes share what the service reads, so their job needs a name that no other run has: "
-            f"give service='{service}/my-run-1' to all of them"
-        )
-    try:
-        socket.create_connection((host, port), _CONNECT_SECONDS).close()
-    except OSError as error:
-        raise UnavailableError(
-            f"no tf.data service answers at {service}: {error}. Is its dispatcher running, and its port open to this "
-            "machine? docs/tfdata.md says how to start one"
-        ) from error
-    policy = getattr(tf.data.experimental.service.ShardingPolicy, sharding.upper())
-    return dataset.apply(tf.data.experimental.service.distribute(policy, f"grpc://{host}:{port}", job_name=job or None))

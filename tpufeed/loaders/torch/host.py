@@ -128,9 +128,19 @@ class TFRecordImages(TorchDataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Several samples at once, as DataLoader asks for them."""
         opened = self._open()
-        samples = np.array([self._check(int(index)) for index in indices], np.int64)
-        if len(samples) > 1 and self.transform is None and IMAGE in opened.names:
-            self._check_sizes(opened)
+        samples = np.array([int(index) for index in indices], np.int64)
+        for index in samples[(samples < -len(self)) | (samples >= len(self))]:
+            raise IndexError(f"sample {index} of a split of {len(self)}")
+        samples %= len(self)
+        # Before the first batch: a rank that met the first odd image after many would leave the others waiting.
+        batched = len(samples) > 1 and self.transform is None and IMAGE in opened.names
+        if batched and opened.decoder.output_size is None:
+            raise OptionError(
+                f"{self._url}: no op fixes the size of the images, and those of a batch must be equal; pass for "
+                "training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), "
+                "CenterCrop(224)] (from tpufeed.images). Where all are equal, or a collate_fn takes others, pass "
+                "transform=torch.from_numpy"
+            )
         columns = opened.read(samples, int(self._shared[_EPOCH]))
         if IMAGE in opened.names:
             columns[IMAGE] = list(map(self.transform or torch.from_numpy, columns[IMAGE]))
@@ -155,7 +165,8 @@ class TFRecordImages(TorchDataset[Any]):
         """Open what this process reads with; a forked one shares no connection, lock or thread with its parent."""
         if self._samples is None or self._process != os.getpid():
             if self._dataset is None:
-                self._dataset = self._reopen()
+                # Of a pickle. Not while unpickling: a worker that fails there dies without saying why.
+                self._dataset = reopen_dataset(self._url, self._digest)
             else:  # the manifest stays in memory that both have
                 self._dataset = replace(self._dataset, store=open_store(self._url))
             worker = get_worker_info()
@@ -164,25 +175,6 @@ class TFRecordImages(TorchDataset[Any]):
             )
             self._process = os.getpid()
         return self._samples
-
-    def _reopen(self) -> Dataset:
-        """The dataset of a pickle. Not while unpickling: a worker that fails there dies without saying why."""
-        return reopen_dataset(self._url, self._digest)
-
-    def _check(self, index: int) -> int:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of a split of {len(self)}")
-        return index % len(self)
-
-    def _check_sizes(self, opened: SplitSamples) -> None:
-        """Before the first batch: a rank that met the first odd image after many would leave the others waiting."""
-        if opened.decoder.output_size is None:
-            raise OptionError(
-                f"{self._url}: no op fixes the size of the images, and those of a batch must be equal; pass for "
-                "training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), "
-                "CenterCrop(224)] (from tpufeed.images). Where all are equal, or a collate_fn takes others, pass "
-                "transform=torch.from_numpy"
-            )
 
     def _count(self, opened: SplitSamples, samples: int) -> None:
         """Workers count together, without a lock: some may be lost."""

@@ -8,7 +8,7 @@ from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.validation import shown
-from tpufeed.loaders.cursor import check_identity, check_lanes, check_state_lanes, identity_of
+from tpufeed.loaders.cursor import check_identity, check_lanes, check_state_lanes, identity_of, state_number
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import find_world, thread_world
@@ -19,6 +19,7 @@ except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
 _CHUNK = 4096  # ids that are worked out at once
+_MOST = 1 << 48  # of any number in a state
 _BY_HAND = "num_replicas= and rank= by hand"
 
 
@@ -79,7 +80,16 @@ class LaneSampler(DistributedSampler[int]):
     @property
     def world(self) -> World:
         """World and rank; where they were not given they are found out each time, as copies go to other ranks."""
-        return _find_world(self._of_thread) if self._given is None else self._given
+        if self._given is not None:
+            return self._given
+        world = self._of_thread or find_world(_BY_HAND)
+        accelerate = sys.modules.get("accelerate.state")
+        if world.size > 1 and accelerate is not None and accelerate.PartialState._shared_state:
+            raise OptionError(
+                "Accelerate deals the batches of a loader that it prepares to its processes, and LaneSampler would "
+                f"deal the samples, too: give {_BY_HAND}, for such a loader num_replicas=1 and rank=0"
+            )
+        return world
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # an attribute that is set before it is known
@@ -136,7 +146,7 @@ class LaneSampler(DistributedSampler[int]):
                 sampler is as it was before.
         """
         check_identity(state, self._identity, "sampler", self.dataset.dataset.url)
-        epoch, samples, lanes = (_number(state, name) for name in ("epoch", "samples", "lanes"))
+        epoch, samples, lanes = (state_number(state, name, 0, _MOST) for name in ("epoch", "samples", "lanes"))
         check_state_lanes(lanes, self.world)
         self._lanes, self._begun = lanes, (epoch, samples)
         self.set_epoch(epoch)
@@ -170,22 +180,3 @@ class LaneSampler(DistributedSampler[int]):
     def _check_lanes(self) -> None:
         if self._lanes is not None:
             check_lanes(self._lanes, self.world)
-
-
-def _number(state: Mapping[str, Any], name: str) -> int:
-    value = state.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise OptionError(f"the state's {name} is {shown(value)}, not a whole number from 0 on")
-    return value
-
-
-def _find_world(of_thread: World | None) -> World:
-    """The world, which Accelerate must not deal samples to once more."""
-    world = of_thread or find_world(_BY_HAND)
-    accelerate = sys.modules.get("accelerate.state")
-    if world.size > 1 and accelerate is not None and accelerate.PartialState._shared_state:
-        raise OptionError(
-            "Accelerate deals the batches of a loader that it prepares to its processes, and LaneSampler would "
-            f"deal the samples, too: give {_BY_HAND}, for such a loader num_replicas=1 and rank=0"
-        )
-    return world

@@ -261,24 +261,20 @@ def _exchange(spec: EpochSpec) -> list[EpochSpec]:
     keys = [f"{meeting}/{other}" for other in range(size)]
     store.set(keys[rank], spec.packed())
     store.add(meeting, 1)
-    _wait(store, meeting, keys)
-    values = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
-    return [EpochSpec.unpacked(value) for value in values]
-
-
-def _wait(store: Any, meeting: str, keys: list[str]) -> None:
-    """Until all ranks have come. Looks again and again: the store's own waiting cannot be interrupted."""
+    # Until all have come. The store's own waiting cannot be interrupted.
     seconds = store.timeout.total_seconds()
     deadline, pause = time.monotonic() + seconds, 0.001
-    while store.add(meeting, 0) < len(keys):
+    while store.add(meeting, 0) < size:
         if time.monotonic() > deadline:
-            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+            missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
             raise LoaderError(
-                f"rank {', '.join(missing)} of {len(keys)} has begun no epoch within {seconds:.0f} s of this rank. All "
+                f"rank {', '.join(missing)} of {size} has begun no epoch within {seconds:.0f} s of this rank. All "
                 "ranks iterate a loader; one that a single rank is to iterate alone wants world=(0, 1)"
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    values = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
+    return [EpochSpec.unpacked(value) for value in values]
 
 
 # Tensors in batches of any form
