@@ -22,8 +22,8 @@ from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, 
 from tpufeed.storage import reading
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.shard_cache import ShardCache
-from tpufeed.storage.shard_folder import RemoteShard
+from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import RemoteShard
 
 VICTIM = "train-v0-00001-of-00003.tfrecord"
 IN_ORDER = {"shuffle": False, "lanes": 1}
@@ -117,7 +117,7 @@ def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, 
     url = f"{kept}/cache"
     server.fault(operation="read", name=f"*/{name}", **damage)
     (file,) = (file for file in open_dataset(url).split("train").variants[0].files if file.name == name)
-    with ShardCache(open_store(url), tmp_path) as stage:
+    with ShardStage(open_store(url), tmp_path) as stage:
         stage.fetch([RemoteShard(file.name, file.bytes, file.crc32c)])
         view = stage.wait(RemoteShard(file.name, file.bytes, file.crc32c), 20)
         assert bytes(view) == server.get("bucket", f"kept/cache/{name}")

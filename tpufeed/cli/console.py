@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -9,17 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
 
-import typer
-
 from tpufeed import errors
-from tpufeed.cli import CLOSED_PIPE, INTERRUPTED, TERMINATED, Stopped, drop_stdout
 from tpufeed.errors import StoreError, TpufeedError
 
 P = ParamSpec("P")
 
+INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 and the signal's number, as a shell has it
 _BREAK = re.compile("[\t\n\u2028\u2029]")  # beyond what `errors.printable` escapes: a line is one line
 _TRACE = "Traceback (most recent call last):\n"
 _CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+class Stopped(SystemExit):
+    """SIGTERM has come. Raised wherever the main thread is, as KeyboardInterrupt is for SIGINT."""
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -44,17 +47,17 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
                 log_event({"event": "error", "type": type(error).__name__, "message": str(error)})
             else:
                 _complain_of(error)
-            raise typer.Exit(error.exit_code) from None
+            raise SystemExit(error.exit_code) from None
         except BrokenPipeError:
             drop_stdout()
-            raise typer.Exit(CLOSED_PIPE) from None
+            raise SystemExit(CLOSED_PIPE) from None
         except (KeyboardInterrupt, Stopped) as stop:
             said = "interrupted" if kwargs.get("dry_run") else interrupted
             if as_lines:
                 log_event({"event": "interrupted", "message": said})
             else:
                 echo_error(said)
-            raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
+            raise SystemExit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
 
     return run
 
@@ -121,6 +124,13 @@ def echo_error(text: object) -> None:
 def warn(message: str) -> None:
     """Print a warning on stderr; the exit code stays."""
     echo_error(f"warning: {message}")
+
+
+def drop_stdout() -> None:
+    """Let what is still written to stdout go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def find_own_modules() -> None:

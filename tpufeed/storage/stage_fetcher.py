@@ -1,4 +1,4 @@
-"""Fetch shards into the shard cache: the queue of what is due, the downloads, and pauses after failures."""
+"""Fetch shards into the stage: the queue of what is due, the downloads, and pauses after failures."""
 
 import logging
 import os
@@ -11,12 +11,12 @@ from functools import partial
 from queue import SimpleQueue
 
 from tpufeed.errors import ShardError, StoreError, mask_secrets
-from tpufeed.storage.shard_folder import (
+from tpufeed.storage.stage_folder import (
     FULL,
     PartialCopy,
     Refusal,
     RemoteShard,
-    ShardFolder,
+    StageFolder,
     copy_key,
     read_crc32c,
     release,
@@ -33,8 +33,8 @@ _STOP_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class ShardCacheStats:
-    """Counts of one `ShardCache` since it was made, and figures of its folder.
+class StageStats:
+    """Counts of one `ShardStage` since it was made, and figures of its folder.
 
     Attributes:
         shards_fetched: copies that it has published.
@@ -308,7 +308,7 @@ class Fetcher:
     """
 
     def __init__(
-        self, store: Store, folder: ShardFolder, counts: ShardCacheStats, connections: int, range_bytes: int
+        self, store: Store, folder: StageFolder, counts: StageStats, connections: int, range_bytes: int
     ) -> None:
         self._counts = counts
         self._store = store
