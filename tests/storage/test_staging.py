@@ -345,17 +345,6 @@ def damage(times):
     return fault, left
 
 
-def test_a_damaged_download_is_made_again(store, make_stage, caplog):
-    shard = put(store, "a", 200)
-    store.fault, left = damage(2)
-    stage = make_stage()
-    stage.fetch([shard])
-    assert bytes(stage.wait(shard, PATIENCE)) == store.read("a")
-    assert left == [0]
-    assert len(store.reads) == 3
-    assert "CRC-32C" in warnings_of(caplog)[0]
-
-
 def test_a_shard_that_is_damaged_each_time_is_an_error(store, make_stage):
     a, b = put(store, "a", 200), put(store, "b", 200)
     broken, left = damage(1000)
