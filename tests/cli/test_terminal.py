@@ -80,13 +80,6 @@ def test_progress_counts_what_an_earlier_run_has_done(large_folder, tmp_path):
     assert f"wrote {missing} images" in seen
 
 
-def test_nothing_but_the_summary_where_there_is_no_terminal(run, photo_folder, tmp_path):
-    done = run("shard", photo_folder, tmp_path / "d")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "ETA" not in done.stdout
-    assert "img/s" not in done.stdout
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_ends_with_one_line_or_event_and_the_same_command_goes_on(workers, run, large_folder, tmp_path):
     """SIGINT goes to the whole group, as a terminal sends it."""

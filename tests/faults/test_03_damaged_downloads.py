@@ -119,27 +119,25 @@ def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, 
     assert len(reads(server, f"*/{name}")) == 2
 
 
-@few_damages
-def test_a_loader_reads_on_by_ranges_while_a_shard_is_fetched_again(damage, server, kept, cache_url, tmp_path):
-    server.fault(operation="read", name=f"*/{VICTIM}", **damage)
-    server.fault(operation="read", name="*-v1-*.tfrecord", **{**damage, "calls": (1, 2)})
+def test_a_loader_reads_on_by_ranges_while_a_shard_is_fetched_again(server, kept, cache_url, tmp_path):
+    server.fault("corrupt", operation="read", name=f"*/{VICTIM}")
+    server.fault("truncate", operation="read", name="*-v1-*.tfrecord", calls=(1, 2))
     assert epochs_of(f"{kept}/cache", 3, stage_dir=tmp_path) == epochs_of(cache_url, 3)
     assert len(met(server)) == 3
 
 
-@few_damages
-def test_a_cache_is_made_of_what_was_sent(damage, server, kept):
-    server.fault(operation="read", name="*/dataset/train-0000[25]*", **damage)
-    server.fault(operation="read", name="c/_tpufeed/reports/*", **{**damage, "calls": (5,)})
+def test_a_cache_is_made_of_what_was_sent(server, kept):
+    server.fault("corrupt", operation="read", name="*/dataset/train-0000[25]*")
+    server.fault("truncate", operation="read", name="c/_tpufeed/reports/*", calls=(5,))
     cache.warmup(f"{kept}/dataset", "gs://bucket/c", **WARM)
     assert len(met(server)) == 2
     assert objects(server, "c") == objects(server, "kept/cache")
 
 
-@few_damages
-def test_photographs_are_taken_as_they_were_sent(damage, server, kept):
+def test_photographs_are_taken_as_they_were_sent(server, kept):
     """A bit of a JPEG's pixels is another picture to every decoder, and no error."""
-    server.fault(operation="read", name="*/photos/*.jpg", **{**damage, "calls": (1, 17, 40)})
+    server.fault("corrupt", operation="read", name="*/photos/*.jpg", calls=(1, 17))
+    server.fault("truncate", operation="read", name="*/photos/*.jpg", calls=(40,))
     result = tpufeed.shard(f"{kept}/photos", "gs://bucket/d", shard_bytes="30KB", workers=1)
     assert len(met(server)) == 3
     assert result.manifest.rejects == {}

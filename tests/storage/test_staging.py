@@ -296,10 +296,12 @@ def test_a_stage_goes_on_when_its_folder_is_tidied_away(store, make_stage):
     assert staged(stage) == keys(store, b)
 
 
-def test_a_store_that_fails_is_asked_again_and_logged_once(store, make_stage, caplog, monkeypatch):
+@pytest.mark.parametrize(("first", "is_bug"), [(StoreError("reset"), False), (ZeroDivisionError("reset"), True)])
+def test_a_store_that_fails_is_asked_again_and_logged_once(store, make_stage, caplog, monkeypatch, first, is_bug):
+    """A bug of ours is logged with its trace."""
     monkeypatch.setattr(stage_fetcher, "_FIRST_RETRY_SECONDS", 0.01)
     shard = put(store, "a", 200)
-    failures = iter([StoreError("reset"), ValueError("odd"), StoreError("reset")])
+    failures = iter([first, ValueError("odd"), StoreError("reset")])
 
     def fault(name, buffer, found):
         for error in failures:
@@ -313,24 +315,10 @@ def test_a_store_that_fails_is_asked_again_and_logged_once(store, make_stage, ca
     (warning,) = warnings_of(caplog)
     assert f"{store.url}/a" in warning
     assert "reset" in warning
-    assert stage.statistics().retries == 3
-    assert len(store.reads) == 4
-
-
-@pytest.mark.parametrize(("error", "is_bug"), [(StoreError("reset"), False), (ZeroDivisionError("a bug"), True)])
-def test_a_bug_of_ours_shows_its_trace(store, make_stage, caplog, monkeypatch, error, is_bug):
-    monkeypatch.setattr(stage_fetcher, "_FIRST_RETRY_SECONDS", 0.01)
-    shard, failures = put(store, "a", 200), iter([error])
-
-    def fault(name, buffer, found):
-        for failure in failures:
-            raise failure
-        return found
-
-    store.fault = fault
-    use(make_stage(), shard)
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert bool(record.exc_info) == is_bug
+    assert stage.statistics().retries == 3
+    assert len(store.reads) == 4
 
 
 def damage(times):

@@ -20,14 +20,7 @@ from tpufeed.storage.gcs_requests import (
     generation_of,
     to_crc32c,
 )
-from tpufeed.storage.gcs_transfers import (
-    Content,
-    Download,
-    ReadError,
-    Upload,
-    content_of_file,
-    read_many,
-)
+from tpufeed.storage.gcs_transfers import Content, Download, ReadError, Upload, content_of_file, read_many
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import ObjectInfo, Span, Store
 
