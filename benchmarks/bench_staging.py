@@ -2,7 +2,7 @@
 
 The server (tests/gcs_server) is a process of its own: 30 ms a request, 50 MB/s a connection, objects in memory.
 
-- staging: a ShardCache copies all shards of 128 MB to /dev/shm, beside gcsfs's open().read() of one of them and beside
+- staging: a ShardStage copies all shards of 128 MB to /dev/shm, beside gcsfs's open().read() of one of them and beside
   bare sockets that ask for the same ranges over as many connections. Those throw the bytes away, or write them to new
   files where the stage has its own: the second costs what fresh pages of memory cost. The clients alone: ranges by
   google-cloud-storage's own downloads and by our store. All of it once more, with a server that neither delays nor
@@ -104,12 +104,12 @@ def apart(work: Callable[[Path], Any], parent: Path) -> Any:
 def staged(folder: Path) -> float:
     """MB/s from the first fetch until all shards are there, verified."""
     from tpufeed.dataset.reader import open_dataset
-    from tpufeed.storage.shard_cache import ShardCache
+    from tpufeed.storage.stage import ShardStage
 
     dataset = open_dataset(CACHE)
     numbers = range(len(dataset.split("train").variants[0].shards))
     shards = list(dataset.reader("train").due(numbers))
-    with ShardCache(dataset.shards, folder) as stage:
+    with ShardStage(dataset.shards, folder) as stage:
         start = time.perf_counter()
         stage.fetch(shards)
         for shard in shards:

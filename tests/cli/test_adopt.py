@@ -13,22 +13,16 @@ from tpufeed.tfrecord.framing import encode_record
 
 @pytest.fixture(scope="module")
 def flowers(tmp_path_factory, photos):
-    """Kaggle's layout, written by TensorFlow; not to be changed."""
-    import tensorflow as tf
-
-    def feature(value):
-        if isinstance(value, bytes):
-            return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
-
+    """Kaggle's layout; not to be changed."""
     folder = tmp_path_factory.mktemp("adopt") / "tfrecords-jpeg-224x224"
     for split in ("train", "val", "test"):
         (folder / split).mkdir(parents=True)
-        with tf.io.TFRecordWriter(str(folder / split / "00-224x224-7.tfrec")) as writer:
-            for number, data in enumerate(photos.values()):
-                record = {"image": data, "id": b"%d" % number} | ({} if split == "test" else {"class": number % 2})
-                features = tf.train.Features(feature={key: feature(value) for key, value in record.items()})
-                writer.write(tf.train.Example(features=features).SerializeToString())
+        records = []
+        for number, data in enumerate(photos.values()):
+            label = {} if split == "test" else {"class": Feature("int64", [number % 2])}
+            features = {"image": Feature("bytes", [data]), "id": Feature("bytes", [b"%d" % number]), **label}
+            records.append(encode_record(encode_example(features)))
+        (folder / split / "00-224x224-7.tfrec").write_bytes(b"".join(records))
     (folder / "sample_submission.csv").touch()
     return folder
 

@@ -57,11 +57,7 @@ def test_sources_that_cannot_be_read(refused, photo_folder, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "mixed")
     shutil.copy(next(photo_folder.glob("*/*.jpg")), tmp_path / "mixed/stray.jpg")
     refused(
-        2,
-        r"images lie beside the class folders \(stray\.jpg .*move them",
-        "shard",
-        tmp_path / "mixed",
-        tmp_path / "d",
+        2, r"images lie beside the class folders \(stray\.jpg .*move them", "shard", tmp_path / "mixed", tmp_path / "d"
     )
     assert not (tmp_path / "d").exists()
 

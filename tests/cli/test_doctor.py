@@ -78,11 +78,7 @@ def test_damaged_records_are_one_note(run, dataset_url, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--tpu", "v5e9"], "did you mean v5e-8"),
-        (["--report", "report.txt"], ".html"),
-    ],
+    ("arguments", "said"), [(["--tpu", "v5e9"], "did you mean v5e-8"), (["--report", "report.txt"], ".html")]
 )
 def test_what_cannot_be_asked_is_said_in_a_line(run, dataset_url, arguments, said):
     done = run("doctor", dataset_url, *arguments)
@@ -92,11 +88,7 @@ def test_what_cannot_be_asked_is_said_in_a_line(run, dataset_url, arguments, sai
 
 
 @pytest.mark.parametrize(
-    ("flops", "said"),
-    [
-        (1, "predicted idle: 100 % at either rate"),
-        (1e15, "predicted idle: 0 % at either rate"),
-    ],
+    ("flops", "said"), [(1, "predicted idle: 100 % at either rate"), (1e15, "predicted idle: 0 % at either rate")]
 )
 def test_idle_that_is_the_same_at_both_rates_is_one_figure(run, cache_url, flops, said):
     assert said in run("doctor", cache_url, "--seconds", 1, "--flops-per-sample", flops).stdout

@@ -2,14 +2,8 @@
 
 import csv
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import typer
@@ -18,7 +12,6 @@ from tpufeed.cli.app import app
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DatasetNotFoundError
 from tpufeed.storage.registry import open_store
 
 SMALL = ["--shard-size", "60KB", "--split", "train=0.7,val=0.3"]
@@ -166,39 +159,6 @@ def test_an_error_is_an_event_and_an_exit_code(run, flawed_folder, tmp_path):
         assert error["message"]
     assert "1 not_an_image, 1 truncated" in error["message"]
     assert (tmp_path / "d/rejects.jsonl").exists()
-
-
-def test_an_interrupted_build_says_so_as_an_event(run, large_folder, tmp_path):
-    for attempt in range(10):
-        folder = tmp_path / f"{attempt}"
-        command = ["shard", large_folder, folder, "--shard-size", "25KB", "--json", "--log-json"]
-        process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("tpufeed")), *map(str, command)],
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        while process.poll() is None and len(list(folder.glob("_tpufeed/reports/*"))) < 5:
-            time.sleep(0.002)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate()
-        if not (folder / "manifest.json").exists():
-            break
-        print(f"attempt {attempt}: done before it was interrupted")
-    else:
-        pytest.fail("it was always done before it was interrupted")
-    assert (process.returncode, out) == (130, "")
-    assert events_of(err)[-1]["event"] == "interrupted"
-    assert "run the same command again" in events_of(err)[-1]["message"]
-    with pytest.raises(DatasetNotFoundError):
-        open_dataset(folder)
-    done = run(*command)
-    report = json.loads(done.stdout)
-    first, *_ = events_of(done.stderr)
-    assert report["images"] == 300
-    assert report["earlier_images"] == first["earlier_images"] == first["images"] > 0
 
 
 OPTIONS = {

@@ -109,18 +109,16 @@ def test_colours_are_for_terminals(dataset_url):
     assert done.stderr == ""  # no live line in a log for all that
 
 
-@pytest.mark.parametrize("columns", [20, 40])
-def test_narrow_terminals(columns, photo_folder, tmp_path):
+def test_a_narrow_terminal(photo_folder, tmp_path):
     words = ("shard", photo_folder, tmp_path / "d", "--shard-size", "60KB", "--workers", 1)
-    code, seen = run_at_terminal(*words, COLUMNS=str(columns))
+    code, seen = run_at_terminal(*words, COLUMNS="20")
     assert code == 0
     states = re.findall(r"sharding[^\r\n]*", seen)
     assert states
-    assert ("sharding 30/30" if columns == 20 else "30/30 images") in states[-1]
+    assert "sharding 30/30" in states[-1]
     assert re.search(r"^train: images 30, variants 1, shards \d+", seen, re.MULTILINE)
-    if columns == 20:
-        code, seen = run_at_terminal("info", tmp_path / "d", COLUMNS=str(columns))
-        assert re.search(r"^1: class cat, train 10, all 10", seen, re.MULTILINE)
+    code, seen = run_at_terminal("info", tmp_path / "d", COLUMNS="20")
+    assert re.search(r"^1: class cat, train 10, all 10", seen, re.MULTILINE)
 
 
 def test_modules_that_are_commands(dataset_url):

@@ -80,19 +80,13 @@ def test_progress_counts_what_an_earlier_run_has_done(large_folder, tmp_path):
     assert f"wrote {missing} images" in seen
 
 
-def test_nothing_but_the_summary_where_there_is_no_terminal(run, photo_folder, tmp_path):
-    done = run("shard", photo_folder, tmp_path / "d")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "ETA" not in done.stdout
-    assert "img/s" not in done.stdout
-
-
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_ends_with_one_line_and_the_same_command_goes_on(workers, run, large_folder, tmp_path):
+def test_ctrl_c_ends_with_one_line_or_event_and_the_same_command_goes_on(workers, run, large_folder, tmp_path):
     """SIGINT goes to the whole group, as a terminal sends it."""
     for attempt in range(10):
         folder = tmp_path / f"{attempt}"
         command = ["shard", str(large_folder), str(folder), "--shard-size", "25KB", "--workers", str(workers)]
+        command += ["--json", "--log-json"] if workers == 2 else []
         process = subprocess.Popen(
             [TPUFEED, *command], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -106,13 +100,21 @@ def test_ctrl_c_ends_with_one_line_and_the_same_command_goes_on(workers, run, la
         print(f"attempt {attempt}: done before it was interrupted")
     else:
         pytest.fail("it was always done before it was interrupted")
-    assert (process.returncode, *said) == (130, "", "interrupted; run the same command again to go on from here\n")
+    message = "interrupted; run the same command again to go on from here"
+    if workers == 2:
+        assert json.loads(said[1].splitlines()[-1]) == {"event": "interrupted", "message": message}
+        said = said[0], f"{message}\n"
+    assert (process.returncode, *said) == (130, "", f"{message}\n")
     assert processes_of(process.pid) == []
     with pytest.raises(DatasetNotFoundError):
         open_dataset(folder)
     done = run(*command)
     assert done.returncode == 0, done.stderr
-    assert "done by an earlier run" in done.stdout
+    if workers == 2:
+        report, first = json.loads(done.stdout), json.loads(done.stderr.splitlines()[0])
+        assert report["earlier_images"] == first["earlier_images"] == first["images"] > 0
+    else:
+        assert "done by an earlier run" in done.stdout
     assert tpufeed.verify(folder).records == 300
     assert not (folder / "_tpufeed/tmp").exists()
 

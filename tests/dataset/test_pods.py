@@ -35,8 +35,8 @@ from tpufeed.loaders.cursor import EpochCursor
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.shard_cache import ShardCache
-from tpufeed.storage.shard_folder import RemoteShard
+from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import RemoteShard
 
 WORLDS = (1, 2, 3, 24, 128)
 SHARDS_A_RANK = 20
@@ -207,7 +207,7 @@ def test_a_host_s_first_requests_do_not_grow_with_the_pod(make_bucket):
 def test_what_is_staged_is_what_the_lanes_read(make_bucket, monkeypatch, tmp_path):
     """Real loaders of all eight hosts: the shards that each hands to its stage, for this epoch and the next one."""
     handed = []
-    monkeypatch.setattr(ShardCache, "fetch", lambda _, shards: handed.append([shard.name for shard in shards]))
+    monkeypatch.setattr(ShardStage, "fetch", lambda _, shards: handed.append([shard.name for shard in shards]))
     size = 8
     url = make_bucket(SHARDS_A_RANK * size)
     (variant,) = open_dataset(url).split("train").variants

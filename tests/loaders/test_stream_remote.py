@@ -233,7 +233,7 @@ def test_a_stage_on_a_full_disk_gives_every_sample(server, cache_url, tmp_path, 
     def free_bytes(folder):
         return disk_bytes - sum(file.stat().st_blocks * 512 for file in folder.iterdir())
 
-    monkeypatch.setattr("tpufeed.storage.shard_folder.free_bytes", free_bytes)
+    monkeypatch.setattr("tpufeed.storage.stage_folder.free_bytes", free_bytes)
     assert epochs_of(URL, 4, stage_dir=tmp_path, stage_bytes="1GB") == epochs_of(cache_url, 4)
     assert "is full: the stage there goes on with" in caplog.text
     assert copies(tmp_path)

@@ -13,8 +13,8 @@ from tests.gcs_server import GcsServer
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import RecordError
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.shard_cache import ShardCache
-from tpufeed.storage.shard_folder import RemoteShard, copy_key
+from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import RemoteShard, copy_key
 
 OPS = [tpufeed.images.Resize(40), tpufeed.images.CenterCrop(32)]
 FOLDERS = {"raw": "cache", "encoded": "dataset"}
@@ -51,14 +51,14 @@ class Staged:
         self.url, files = url, open_dataset(url).split("train").variants[0].files
         self.shards = {file.name: RemoteShard(file.name, file.bytes, file.crc32c) for file in files}
         self.store, self.parent = open_store(url), parent
-        with ShardCache(self.store, parent) as stage:
+        with ShardStage(self.store, parent) as stage:
             self.folder = stage.folder
 
     def path(self, name):
         return self.folder / f"{copy_key(self.url, self.shards[name])}.shard"
 
     def fetch(self):
-        with ShardCache(self.store, self.parent) as stage:
+        with ShardStage(self.store, self.parent) as stage:
             stage.fetch(self.shards.values())
             for shard in self.shards.values():
                 assert stage.wait(shard, 30) is not None
@@ -133,7 +133,7 @@ def test_another_process_reads_the_damaged_copy_at_the_same_time(site):
     staged, local = site
     name, shard = next((name, shard) for name, shard in staged.shards.items() if "index" not in name)
     staged.damage(flip)
-    with ShardCache(staged.store, staged.parent) as other:
+    with ShardStage(staged.store, staged.parent) as other:
         view = other.open(shard)
         before = bytes(view)
         assert epochs_of(staged.url, 2, stage_dir=staged.parent) == epochs_of(local, 2)

@@ -13,7 +13,7 @@ import google.auth
 import pytest
 from crc32c import crc32c
 from google.auth.credentials import Credentials
-from google.auth.exceptions import DefaultCredentialsError, RefreshError
+from google.auth.exceptions import DefaultCredentialsError
 
 from tests.gcs_server import GcsServer
 from tpufeed.errors import AccessError, MissingExtraError, OptionError, StoreError
@@ -277,16 +277,6 @@ def test_the_service_s_own_address_is_reached_by_tls_through_a_proxy(server, mon
         GcsStore("gs://bucket").read("a")
     (found,) = GcsStore("gs://bucket").read_many([Span("a")])
     assert "the server's certificate is not trusted" in str(found)
-
-
-def test_credentials_that_cannot_be_renewed_say_how_to_log_in(server, with_credentials):
-    store = with_credentials(lambda **_: (Token(RefreshError("expired")), "project"))
-    server.fault("status", status=401, calls=None)
-    with pytest.raises(AccessError, match="the credentials do not work: expired; log in with `gcloud auth"):
-        store.read("a")
-    (found,) = store.read_many([Span("a")])
-    assert isinstance(found, AccessError)
-    assert len(server.log) == 2
 
 
 def test_the_larger_the_objects_the_fewer_are_held(server, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.gcs_server import GcsServer
-from tpufeed.errors import AccessError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.errors import AccessError, ObjectExistsError, ObjectNotFoundError, StoreError
 from tpufeed.storage import gcs_transfers
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.gcs_requests import Patience
@@ -32,10 +32,7 @@ BREAKS = [
     {"action": "stall", "seconds": 0.1, "after_bytes": 1000, "then": "close"},
     {"action": "lose_response"},
 ]
-BROKEN_ANSWERS = [
-    {"action": "truncate"},
-    {"action": "truncate", "after_bytes": 0},
-]
+BROKEN_ANSWERS = [{"action": "truncate"}, {"action": "truncate", "after_bytes": 0}]
 # One of each kind, where all of them are tried on another call of the same kind.
 FEW = [BREAKS[0], *BREAKS[2:5], BREAKS[-1]]
 
@@ -190,14 +187,6 @@ def test_a_broken_chunk_is_sent_on_from_where_it_broke_off(server, store, chunke
     assert sum(record.received_bytes for record in server.requests(operation="chunk")) < len(LARGE) + (1 << 20)
 
 
-def test_the_lost_answer_to_the_last_chunk_is_asked_for(server, store, chunked):
-    server.fault("lose_response", operation="chunk", calls=(3,))
-    info = store.put("large", LARGE)
-    assert struck(server) == ["lose_response"]
-    assert len(server.requests(operation="chunk")) == 3
-    assert info == store.stat("large")
-
-
 def test_an_upload_that_the_service_has_forgotten_begins_again(server, store, chunked):
     server.fault("status", operation="chunk", calls=(2,), status=410)
     store.put("large", LARGE)
@@ -318,22 +307,6 @@ def test_who_pays_is_said_by_a_variable(server, chunked, monkeypatch, label, cal
     if "put" in label:
         server.remove("paid", "folder/b")
     assert "userProject=mine" in server.log[-1].target
-
-
-@each_read
-def test_an_object_that_is_replaced_is_not_the_version_asked_for(server, store, read):
-    first = store.put("a", DATA)
-    replaced = store.put("a", DATA[::-1], first)
-    calls = [
-        lambda: store.read("a", first.version),
-        lambda: store.read_range("a", 0, 9, first.version),
-        lambda: read_span(store, "a", version=first.version),
-        lambda: read_span(store, "a", start=3, version=first.version),
-    ]
-    for call in calls:
-        with pytest.raises(ObjectChangedError, match=f"folder/a: it is generation {replaced.version} by now"):
-            call()
-    assert store.retries == 0
 
 
 @each_read

@@ -235,20 +235,6 @@ def test_an_upload_that_has_more_than_was_sent_is_named(foreign, monkeypatch):
         GcsStore("gs://b/f", PATIENCE).put("a", b"1234")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"error": {"code": 403, "errors": [{"message": "the words", "reason": "forbidden"}]}},
-        {"error": {"code": 403, "message": "the words"}},
-        b"the words",
-    ],
-)
-def test_the_words_of_a_refusal_are_found_in_each_of_its_forms(foreign, body):
-    foreign.answers["GET"] = 403, {}, body
-    with pytest.raises(AccessError, match="gs://b/f/a: access denied to an anonymous caller: the words;"):
-        GcsStore("gs://b/f", PATIENCE).stat("a")
-
-
 # Hosts
 
 WRONG_HOST = Patience(

@@ -13,10 +13,10 @@ import crc32c
 import pytest
 
 from tpufeed.errors import OptionError, ShardError, StoreError
-from tpufeed.storage import shard_fetcher
+from tpufeed.storage import stage_fetcher
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.shard_cache import ShardCache
-from tpufeed.storage.shard_folder import RemoteShard, ShardFolder, copy_key
+from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import RemoteShard, StageFolder, copy_key
 
 SIZE = 1000
 PATIENCE = 30  # seconds for what must happen; nothing depends on how soon
@@ -60,7 +60,7 @@ def make_stage(store, tmp_path):
 
     def make(shards=100, **options):
         options = {"connections": 2, "range_bytes": 300, **options}
-        stages.append(ShardCache(store, tmp_path, shards * SIZE, **options))
+        stages.append(ShardStage(store, tmp_path, shards * SIZE, **options))
         return stages[-1]
 
     yield make
@@ -132,14 +132,14 @@ def test_shards_are_fetched_in_the_order_in_which_they_are_due(store, make_stage
 def test_what_is_opened_as_soon_as_it_appears_is_not_held(store, make_stage, monkeypatch):
     """Before the thread that has fetched it comes to note so."""
     a, b = put(store, "a"), put(store, "b")
-    stage, publish = make_stage(), ShardFolder.publish
+    stage, publish = make_stage(), StageFolder.publish
 
     def publish_and_open(self, part):
         descriptor = publish(self, part)
         assert stage.open(a) is not None
         return descriptor
 
-    monkeypatch.setattr(ShardFolder, "publish", publish_and_open)
+    monkeypatch.setattr(StageFolder, "publish", publish_and_open)
     stage.fetch([a])
     until(lambda: not stage._fetcher._downloads and stage.statistics().shards_fetched)
     monkeypatch.undo()
@@ -296,10 +296,12 @@ def test_a_stage_goes_on_when_its_folder_is_tidied_away(store, make_stage):
     assert staged(stage) == keys(store, b)
 
 
-def test_a_store_that_fails_is_asked_again_and_logged_once(store, make_stage, caplog, monkeypatch):
-    monkeypatch.setattr(shard_fetcher, "_FIRST_RETRY_SECONDS", 0.01)
+@pytest.mark.parametrize(("first", "is_bug"), [(StoreError("reset"), False), (ZeroDivisionError("reset"), True)])
+def test_a_store_that_fails_is_asked_again_and_logged_once(store, make_stage, caplog, monkeypatch, first, is_bug):
+    """A bug of ours is logged with its trace."""
+    monkeypatch.setattr(stage_fetcher, "_FIRST_RETRY_SECONDS", 0.01)
     shard = put(store, "a", 200)
-    failures = iter([StoreError("reset"), ValueError("odd"), StoreError("reset")])
+    failures = iter([first, ValueError("odd"), StoreError("reset")])
 
     def fault(name, buffer, found):
         for error in failures:
@@ -313,24 +315,10 @@ def test_a_store_that_fails_is_asked_again_and_logged_once(store, make_stage, ca
     (warning,) = warnings_of(caplog)
     assert f"{store.url}/a" in warning
     assert "reset" in warning
-    assert stage.statistics().retries == 3
-    assert len(store.reads) == 4
-
-
-@pytest.mark.parametrize(("error", "is_bug"), [(StoreError("reset"), False), (ZeroDivisionError("a bug"), True)])
-def test_a_bug_of_ours_shows_its_trace(store, make_stage, caplog, monkeypatch, error, is_bug):
-    monkeypatch.setattr(shard_fetcher, "_FIRST_RETRY_SECONDS", 0.01)
-    shard, failures = put(store, "a", 200), iter([error])
-
-    def fault(name, buffer, found):
-        for failure in failures:
-            raise failure
-        return found
-
-    store.fault = fault
-    use(make_stage(), shard)
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert bool(record.exc_info) == is_bug
+    assert stage.statistics().retries == 3
+    assert len(store.reads) == 4
 
 
 def damage(times):
@@ -343,17 +331,6 @@ def damage(times):
         return found
 
     return fault, left
-
-
-def test_a_damaged_download_is_made_again(store, make_stage, caplog):
-    shard = put(store, "a", 200)
-    store.fault, left = damage(2)
-    stage = make_stage()
-    stage.fetch([shard])
-    assert bytes(stage.wait(shard, PATIENCE)) == store.read("a")
-    assert left == [0]
-    assert len(store.reads) == 3
-    assert "CRC-32C" in warnings_of(caplog)[0]
 
 
 def test_a_shard_that_is_damaged_each_time_is_an_error(store, make_stage):
@@ -442,7 +419,7 @@ def test_closing_leaves_no_thread_descriptor_or_part(store, make_stage, held):
 
 
 def test_a_stage_that_is_dropped_ends_its_threads(store, tmp_path):
-    stage = ShardCache(store, tmp_path, 10 * SIZE, connections=2)
+    stage = ShardStage(store, tmp_path, 10 * SIZE, connections=2)
     shard = put(store, "a")
     use(stage, shard)
     threads = stage_threads()
@@ -478,4 +455,4 @@ def test_many_threads_may_use_a_stage(store, make_stage):
 @pytest.mark.parametrize("options", [{"budget_bytes": 0}, {"connections": 0}, {"range_bytes": 0}])
 def test_numbers_must_be_numbers(store, tmp_path, options):
     with pytest.raises(OptionError):
-        ShardCache(store, tmp_path, **options)
+        ShardStage(store, tmp_path, **options)

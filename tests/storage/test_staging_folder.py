@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tpufeed.errors import OptionError
-from tpufeed.storage import shard_folder as stage_folder
-from tpufeed.storage.shard_cache import ShardCache
-from tpufeed.storage.shard_folder import PartialCopy, ShardFolder
+from tpufeed.storage import stage_folder
+from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import PartialCopy, StageFolder
 
 from .test_staging import PATIENCE, SIZE, WatchedStore, put, staged, until, use, warnings_of
 
@@ -22,7 +22,7 @@ def store():
 
 
 def make(store, parent, shards=100, **options):
-    return ShardCache(store, parent, shards * SIZE, connections=2, range_bytes=300, **options)
+    return ShardStage(store, parent, shards * SIZE, connections=2, range_bytes=300, **options)
 
 
 def test_the_folder_is_the_users_alone_and_names_nothing(store, tmp_path):
@@ -87,26 +87,26 @@ def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
     monkeypatch.setattr(stage_folder, "_default_places", lambda: places)
     room = {places[1]: stage_folder._LEAST_ROOM_BYTES - 1, places[2]: stage_folder._LEAST_ROOM_BYTES}
     monkeypatch.setattr(stage_folder, "free_bytes", lambda folder: room.get(folder, 0))
-    with ShardCache(store) as stage:
+    with ShardStage(store) as stage:
         assert stage.folder == folder_of(places[2])
         (stage.folder / "0.shard").write_bytes(b"x")
     room[places[2]] -= 1  # taken by that copy, which does not drive the stage away
-    with ShardCache(store) as stage:
+    with ShardStage(store) as stage:
         assert stage.folder == folder_of(places[2])
     room[places[2]] -= 1
-    with ShardCache(store) as stage:
+    with ShardStage(store) as stage:
         assert stage.folder == folder_of(places[3])  # small as it is: there is no other
     assert not folder_of(places[1]).exists()
 
 
 def test_the_default_budget_is_half_of_what_would_be_free_without_the_copies(store, tmp_path):
     size = 8 << 20
-    first = ShardCache(store, tmp_path)
+    first = ShardStage(store, tmp_path)
     free = stage_folder.free_bytes(tmp_path)
     assert abs(first.budget_bytes - free // 2) < free // 10
     first.close()
     folder_of(tmp_path).joinpath("0.shard").write_bytes(bytes(size))
-    assert ShardCache(store, tmp_path)._folder.used_bytes() == size
+    assert ShardStage(store, tmp_path)._folder.used_bytes() == size
 
 
 def test_what_is_in_memory_has_no_more_room_than_the_machine_or_its_container(monkeypatch):
@@ -158,9 +158,9 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("lied_to", [False, True], ids=["asked", "allocating"])
 def test_a_disk_that_is_smaller_than_the_budget(store, small_disk, caplog, monkeypatch, lied_to):
     if lied_to:
-        monkeypatch.setattr("tpufeed.storage.shard_folder.free_bytes", lambda _: 1 << 40)
+        monkeypatch.setattr("tpufeed.storage.stage_folder.free_bytes", lambda _: 1 << 40)
     shards = [put(store, f"s{number}", 400_000) for number in range(4)]
-    with ShardCache(store, small_disk, 1 << 40, connections=2, range_bytes=100_000) as stage:
+    with ShardStage(store, small_disk, 1 << 40, connections=2, range_bytes=100_000) as stage:
         stage.fetch(shards)
         for shard in shards[:2]:
             assert bytes(stage.wait(shard, PATIENCE)) == store.read(shard.name)
@@ -187,7 +187,7 @@ class Fetching:
     """One copy on its way, a step at a time, as a process of its own would take them."""
 
     def __init__(self, parent, data):
-        self.folder, self.data = ShardFolder(parent, 1 << 20), data
+        self.folder, self.data = StageFolder(parent, 1 << 20), data
         self.part = self.descriptor = None
 
     def claim(self):

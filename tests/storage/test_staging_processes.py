@@ -12,8 +12,8 @@ import crc32c
 import pytest
 
 from tpufeed.storage.filesystem import FsspecStore
-from tpufeed.storage.shard_cache import ShardCache
-from tpufeed.storage.shard_folder import RemoteShard
+from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import RemoteShard
 
 SIZE = 1000
 PATIENCE = 30
@@ -23,8 +23,8 @@ CHILD = """
 import os, sys, time
 from pathlib import Path
 from tpufeed.storage.filesystem import FsspecStore
-from tpufeed.storage.shard_folder import RemoteShard
-from tpufeed.storage.shard_cache import ShardCache
+from tpufeed.storage.stage_folder import RemoteShard
+from tpufeed.storage.stage import ShardStage
 
 url, folder, log, shards, budget = sys.argv[1:]
 
@@ -40,7 +40,7 @@ class LoggedStore(FsspecStore):
         return super().read_into(name, start, buffer, version)
 
 shards = [RemoteShard(name, int(size), int(crc)) for name, size, crc in map(str.split, shards.split(","))]
-stage = ShardCache(LoggedStore(url), Path(folder), int(budget), connections=2, range_bytes=300)
+stage = ShardStage(LoggedStore(url), Path(folder), int(budget), connections=2, range_bytes=300)
 print("ready", flush=True)
 sys.stdin.readline()
 stage.fetch(shards)
@@ -66,7 +66,7 @@ class Site:
         return RemoteShard(name, size, crc32c.crc32c(data))
 
     def stage(self, shards):
-        return ShardCache(self.store, self.parent, shards * SIZE, connections=2, range_bytes=300)
+        return ShardStage(self.store, self.parent, shards * SIZE, connections=2, range_bytes=300)
 
     def reads(self):
         return self.log.read_text().splitlines()
@@ -239,7 +239,7 @@ def test_a_process_forked_in_the_middle_of_a_download_locks_nothing(site):
                         signal.pause()
             return super().read_into(name, start, buffer, version)
 
-    with ShardCache(ForkingStore(site.store.url), site.parent, SIZE, connections=2, range_bytes=300) as stage:
+    with ShardStage(ForkingStore(site.store.url), site.parent, SIZE, connections=2, range_bytes=300) as stage:
         try:
             stage.fetch([a])
             assert stage.wait(a, PATIENCE) is not None

@@ -1,17 +1,11 @@
 """The command line: argv -> one function call -> exit code."""
 
 import io
-import os
 import signal
 import sys
 
+from tpufeed.cli.console import CLOSED_PIPE, INTERRUPTED, TERMINATED, Stopped, drop_stdout
 from tpufeed.engines.child import fill_streams
-
-INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 and the signal's number, as a shell has it
-
-
-class Stopped(SystemExit):
-    """SIGTERM has come. Raised wherever the main thread is, as KeyboardInterrupt is for SIGINT."""
 
 
 def main() -> None:
@@ -61,13 +55,6 @@ def _flush(code: str | int | None) -> str | int | None:
         print(f"error: stdout cannot be written to: {error.strerror or error}", file=sys.stderr)
         return code or 1
     return code
-
-
-def drop_stdout() -> None:
-    """Let what is still written to stdout go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
 
 
 def _stop(number: int, _: object) -> None:

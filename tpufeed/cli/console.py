@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -9,17 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
 
-import typer
-
 from tpufeed import errors
-from tpufeed.cli import CLOSED_PIPE, INTERRUPTED, TERMINATED, Stopped, drop_stdout
 from tpufeed.errors import StoreError, TpufeedError
 
 P = ParamSpec("P")
 
+INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 and the signal's number, as a shell has it
 _BREAK = re.compile("[\t\n\u2028\u2029]")  # beyond what `errors.printable` escapes: a line is one line
 _TRACE = "Traceback (most recent call last):\n"
 _CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+class Stopped(SystemExit):
+    """SIGTERM has come. Raised wherever the main thread is, as KeyboardInterrupt is for SIGINT."""
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -40,30 +43,25 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
             with _logging(as_lines):
                 command(*args, **kwargs)
         except TpufeedError as error:
+            text = f"error: {error}"
             if as_lines:
                 log_event({"event": "error", "type": type(error).__name__, "message": str(error)})
-            else:
-                _complain_of(error)
-            raise typer.Exit(error.exit_code) from None
+            else:  # one line, unless it carries the traceback of a worker
+                for line in text.rstrip().split("\n") if _TRACE in text else [text]:
+                    echo_error(line)
+            raise SystemExit(error.exit_code) from None
         except BrokenPipeError:
             drop_stdout()
-            raise typer.Exit(CLOSED_PIPE) from None
+            raise SystemExit(CLOSED_PIPE) from None
         except (KeyboardInterrupt, Stopped) as stop:
             said = "interrupted" if kwargs.get("dry_run") else interrupted
             if as_lines:
                 log_event({"event": "interrupted", "message": said})
             else:
                 echo_error(said)
-            raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
+            raise SystemExit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
 
     return run
-
-
-def _complain_of(error: TpufeedError) -> None:
-    """Format an error in one line, unless it carries the traceback of a worker, which has many."""
-    text = f"error: {error}"
-    for line in text.rstrip().split("\n") if _TRACE in text else [text]:
-        echo_error(line)
 
 
 @contextmanager
@@ -71,7 +69,7 @@ def _logging(as_lines: bool) -> Iterator[None]:
     """Show what tpufeed warns of. Other packages log the errors that we handle, with their traces: they are silent."""
     # Without a handler of the root logger Python prints warnings of other packages by its last resort.
     logging.basicConfig(level=logging.CRITICAL, handlers=[logging.NullHandler()])
-    ours, handler = logging.getLogger("tpufeed"), _EventHandler() if as_lines else _LineHandler()
+    ours, handler = logging.getLogger("tpufeed"), _Handler(as_lines)
     level = ours.level
     ours.setLevel(logging.WARNING)
     ours.addHandler(handler)
@@ -82,18 +80,19 @@ def _logging(as_lines: bool) -> Iterator[None]:
         ours.setLevel(level)
 
 
-class _LineHandler(logging.Handler):
-    """Log handler that writes lines to stderr."""
+class _Handler(logging.Handler):
+    """Log handler that writes lines, or JSON lines, to stderr."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
 
     def emit(self, record: logging.LogRecord) -> None:
-        echo_error(f"{record.levelname.lower()}: {record.getMessage()}")
-
-
-class _EventHandler(logging.Handler):
-    """Log handler that writes JSON lines to stderr."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        log_event({"event": record.levelname.lower(), "message": record.getMessage()})
+        level, message = record.levelname.lower(), record.getMessage()
+        if self._as_json:
+            log_event({"event": level, "message": message})
+        else:
+            echo_error(f"{level}: {message}")
 
 
 def printable(text: str) -> str:
@@ -123,6 +122,13 @@ def warn(message: str) -> None:
     echo_error(f"warning: {message}")
 
 
+def drop_stdout() -> None:
+    """Let what is still written to stdout go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
 def find_own_modules() -> None:
     """Let --op find functions in the current folder, as `python -m` does; last, so that it hides no module."""
     folder = str(Path.cwd())
@@ -134,17 +140,16 @@ def print_json(facts: Any) -> None:
     """Print a JSON document on stdout."""
     import msgspec
 
-    text = errors.mask_secrets(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
-    print(_CONTROL_IN_JSON.sub(_escape_in_json, text))
+    print(_printable_json(msgspec.json.format(msgspec.json.encode(facts), indent=2)))
 
 
 def log_event(event: dict[str, Any]) -> None:
     """Print a JSON line on stderr."""
     import msgspec
 
-    line = _CONTROL_IN_JSON.sub(_escape_in_json, errors.mask_secrets(msgspec.json.encode(event).decode()))
-    print(line, file=sys.stderr, flush=True)
+    print(_printable_json(msgspec.json.encode(event)), file=sys.stderr, flush=True)
 
 
-def _escape_in_json(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _printable_json(document: bytes) -> str:
+    text = errors.mask_secrets(document.decode())
+    return _CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -98,8 +98,7 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would be done, or why it cannot be.", rich_help_panel=RUN)
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Tasks at a time.", show_default="all cores", rich_help_panel=RUN),
+    int | None, typer.Option(metavar="N", help="Tasks at a time.", show_default="all cores", rich_help_panel=RUN)
 ]
 MaxRejects = Annotated[
     str | None,
@@ -111,8 +110,7 @@ MaxRejects = Annotated[
     ),
 ]
 MaxPixels = Annotated[
-    int | None,
-    typer.Option(metavar="PIXELS", help="Reject larger images by their header.", rich_help_panel=IMAGES),
+    int | None, typer.Option(metavar="PIXELS", help="Reject larger images by their header.", rich_help_panel=IMAGES)
 ]
 MinSide = Annotated[
     int | None, typer.Option(metavar="PIXELS", help="Reject images with a shorter side.", rich_help_panel=IMAGES)
@@ -129,8 +127,7 @@ Policy = Annotated[
     ),
 ]
 Quality = Annotated[
-    int,
-    typer.Option(metavar="N", help="1 to 100, of JPEG and WebP that are encoded anew.", rich_help_panel=IMAGES),
+    int, typer.Option(metavar="N", help="1 to 100, of JPEG and WebP that are encoded anew.", rich_help_panel=IMAGES)
 ]
 ShardSize = Annotated[
     str | None,
@@ -187,10 +184,7 @@ Classes = Annotated[
 SplitName = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME",
-        help="The split to read.",
-        show_default="train, or else the first",
-        rich_help_panel=FEEDING,
+        metavar="NAME", help="The split to read.", show_default="train, or else the first", rich_help_panel=FEEDING
     ),
 ]
 LiveOp = Annotated[

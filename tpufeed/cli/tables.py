@@ -49,11 +49,9 @@ def print_table(
     unlimited = console.options.update(width=_PIPE_COLUMNS)
     if seen and Measurement.get(console, unlimited, table).minimum > console.width:
         for row in rows:
-            echo(f"{row[0]}: {', '.join(_say_cells(columns[1:], row[1:], prose))}")
+            named = [f"{column} {cell}" for column, cell in zip(columns[1:], row[1:], strict=True)]
+            if prose:  # text needs no name
+                named[-1:] = [row[-1]] if row[-1] else []
+            echo(f"{row[0]}: {', '.join(named)}")
         return
     console.print(table)
-
-
-def _say_cells(columns: Sequence[str], cells: Sequence[str], prose: bool) -> list[str]:
-    said = [f"{column} {cell}" for column, cell in zip(columns, cells, strict=True)]
-    return [*said[:-1], *filter(None, cells[-1:])] if prose else said

@@ -22,8 +22,8 @@ from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
 from tpufeed.storage.local import open_plain
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.shard_cache import ShardCache
-from tpufeed.storage.shard_folder import RemoteShard
+from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
@@ -102,7 +102,7 @@ class Index:
     """Offsets of a variant's records. Thread-safe."""
 
     def __init__(
-        self, store: Store, variant: Variant, reader: SpanReader | None = None, stage: ShardCache | None = None
+        self, store: Store, variant: Variant, reader: SpanReader | None = None, stage: ShardStage | None = None
     ) -> None:
         self._store = store
         self._reader = reader or SpanReader(store)
@@ -156,7 +156,7 @@ class Index:
         return RemoteShard(index.name, index.bytes, index.crc32c)
 
     def evict_damaged(self) -> bool:
-        """Evict a damaged staged copy, see `ShardCache.evict_damaged`; False where no staged copy is looked at."""
+        """Evict a damaged staged copy, see `ShardStage.evict_damaged`; False where no staged copy is looked at."""
         with self._lock:
             mapped = self._mapped
             if mapped is None or self._stage is None or not self._stage.evict_damaged(self.to_stage(), mapped):

@@ -17,8 +17,8 @@ from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, OptionError, RecordError, ShardError, StoreError
 from tpufeed.storage.local import map_file, open_plain
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.shard_cache import ShardCache
-from tpufeed.storage.shard_folder import RemoteShard
+from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.framing import decode_records
 from tpufeed.tfrecord.layout import FixedLayout
@@ -59,7 +59,7 @@ class Reader:
         dataset: "Dataset",
         split: str,
         variant: int = 0,
-        stage: ShardCache | None = None,
+        stage: ShardStage | None = None,
         open_shards: int | None = None,
     ) -> None:
         variants = dataset.split(split).variants
@@ -168,7 +168,7 @@ class Reader:
                 yield from ahead.result()
 
     def due(self, shards: Iterable[int]) -> Iterator[RemoteShard]:
-        """List these shards and the index for `ShardCache.fetch`, unless they are files of this machine already.
+        """List these shards and the index for `ShardStage.fetch`, unless they are files of this machine already.
 
         The index is left out where a host of many reads so few of the shards that most of it would be for others: then
         its parts come by ranges, a request for each shard that is opened.

@@ -30,7 +30,7 @@ from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.storage.shard_folder import free_bytes
+from tpufeed.storage.stage_folder import free_bytes
 from tpufeed.tfrecord.crc32c import crc32c
 
 SAMPLE_SPLIT = "train"

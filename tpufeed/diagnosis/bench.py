@@ -54,7 +54,7 @@ class BenchOptions:
         steps: steps of each measurement.
         seconds: seconds of each measurement, from its first batch on; by default 8, where no `steps` are given.
         repeats: measurements of each loader, in turns with the others.
-        warm_up: short rounds before them that count for nothing; they fill the page cache and the shard cache.
+        warm_up: short rounds before them that count for nothing; they fill the page cache and the stage.
         split: the dataset's split.
         ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's `final` ops.
         threads: threads of the loader, see `numpy_loader`.

@@ -21,7 +21,7 @@ from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import ImageError, OpError, TpufeedError
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
-from tpufeed.storage.shard_folder import find_folder, free_bytes
+from tpufeed.storage.stage_folder import find_folder, free_bytes
 
 _CONNECTIONS = {True: 16, False: 4}  # to a remote store as many as loaders use, or threads that read local files
 _PIECES_A_CONNECTION = 4

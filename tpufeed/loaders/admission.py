@@ -12,8 +12,8 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import ShardError, mask_secrets
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.storage.shard_cache import ShardCache
-from tpufeed.storage.shard_folder import RemoteShard
+from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import RemoteShard
 
 _logger = logging.getLogger(__name__)
 
@@ -23,12 +23,12 @@ _STALE_TOUCHES = 64
 _JUDGED_RECORDS = 256  # that were refused, before a warning judges the order
 
 
-def make_stage(dataset: Dataset, options: LoaderOptions, connections: int = 16) -> ShardCache | None:
-    """Return the stage of a remote dataset, or None where the options want none; `connections` as in `ShardCache`."""
+def make_stage(dataset: Dataset, options: LoaderOptions, connections: int = 16) -> ShardStage | None:
+    """Return the stage of a remote dataset, or None where the options want none; `connections` as in `ShardStage`."""
     if options.stage_bytes == 0 or not dataset.is_remote:
         return None
     folder, budget = options.stage_dir, options.stage_bytes
-    return ShardCache(
+    return ShardStage(
         dataset.shards,
         None if folder is None else Path(folder),
         None if budget is None else int(budget),
@@ -50,7 +50,7 @@ class ShardAdmission:
         where: names the split in the warning.
     """
 
-    def __init__(self, stage: ShardCache, variants: Sequence[Variant], where: str) -> None:
+    def __init__(self, stage: ShardStage, variants: Sequence[Variant], where: str) -> None:
         self.stage = stage
         self._variants = variants
         self._where = where

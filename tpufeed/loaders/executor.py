@@ -37,7 +37,7 @@ from tpufeed.loaders.buffers import Buffer, BufferPool
 from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.registry import url_scheme
-from tpufeed.storage.shard_folder import RemoteShard
+from tpufeed.storage.stage_folder import RemoteShard
 
 _logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from tpufeed.errors import (
 )
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import read_by_threads
-from tpufeed.storage.store import ObjectInfo, Span, check_name
+from tpufeed.storage.store import ObjectInfo, Span, Store, check_name
 
 # By name, as no backend is imported for them: of Python, botocore and aiohttp.
 _NETWORK_ERRORS = {"ConnectionError", "TimeoutError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError"}
@@ -29,17 +29,11 @@ _PASSING = {408, 429, 500, 502, 503, 504}  # of HTTP
 _VERSION_KEYS = ("generation", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
 
 
-class FsspecStore:
+class FsspecStore(Store):
     """A `Store` over an fsspec file system.
 
     The query of an `http(s)://` URL, where tokens are, goes with every object that is read.
     """
-
-    shared = True
-    conditional = False
-    pins = False
-    generations = False
-    retries = 0
 
     def __init__(self, url: str) -> None:
         protocol, _, path = url.partition("://")
@@ -65,11 +59,6 @@ class FsspecStore:
             if len(data) > stop - start:
                 raise StoreError(f"{self._where(name)}: the server sends the whole object when asked for a range of it")
         return data
-
-    def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
-        data = self.read_range(name, start, start + len(buffer), version)
-        buffer[: len(data)] = data
-        return len(data)
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
         return read_by_threads(self, spans)
@@ -101,9 +90,6 @@ class FsspecStore:
             if info.get("type") == "directory":
                 yield info["name"].rstrip("/").rsplit("/", 1)[-1]
 
-    def free_bytes(self) -> None:
-        return None
-
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         with self._errors(name):
             self._refuse_existing(name, replaces)
@@ -121,9 +107,6 @@ class FsspecStore:
             found = self.stat(name)
             if found is not None and version in ("", found.version):
                 self._fs.rm_file(self._path(name))
-
-    def local_path(self, name: str) -> None:
-        return None
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         return temporary_folder()

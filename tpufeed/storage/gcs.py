@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from crc32c import crc32c
+
 from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
 from tpufeed.storage.gcs_requests import (
     FIELDS,
@@ -18,30 +20,21 @@ from tpufeed.storage.gcs_requests import (
     generation_of,
     to_crc32c,
 )
-from tpufeed.storage.gcs_transfers import (
-    Content,
-    Download,
-    ReadError,
-    Upload,
-    content_of_bytes,
-    content_of_file,
-    read_many,
-)
+from tpufeed.storage.gcs_transfers import Content, Download, ReadError, Upload, content_of_file, read_many
 from tpufeed.storage.local import temporary_folder
-from tpufeed.storage.store import ObjectInfo, Span
+from tpufeed.storage.store import ObjectInfo, Span, Store
 
 _NO_GENERATION = "0"  # as a precondition: there is no object
 _LOOKS = 3  # how often what a put met may be gone when it is looked at
 _PATIENCE = Patience()
 
 
-class GcsStore:
+class GcsStore(Store):
     """A `Store` over gs://bucket/folder. Making one sends no request.
 
     `patience` says how long faults are waited out.
     """
 
-    shared = True
     conditional = True
     pins = True
     generations = True
@@ -92,11 +85,8 @@ class GcsStore:
             for found in page.prefixes:
                 yield found[len(self._folder.root) :].rstrip("/")
 
-    def free_bytes(self) -> None:
-        return None
-
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        return self._put(name, content_of_bytes(data), replaces)
+        return self._put(name, Content(data, len(data), crc32c(data)), replaces)
 
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
         try:
@@ -114,9 +104,6 @@ class GcsStore:
         params = {"ifGenerationMatch": generation_of(version)}
         request = Request("DELETE", self._folder.path(name), params, accept=(404, 412))
         self._folder.call(self._folder.where(name), "storage.objects.delete", request, bytes)
-
-    def local_path(self, name: str) -> None:
-        return None
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         return temporary_folder()

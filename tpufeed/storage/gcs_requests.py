@@ -111,29 +111,35 @@ class Tries:
 
     Attributes:
         failed: how many of them failed so far.
-        refreshed: credentials were refreshed since there was progress.
+        renew: the credentials are to be refreshed before the next one.
     """
 
-    def __init__(self, where: str, patience: Patience) -> None:
-        self._where, self._patience = where, patience
+    def __init__(self, target: "Target", patience: Patience) -> None:
+        self._target, self._patience = target, patience
         self._started = self._moved = time.monotonic()
         self._unreachable_since: float | None = None
         self.failed = self._in_a_row = 0
-        self.refreshed = False
+        self.renew = self._renewed = False  # since there was progress
 
     def progress(self) -> None:
         """Note that new bytes went through: the deadline and the pauses start again."""
         self._moved = time.monotonic()
         self._in_a_row = 0
-        self.refreshed = False
+        self._renewed = False
         self._unreachable_since = None
 
-    def pause_after(self, error: TransientError) -> float:
+    def pause_after(self, error: TransientError | UnauthorizedError, identity: str) -> float:
         """Return how many seconds to wait before the next try.
 
         Raises:
             UnavailableError: there is no time left for one.
+            AccessError: the credentials of `identity` were refreshed already, and are refused again.
         """
+        if isinstance(error, UnauthorizedError):
+            if self._renewed:
+                raise denied(self._target, identity, f"HTTP 401: {error}") from error
+            self._renewed = self.renew = True
+            return 0
         self.failed += 1
         self._in_a_row += 1
         now = time.monotonic()
@@ -145,15 +151,15 @@ class Tries:
             self._unreachable_since = None
         if left <= 0:
             raise UnavailableError(
-                f"{self._where}: gave up after {self.failed} tries in {now - self._started:.1f} s, the last "
+                f"{self._target.where}: gave up after {self.failed} tries in {now - self._started:.1f} s, the last "
                 f"{now - self._moved:.1f} s without progress; the last one failed by: {error}"
             ) from error
         doublings = min(self._in_a_row - 1, 30)  # a float would overflow
         longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**doublings)
         pause = min(error.retry_after_seconds + _random.uniform(0, longest), left)
         level = logging.INFO if self._in_a_row < _TRIES_BEFORE_A_WARNING else logging.WARNING
-        said = mask_secrets(str(error))
-        _logger.log(level, "%s: try %d failed, the next is in %.1f s: %s", self._where, self.failed, pause, said)
+        said, where = mask_secrets(str(error)), self._target.where
+        _logger.log(level, "%s: try %d failed, the next is in %.1f s: %s", where, self.failed, pause, said)
         return pause
 
 
@@ -542,30 +548,25 @@ class GcsFolder:
             StoreError: it cannot succeed, or patience has ended.
             PreconditionError: as the service said.
         """
-        target, tries = Target(where, self.bucket, permission), Tries(where, self.patience)
-        renew = False
+        target = Target(where, self.bucket, permission)
+        tries = Tries(target, self.patience)
 
         def send(request: Request) -> AbstractContextManager[Any]:
             return self.session.answer(request, target, self.patience)
 
         while True:
             try:
-                if renew:
+                if tries.renew:
                     self.session.refresh(target)
-                    renew = False
+                    tries.renew = False
                 found = attempt(send, tries)
                 self._bucket_exists = True
                 return found
             except ObjectNotFoundError:
                 self.check_bucket()
                 raise
-            except UnauthorizedError as error:
-                if tries.refreshed:
-                    raise denied(target, self.session.identity, f"HTTP 401: {error}") from error
-                tries.refreshed = renew = True
-                self.count_retry()
-            except TransientError as error:
-                time.sleep(tries.pause_after(error))
+            except (TransientError, UnauthorizedError) as error:
+                time.sleep(tries.pause_after(error, self.session.identity))
                 self.count_retry()
 
     def where(self, name: str) -> str:

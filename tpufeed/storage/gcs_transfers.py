@@ -30,7 +30,6 @@ from tpufeed.storage.gcs_requests import (
     UnauthorizedError,
     broken,
     crc32c_of,
-    denied,
     error_of,
     from_crc32c,
     generation_of,
@@ -49,6 +48,26 @@ _WINDOW = 2 * _AT_ONCE  # spans: a slow one at the head does not stop the others
 _HELD_BYTES = 256 << 20
 _PRIOR_BYTES, _PRIOR_COUNT = 256 << 20, 16  # objects are taken to be of 16 MB until some were seen
 T = TypeVar("T")
+
+
+def object_size(where: str, status: int, headers: Mapping[str, str], first: int, generation: str) -> int | None:
+    """Return the object's length by an answer about its bytes from `first` on, None where all of it is sent.
+
+    Raises:
+        TransientError: the answer is about other bytes, or about another generation, than were asked for.
+        StoreError: the server knows no ranges.
+    """
+    came = headers.get("X-Goog-Generation", "")
+    if generation and came and came != generation:
+        raise TransientError(f"generation {came} came where {generation} was asked for")
+    if status == 206 or "Content-Range" in headers:  # some say 200 with it
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
+        if found is None or int(found[1]) != first:
+            raise TransientError(f"bytes from {first} were asked for: {headers.get('Content-Range')} came")
+        return int(found[2])
+    if first:
+        raise StoreError(f"{where}: the server sends the whole object when asked for a range of it")
+    return None
 
 
 class Download:
@@ -113,7 +132,13 @@ class Download:
                 if self.done:
                     raise StoreError(f"{self._where}: it became shorter than {first + 1} bytes while it was read")
                 return
-            size = self._check_answer(response, first, "Range" in headers)
+            size = object_size(self._where, response.status_code, response.headers, first, self.generation)
+            self.generation = self.generation or response.headers.get("X-Goog-Generation", "")
+            if size is None:
+                try:
+                    size = int(response.headers["Content-Length"])
+                except (KeyError, ValueError):
+                    raise TransientError("the answer does not say how long the object is") from None
             if self.buffer is None:
                 self.buffer = memoryview(bytearray(size))
             wanted = min(len(self.buffer), max(0, size - self._start))
@@ -124,24 +149,6 @@ class Download:
                 if found != expected:
                     self.done = 0
                     raise ChecksumError(f"crc32c is {found:08x} where the service says {expected:08x}")
-
-    def _check_answer(self, response: Any, first: int, ranged: bool) -> int:
-        """Return the object's length. Raises where the answer is about other bytes than were asked for."""
-        generation = response.headers.get("X-Goog-Generation", "")
-        if self.generation and generation and generation != self.generation:
-            raise TransientError(f"generation {generation} came where {self.generation} was asked for")
-        self.generation = self.generation or generation
-        if response.status_code == 206 or "Content-Range" in response.headers:  # some say 200 with it
-            found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-            if not ranged or found is None or int(found[1]) != first:
-                raise TransientError(f"bytes from {first} were asked for: {response.headers.get('Content-Range')} came")
-            return int(found[2])
-        if first:
-            raise StoreError(f"{self._where}: the server sends the whole object when asked for a range of it")
-        try:
-            return int(response.headers["Content-Length"])
-        except (KeyError, ValueError):
-            raise TransientError("the answer does not say how long the object is") from None
 
     def _receive(self, response: Any, wanted: int, tries: Tries) -> None:
         assert self.buffer is not None
@@ -186,11 +193,6 @@ class Content:
         else:
             for at in range(start, stop, _PIECE_BYTES):
                 yield memoryview(self.data)[at : min(at + _PIECE_BYTES, stop)]
-
-
-def content_of_bytes(data: bytes) -> Content:
-    """Return the content that is `data`, with its CRC-32C."""
-    return Content(data, len(data), crc32c(data))
 
 
 def content_of_file(path: Path) -> Content:
@@ -426,22 +428,17 @@ class _Reader:
             return error
 
     async def _persist(self, span: Span) -> bytes:
-        where = self._folder.where(span.name)
-        target = Target(where, self._folder.bucket, "storage.objects.get")
-        tries, renew = Tries(where, self._folder.patience), False
+        target = Target(self._folder.where(span.name), self._folder.bucket, "storage.objects.get")
+        tries = Tries(target, self._folder.patience)
         while True:
             try:
-                if renew:
+                if tries.renew:
                     async with self._renewing:
                         await asyncio.to_thread(self._service.refresh, target)
-                    renew = False
+                    tries.renew = False
                 return await self._attempt(span, target)
-            except UnauthorizedError as error:
-                if tries.refreshed:
-                    raise denied(target, self._service.identity, f"HTTP 401: {error}") from error
-                tries.refreshed = renew = True
-            except TransientError as error:
-                await asyncio.sleep(tries.pause_after(error))
+            except (TransientError, UnauthorizedError) as error:
+                await asyncio.sleep(tries.pause_after(error, self._service.identity))
             self._folder.count_retry()
 
     async def _attempt(self, span: Span, target: Target) -> bytes:
@@ -489,17 +486,9 @@ class _Reader:
 
 def _check(span: Span, target: Target, status: int, headers: Mapping[str, str], data: bytes) -> bytes:
     """Return the bytes of a span out of an answer. Raises TransientError where others came."""
-    generation = headers.get("X-Goog-Generation", "")
-    if span.version and generation and generation != generation_of(span.version):
-        raise TransientError(f"generation {generation} came where {span.version} was asked for")
-    size = len(data)
-    if status == 206 or "Content-Range" in headers:  # some say 200 with it
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
-        if found is None or int(found[1]) != span.start:
-            raise TransientError(f"bytes from {span.start} were asked for: {headers.get('Content-Range')} came")
-        size = int(found[2])
-    elif span.start:
-        raise StoreError(f"{target.where}: the server sends the whole object when asked for a range of it")
+    generation = generation_of(span.version) if span.version else ""
+    size = object_size(target.where, status, headers, span.start, generation)
+    size = len(data) if size is None else size
     stop = size if span.stop is None else min(size, span.stop)
     data = data[: stop - span.start]
     if len(data) < stop - span.start:

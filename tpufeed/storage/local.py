@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from io import FileIO
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Span, check_name, read_span
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
 _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -28,14 +28,11 @@ _SYSTEM_PREFIX = "tpufeed-put-"
 _TRIES = 100
 
 
-class LocalStore:
+class LocalStore(Store):
     """A `Store` over a local folder. A create-only put is a hard link, which fails where the name is taken."""
 
-    shared = True
     conditional = True
     pins = True
-    generations = False
-    retries = 0
 
     def __init__(self, url: str) -> None:
         self.url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))  # noqa: PTH100, PTH111  # resolves '..'
@@ -65,9 +62,6 @@ class LocalStore:
                     break
                 done += count
             return done
-
-    def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
-        return (read_span(self, span) for span in spans)
 
     @contextmanager
     def _opened(self, name: str, version: str) -> Iterator[FileIO]:

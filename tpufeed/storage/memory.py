@@ -1,27 +1,26 @@
 """Objects in this process's memory (memory://): for tests and for trying things out."""
 
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from tpufeed.storage.local import temporary_folder
-from tpufeed.storage.store import ObjectInfo, Span, check_name, read_span
+from tpufeed.storage.store import ObjectInfo, Store, check_name
 
 _lock = threading.Lock()
 _objects: dict[str, tuple[bytes, int]] = {}
 _generation = iter(range(1, 1 << 62))
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A `Store` whose objects live as long as the process and are seen by it alone."""
 
     shared = False
     conditional = True
     pins = True
     generations = True
-    retries = 0
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") if url != "memory://" else url
@@ -40,14 +39,6 @@ class MemoryStore:
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
         return self.read(name, version)[start:stop]
 
-    def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
-        data = self.read_range(name, start, start + len(buffer), version)
-        buffer[: len(data)] = data
-        return len(data)
-
-    def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
-        return (read_span(self, span) for span in spans)
-
     def stat(self, name: str) -> ObjectInfo | None:
         with _lock:
             found = _objects.get(self._key(name))
@@ -64,9 +55,6 @@ class MemoryStore:
 
     def iter_folders(self) -> Iterator[str]:
         yield from {info.name.split("/", 1)[0] for info in self.iter_objects() if "/" in info.name}
-
-    def free_bytes(self) -> None:
-        return None
 
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         with _lock:
@@ -85,9 +73,6 @@ class MemoryStore:
             found = _objects.get(self._key(name))
             if found is not None and version in ("", str(found[1])):
                 del _objects[self._key(name)]
-
-    def local_path(self, name: str) -> None:
-        return None
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         return temporary_folder()

@@ -50,6 +50,8 @@ class Store(Protocol):
     Where a `version` is given, the bytes are that version's: ObjectChangedError is raised where the object is another
     by now. A store that cannot tell without asking once more (`pins` is False) reads what is there.
 
+    A class that inherits from this has the common answers, here given, and writes the other methods itself.
+
     Attributes:
         url: where it stands, as the user may type it.
         shared: other processes that open `url` see the same objects.
@@ -60,11 +62,11 @@ class Store(Protocol):
     """
 
     url: str
-    shared: bool
-    conditional: bool
-    pins: bool
-    generations: bool
-    retries: int
+    shared: bool = True
+    conditional: bool = False
+    pins: bool = False
+    generations: bool = False
+    retries: int = 0
 
     def read(self, name: str, version: str = "") -> bytes:
         """Read all bytes. Raises ObjectNotFoundError, ObjectChangedError."""
@@ -74,12 +76,16 @@ class Store(Protocol):
 
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
         """Fill `buffer` from byte `start` on; returns how many bytes came, fewer only where the object ends."""
+        data = self.read_range(name, start, start + len(buffer), version)
+        buffer[: len(data)] = data
+        return len(data)
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
         """Yield the bytes of each span in turn, or why they cannot be read; a remote store reads many at once, ahead.
 
         `spans` is drawn from as results are taken. Close it where it is not taken to its end.
         """
+        return (read_span(self, span) for span in spans)
 
     def stat(self, name: str) -> ObjectInfo | None:
         """Return what the object is now, or None where there is none."""
@@ -92,6 +98,7 @@ class Store(Protocol):
 
     def free_bytes(self) -> int | None:
         """Return how much more fits, or None where it is unknown."""
+        return None
 
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         """Create the object, whole or not at all; `replaces` is the object that it takes the place of.
@@ -112,6 +119,7 @@ class Store(Protocol):
 
     def local_path(self, name: str) -> Path | None:
         """Return the object's path as a local file, or None where the store is not a local folder."""
+        return None
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         """Make a local folder for files of `put_file`; it is removed on exit, or after a kill by the next one."""

@@ -20,7 +20,7 @@ from tpufeed.dataset.order import EpochOrder
 from tpufeed.errors import ObjectChangedError
 from tpufeed.loaders.admission import ShardAdmission
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.shard_cache import ShardCache
+from tpufeed.storage.stage import ShardStage
 
 _numbers = itertools.count()
 SAMPLES, SHARDS = 70, 16
@@ -126,7 +126,7 @@ class Walk:
         shards = tuple(Shard(f"{i}", len(data), crc32c(data), self.RECORDS) for i in range(self.SHARDS))
         for shard in shards:
             store.put(shard.name, data)
-        self.stage = ShardCache(store, tmp_path, self.ROOM * len(data), connections=2)
+        self.stage = ShardStage(store, tmp_path, self.ROOM * len(data), connections=2)
         self.touched = ShardAdmission(self.stage, [Variant(shards, IndexFile("", 0, 0))], "here")
 
     def read(self, samples):

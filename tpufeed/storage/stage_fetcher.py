@@ -1,4 +1,4 @@
-"""Fetch shards into the shard cache: the queue of what is due, the downloads, and pauses after failures."""
+"""Fetch shards into the stage: the queue of what is due, the downloads, and pauses after failures."""
 
 import logging
 import os
@@ -11,12 +11,12 @@ from functools import partial
 from queue import SimpleQueue
 
 from tpufeed.errors import ShardError, StoreError, mask_secrets
-from tpufeed.storage.shard_folder import (
+from tpufeed.storage.stage_folder import (
     FULL,
     PartialCopy,
     Refusal,
     RemoteShard,
-    ShardFolder,
+    StageFolder,
     copy_key,
     read_crc32c,
     release,
@@ -33,8 +33,8 @@ _STOP_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class ShardCacheStats:
-    """Counts of one `ShardCache` since it was made, and figures of its folder.
+class StageStats:
+    """Counts of one `ShardStage` since it was made, and figures of its folder.
 
     Attributes:
         shards_fetched: copies that it has published.
@@ -57,68 +57,25 @@ class ShardCacheStats:
     budget_bytes: int = 0
 
 
-class Backoff:
-    """Pauses after failed downloads of the shards of the store at `url`.
-
-    Attributes:
-        retry_at: when to try again, in the seconds of `time.monotonic`.
-        damaged: how those are damaged that came with the wrong bytes each time; they are not tried again.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.retry_at: dict[RemoteShard, float] = {}
-        self.damaged: dict[RemoteShard, str] = {}
-        self._url = url
-        self._failures: dict[RemoteShard, int] = {}
-        self._wrong: dict[RemoteShard, int] = {}
-        self._warned: set[str] = set()
-
-    def add(self, shard: RemoteShard, error: Exception, now: float, quiet: bool) -> None:
-        """Note a failed download. The first of a shard is a warning, unless `quiet`."""
-        times = self._failures[shard] = self._failures.get(shard, 0) + 1
-        delay = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0 ** min(times - 1, 10))
-        place = f"{mask_secrets(self._url)}/{shard.name}"
-        if times == 1 and not quiet:
-            bug = None if isinstance(error, OSError | ShardError) else error  # of ours: it shows its trace
-            text = "%s is not staged: %s. It is read by ranges, and will be tried again"
-            _logger.warning(text, place, error, exc_info=bug)
-        if isinstance(error, ShardError):  # the way there may have damaged it: at once again
-            wrong = self._wrong[shard] = self._wrong.get(shard, 0) + 1
-            delay = 0.0
-            if wrong == _DAMAGED_AFTER:
-                self.damaged[shard] = f"{place}: {error}, in each of {wrong} downloads. Run: tpufeed verify {self._url}"
-        self.retry_at[shard] = now + delay
-
-    def clear(self, shard: RemoteShard) -> None:
-        """Forget the failures of a shard whose copy is there."""
-        for record in (self._failures, self._wrong, self.retry_at):
-            record.pop(shard, None)
-
-    def has(self, shard: RemoteShard) -> bool:
-        """Return true where the shard's last download failed."""
-        return shard in self._failures
-
-    def warn_once(self, kind: str, message: str) -> None:
-        """Log a warning for the first of each `kind`."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _logger.warning("%s", mask_secrets(message))
-
-
 class FetchQueue:
     """The shards of one consumer in the order in which they are due.
 
     A shard is due, then begun or put off, then ahead (its copy is there, and held), then opened. A copy that the next
     list does not ask for is released: it stays in the folder until room is needed.
+
+    Attributes:
+        due: the shards that are due, in order.
+        put_off: when those that were put off are due again.
+        ahead: the shards whose copies are not to be evicted, and the descriptors that hold the copies.
     """
 
     def __init__(self) -> None:
-        self._due: dict[RemoteShard, None] = {}
+        self.due: dict[RemoteShard, None] = {}
+        self.put_off: dict[RemoteShard, float] = {}
+        self.ahead: dict[RemoteShard, int | None] = {}
         self._listed: set[RemoteShard] = set()
         self._begun: set[RemoteShard] = set()
         self._elsewhere: set[RemoteShard] = set()
-        self._put_off: dict[RemoteShard, float] = {}
-        self._ahead: dict[RemoteShard, int | None] = {}  # and the descriptor that holds the copy
 
     def replace(
         self, shards: Iterable[RemoteShard], failing: Mapping[RemoteShard, float], in_use: Container[RemoteShard] = ()
@@ -127,75 +84,71 @@ class FetchQueue:
 
         Shards `in_use` are due only where they have gone by the time that they are looked for.
         """
-        before, self._ahead = self._ahead, {}
-        for collection in (self._due, self._put_off, self._elsewhere, self._listed):
+        before, self.ahead = self.ahead, {}
+        for collection in (self.due, self.put_off, self._elsewhere, self._listed):
             collection.clear()
         for shard in shards:
             self._listed.add(shard)
             if shard in before:
-                self._ahead[shard] = before.pop(shard)
+                self.ahead[shard] = before.pop(shard)
             elif shard in in_use:
                 continue
             elif shard in failing:
-                self._put_off[shard] = failing[shard]
+                self.put_off[shard] = failing[shard]
             elif shard not in self._begun:
-                self._due[shard] = None
+                self.due[shard] = None
         _release_all(before.values())
 
     def first(self, now: float) -> RemoteShard | None:
         """Return the shard that is to be begun next."""
-        ripe = [shard for shard, at in self._put_off.items() if at <= now]
+        ripe = [shard for shard, at in self.put_off.items() if at <= now]
         if ripe:
-            self._due = dict.fromkeys(ripe) | self._due
+            self.due = dict.fromkeys(ripe) | self.due
             for shard in ripe:
-                del self._put_off[shard]
+                del self.put_off[shard]
                 self._elsewhere.discard(shard)
-        return next(iter(self._due), None)
-
-    def next_time(self) -> float | None:
-        """Return when the first shard that was put off is due again."""
-        return min(self._put_off.values(), default=None)
+        return next(iter(self.due), None)
 
     def begin(self, shard: RemoteShard) -> None:
         """Note that a shard is being fetched."""
-        self._due.pop(shard, None)
+        self.due.pop(shard, None)
         self._begun.add(shard)
 
-    def put_off(self, shard: RemoteShard, until: float, elsewhere: bool = False) -> None:
+    def postpone(self, shard: RemoteShard, until: float, elsewhere: bool = False) -> None:
         """Let a shard be due again later: its download failed, or another process fetches it."""
-        self._due.pop(shard, None)
+        self.due.pop(shard, None)
         self._begun.discard(shard)
         if shard in self._listed:
-            self._put_off[shard] = until
+            self.put_off[shard] = until
             if elsewhere:
                 self._elsewhere.add(shard)
 
     def drop(self, shard: RemoteShard) -> None:
         """Forget a shard that is in use, was opened, or never will be."""
-        self._due.pop(shard, None)
-        self._put_off.pop(shard, None)
+        self.due.pop(shard, None)
+        self.put_off.pop(shard, None)
         for shards in (self._begun, self._elsewhere, self._listed):
             shards.discard(shard)
-        _release_all([self._ahead.pop(shard, None)])
+        _release_all([self.ahead.pop(shard, None)])
 
     def stage(self, shard: RemoteShard, descriptor: int) -> None:
         """Note that a copy is there, held by `descriptor`."""
         # It may have been opened, or another list may have come, before this was noted.
-        wanted = shard in self._listed and (shard in self._due or shard in self._begun)
-        self._due.pop(shard, None)
+        wanted = shard in self._listed and (shard in self.due or shard in self._begun)
+        self.due.pop(shard, None)
         self._begun.discard(shard)
-        held = wanted and len(self._ahead) < _HELD
+        held = wanted and len(self.ahead) < _HELD
         if not held:
             release(descriptor)
         if wanted:
-            self._ahead[shard] = descriptor if held else None
+            self.ahead[shard] = descriptor if held else None
 
     def lose(self, shard: RemoteShard) -> bool:
         """Note that a copy is not there. Where it should have been, it is due at once; return true then."""
-        if shard not in self._listed or shard in self._due or shard in self._begun or shard in self._put_off:
+        if shard not in self._listed or shard in self.due or shard in self._begun or shard in self.put_off:
             return False
-        _release_all([self._ahead.pop(shard, None)])
-        self._due = {shard: None} | self._due
+        _release_all([self.ahead.pop(shard, None)])
+        self.due = {shard: None} | self.due
         return True
 
     def want_again(self, shard: RemoteShard) -> None:
@@ -205,24 +158,12 @@ class FetchQueue:
 
     def forget_gone(self, is_there: Callable[[RemoteShard], bool]) -> None:
         """Forget copies that were fetched ahead and have gone since, as another process found them damaged."""
-        gone = [shard for shard in self._ahead if not is_there(shard)]
-        _release_all([self._ahead.pop(shard) for shard in gone])
+        gone = [shard for shard in self.ahead if not is_there(shard)]
+        _release_all([self.ahead.pop(shard) for shard in gone])
 
     def is_needed_next(self) -> bool:
         """Return true where nothing that is due sooner than the first waits to be opened or is on its way."""
-        return not self._ahead and not self._elsewhere and self._begun.isdisjoint(self._listed)
-
-    def ahead(self) -> list[RemoteShard]:
-        """Return the shards whose copies are not to be evicted."""
-        return list(self._ahead)
-
-    def descriptors(self) -> list[int]:
-        """Return the descriptors that hold copies."""
-        return [descriptor for descriptor in self._ahead.values() if descriptor is not None]
-
-    def due(self) -> list[RemoteShard]:
-        """Return the shards that are due, in order."""
-        return list(self._due)
+        return not self.ahead and not self._elsewhere and self._begun.isdisjoint(self._listed)
 
 
 def _release_all(descriptors: Iterable[int | None]) -> None:
@@ -308,7 +249,7 @@ class Fetcher:
     """
 
     def __init__(
-        self, store: Store, folder: ShardFolder, counts: ShardCacheStats, connections: int, range_bytes: int
+        self, store: Store, folder: StageFolder, counts: StageStats, connections: int, range_bytes: int
     ) -> None:
         self._counts = counts
         self._store = store
@@ -321,16 +262,20 @@ class Fetcher:
         self._queue = FetchQueue()
         self._downloads: set[Download] = set()
         self._ranges: SimpleQueue[tuple[Download, int, int] | None] = SimpleQueue()
-        self._backoff = Backoff(store.url)
+        self._damaged: dict[RemoteShard, str] = {}  # those whose bytes were wrong each time; they are not tried again
+        self._retry_at: dict[RemoteShard, float] = {}  # in the seconds of `time.monotonic`
+        self._failures: dict[RemoteShard, int] = {}
+        self._wrong: dict[RemoteShard, int] = {}
+        self._warned: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._key = partial(copy_key, store.url)
 
     def fetch(self, shards: Iterable[RemoteShard], in_use: Container[RemoteShard]) -> None:
         """Let these shards be due, in this order, in place of those that were asked for before and are not begun."""
         with self._changed:
-            shards = [shard for shard in shards if shard not in self._backoff.damaged]
+            shards = [shard for shard in shards if shard not in self._damaged]
             self._queue.forget_gone(lambda shard: self._folder.has(self._key(shard)))
-            self._queue.replace(shards, self._backoff.retry_at, in_use)
+            self._queue.replace(shards, self._retry_at, in_use)
             if not self._threads and shards and not self._stopped:
                 targets = [self._begin_shards, *[self._read_ranges] * self._connections]
                 for number, target in enumerate(targets):
@@ -350,8 +295,8 @@ class Fetcher:
         """Note that a copy was not there. Raises ShardError where each download had the wrong bytes."""
         with self._changed:
             self._counts.misses += 1
-            if shard in self._backoff.damaged:
-                raise ShardError(self._backoff.damaged[shard])
+            if shard in self._damaged:
+                raise ShardError(self._damaged[shard])
             if self._queue.lose(shard):
                 self._tell()
 
@@ -365,7 +310,9 @@ class Fetcher:
     def warn_once(self, kind: str, message: str) -> None:
         """Log a warning for the first of each `kind`."""
         with self._changed:
-            self._backoff.warn_once(kind, message)
+            if kind not in self._warned:
+                self._warned.add(kind)
+                _logger.warning("%s", mask_secrets(message))
 
     def wait(self, seconds: float) -> None:
         """Wait until something has changed, or for so many seconds."""
@@ -393,9 +340,10 @@ class Fetcher:
 
     def close_descriptors(self) -> None:
         """Close all descriptors in a forked process, which would keep locked what this holds and fetches."""
-        for descriptor in (*(each.part.descriptor for each in self._downloads), *self._queue.descriptors()):
-            with suppress(OSError):
-                os.close(descriptor)
+        for descriptor in (*(each.part.descriptor for each in self._downloads), *self._queue.ahead.values()):
+            if descriptor is not None:
+                with suppress(OSError):
+                    os.close(descriptor)
 
     def _tell(self) -> None:
         self._news = True
@@ -419,7 +367,7 @@ class Fetcher:
                 now = time.monotonic()
                 first = self._queue.first(now)
                 if first is None:
-                    later = self._queue.next_time()
+                    later = min(self._queue.put_off.values(), default=None)
                     return None if later is None else max(0.0, later - now)
             try:
                 if not self._begin(first):
@@ -448,13 +396,13 @@ class Fetcher:
             self._launch(shard, claimed)
         elif claimed is not Refusal.FULL:
             with self._changed:
-                self._queue.put_off(shard, time.monotonic() + _POLL_SECONDS, elsewhere=True)
+                self._queue.postpone(shard, time.monotonic() + _POLL_SECONDS, elsewhere=True)
         return claimed is not Refusal.FULL
 
     def _claim(self, shard: RemoteShard) -> PartialCopy | Refusal:
         with self._changed:
-            spared = frozenset(map(self._key, self._queue.ahead()))
-            due = {self._key(each): number for number, each in enumerate(self._queue.due())}
+            spared = frozenset(map(self._key, self._queue.ahead))
+            due = {self._key(each): number for number, each in enumerate(self._queue.due)}
             needed = self._queue.is_needed_next()
         claimed = self._folder.claim(self._key(shard), shard.size_bytes, spared, due)
         if claimed is Refusal.FULL and needed:
@@ -477,7 +425,7 @@ class Fetcher:
         with self._changed:
             self._queue.begin(shard)
             self._downloads.add(download)
-            self._counts.retries += self._backoff.has(shard)
+            self._counts.retries += shard in self._failures
             if self._stopped:
                 ranges = []
                 download.cancel()
@@ -524,7 +472,8 @@ class Fetcher:
 
     def _stage(self, shard: RemoteShard, descriptor: int) -> None:
         with self._changed:
-            self._backoff.clear(shard)
+            for record in (self._failures, self._wrong, self._retry_at):
+                record.pop(shard, None)
             if self._stopped:
                 release(descriptor)
             else:
@@ -543,9 +492,22 @@ class Fetcher:
         with self._changed:
             if self._stopped:
                 return
-            self._backoff.add(shard, error, time.monotonic(), quiet=full)
-            if shard in self._backoff.damaged:
+            times = self._failures[shard] = self._failures.get(shard, 0) + 1
+            delay = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0 ** min(times - 1, 10))
+            place = f"{mask_secrets(self._store.url)}/{shard.name}"
+            if times == 1 and not full:
+                bug = None if isinstance(error, OSError | ShardError) else error  # of ours: it shows its trace
+                text = "%s is not staged: %s. It is read by ranges, and will be tried again"
+                _logger.warning(text, place, error, exc_info=bug)
+            if isinstance(error, ShardError):  # the way there may have damaged it: at once again
+                wrong = self._wrong[shard] = self._wrong.get(shard, 0) + 1
+                delay = 0.0
+                if wrong == _DAMAGED_AFTER:
+                    found = f"{place}: {error}, in each of {wrong} downloads"
+                    self._damaged[shard] = f"{found}. Run: tpufeed verify {self._store.url}"
+            self._retry_at[shard] = time.monotonic() + delay
+            if shard in self._damaged:
                 self._queue.drop(shard)
             else:
-                self._queue.put_off(shard, self._backoff.retry_at[shard])
+                self._queue.postpone(shard, self._retry_at[shard])
             self._tell()

@@ -1,6 +1,6 @@
-"""The shard cache: verified local copies of remote shards, fetched ahead of need and shared by all processes of a host.
+"""The stage: verified local copies of remote shards, fetched ahead of need and shared by all processes of a host.
 
-It keeps the bytes of shards as they are; a cache of augmented images (`tpufeed cache warmup`) is a dataset of its own.
+It keeps the bytes of shards as they are. `tpufeed cache` makes something else: a dataset of augmented images.
 A copy has passed its CRC-32C when it appears. Another process that finds a copy trusts its name, which holds size and
 CRC, and its size. A copy is not evicted while a process looks at it, and stays for the next process. A reader that
 finds a copy damaged since then, by a disk or by another program, evicts it.
@@ -20,8 +20,8 @@ from typing import Self
 from crc32c import crc32c
 
 from tpufeed.errors import OptionError, mask_secrets
-from tpufeed.storage.shard_fetcher import Fetcher, ShardCacheStats
-from tpufeed.storage.shard_folder import RemoteShard, ShardFolder, copy_key
+from tpufeed.storage.stage_fetcher import Fetcher, StageStats
+from tpufeed.storage.stage_folder import RemoteShard, StageFolder, copy_key
 from tpufeed.storage.store import Store
 
 _POLL_SECONDS = 0.05  # other processes fetch, too
@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.05  # other processes fetch, too
 _logger = logging.getLogger(__name__)
 
 
-class ShardCache:
+class ShardStage:
     """Copies of the shards of one store, for one consumer. Thread-safe; a forked process goes on with a fresh plan.
 
     Threads start with the first `fetch`; who only opens needs none.
@@ -59,8 +59,8 @@ class ShardCache:
                 "1 on (to do without a stage, make none)"
             )
         self._store = store
-        self._folder = ShardFolder(parent, budget_bytes)
-        self._stats = ShardCacheStats()
+        self._folder = StageFolder(parent, budget_bytes)
+        self._stats = StageStats()
         self._make_fetcher = partial(Fetcher, store, self._folder, self._stats, connections, range_bytes)
         self._mapped: weakref.WeakValueDictionary[RemoteShard, mmap.mmap] = weakref.WeakValueDictionary()
         self._renew()
@@ -139,8 +139,8 @@ class ShardCache:
             self._fetcher.wait(min(left, _POLL_SECONDS))
         return view
 
-    def statistics(self) -> ShardCacheStats:
-        """Return what this cache has done so far."""
+    def statistics(self) -> StageStats:
+        """Return what this stage has done so far."""
         return replace(
             self._stats,
             evictions=self._folder.evictions,
@@ -163,7 +163,7 @@ class ShardCache:
 
     def _renew(self) -> None:
         self._fetcher = self._make_fetcher()
-        # Threads hold the fetcher and never the cache, so that one that is dropped without `close` ends them as well.
+        # Threads hold the fetcher and never the stage, so that one that is dropped without `close` ends them as well.
         self._finalizer = weakref.finalize(self, self._fetcher.stop)
 
     def _map(self, key: str, shard: RemoteShard) -> memoryview | None:
@@ -185,10 +185,10 @@ class ShardCache:
         return memoryview(mapping)
 
 
-def _after_fork(reference: weakref.ref[ShardCache]) -> None:
-    """Make a forked child's cache usable: the threads are the parent's, and their locks may never be released here."""
-    cache = reference()
-    if cache is not None:
-        cache._fetcher.close_descriptors()
-        cache._finalizer.detach()
-        cache._renew()
+def _after_fork(reference: weakref.ref[ShardStage]) -> None:
+    """Make a forked child's stage usable: the threads are the parent's, and their locks may never be released here."""
+    stage = reference()
+    if stage is not None:
+        stage._fetcher.close_descriptors()
+        stage._finalizer.detach()
+        stage._renew()

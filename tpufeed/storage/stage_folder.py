@@ -1,4 +1,4 @@
-"""The shard cache's folder on disk or in memory: its place, its copies of shards, and its locks.
+"""The stage's folder on disk or in memory: its place, its copies of shards, and its locks.
 
 Processes share the folder by `flock`, which the kernel releases when a process dies: a shared lock on a copy keeps it
 from being evicted, an exclusive lock on a partial copy says that a process is fetching it, and the file `lock` is held
@@ -161,7 +161,7 @@ class PartialCopy:
     descriptor: int
 
 
-class ShardFolder:
+class StageFolder:
     """A folder of local copies. Thread-safe.
 
     Args:
