@@ -118,12 +118,10 @@ def test_the_commands_made_what_the_page_says(place):
 
 
 def test_the_loops_of_imagefolder(place):
-    after, half_way = steps_of("torchvision: ImageFolder and DataLoader", place)
+    (after,) = steps_of("torchvision: ImageFolder and DataLoader", place)
     records = tpufeed.open_dataset(place / "flowers").split("train").records
     assert len(after) == 2 * (records // 16)
     assert (after[0][0].shape, str(after[0][0].dtype)) == ((16, 3, 224, 224), "torch.float32")
-    assert [len(labels) for _, labels in half_way] == [16] * 4
-    assert not np.array_equal(half_way[0][0], half_way[2][0])
 
 
 def test_the_loops_of_tf_data(place):
