@@ -1,4 +1,4 @@
-"""README.md and the pages on concepts, loaders, torch, torch_xla and resume: commands and programs run as they stand.
+"""README.md and the pages on loaders, torch, torch_xla and resume: commands and programs run as they stand.
 
 All that one process with one device can run is run by one, as to import the frameworks takes longer than the programs.
 """
