@@ -129,6 +129,7 @@ def test_the_commands_for_gcs_run_as_they_stand(
     gcs.configure(latency_ms=1)
     for name, value in gcs.environment().items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TPUFEED_PROCESSES", "0")
     monkeypatch.chdir(tmp_path)
     lines = [line for line in commands("gcs.md") if line != server_command()]
     (billed,) = (line for line in lines if line.startswith("TPUFEED_GCS_USER_PROJECT="))

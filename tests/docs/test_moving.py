@@ -109,19 +109,19 @@ def test_the_commands_made_what_the_page_says(place):
     adopted = tpufeed.open_dataset(place / "adopted")
     assert {name: split.records for name, split in adopted.manifest.splits.items()} == {"train": 28, "val": 13}
     assert not tpufeed.open_dataset(place / "adopted-test").manifest.labelled
-    assert tpufeed.open_dataset(place / "from-tars").manifest.class_names == ("0", "1", "2")
+    tars = tpufeed.open_dataset(place / "from-tars")
+    assert tars.manifest.class_names == ("0", "1", "2")
+    assert tars.split("train").records == PHOTOS
     raw = tpufeed.open_dataset(place / "flowers-raw").manifest.cache
     assert raw is not None
     assert raw.shape == (224, 224, 3)
 
 
 def test_the_loops_of_imagefolder(place):
-    after, half_way = steps_of("torchvision: ImageFolder and DataLoader", place)
+    (after,) = steps_of("torchvision: ImageFolder and DataLoader", place)
     records = tpufeed.open_dataset(place / "flowers").split("train").records
     assert len(after) == 2 * (records // 16)
     assert (after[0][0].shape, str(after[0][0].dtype)) == ((16, 3, 224, 224), "torch.float32")
-    assert [len(labels) for _, labels in half_way] == [16] * 4
-    assert not np.array_equal(half_way[0][0], half_way[2][0])
 
 
 def test_the_loops_of_tf_data(place):
@@ -136,13 +136,10 @@ def test_the_loops_of_tf_data(place):
     assert sorted(line.split(",")[0] for line in lines) == [f"{number:03d}" for number in range(3, PHOTOS, 4)]
 
 
-def test_the_loops_of_the_others(place):
+def test_the_loop_of_ffcv(place):
     records = tpufeed.open_dataset(place / "flowers").split("train").records
-    (tars,) = steps_of("WebDataset", place)
-    assert len(tars) == 2 * (PHOTOS // 16)
-    (mosaic,) = steps_of("MosaicML streaming (MDS)", place)
     (ffcv,) = steps_of("FFCV", place)
-    assert len(mosaic) == len(ffcv) == 2 * (records // 16)
+    assert len(ffcv) == 2 * (records // 16)
     assert (ffcv[0][0].shape, str(ffcv[0][0].dtype)) == ((16, 3, 224, 224), "torch.float16")
 
 

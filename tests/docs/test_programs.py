@@ -1,4 +1,4 @@
-"""README.md and the pages on concepts, loaders, torch, torch_xla and resume: commands and programs run as they stand.
+"""README.md and the pages on loaders, torch, torch_xla and resume: commands and programs run as they stand.
 
 All that one process with one device can run is run by one, as to import the frameworks takes longer than the programs.
 """
@@ -56,27 +56,27 @@ def test_the_commands_of_the_first_pages_leave_what_they_say(folder: Path) -> No
 def outputs(folder: Path) -> dict[str, str]:
     """What each program printed that needs one device."""
     programs = {"xla": [code for code in blocks("xla.md") if not re.search("torch_xla.launch|use_spmd", code)]}
-    programs |= {name: blocks(f"{name}.md") for name in ("torch", "concepts", "loaders")}
+    programs |= {name: blocks(f"{name}.md") for name in ("torch", "loaders")}
     programs["resume"] = blocks("resume.md")[:2]
-    for name in ("keras", "torch_xla", "lightning", "jax"):
+    for name in ("keras", "torch_xla"):
         (code,) = (code for code in blocks("README.md") if f"import {name}\n" in code)
         programs[f"readme_{name}"] = [code]
     for name, parts in programs.items():
         (folder / name).write_text("\n".join(parts))
     (folder / "one_device.py").write_text(ONE_DEVICE)
-    output = run([sys.executable, "one_device.py", *programs], folder)
+    output = run(
+        [sys.executable, "one_device.py", *programs], folder, TPUFEED_PROCESSES="0"
+    )  # worker processes start slowly
     parts = re.split(r"^== (\w+)\n", output, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-@pytest.mark.parametrize("name", ["keras", "torch_xla", "lightning", "jax"])
+@pytest.mark.parametrize("name", ["keras", "torch_xla"])
 def test_the_loop_of_the_readme_trains(outputs: dict[str, str], name: str) -> None:
     assert re.search(r"accuracy|loss", outputs[f"readme_{name}"])
 
 
-def test_concepts_loaders_and_states(outputs: dict[str, str]) -> None:
-    assert "'samples': 8" in outputs["concepts"]
-    assert "idle" in outputs["concepts"]
+def test_loaders_and_states(outputs: dict[str, str]) -> None:
     assert "next: epoch 1" in outputs["loaders"]
     assert '"samples": 12' in outputs["resume"]
 
@@ -91,7 +91,6 @@ def test_torch_lightning_and_accelerate(outputs: dict[str, str]) -> None:
 
 def test_torch_xla_on_one_device(outputs: dict[str, str]) -> None:
     assert outputs["xla"].count("after 9 steps") == 2
-    assert "8 batches are left of epoch 2" in outputs["xla"]
 
 
 def test_torch_xla_on_four_devices_and_under_spmd(folder: Path) -> None:
@@ -100,7 +99,7 @@ def test_torch_xla_on_four_devices_and_under_spmd(folder: Path) -> None:
     (spmd,) = (program for program in blocks("xla.md") if "use_spmd" in program)
     (folder / "spmd.py").write_text(spmd)
     then = "    import runpy\n\n    runpy.run_path('spmd.py')\n"
-    output = run_program(launch + then, folder, CPU_NUM_DEVICES="4")
+    output = run_program(launch + then, folder, CPU_NUM_DEVICES="4", TPUFEED_PROCESSES="0")
     ranks = re.findall(r"rank (\d) of 4: 4 batches, the first \[(.*)\]; (\d) samples of val", output)
     assert sorted(rank for rank, _, _ in ranks) == ["0", "1", "2", "3"]
     assert len({sample for _, first, _ in ranks for sample in first.split(", ")}) == 16

@@ -105,6 +105,7 @@ def run_example() -> Callable[..., Output]:
             "TPU_NAME": None,
             "TPU_SKIP_MDS_QUERY": None,  # jax sets it for good, and torch_xla stumbles over it
             "TF_CPP_MIN_LOG_LEVEL": "3",
+            "TPUFEED_PROCESSES": "0",  # worker processes take a second to start, for each of several loaders
         }
         environment = {k: v for k, v in (os.environ | given | variables).items() if v is not None}
         command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]

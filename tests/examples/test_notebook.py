@@ -24,7 +24,7 @@ def executed(tmp_path_factory):
     """The notebook after scripts/run-notebook, at another place."""
     copy = tmp_path_factory.mktemp("notebook") / "executed.ipynb"
     command = [sys.executable, ROOT / "scripts/run-notebook", "--out", copy]
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_DEVICE": "CPU"}
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_DEVICE": "CPU", "TPUFEED_PROCESSES": "0"}
     done = subprocess.run(
         list(map(str, command)), env=environment, check=False, capture_output=True, text=True, timeout=240
     )

@@ -11,6 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from tpufeed.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 ROWS = [
@@ -40,7 +43,11 @@ def run_demo(*args: object) -> subprocess.CompletedProcess[str]:
 
 
 def run_here(run: Callable[..., str], command: list[str], capture: bool = False) -> str:
-    """Run the command of a feed in this process, and others as the demo does."""
+    """Run tpufeed's commands and the feeds in this process, and others as the demo does."""
+    if Path(command[0]).name == "tpufeed":
+        done = CliRunner().invoke(app, [*command[1:], "--workers", "1"])
+        assert done.exit_code == 0, done.output
+        return done.stdout
     if not command[1].endswith("bench_train.py"):
         return run(command, capture=capture)
     import bench_train
@@ -67,7 +74,7 @@ def test_the_demo_shows_every_feed_and_writes_its_figures(
     """As it stands each feed is a process; here they run in one, as to import TensorFlow takes longer than to feed."""
     for extra in ("tensorflow", "skimage", "sklearn"):
         pytest.importorskip(extra)
-    arguments = ["--photos", "60", "--seconds", "0.2", "--keep", str(tmp_path)]
+    arguments = ["--photos", "18", "--seconds", "0.1", "--keep", str(tmp_path)]
     if apart and Path(sys.prefix) != ROOT / ".venv":
         pytest.skip("the demo runs in .venv, which is not this environment")
     if apart:
@@ -76,6 +83,7 @@ def test_the_demo_shows_every_feed_and_writes_its_figures(
         output = done.stdout
     else:
         monkeypatch.setattr(demo, "_run", functools.partial(run_here, demo._run))
+        monkeypatch.setenv("TPUFEED_PROCESSES", "0")
         with redirect_stdout(io.StringIO()) as said:
             assert demo.main(arguments) == 0
         output = said.getvalue()
@@ -84,12 +92,12 @@ def test_the_demo_shows_every_feed_and_writes_its_figures(
         assert any(row in line for line in table), f"{row}: {output}"
     result = json.loads((tmp_path / "demo.json").read_text())
     check_closing(output, result["rows"])
-    assert result["photos"] == 60
+    assert result["photos"] == 18
     assert result["machine"]["cores"] >= 1
     assert len(result["rows"]) == len(ROWS)
     for row in result["rows"]:
         assert row["device"] == "EMULATED tpu-v3-8"
-        assert row["batch_size"] == 16
+        assert row["batch_size"] == 4
         assert row["images_per_second"] > 0
         assert 0 <= row["idle_percent"] <= 100
         assert row["mxu_percent"] is None
@@ -100,12 +108,12 @@ def test_the_demo_shows_every_feed_and_writes_its_figures(
 def test_the_demo_goes_through_a_bucket(tmp_path: Path) -> None:
     for extra in ("google.cloud.storage", "gcsfs", "skimage", "sklearn"):
         pytest.importorskip(extra)
-    done = run_demo("--gcs", "--photos", 60, "--seconds", 0.2, "--keep", tmp_path)
+    done = run_demo("--gcs", "--photos", 18, "--seconds", 0.1, "--keep", tmp_path)
     assert done.returncode == 0, done.stderr
     commands = [line for line in done.stdout.splitlines() if line.startswith("$ tpufeed ")]
     assert [command.split()[2] for command in commands] == ["shard", "cache", "verify"]
     assert all(word.startswith("gs://bucket/") for command in commands for word in command.split() if "/" in word)
-    assert "sound: 120 records" in done.stdout
+    assert "sound: 36 records" in done.stdout
     result = json.loads((tmp_path / "demo-gcs.json").read_text())
     check_closing(done.stdout, result["rows"])
     assert [row["source"] for row in result["rows"]] == ["shards", "cache", "cache"]
