@@ -96,16 +96,21 @@ def test_rows_are_added_and_replaced(tmp_path):
 
 
 def test_a_wheel_has_all_of_the_package_and_nothing_else(tmp_path):
-    from artifacts import ArtifactError, check_wheel
+    from artifacts import EXTENSION, ArtifactError, check_wheel, platform
 
     files = {f"tpufeed/{path.relative_to(ROOT / 'tpufeed')}" for path in (ROOT / "tpufeed").rglob("*.py")}
-    files |= {"tpufeed/py.typed", "tpufeed-0.dist-info/METADATA"}
+    files |= {"tpufeed/py.typed", EXTENSION, "tpufeed-0.dist-info/METADATA"}
+    end = f"-cp311-abi3-{platform()}.whl"
     assert any(name.startswith("tpufeed/loaders/xla/") for name in files)
-    assert check_wheel(_zip(tmp_path / "whole.whl", files)).startswith("whole.whl: ")
+    assert check_wheel(_zip(tmp_path / f"whole{end}", files)).startswith(f"whole{end}: ")
     with pytest.raises(ArtifactError, match=r"lacks \['tpufeed/py.typed'\] and has \[\]"):
-        check_wheel(_zip(tmp_path / "less.whl", files - {"tpufeed/py.typed"}))
+        check_wheel(_zip(tmp_path / f"less{end}", files - {"tpufeed/py.typed"}))
     with pytest.raises(ArtifactError, match=r"lacks \[\] and has \['tests/conftest.py'\]"):
-        check_wheel(_zip(tmp_path / "more.whl", files | {"tests/conftest.py"}))
+        check_wheel(_zip(tmp_path / f"more{end}", files | {"tests/conftest.py"}))
+
+
+    with pytest.raises(ArtifactError, match="not one wheel for all Pythons"):
+        check_wheel(_zip(tmp_path / f"whole-cp312-cp312-{platform()}.whl", files))
 
 
 def _zip(path, names):
