@@ -1,4 +1,4 @@
-"""examples/keras_flowers.py: as the page says, from Kaggle's TFRecords, on two devices, and where no TPU answers."""
+"""examples/keras_flowers.py: as the page says, from Kaggle's TFRecords, and where no TPU answers."""
 
 import re
 from pathlib import Path
@@ -11,20 +11,20 @@ from tpufeed.tfrecord.example import Feature, encode_example
 from tpufeed.tfrecord.framing import encode_record
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# In one process, as TensorFlow takes seconds to import: two devices, then one, then the command of the page, then a TPU
-# that is not there.
+# In one process, as TensorFlow takes seconds to import: three starts, then the command of the page, then a TPU that is
+# not there. The command of docs/tfdata.md, which tests/loaders/tf runs, has two devices.
 PROGRAM = """
 import sys
 
 sys.path.insert(0, sys.argv[1])
 import keras_flowers
 
-given = ["--data", "input", "--cache", "cache", "--size", "64", "--batch-size", "8", "--learning-rate", "0.2"]
-keras_flowers.main(keras_flowers.parse([*given, "--epochs", "2", "--tpu", "none", "--cpu", "2"]))
+given = ["--data", "input", "--cache", "cache", "--size", "64", "--batch-size", "16", "--learning-rate", "0.2"]
+keras_flowers.main(keras_flowers.parse([*given, "--epochs", "2", "--tpu", "none"]))
 print("again")
-keras_flowers.main(keras_flowers.parse([*given, "--epochs", "4", "--batch-size", "16"]))
+keras_flowers.main(keras_flowers.parse([*given, "--epochs", "4"]))
 print("again")
-keras_flowers.main(keras_flowers.parse([*given, "--epochs", "4", "--batch-size", "16"]))
+keras_flowers.main(keras_flowers.parse([*given, "--epochs", "4"]))
 print("again")
 keras_flowers.main(keras_flowers.parse([*sys.argv[2:], "--out", "page"]))
 print("again")
@@ -80,12 +80,12 @@ def test_it_learns_with_the_command_of_the_page(kaggle, outputs):
     assert (kaggle / "page/model.keras").stat().st_size > 10_000
 
 
-def test_kaggles_records_a_cache_two_devices_and_a_second_start(kaggle, outputs):
+def test_kaggles_records_a_cache_and_a_second_start(kaggle, outputs):
     """And on a host without a TPU, where one is asked for by name, nothing is trained on the CPU instead."""
     first, second, third, _, last = (output.text for output in outputs)
     assert "adopted input: 180 in train, 20 in val" in first
     assert "adopted" not in second
-    assert "2 cores, 11 steps of 16 an epoch" in first
+    assert "1 cores, 11 steps of 16 an epoch" in first
     assert "1 cores, 11 steps of 16 an epoch" in second
     assert [output.epochs for output in outputs[:2]] == [[0, 1], [2, 3]]
     assert outputs[1].losses[-1] < 0.8 * outputs[0].losses[0]

@@ -127,10 +127,7 @@ class TorchLoader(Undivided):
         """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
         return EpochSampler(self)
 
-    @property
-    def batch_sampler(self) -> "EpochSampler":
-        """Batch sampler, see `sampler`."""
-        return EpochSampler(self)
+    batch_sampler = sampler
 
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
