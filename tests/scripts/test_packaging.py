@@ -108,7 +108,6 @@ def test_a_wheel_has_all_of_the_package_and_nothing_else(tmp_path):
     with pytest.raises(ArtifactError, match=r"lacks \[\] and has \['tests/conftest.py'\]"):
         check_wheel(_zip(tmp_path / f"more{end}", files | {"tests/conftest.py"}))
 
-
     with pytest.raises(ArtifactError, match="not one wheel for all Pythons"):
         check_wheel(_zip(tmp_path / f"whole-cp312-cp312-{platform()}.whl", files))
 

@@ -66,7 +66,11 @@ class ImagePolicy:
             image say nothing.
         damaged: a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, loses the bytes that strict
             decoders stumble over. With check="header" damage behind the first scan's header is not looked for, but for
-            a missing end marker.
+            a missing end marker. With encode="exact" such a file is stored as it is, and loaders mend it each time.
+        progressive: a JPEG that is kept stays progressive, or becomes "baseline" without loss, which decodes two to
+            three times as fast and can have restart markers.
+        restart_markers: JPEGs that are kept get some without loss, so that loaders decode only the window they need,
+            see `markers`. None is true where tpufeed has its C extension and `encode` is "keep" or "jpeg".
     """
 
     check: Literal["full", "header"] = "full"
