@@ -203,10 +203,11 @@ def test_pictures_show_what_the_results_say(tmp_path: Path) -> None:
 import json, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT / "benchmarks")!r})
-import bench_order, plot, plot_doctor, plot_idle, plot_scale, plot_stages, scale_page
+import bench_order, plot, plot_doctor, plot_idle, plot_scale, plot_stages, plot_window, scale_page
 out = Path(sys.argv[1])
 plot_doctor.main(["--out", str(out)])
 plot_idle.main(["--out", str(out)])
+plot_window.main(["--out", str(out)])
 if (plot.FOLDER / "results/stages.json").exists():
     plot_stages.main(["--out", str(out)])
 plot_stages.main(["--results", sys.argv[2], "--out", sys.argv[2]])
