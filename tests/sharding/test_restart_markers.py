@@ -1,6 +1,8 @@
 """Restart markers through a whole build: what the manifest counts, what `info` says, hosts without the extension."""
 
 import io
+import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tpufeed.cli.app import app
+from tpufeed.engines.choice import SerialEngine
+from tpufeed.engines.preflight import check_hosts, view_here
 from tpufeed.errors import BuildError, DuplicateWriterError
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
 from tpufeed.images import policy as policy_module
@@ -89,6 +93,21 @@ def test_without_the_extension_a_build_warns_and_keeps_the_very_bytes(folder, tm
     assert images == {path.name: path.read_bytes() for path in folder.rglob("*.*")}
     others = tpufeed.shard(folder, tmp_path / "png", encode="png").warnings
     assert not any("C extension" in warning for warning in others)
+
+
+def test_the_preflight_names_a_host_without_the_extension(folder, tmp_path, monkeypatch):
+    class Engine(SerialEngine):
+        def run(self, job, tasks):
+            here = view_here(pickle.dumps(job), pickle.dumps(tasks[0]))
+            with monkeypatch.context() as patch:
+                patch.setattr(worker, "CAN_REWRITE", False)
+                there = replace(view_here(pickle.dumps(job), pickle.dumps(tasks[0])), host="worker-7")
+            check_hosts([here], here)
+            check_hosts([there], here)
+            yield from super().run(job, tasks)
+
+    with pytest.raises(BuildError, match=r"worker-7 cannot do the work .*without its C extension"):
+        tpufeed.shard(folder, tmp_path / "d", engine=Engine())
 
 
 def test_a_build_that_rewrites_is_not_joined_without_the_extension(folder, tmp_path, monkeypatch):
