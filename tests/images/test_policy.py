@@ -13,7 +13,7 @@ from PIL import Image
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import decode, decode_upright
 from tpufeed.images.policy import ImagePolicy, store_image
-from tpufeed.images.segments import read_segments
+from tpufeed.images.segments import read_frame, read_segments
 
 FULL, HEADER, EXACT = ImagePolicy(), ImagePolicy(check="header"), ImagePolicy(encode="exact")
 JPEG = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey"}
@@ -245,6 +245,11 @@ def test_a_progressive_file_is_kept_or_becomes_baseline_without_loss(photos, enc
     assert baseline.kept
     assert read_segments(memoryview(baseline.data)) is not None
     np.testing.assert_array_equal(decode(baseline.data), decode(data))
+    small = encoded(picture.resize((60, 40)), "JPEG", progressive=True)
+    stored = store_image(small, ImagePolicy(progressive="baseline"))
+    assert stored.added_bytes is not None
+    assert read_frame(memoryview(stored.data)) is not None
+    np.testing.assert_array_equal(decode(stored.data), decode(small))
     for encode in ("exact", "png"):
         with pytest.raises(OptionError, match="progressive='baseline' rewrites JPEGs"):
             ImagePolicy(progressive="baseline", encode=encode)

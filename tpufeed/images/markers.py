@@ -70,17 +70,20 @@ def mark_jpeg(data: bytes, baseline: bool = False) -> bytes:
 
     Args:
         data: a JPEG; it is returned as it is where it has such markers already.
-        baseline: make a baseline JPEG of a progressive one first.
+        baseline: make a baseline JPEG of a progressive one, though it may be too small for markers.
 
     Raises:
         CannotRewrite: with the reason. The file is as good as before.
     """
     if read_segments(memoryview(data)) is not None:
         return data
+    if read_frame(memoryview(data)) is None and baseline:
+        baseline_data = to_baseline(data)
+        try:
+            return mark_jpeg(baseline_data)
+        except CannotRewrite:
+            return baseline_data
     frame = read_frame(memoryview(data))
-    if frame is None and baseline:
-        data = to_baseline(data)
-        frame = read_frame(memoryview(data))
     if frame is None:
         add_markers(data, 1)  # says what is in the way
         raise CannotRewrite("unusual subsampling")
@@ -99,12 +102,15 @@ def mark_jpeg(data: bytes, baseline: bool = False) -> bytes:
     return marked
 
 
-def is_sound(marked: bytes, header: ImageHeader) -> bool:
-    """Return true where what `mark_jpeg` has rewritten surely decodes strictly. False says nothing.
+def is_sound(data: bytes, marked: bytes, header: ImageHeader) -> bool:
+    """Return true where `data`, of which `mark_jpeg` made `marked`, surely decodes strictly. False says nothing.
 
-    Rewriting has followed every code of the scan. So what can still be wrong lies in the header, and shows in the first
-    row of segments. Of 380,000 damaged files, none that passed here failed `check_pixels`; 3 % failed here alone.
+    Rewriting has followed every code of a baseline file. So what can still be wrong lies in its header, and shows in
+    the first row of segments. Of 380,000 damaged files, none that passed here failed `check_pixels`; 3 % failed here
+    alone. A progressive file is decoded by other means, and always gets the whole check.
     """
+    if marked is data or read_frame(memoryview(data)) is None:
+        return False
     segments = read_segments(memoryview(marked))
     row = None if segments is None else segments.cut(Box(0, 0, 1, header.width))
     if row is None or header.height > _MOST_SIDE_PX:

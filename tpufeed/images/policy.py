@@ -179,7 +179,7 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
             stored = data[: header.orientation_at] + b"\1" + data[header.orientation_at + 1 :]
         image = StoredImage(stored, stored_format, header.height, header.width, header.channels, stored is data, odd)
         marked = _mark(image, policy.progressive == "baseline") if policy.restart_markers else image
-        if policy.check == "full" and not (marked.added_bytes is not None and is_sound(marked.data, header)):
+        if policy.check == "full" and not is_sound(stored, marked.data, header):
             check_pixels(data, header)
         return marked
     pixels = _changed_pixels(data, header, policy)
