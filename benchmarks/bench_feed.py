@@ -28,6 +28,7 @@ sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS.parent / "scripts")]
 
 WORK = {
     "jpeg": "JPEG 500x375, random-resized crop + flip",
+    "small": "JPEG 500x375, random-resized crop of 5 to 30 % of the area + flip",
     "presized": "JPEG presized to 256, random-resized crop + flip",
     "raw": "raw 224 cache",
 }
@@ -54,7 +55,7 @@ LOADERS = {
     "DALI on CPU": "dali",
     "FFCV": "ffcv",
 }
-ENCODED = ("jpeg", "presized")
+ENCODED = ("jpeg", "small", "presized")
 WORK_OF = {
     "tf.data, parsed by batches": ("raw",),
     "torch DataLoader + PIL": ENCODED,
@@ -120,9 +121,9 @@ def run(loader: str, source: Any, seconds: float) -> dict[str, Any]:
     mark = source.folder / f"{module}-{source.work}" / ".prepared"
     if not seconds and mark.exists():
         return {}
-    where = [str(source.dataset), str(source.files), str(mark.parent)]
+    where = [str(source.dataset), str(source.files), str(mark.parent), str(source.plain)]
     command = [str(python), "-m", "peers.measure", module, setting, source.work, *where, "--seconds", str(seconds)]
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_DEVICE": "CPU"}
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_DEVICE": "CPU", "PEERS_WORK": source.work}
     # A session of its own: a loader's workers outlive it where it is killed, and would hold the pipes open.
     process = subprocess.Popen(
         command,

@@ -11,27 +11,32 @@ Images are uint8 NHWC, contiguous, 128 of 224x224x3 in an array or tensor of the
 crops from one distribution, `pixels.random_window` or the loader's own op of the same rule, and flip every other one.
 """
 
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BATCH", "SIZE", "Source", "labelled_files"]
+__all__ = ["BATCH", "SCALE", "SIZE", "Source", "labelled_files"]
 
 BATCH = 128
 SIZE = 224
+# Of a window's area to the image's: `peers.measure` sets the variable, which processes of loaders inherit.
+SCALE = (0.05, 0.3) if os.environ.get("PEERS_WORK") == "small" else (0.08, 1.0)
 
 
 @dataclass(frozen=True)
 class Source:
     """The same samples as a dataset of tpufeed and as what other tools start from, and the loader's own folder.
 
-    `files` has a folder of JPEG files a class, or for raw work images.npy (N, 224, 224, 3) and labels.npy.
+    `files` has a folder of JPEG files a class, or for raw work images.npy (N, 224, 224, 3) and labels.npy. `plain` is a
+    dataset of these files, byte for byte: decoders are slower where JPEGs have restart markers, as those of `dataset`.
     """
 
     work: str
     dataset: Path
     files: Path
     folder: Path
+    plain: Path
 
 
 def labelled_files(folder: Path) -> list[tuple[Path, int]]:

@@ -14,7 +14,7 @@ import torch
 from peers import BATCH, Source, labelled_files
 from peers.pixels import PIXELS
 
-SETTINGS = {"jpeg": "turbo-2", "presized": "turbo-2", "raw": "mmap-2"}
+SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "mmap-2"}
 
 _EPOCHS_IN_ONE = 50  # what happens between epochs is no part of the figure
 

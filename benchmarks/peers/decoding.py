@@ -14,7 +14,7 @@ import simplejpeg
 
 from peers import BATCH, SIZE, Source, labelled_files
 
-SETTINGS = {"jpeg": "2", "presized": "2"}
+SETTINGS = {"jpeg": "2", "small": "2", "presized": "2"}
 
 _PART = BATCH // 4
 

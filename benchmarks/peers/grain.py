@@ -14,7 +14,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from peers import BATCH, SIZE, Source, labelled_files
 from peers.pixels import PIXELS
 
-SETTINGS = {"jpeg": "turbo-2", "presized": "turbo-2", "raw": "raw-2"}
+SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "raw-2"}
 
 _FILES = 16
 

@@ -18,7 +18,7 @@ from PIL import Image
 from peers import BATCH, SIZE, Source, labelled_files
 from peers.pixels import PIXELS, random_window
 
-SETTINGS = {"jpeg": "turbo-2", "presized": "turbo-2", "raw": "array-2"}
+SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "array-2"}
 
 
 def prepare(source: Source) -> None:

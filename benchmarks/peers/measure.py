@@ -1,6 +1,6 @@
 """One measurement, in a process of its own under the Python of the loader: `bench_feed.py` starts it.
 
-    python -m peers.measure MODULE SETTING WORK DATASET FILES FOLDER --seconds S
+    python -m peers.measure MODULE SETTING WORK DATASET FILES FOLDER PLAIN --seconds S
 
 It prints the setting and images_per_second as JSON. With --seconds 0 the loader's format is made, and one batch looked
 at. SETTING "" is the file's own for that work.
@@ -28,11 +28,11 @@ def main() -> None:
     parser.add_argument("module")
     parser.add_argument("setting")
     parser.add_argument("work")
-    for folder in ("dataset", "files", "folder"):
+    for folder in ("dataset", "files", "folder", "plain"):
         parser.add_argument(folder, type=Path)
     parser.add_argument("--seconds", type=float, required=True)
     options = parser.parse_args()
-    source = Source(options.work, options.dataset, options.files, options.folder)
+    source = Source(options.work, options.dataset, options.files, options.folder, options.plain)
     print(json.dumps(run(importlib.import_module(f"peers.{options.module}"), source, options)), flush=True)
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from peers import BATCH, SIZE, Source, labelled_files
 from peers.pixels import crop_pil, pixels_turbo
 
-SETTINGS = {"jpeg": "turbo-2", "presized": "turbo-2", "raw": "ndarray-2"}
+SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "ndarray-2"}
 
 _EPOCHS_IN_ONE = 50  # what happens between epochs is no part of the figure
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import tpufeed
-from peers import BATCH, SIZE, Source
+from peers import BATCH, SCALE, SIZE, Source
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
 
-SETTINGS = dict.fromkeys(("jpeg", "presized", "raw"), "numpy_loader")
+SETTINGS = dict.fromkeys(("jpeg", "small", "presized", "raw"), "numpy_loader")
 
 
 def batches(source: Source, setting: str) -> Iterator[Any]:
     name, _, direct = setting.partition(":")
-    ops = None if source.work == "raw" else [RandomResizedCrop(SIZE), HorizontalFlip()]
+    ops = None if source.work == "raw" else [RandomResizedCrop(SIZE, scale=SCALE), HorizontalFlip()]
     given = {"direct": True} if direct else {}
     return iter(getattr(tpufeed, name)(source.dataset, batch_size=BATCH, ops=ops, repeat=True, **given))

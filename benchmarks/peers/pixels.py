@@ -14,7 +14,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from peers import SIZE
+from peers import SCALE, SIZE
 
 cv2.setNumThreads(1)
 
@@ -22,9 +22,9 @@ _LOG_RATIO = math.log(4 / 3)
 
 
 def random_window(height: int, width: int) -> tuple[int, int, int, int]:
-    """Top, left, height and width by torchvision's RandomResizedCrop: scale 0.08 to 1, ratio 3/4 to 4/3, ten tries."""
+    """Top, left, height and width by torchvision's RandomResizedCrop: scale SCALE, ratio 3/4 to 4/3, ten tries."""
     for _ in range(10):
-        area = height * width * random.uniform(0.08, 1.0)
+        area = height * width * random.uniform(*SCALE)
         ratio = math.exp(random.uniform(-_LOG_RATIO, _LOG_RATIO))
         cut_height, cut_width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < cut_height <= height and 0 < cut_width <= width:

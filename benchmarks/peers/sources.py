@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simplejpeg
 from make_photos import make_photos
 
 import tpufeed
@@ -17,8 +18,9 @@ PRESIZE_PX = 256
 def make_sources(folder: Path, count: int) -> dict[str, Source]:
     """The source of each kind of work; what an earlier run made in `folder` is taken as it is."""
     folder.mkdir(parents=True, exist_ok=True)
-    photos, shards, presized, cache, presized_files, raw_files = (
-        folder / f"{name}-{count}" for name in ("photos", "shards", "presized", "cache", "presized-files", "raw-files")
+    names = ("photos", "shards", "plain", "presized", "presized-plain", "cache", "presized-files", "raw-files")
+    photos, shards, plain, presized, presized_plain, cache, presized_files, raw_files = (
+        folder / f"{name}-{count}" for name in names
     )
     make_photos(photos, count)
     if not (shards / "manifest.json").exists():
@@ -29,21 +31,31 @@ def make_sources(folder: Path, count: int) -> dict[str, Source]:
         tpufeed.cache.warmup(shards, cache)
     if not presized_files.exists():
         _export_photos(presized, presized_files)
+    for files, dataset in ((photos, plain), (presized_files, presized_plain)):
+        if not (dataset / "manifest.json").exists():
+            tpufeed.shard(files, dataset, check="header", encode="exact")
     if not raw_files.exists():
         _export_pixels(cache, raw_files)
-    found = {"jpeg": (shards, photos), "presized": (presized, presized_files), "raw": (cache, raw_files)}
-    return {work: Source(work, *places, folder / f"peers-{count}") for work, places in found.items()}
+    found = {
+        "jpeg": (shards, photos, plain),
+        "small": (shards, photos, plain),
+        "presized": (presized, presized_files, presized_plain),
+        "raw": (cache, raw_files, cache),
+    }
+    own = folder / f"peers-{count}"
+    return {work: Source(work, dataset, files, own, plain) for work, (dataset, files, plain) in found.items()}
 
 
 def _export_photos(dataset: Path, folder: Path) -> None:
-    """The very JPEG bytes of a dataset, in a folder a class."""
+    """The JPEGs of a dataset in a folder a class, encoded once more: without restart markers, which slow decoders."""
     unfinished = _start(folder)
     opened = tpufeed.open_dataset(str(dataset))
     for payload in opened.reader("train").iter_payloads(0, _samples(opened)):
         features = decode_example(payload)
         text, name = (str(features[key].values[0], "utf-8") for key in ("image/class/text", "image/filename"))
         (unfinished / text).mkdir(exist_ok=True)
-        (unfinished / text / Path(name).name).write_bytes(features["image/encoded"].values[0])
+        pixels = simplejpeg.decode_jpeg(features["image/encoded"].values[0])
+        (unfinished / text / Path(name).name).write_bytes(simplejpeg.encode_jpeg(pixels, 90, "RGB", "420"))
     unfinished.rename(folder)
 
 

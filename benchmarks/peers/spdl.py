@@ -17,7 +17,7 @@ from spdl.pipeline import PipelineBuilder
 from peers import BATCH, SIZE, Source, labelled_files
 from peers.pixels import pixels_turbo, random_window
 
-SETTINGS = {"jpeg": "turbo-3", "presized": "turbo-3", "raw": "npy-3"}
+SETTINGS = {"jpeg": "turbo-3", "small": "turbo-3", "presized": "turbo-3", "raw": "npy-3"}
 
 Batch = list[tuple[Path, int]]
 

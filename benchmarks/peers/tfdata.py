@@ -12,15 +12,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from peers import BATCH, SIZE, Source
+from peers import BATCH, SCALE, SIZE, Source
 
-SETTINGS = dict.fromkeys(("jpeg", "presized", "raw"), "auto")
+SETTINGS = dict.fromkeys(("jpeg", "small", "presized", "raw"), "auto")
 
 _TRIES = 10
 
 
 def batches(source: Source, setting: str) -> Iterator[Any]:
-    return iter(dataset(source.dataset, source.work != "raw", setting))
+    return iter(dataset(source.plain, source.work != "raw", setting))
 
 
 def dataset(folder: Path, encoded: bool, setting: str) -> Any:
@@ -69,7 +69,7 @@ def _parse_encoded(record: Any) -> Any:
 def _window(shape: Any) -> Any:
     """The window of a random-resized crop: all tries at once, and the first that fits."""
     height, width = tf.cast(shape[0], tf.float32), tf.cast(shape[1], tf.float32)
-    area = height * width * tf.random.uniform([_TRIES], 0.08, 1.0)
+    area = height * width * tf.random.uniform([_TRIES], *SCALE)
     ratio = tf.exp(tf.random.uniform([_TRIES], math.log(3 / 4), math.log(4 / 3)))
     cut = tf.round(tf.sqrt(tf.stack([area / ratio, area * ratio])))
     # The last column always fits: the largest window within the ratio.

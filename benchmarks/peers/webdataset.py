@@ -12,7 +12,7 @@ import webdataset
 from peers import BATCH, Source, labelled_files
 from peers.pixels import crop_pil, pixels_turbo
 
-SETTINGS = {"jpeg": "turbo-2", "presized": "turbo-2", "raw": "npy-2"}
+SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "npy-2"}
 
 _SHARDS = 16
 

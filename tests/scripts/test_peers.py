@@ -45,7 +45,7 @@ def test_loaders_are_measured_and_compared_and_absent_ones_say_so(bench: ModuleT
 
 
 def test_a_loader_that_cannot_do_the_work_or_fails_says_why(bench: ModuleType) -> None:
-    source = importlib.import_module("peers").Source("raw", Path("/nowhere"), Path("/nowhere"), Path("/nowhere"))
+    source = importlib.import_module("peers").Source("raw", *[Path("/nowhere")] * 4)
     assert bench.run("decoding", source, 0.01)["why_not"] == "not measured: it does no raw work"
     assert "DatasetNotFoundError" in bench.run("ours:numpy_loader", source, 0.01)["why_not"]
 
