@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError, OpError, OptionError
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, orientation_of
-from tpufeed.images.header import sniff
 from tpufeed.images.mending import mend
 from tpufeed.images.ops import is_op
 from tpufeed.images.orientation import turn
@@ -114,7 +113,7 @@ class Pipeline:
 
     def _cut_bytes(self, data: memoryview, windows: Sequence[Window], reduce: int) -> Cut | None:
         """Return a JPEG of the part that holds all of `windows`; None where the whole image is as well decoded."""
-        segments = read_segments(data) if sniff(data) == "jpeg" else None
+        segments = read_segments(data)
         if segments is None:
             return None
         # Interpolation looks at neighbours: the decoder's between colour samples, `resize_reduced` between pixels.

@@ -140,8 +140,8 @@ class Segments:
 
 
 def read_segments(data: memoryview) -> Segments | None:
-    """Return the segments of a JPEG. None for one out of whose bytes no window can be cut, whatever the reason."""
-    frame = read_frame(data)
+    """Return the segments of an image. None for one out of whose bytes no window can be cut, whatever the reason."""
+    frame = read_frame(data) if _has_interval(data) else None
     if frame is None or not frame.interval or len(data) < frame.scan + 2:
         return None
     rows, columns = frame.mcus
@@ -154,6 +154,21 @@ def read_segments(data: memoryview) -> Segments | None:
     if not 1 < -(-rows // tall) * (columns // wide) <= _MOST_SEGMENTS:
         return None
     return Segments(data, frame, tall * frame.mcu[0], wide * frame.mcu[1])
+
+
+def _has_interval(data: memoryview) -> bool:
+    """Return true for a JPEG whose header names a restart interval: most have none, and should lose no time here."""
+    try:
+        if data[0] != 0xFF or data[1] != 0xD8:
+            return False
+        offset = 2
+        while (code := data[offset + 1]) != 0xDD:
+            if code == 0xDA:
+                return False
+            offset += 2 + (data[offset + 2] << 8 | data[offset + 3])
+    except IndexError:
+        return False
+    return True
 
 
 def read_frame(data: memoryview) -> Frame | None:
