@@ -2,6 +2,7 @@ import inspect
 
 import pytest
 
+import tpufeed
 from tpufeed.errors import OptionError
 from tpufeed.keywords import named_options
 
@@ -31,3 +32,17 @@ def test_an_unknown_keyword_is_refused_by_the_right_name(keyword, message):
     with pytest.raises(OptionError) as error:
         load("x", **{keyword: 1})
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("call", "keyword", "name"),
+    [
+        (tpufeed.shard, "split", "shares"),
+        (tpufeed.cache.warmup, "split", "shares"),
+        (tpufeed.adopt, "image", "image_key"),
+        (tpufeed.adopt, "label", "label_key"),
+    ],
+)
+def test_former_keywords_name_the_present_one(call, keyword, name):
+    with pytest.raises(OptionError, match=rf"has no option '{keyword}'; use {name}$"):
+        call("src", "dst", **{keyword: "train"})

@@ -62,10 +62,10 @@ def test_every_flag_reaches_the_manifest(kind, source, photo_folder, tmp_path):
     stored = {**keywords, **{name: [to_dict(op) for op in keywords[name]] for name in ("ops", "final")}}
     if kind == "raw images":
         source = photo_folder
-        flags += ["--split", "train=0.7,val=0.3", "--label", "auto", "--classes", tmp_path / "classes.txt"]
+        flags += ["--shares", "train=0.7,val=0.3", "--label", "auto", "--classes", tmp_path / "classes.txt"]
         flags += ["--max-pixels", 10**6, "--min-side", 8, "--policy", "alpha=black", "--policy", "exif=ignore"]
         chosen = {"label": "auto", "max_pixels": 10**6, "min_side": 8}
-        keywords |= chosen | {"policy": {"alpha": "black", "exif": "ignore"}, "split": {"train": 0.7, "val": 0.3}}
+        keywords |= chosen | {"policy": {"alpha": "black", "exif": "ignore"}, "shares": {"train": 0.7, "val": 0.3}}
         keywords |= {"classes": ["cat", "astronaut", "coffee", "rocket", "camera", "no one"]}
         stored |= chosen | {"alpha": "black", "exif": "ignore", "split": [["train", 0.7], ["val", 0.3]]}
         stored |= {"classes": keywords["classes"]}

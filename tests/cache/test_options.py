@@ -50,7 +50,7 @@ def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
         ({"quality": 0}, "quality is a whole number between 1 and 100, not 0"),
         ({"seed": -1}, "a seed is a whole number between 0 and"),
         ({"shard_bytes": "much"}, "'much' is no size"),
-        ({"split": "train"}, "is a dataset, whose splits and labels stand; these options are for raw images: split"),
+        ({"shares": "train"}, "is a dataset, whose splits and labels stand; these options are for raw images: shares"),
         ({"max_pixels": 9, "policy": {"alpha": "black"}}, "options are for raw images: max_pixels, policy"),
         ({"max_rejects": "many"}, "'many' is no budget for rejects"),
         ({"final": [Foreign()]}, "'Foreign' is none of the ops that this tpufeed has"),

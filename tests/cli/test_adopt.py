@@ -52,7 +52,18 @@ def test_beside_the_files(run, flowers, tmp_path):
 
 def test_elsewhere_with_flags(run, flowers, tmp_path):
     (tmp_path / "classes.txt").write_text("rose\ntulip\n")
-    flags = ("--image", "image", "--label", "class", "--text", "none", "--filename", "none", "--splits", "val")
+    flags = (
+        "--image-key",
+        "image",
+        "--label-key",
+        "class",
+        "--text-key",
+        "none",
+        "--filename-key",
+        "none",
+        "--splits",
+        "val",
+    )
     done = run("adopt", flowers, "--to", tmp_path / "to", *flags, "--classes", tmp_path / "classes.txt")
     assert (done.returncode, done.stderr) == (0, "")
     assert "filename: none\nother features: id (string)\n" in done.stdout
@@ -78,13 +89,19 @@ def test_features_that_are_left_out_are_said(run, tmp_path, photos):
     values = (Feature("int64", [1]), Feature("bytes", [b"x"]))
     records = [encode_example({"image": Feature("bytes", [photos["china.jpg"]]), "odd": odd}) for odd in values]
     (tmp_path / "train.tfrecord").write_bytes(b"".join(map(encode_record, records)))
-    assert "\nfeatures left out: odd\n" in run("adopt", tmp_path, "--label", "none").stdout
+    assert "\nfeatures left out: odd\n" in run("adopt", tmp_path, "--label-key", "none").stdout
 
 
 def test_errors_are_one_line_with_their_code(run, flowers, tmp_path):
     for code, message, *arguments in (
         (1, r"test/00-224x224-7\.tfrec, record 0, byte 0: feature 'class' is missing", flowers),
-        (2, "--label foo: there is no such feature; the records have class .int64., id", flowers, "--label", "foo"),
+        (
+            2,
+            "--label-key foo: there is no such feature; the records have class .int64., id",
+            flowers,
+            "--label-key",
+            "foo",
+        ),
         (2, "no TFRecord files below .*nowhere among 0 files", tmp_path / "nowhere"),
     ):
         done = run("adopt", *arguments)

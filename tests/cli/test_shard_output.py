@@ -14,7 +14,7 @@ from tpufeed.dataset.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.storage.registry import open_store
 
-SMALL = ["--shard-size", "60KB", "--split", "train=0.7,val=0.3"]
+SMALL = ["--shard-size", "60KB", "--shares", "train=0.7,val=0.3"]
 
 
 def events_of(stderr):
@@ -217,7 +217,7 @@ def test_every_option_reaches_the_build(run, photo_folder, dataset_url, tmp_path
     assert (small["shard_bytes"], small["split"]) == (60000, {"train": 0.7, "val": 0.3})
     command = typer.main.get_command(app).commands["shard"]
     there_are = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    assert there_are == {*OPTIONS, "--shard-size", "--split", *OF_OTHER_TESTS}
+    assert there_are == {*OPTIONS, "--shard-size", "--shares", *OF_OTHER_TESTS}
 
 
 def test_overwrite_replaces_another_build(run, photo_folder, tmp_path):

@@ -201,7 +201,7 @@ def test_a_cache_of_it(sources, tmp_path):
 
 
 def test_an_unlabelled_split_is_adopted_apart(sources, tmp_path):
-    result = tpufeed.adopt(sources["kaggle"], tmp_path / "test", splits=["test"], label="none")
+    result = tpufeed.adopt(sources["kaggle"], tmp_path / "test", splits=["test"], label_key="none")
     assert not result.manifest.labelled
     assert result.manifest.class_names == result.manifest.splits["test"].class_counts == ()
     assert not tpufeed.adopt(sources["kaggle"], tmp_path / "again", splits=["test"]).manifest.labelled
@@ -244,12 +244,12 @@ def test_progress_ends_where_it_should(sources, tmp_path):
 def test_the_same_adoption_again_does_nothing(photos, tmp_path, write_tfrecords, monkeypatch):
     photo = photos["china.jpg"]
     write_tfrecords(tmp_path / "a/x.tfrecord", [{"image": photo, "label": 0}])
-    first = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label")
+    first = tpufeed.adopt(tmp_path / "a", classes=["rose"], label_key="label")
     before = (tmp_path / "a/manifest.json").stat()
     # Where nothing is to be written nothing need be writable.
     with monkeypatch.context() as patch:
         patch.setattr("os.access", lambda *_: False)
-        again = tpufeed.adopt(tmp_path / "a", classes=["rose"], label="label")
+        again = tpufeed.adopt(tmp_path / "a", classes=["rose"], label_key="label")
     assert (again.manifest, again.url, again.seconds) == (first.manifest, first.url, 0.0)
     assert (first.ignored_files, again.ignored_files) == ({}, {})
     assert (tmp_path / "a/manifest.json").stat().st_mtime_ns == before.st_mtime_ns
@@ -258,7 +258,7 @@ def test_the_same_adoption_again_does_nothing(photos, tmp_path, write_tfrecords,
 def test_a_file_of_classes_as_windows_writes_it(photos, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "a/x.tfrecord", [{"image": photos["china.jpg"], "label": 0}])
     (tmp_path / "classes.txt").write_bytes("\ufeffrose\r\ncafe\u0301\r\n\r\n".encode())
-    result = tpufeed.adopt(tmp_path / "a", classes=tmp_path / "classes.txt", label="label")
+    result = tpufeed.adopt(tmp_path / "a", classes=tmp_path / "classes.txt", label_key="label")
     assert result.manifest.class_names == ("rose", "cafe\u0301")
 
 

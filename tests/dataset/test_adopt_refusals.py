@@ -60,18 +60,18 @@ def test_a_wrong_key_lists_what_there_is(refused, photo):
     records = [{"image": photo, "label": 1, "weight": 0.5, "none": []}]
     there = re.escape("the records have image (bytes), label (int64), none (empty), weight (float)")
     for role in ("image", "label", "text", "filename"):
-        refused(OptionError, f"--{role} foo: there is no such feature; {there}", records, **{role: "foo"})
-    refused(OptionError, f"--text label is of kind int64, not bytes; {there}", text="label")
-    refused(OptionError, rf"feature 'weight' \(float\) is no encoded image: .*; {there}", image="weight")
-    refused(OptionError, f"the label 'weight' is of kind float; labels are int64.*; {there}", label="weight")
-    refused(OptionError, "--image none: a dataset has images", image="none")
+        refused(OptionError, f"--{role}-key foo: there is no such feature; {there}", records, **{f"{role}_key": "foo"})
+    refused(OptionError, f"--text-key label is of kind int64, not bytes; {there}", text_key="label")
+    refused(OptionError, rf"feature 'weight' \(float\) is no encoded image: .*; {there}", image_key="weight")
+    refused(OptionError, f"the label 'weight' is of kind float; labels are int64.*; {there}", label_key="weight")
+    refused(OptionError, "--image-key none: a dataset has images", image_key="none")
 
 
 def test_what_is_ambiguous(refused, photo):
     several = [{"left": photo, "right": photo, "n": 1}]
-    refused(OptionError, "the image could be any of left, right; choose with --image left or another", several)
-    message = "the label could be any of n, none; choose with --label n or another"
-    refused(OptionError, message, image="left")
+    refused(OptionError, "the image could be any of left, right; choose with --image-key left or another", several)
+    message = "the label could be any of n, none; choose with --label-key n or another"
+    refused(OptionError, message, image_key="left")
     refused(OptionError, "the label could be any of label, class, none", [{"image": photo, "label": 1, "class": 2}])
 
 
@@ -80,7 +80,7 @@ def test_splits_without_labels(refused, photo, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "test/0.tfrec", [{"image": photo, "id": b"x"}])
     message = (
         r"test/0\.tfrec, record 0, byte 0: feature 'class' is missing; the record has id, image; take the splits that "
-        r"have it with --splits train,val, and adopt the others apart with --splits test --label none --to DST"
+        r"have it with --splits train,val, and adopt the others apart with --splits test --label-key none --to DST"
     )
     refused(RecordError, message)
     refused(OptionError, "has no split 'dev'; by its files' names it has test, train", splits=["dev"])
@@ -89,10 +89,10 @@ def test_splits_without_labels(refused, photo, tmp_path, write_tfrecords):
 def test_records_that_differ_later(refused, photo):
     good = {"image": photo, "label": 1}
     for bad, message in (
-        ({"label": 1}, "feature 'image' is missing; the record has label; choose another with --image"),
+        ({"label": 1}, "feature 'image' is missing; the record has label; choose another with --image-key"),
         ({"image": [], "label": 1}, "feature 'image' has 0 values instead of one"),
         ({"image": 7, "label": 1}, "feature 'image' holds 7, no image"),
-        ({"image": photo}, "feature 'label' is missing; .* --label none --to DST"),
+        ({"image": photo}, "feature 'label' is missing; .* --label-key none --to DST"),
         ({"image": photo, "label": [1, 2]}, "feature 'label' has 2 values instead of one"),
         ({"image": photo, "label": b"cat"}, "feature 'label' is no int64"),
         ({"image": photo, "label": -1}, "the label 'label' is -1; classes count from 0"),
@@ -103,7 +103,9 @@ def test_records_that_differ_later(refused, photo):
 def test_labels_that_are_no_classes(refused, photo, tmp_path):
     message = "the label 'class' is of kind bytes; labels are int64, and names cannot become numbers without rewriting"
     refused(
-        OptionError, rf"train\.tfrecord, record 0, byte 0: {message}.*--label none", [{"image": photo, "class": b"a"}]
+        OptionError,
+        rf"train\.tfrecord, record 0, byte 0: {message}.*--label-key none",
+        [{"image": photo, "class": b"a"}],
     )
     refused(OptionError, "record 0, byte 0: the label 'label' is 10000000, but", [{"image": photo, "label": 10**7}])
     refused(
@@ -112,7 +114,7 @@ def test_labels_that_are_no_classes(refused, photo, tmp_path):
         [{"image": photo, "label": 2}],
         classes=["a", "b"],
     )
-    refused(OptionError, "--classes names the classes of labels, and there are none", classes=["a"], label="none")
+    refused(OptionError, "--classes names the classes of labels, and there are none", classes=["a"], label_key="none")
     refused(OptionError, "the classes in .*nowhere cannot be read", classes=tmp_path / "nowhere")
     (tmp_path / "classes.txt").write_text("a\n\nb\n")
     refused(OptionError, r"line 2 of .*classes\.txt is blank, but each line", classes=tmp_path / "classes.txt")
@@ -194,7 +196,7 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
 
     refused(tmp_path / "a", dataset_url)
     refused(dataset_url)
-    refused(tmp_path / "a", image="other")
+    refused(tmp_path / "a", image_key="other")
     refused(tmp_path / "a", classes=["rose"])
     refused(tmp_path / "a", exif="apply")
     shutil.copytree(tmp_path / "a", tmp_path / "b")

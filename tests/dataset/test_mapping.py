@@ -23,7 +23,7 @@ def test_flags_and_classes_override(photos, write_tfrecords, tmp_path):
     write_tfrecords(tmp_path / "a/x.tfrec", [record])
     names = tmp_path / "names.txt"
     names.write_text("dog\ncat\n\n")
-    keys = {"image": "photo", "label": "species", "text": "name", "filename": "where"}
+    keys = {"image_key": "photo", "label_key": "species", "text_key": "name", "filename_key": "where"}
     for classes in (names, str(names), ["dog", "cat"]):
         manifest = tpufeed.adopt(tmp_path / "a", f"memory:/{tmp_path}/{classes!r}", **keys, classes=classes).manifest
         assert manifest.class_names == ("dog", "cat")
@@ -35,7 +35,7 @@ def test_flags_and_classes_override(photos, write_tfrecords, tmp_path):
         **{name: name for name in ("thumb", "order", "image")},
     }
     result = tpufeed.adopt(
-        tmp_path / "a", tmp_path / "b", **{**keys, "text": "none", "filename": "none", "label": "none"}
+        tmp_path / "a", tmp_path / "b", **{**keys, "text_key": "none", "filename_key": "none", "label_key": "none"}
     )
     assert result.manifest.features[0].name == schema.ENCODED
     assert not {schema.LABEL, schema.TEXT, schema.FILENAME} & {spec.name for spec in result.manifest.features}
@@ -48,7 +48,7 @@ def test_features_that_vary(photos, write_tfrecords, tmp_path):
         {"image": photo, "label": 4, "tags": [], "score": 1.5, "note": b"", "odd": b"one", "image/class/label": 7},
     ]
     write_tfrecords(tmp_path / "x.tfrecord", records)
-    result = tpufeed.adopt(tmp_path, label="label")
+    result = tpufeed.adopt(tmp_path, label_key="label")
     assert {spec.name: (spec.dtype, spec.shape) for spec in result.manifest.features} == {
         schema.ENCODED: ("bytes", ()),
         schema.LABEL: ("int64", ()),

@@ -212,7 +212,7 @@ def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None
 
 def test_an_empty_split(colour_folder: Path, tmp_path: Path) -> None:
     url = str(tmp_path / "lopsided")
-    tpufeed.shard(colour_folder, url, split="train=0.999999,val=0.000001", workers=1)
+    tpufeed.shard(colour_folder, url, shares="train=0.999999,val=0.000001", workers=1)
     with pytest.raises(OptionError, match="split 'val' is empty, so there is nothing to measure"):
         examine(url, split="val")
 

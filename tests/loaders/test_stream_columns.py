@@ -132,7 +132,7 @@ def test_adopted_records_with_missing_values_are_bad_records(photo_folder, tmp_p
     (tmp_path / "train-00000-of-00001.tfrecord").write_bytes(
         b"".join(map(encode_record, map(encode_example, examples)))
     )
-    tpufeed.adopt(tmp_path, label="none")
+    tpufeed.adopt(tmp_path, label_key="none")
     batch = first(tmp_path, "train", columns=["always", "height"], batch_size=8, ops=ops)
     assert [values.tolist() for values in batch] == [list(range(8)), [n / 2 for n in range(8)]]
     with pytest.raises(RecordError, match=r"record 0.*: seldom has 0 values, not 1; leave the column 'seldom' out"):

@@ -99,7 +99,7 @@ def test_a_split_given_twice():
 )
 def test_splits_that_cannot_be(splits, message):
     with pytest.raises(OptionError, match=message):
-        ShardOptions(split=splits)
+        ShardOptions(shares=splits)
 
 
 @pytest.mark.parametrize(("size", "message"), [(0, "at least one byte, not 0"), (-1, "-1 is no size")])
@@ -126,7 +126,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
     """By the names of the keywords, as messages say what differs."""
     given = {
         "hosts": 3,
-        "split": {"a": 1.0},
+        "shares": {"a": 1.0},
         "split_by": None,
         "image": "path",
         "label": "kind",
@@ -153,7 +153,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
     }
     assert ShardOptions(**given, shard_bytes="1KB", policy=policy).to_dict() == {
         "shard_bytes": 1000,
-        **given,
+        **{{"shares": "split"}.get(name, name): value for name, value in given.items()},
         **policy,
         "restart_markers": True,
     }
@@ -161,8 +161,8 @@ def test_all_that_changes_bytes_stands_in_the_plan():
 
 
 def test_no_option_is_left_out_of_the_plan():
-    keywords = {each.name for each in fields(ShardOptions) if each.init} - {"policy", "shards"}
-    assert ShardOptions().to_dict().keys() >= keywords
+    keywords = {each.name for each in fields(ShardOptions) if each.init} - {"policy", "shards", "shares"}
+    assert ShardOptions().to_dict().keys() >= keywords | {"split"}
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,11 @@ def test_no_option_is_left_out_of_the_plan():
         ({"shards": -8, "hosts": 8}, "shards are a multiple of the 8 hosts, not -8"),
         ({"shards": 12, "hosts": 8}, "shards are a multiple of the 8 hosts, not 12"),
         ({"hosts": 0}, "hosts are at least 1, not 0"),
-        ({"split": "train", "split_by": "fold"}, "either the splits' shares or what the source is split by"),
+        ({"shares": "train", "split_by": "fold"}, "either the splits' shares or what the source is split by"),
         ({"policy": {"gamma": "keep"}}, "no policy for gamma; there are alpha, animated, cmyk, damaged, deep, exif"),
         ({"policy": {"presize_px": 3}}, "no policy for presize_px"),
         ({"shard_bytes": "many"}, "'many' is no size"),
-        ({"split": ""}, "a split is named by letters"),
+        ({"shares": ""}, "a split is named by letters"),
         ({"classes": []}, "no classes in the list of classes"),
         ({"encode": "avif"}, "encode"),
         ({"presize_mode": "wide"}, "presize"),
@@ -190,7 +190,7 @@ def test_keywords_that_cannot_be(keywords, message):
 
 def test_keywords_become_options(tmp_path):
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    options = ShardOptions(presize=64, min_side=9, classes=tmp_path / "classes.txt", split={"a": 1})
+    options = ShardOptions(presize=64, min_side=9, classes=tmp_path / "classes.txt", shares={"a": 1})
     assert (options.images.presize_px, options.images.min_side_px) == (64, 9)
     assert (options.class_names, options.shares) == (("cat", "dog"), {"a": 1})
 

@@ -66,7 +66,7 @@ def warmup(  # noqa: PLR0913  # the public face
     quality: int = 90,
     seed: int = 0,
     shard_bytes: str | int | None = None,
-    split: str | Mapping[str, float] | None = None,
+    shares: str | Mapping[str, float] | None = None,
     split_by: str | None = None,
     image: str | None = None,
     label: str = "auto",
@@ -99,7 +99,7 @@ def warmup(  # noqa: PLR0913  # the public face
         quality: of JPEG and WebP, 1 to 100.
         seed: of the random numbers.
         shard_bytes: aim for shards of this size; None: 128 MB, and less where there would be fewer than 64 shards.
-        split: for raw images, as in `tpufeed.shard`; a dataset has its splits and labels.
+        shares: for raw images, as in `tpufeed.shard`; a dataset has its splits and labels.
         split_by: for raw images, too.
         image: for raw images, too.
         label: for raw images, too.
@@ -133,7 +133,7 @@ def warmup(  # noqa: PLR0913  # the public face
         shard_bytes=shard_bytes,
     )
     raw = ShardOptions(
-        split=split,
+        shares=shares,
         split_by=split_by,
         image=image,
         label=label,

@@ -26,7 +26,7 @@ from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
 KIND = "cache warmup"
-RAW_OPTIONS = ("split", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
+RAW_OPTIONS = ("shares", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 
 _FEATURES_BYTES = 400  # of a record, besides the image
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64
@@ -84,8 +84,8 @@ class Warmable:
                 )
             self.reader = RawSource(raw.images)
             self.identity = {name: value for name, value in raw.to_dict().items() if name not in _OF_SHARDS}
-            if raw.shares is not None:  # whose order matters, and a dict's is none to JSON
-                self.identity["split"] = list(raw.shares.items())
+            if raw.split_shares is not None:  # whose order matters, and a dict's is none to JSON
+                self.identity["split"] = list(raw.split_shares.items())
             return
         dataset = self._dataset
         default = ShardOptions()

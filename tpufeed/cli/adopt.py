@@ -46,10 +46,10 @@ def adopt_command(
             rich_help_panel=flags.SOURCE,
         ),
     ] = None,
-    image: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
-    label: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,
-    text: Annotated[str | None, _key_option(f"Name of the class: {_KEY}; or none")] = None,
-    filename: Annotated[str | None, _key_option(f"Path, or what names a sample: {_KEY}; or none")] = None,
+    image_key: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
+    label_key: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,
+    text_key: Annotated[str | None, _key_option(f"Name of the class: {_KEY}; or none")] = None,
+    filename_key: Annotated[str | None, _key_option(f"Path, or what names a sample: {_KEY}; or none")] = None,
     classes: Annotated[
         str | None,
         typer.Option(
@@ -77,7 +77,7 @@ def adopt_command(
 
     Examples:
       tpufeed adopt /kaggle/input/flowers/tfrecords-jpeg-224x224 --splits train,val --to flowers
-      tpufeed adopt gs://bucket/tfrecords --image image --label class --classes classes.txt
+      tpufeed adopt gs://bucket/tfrecords --image-key image --label-key class --classes classes.txt
     """
     from tpufeed.dataset.adopt import adopt
 
@@ -91,10 +91,10 @@ def adopt_command(
         result = adopt(
             url,
             to,
-            image=image,
-            label=label,
-            text=text,
-            filename=filename,
+            image_key=image_key,
+            label_key=label_key,
+            text_key=text_key,
+            filename_key=filename_key,
             splits=splits,
             classes=classes,
             exif=exif,  # type: ignore[arg-type]  # checked there

@@ -30,7 +30,7 @@ def warmup_command(
     ],
     dst: Annotated[str, typer.Argument(metavar="DST", help="Where the cache goes: a path or URL.")],
     beam: BeamArguments = None,
-    split: flags.Shares = None,
+    shares: flags.Shares = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
     label: flags.Label = None,
@@ -125,7 +125,7 @@ def warmup_command(
     Examples:
       tpufeed cache warmup flowers flowers-224 --size 224 --variants 4
       tpufeed cache warmup flowers flowers-256 --op 'Resize(256)' --op 'CenterCrop(256)' --final 'RandomCrop(224)'
-      tpufeed cache warmup photos gs://bucket/photos-224 --split train=0.9,val=0.1 --encode jpeg --dry-run
+      tpufeed cache warmup photos gs://bucket/photos-224 --shares train=0.9,val=0.1 --encode jpeg --dry-run
     """
     find_own_modules()
     from tpufeed.cache.build import preview_warmup, warmup
@@ -144,7 +144,7 @@ def warmup_command(
         shard_bytes=shard_size,
     )
     raw = given(
-        split=split,
+        shares=shares,
         split_by=split_by,
         image=image,
         label=label,

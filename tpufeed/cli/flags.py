@@ -139,7 +139,7 @@ Shares = Annotated[
     str | None,
     typer.Option(
         metavar="NAME=SHARE,...",
-        help="Shares, like train=0.9,val=0.1, dealt by a stable hash of the path.",
+        help="Of the splits, like train=0.9,val=0.1, dealt by a stable hash of the path.",
         show_default="folders called train, val, ...; else all is train",
         rich_help_panel=SOURCE,
     ),

@@ -31,7 +31,7 @@ def shard_command(
     src: flags.Src,
     dst: Annotated[str, typer.Argument(metavar="DST", help="Where the dataset goes: a path or URL.")],
     beam: BeamArguments = None,
-    split: flags.Shares = None,
+    shares: flags.Shares = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
     label: flags.Label = None,
@@ -111,7 +111,7 @@ def shard_command(
     Interrupted, the same command goes on where it stopped.
 
     Examples:
-      tpufeed shard photos flowers --split train=0.9,val=0.1
+      tpufeed shard photos flowers --shares train=0.9,val=0.1
       tpufeed shard flowers.csv from-table --image path --label species --dry-run
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
@@ -119,7 +119,7 @@ def shard_command(
     from tpufeed.sharding.options import ShardOptions
 
     options = given(
-        split=split,
+        shares=shares,
         split_by=split_by,
         image=image,
         label=label,

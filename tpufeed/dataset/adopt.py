@@ -37,6 +37,7 @@ from tpufeed.errors import (
     StoreError,
     mask_secrets,
 )
+from tpufeed.keywords import named_options
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -79,14 +80,15 @@ class AdoptResult:
     left_out: tuple[str, ...]
 
 
+@named_options({name: f"{name}_key" for name in ("image", "label", "text", "filename")} | {"split": "splits"})
 def adopt(  # noqa: PLR0913  # the public face: flat keywords
     url: str | Path,
     dst: str | Path | None = None,
     *,
-    image: str | None = None,
-    label: str | None = None,
-    text: str | None = None,
-    filename: str | None = None,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    text_key: str | None = None,
+    filename_key: str | None = None,
     splits: Sequence[str] | None = None,
     classes: str | Path | Sequence[str] | None = None,
     exif: Literal["apply", "ignore"] = "ignore",
@@ -100,13 +102,13 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     Args:
         url: a folder of uncompressed TFRecord files of tf.train.Example.
         dst: where manifest and index go, where that is not beside the files; the files then stay where they are.
-        image: key of the encoded image. Without it, as with the next three, names and first records tell.
-        label: key of the class, one int64; "none" leaves the samples unlabelled.
-        text: key of the class's name; "none" for none.
-        filename: key of the path, or of what else names a sample; "none" for none.
+        image_key: of the encoded image. Without it, as with the next three, names and first records tell.
+        label_key: of the class, one int64; "none" leaves the samples unlabelled.
+        text_key: of the class's name; "none" for none.
+        filename_key: of the path, or of what else names a sample; "none" for none.
         splits: take only these, a list or "train,val"; folders or file names tell which there are.
-        classes: names of the classes in the order of labels, or a file with a line for each. By default `text` tells
-            them where it does so one to one, else they are called "0", "1" and so on.
+        classes: names of the classes in the order of labels, or a file with a line for each. By default the texts tell
+            them where they do so one to one, else they are called "0", "1" and so on.
         exif: "apply": loaders turn images by their EXIF orientation, as `shard` does, and caches hold them turned.
             "ignore": they come as they are stored. Such images are counted in `manifest.odd` either way.
         listener: called with an `AdoptProgress` after each file.
@@ -118,10 +120,10 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     start = time.monotonic()
     if exif not in ("apply", "ignore"):
         raise OptionError(f"exif is 'apply' or 'ignore', not {exif!r}")
-    if image == NONE:
-        raise OptionError("--image none: a dataset has images")
+    if image_key == NONE:
+        raise OptionError("--image-key none: a dataset has images")
     names = None if classes is None else read_classes(classes)
-    told = {"image": image, "label": label, "text": text, "filename": filename}
+    told = {"image": image_key, "label": label_key, "text": text_key, "filename": filename_key}
     source = open_store(url)
     target = source if dst is None else open_store(dst)
     path = source.local_path(MANIFEST)
@@ -151,7 +153,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         raise NoInputsError(f"the {len(infos)} TFRecord files below {source.url} hold no record")
     keys = choose_keys(told, first)
     if names is not None and keys.label is None:
-        raise OptionError("--classes names the classes of labels, and there are none; say which key with --label")
+        raise OptionError("--classes names the classes of labels, and there are none; say which key with --label-key")
 
     most_classes = _MOST_CLASSES if names is None else len(names)
     total, progress = Contents(), AdoptProgress(sum(info.size_bytes for info in infos))

@@ -87,7 +87,7 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
     there = f"the records have {', '.join(kinds) or 'no features'}"
     for role, choice in told.items():
         if choice is not None and choice != NONE and choice not in found:
-            raise OptionError(f"--{role} {choice}: there is no such feature; {there}")
+            raise OptionError(f"--{role}-key {choice}: there is no such feature; {there}")
     image = told["image"] or _find_image(found, records)
     if image is None:
         raise OptionError(f"{records[0].place}: no feature holds an encoded image; {there}")
@@ -99,7 +99,7 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
             raise OptionError(
                 f"{record.place}: feature {image!r} ({seen.kind}) is no encoded image: {seen.problem}. Tensors, raw or "
                 "serialized, cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the files; "
-                f"{there}; choose with --image"
+                f"{there}; choose with --image-key"
             )
     label = _choose_label(told["label"], image, found, records, there)
     others: dict[str, str | None] = {}
@@ -109,7 +109,7 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
             known = (key for key in _KNOWN_KEYS[role] if key != image and key in found and found[key].kind == "bytes")
             choice = next(known, NONE)
         elif choice != NONE and found[choice].kind not in ("bytes", None):
-            raise OptionError(f"--{role} {choice} is of kind {found[choice].kind}, not bytes; {there}")
+            raise OptionError(f"--{role}-key {choice} is of kind {found[choice].kind}, not bytes; {there}")
         others[role] = None if choice == NONE else choice
     return Keys(image, label, **others)
 
@@ -146,13 +146,13 @@ def _choose_label(
             raise OptionError(
                 f"{record.place}: the label {label!r} is of kind {kind}; labels are int64, and names cannot become "
                 "numbers without rewriting the records. Write an int64 feature beside it, or adopt without labels: "
-                f"--label none; {there}"
+                f"--label-key none; {there}"
             )
     return label
 
 
 def _ambiguous(role: str, keys: Sequence[str]) -> OptionError:
-    return OptionError(f"the {role} could be any of {', '.join(keys)}; choose with --{role} {keys[0]} or another")
+    return OptionError(f"the {role} could be any of {', '.join(keys)}; choose with --{role}-key {keys[0]} or another")
 
 
 def make_features(keys: Keys, tallies: dict[str, Tally], records: int) -> tuple[tuple[FeatureSpec, ...], list[str]]:

@@ -184,11 +184,11 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
     label = None if keys.label is None else features[keys.label].values[0]
     if label is not None:
         if not isinstance(label, int):
-            raise RecordError(f"{place}: feature {keys.label!r} is no int64, so no label; see --label")
+            raise RecordError(f"{place}: feature {keys.label!r} is no int64, so no label; see --label-key")
         if label < 0:
             raise RecordError(
                 f"{place}: the label {keys.label!r} is {label}; classes count from 0. Where it stands for "
-                "'unknown', adopt this split apart with --splits, --label none and --to"
+                "'unknown', adopt this split apart with --splits, --label-key none and --to"
             )
         if label >= classes:
             raise OptionError(f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes")
@@ -199,10 +199,10 @@ def missing_value(key: str, values: int | None, image: str | None, place: str, p
     """Return the error for a record with `values` values of a feature that it should have one of; None: it lacks it."""
     found = "is missing" if values is None else f"has {values} values instead of one"
     way = (
-        "choose another with --image"
+        "choose another with --image-key"
         if key == image
         else "take the splits that have it with --splits train,val, and adopt the others apart with --splits test "
-        "--label none --to DST"
+        "--label-key none --to DST"
     )
     return RecordError(f"{place}: feature {key!r} {found}; the record has {', '.join(sorted(present))}; {way}")
 

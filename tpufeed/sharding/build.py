@@ -41,7 +41,8 @@ from tpufeed.storage.store import Store
 _POLICIES = ("exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged")
 RENAMED = {
     **{name: f"use policy={{{name!r}: ...}}" for name in _POLICIES},
-    "splits": "split",
+    "split": "shares",
+    "splits": "shares",
     "shard_size": "shard_bytes",
     "max_shard_size": "shard_bytes",
     "num_shards": "shards",
@@ -59,7 +60,7 @@ def shard(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,
     *,
-    split: str | Mapping[str, float] | None = None,
+    shares: str | Mapping[str, float] | None = None,
     split_by: str | None = None,
     image: str | None = None,
     label: str = "auto",
@@ -93,7 +94,7 @@ def shard(  # noqa: PLR0913  # the public face
         src: a folder of class folders (in folders of splits, or none), or of unlabelled images; a table of paths (.csv,
             .tsv, .jsonl, .parquet); one or more WebDataset tars. A path or a URL.
         dst: where the dataset goes; a path or a URL.
-        split: shares by name, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each sample's path.
+        shares: of the splits, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each sample's path.
             None takes folders called train, val and so on as splits where there are such, else everything is train.
         split_by: "folder" for the folders right below the source, or the column of a table that says the split.
         image: the column of a table that holds paths, or the extension of a tar's images.
@@ -134,7 +135,7 @@ def shard(  # noqa: PLR0913  # the public face
         TaskError, BuildError: the work failed; what is done stays, and the same call goes on from there.
     """
     options = ShardOptions(
-        split=split,
+        shares=shares,
         split_by=split_by,
         image=image,
         label=label,

@@ -84,7 +84,7 @@ class Inventory:
 
     def _read(self, source: Source, options: ShardOptions) -> None:
         found, types, labels, splits = Found(), ColumnTypes(), Counter[Label](), set[str]()
-        shares = None if source.splits else {"train": 1.0} if options.shares is None else options.shares
+        shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         rows = source.iter_rows(found)
         self._database.executescript(
             f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs(key BLOB, split TEXT, extra INT, {_COLUMNS});"

@@ -23,7 +23,7 @@ class ShardOptions:
 
     Attributes:
         size_bytes: `shard_bytes` as a number.
-        shares: `split` by name; None where the source may say the splits itself.
+        split_shares: `shares` by name; None where the source may say the splits itself.
         class_names: `classes`, read from their file; None for the classes that occur.
         images: how images are checked and stored.
 
@@ -31,7 +31,7 @@ class ShardOptions:
         OptionError: one of them cannot be.
     """
 
-    split: str | Mapping[str, float] | None = None
+    shares: str | Mapping[str, float] | None = None
     split_by: str | None = None
     image: str | None = None
     label: str = "auto"
@@ -50,14 +50,14 @@ class ShardOptions:
     min_side: int = 1
     policy: Mapping[str, str] | None = None
     size_bytes: int = field(init=False)
-    shares: dict[str, float] | None = field(init=False)
+    split_shares: dict[str, float] | None = field(init=False)
     class_names: tuple[str, ...] | None = field(init=False)
     images: ImagePolicy = field(init=False)
 
     def __post_init__(self) -> None:
         if self.shards is not None and self.shard_bytes is not None:
             raise OptionError("give either a size of the shards or their number, not both")
-        if self.split is not None and self.split_by is not None:
+        if self.shares is not None and self.split_by is not None:
             raise OptionError("give either the splits' shares or what the source is split by, not both")
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
@@ -83,7 +83,7 @@ class ShardOptions:
         )
         for name, value in (
             ("size_bytes", size_bytes),
-            ("shares", None if self.split is None else parse_shares(self.split)),
+            ("split_shares", None if self.shares is None else parse_shares(self.shares)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
         ):
@@ -106,7 +106,7 @@ class ShardOptions:
         return {
             **({"shard_bytes": self.size_bytes} if self.shards is None else {"shards": self.shards}),
             "hosts": self.hosts,
-            "split": self.shares,
+            "split": self.split_shares,
             "split_by": self.split_by,
             "image": self.image,
             "label": self.label,

@@ -180,7 +180,7 @@ def _folder_source(store: Store, options: ShardOptions) -> Source:
     if split_by not in (None, "folder"):
         raise OptionError(f"a folder is split by 'folder' or by shares; there is no column {split_by!r} in it")
     split_folders = split_by == "folder" or _has_split_folders(store)
-    by_folder = split_folders and options.shares is None
+    by_folder = split_folders and options.split_shares is None
     if split_folders and not by_folder and label != "none":
         raise OptionError(
             f"{store.url} has a folder for each split, which shares would make its classes; leave the shares out to "
@@ -304,7 +304,7 @@ def iter_source_warnings(
         else:
             way = "folders in a tar are no classes, so unpack it to have them"
         yield f"no labels: no sample has a .cls; {way}, or say --label none"
-    if source.kind == "tars" and options.shares is None:
+    if source.kind == "tars" and options.split_shares is None:
         mentioned = _splits_mentioned(found.tars)
         if len(mentioned) > 1:
             yield (

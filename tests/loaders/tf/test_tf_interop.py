@@ -214,7 +214,7 @@ def test_shards_of_the_flowers_tutorial(photos, tmp_path):
     """Its `label` is the class's name, `class` the number, `size` two numbers: which is which is found by kind."""
     records = [flower(*photo) | {"label": FLOWERS[photo[1]].encode(), "size": [120, 160]} for photo in photos]
     write(tmp_path / "flowers00-8.tfrec", records)
-    manifest = tpufeed.adopt(tmp_path, text="label").manifest
+    manifest = tpufeed.adopt(tmp_path, text_key="label").manifest
     assert manifest.options["keys"] == {"image": "image", "label": "class", "text": "label", "filename": "id"}
     assert manifest.class_names == FLOWERS
     check_feeds(tmp_path, photos, "train", "filename")
@@ -243,10 +243,10 @@ def test_tfds_test_split_has_labels_that_are_none(photos, tmp_path):
     write(tmp_path / "imagenet2012-test.tfrecord-00000-of-00001", records)
     with pytest.raises(
         RecordError,
-        match=r"record 0, byte 0: the label 'label' is -1; .* adopt this split apart with --splits, --label none",
+        match=r"record 0, byte 0: the label 'label' is -1; .* adopt this split apart with --splits, --label-key none",
     ):
         tpufeed.adopt(tmp_path, tmp_path / "test")
-    tpufeed.adopt(tmp_path, tmp_path / "test", label="none")
+    tpufeed.adopt(tmp_path, tmp_path / "test", label_key="none")
     with tpufeed.numpy_loader(tmp_path / "test", "test", batch_size=24, ops=[CenterCrop(64)]) as loader:
         assert next(iter(loader)).shape == (24, 64, 64, 3)
     with pytest.raises(OptionError, match="has no labels"):
