@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from tpufeed.errors import ManifestError
+from tpufeed.tfrecord import example
 from tpufeed.tfrecord.layout import FixedLayout
 
 ENCODED = "image/encoded"
@@ -19,14 +20,28 @@ CHANNELS = "image/channels"
 FORMAT = "image/format"
 FILENAME = "image/filename"
 
-DType = Literal["uint8", "int64", "float32", "bytes", "string"]
+DType = Literal["uint8", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
+Kind = Literal["image", "mask", "depth", "boxes", "keypoints"]
+_LISTS: dict[DType, example.Kind] = {"bool": "int64", "int32": "int64", "int64": "int64", "float32": "float"}
+_SCALARS: dict[DType, example.Kind] = {"uint8": "int64", "float16": "float"}
 
 
 class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One feature: `shape` [] is a scalar, None is of any length; a uint8 shape is (height, width, channels).
+    """One feature of a record.
 
-    `stored_as` is its key in the records of an adopted dataset, where that is another than its name. `lengths` are the
-    least and the most values that the inputs of a dataset have where the shape is None; older datasets do not say.
+    Numbers stand in C order in a list of int64 or float32. Protobuf has no lists of uint8 and float16: more than one
+    of these are one bytes value, little-endian.
+
+    Attributes:
+        name: of the column.
+        dtype: of its values in a batch.
+        shape: () is a scalar; None is a list of as many items as the sample has.
+        stored_as: the key in the records of an adopted dataset, where that is another than the name.
+        lengths: the least and the most items that a sample has where the shape is None; older datasets do not say.
+        item_shape: of an item of a list, where that is no scalar.
+        kind: what moves with the crop: a further image, a mask (one channel of 8 bits), depth (of 16 bits), boxes
+            (left, top, right, bottom) or keypoints (x, y, and maybe their visibility), in pixels of the stored image.
+        of: the column of boxes, each of which has one item of this column.
     """
 
     name: str
@@ -34,20 +49,58 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, ...] | None = ()
     stored_as: str | msgspec.UnsetType = msgspec.UNSET
     lengths: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
+    item_shape: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    kind: Kind | msgspec.UnsetType = msgspec.UNSET
+    of: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def key(self) -> str:
         """The feature's key in the records."""
         return self.name if self.stored_as is msgspec.UNSET else self.stored_as
 
+    @property
+    def each(self) -> tuple[int, ...]:
+        """The shape of an item of a list."""
+        return () if self.item_shape is msgspec.UNSET else self.item_shape
 
-def record_schema(labelled: bool) -> tuple[FeatureSpec, ...]:
-    """The features of the records that `shard` writes, in the order in which they stand."""
+    @property
+    def is_picture(self) -> bool:
+        """True for a further image, a mask or depth."""
+        return self.kind in ("image", "mask", "depth")
+
+    @property
+    def is_raw(self) -> bool:
+        """True where one bytes value holds all numbers of a sample."""
+        return self.shape != () and self.stored_kind == "bytes" and self.dtype not in ("bytes", "string")
+
+    @property
+    def stored_kind(self) -> example.Kind:
+        """The kind of list that a record holds."""
+        if self.is_picture:
+            return "bytes"
+        return _LISTS.get(self.dtype) or ("bytes" if self.shape != () else _SCALARS.get(self.dtype, "bytes"))
+
+
+def record_schema(
+    labelled: bool, several: tuple[int, int] | None = None, of: str | None = None
+) -> tuple[FeatureSpec, ...]:
+    """The features of the records that `shard` writes, in the order in which they stand.
+
+    Args:
+        labelled: samples have labels.
+        several: samples have lists of labels: the length of the shortest and of the longest.
+        of: the column of boxes, of which each has one of these labels.
+    """
     image = FeatureSpec(ENCODED, "bytes")
-    label = (FeatureSpec(LABEL, "int64"),) if labelled else ()
     sizes = tuple(FeatureSpec(name, "int64") for name in (HEIGHT, WIDTH, CHANNELS))
+    names = FeatureSpec(FORMAT, "string"), FeatureSpec(FILENAME, "string")
+    if several is not None:
+        owner = msgspec.UNSET if of is None else of
+        lists = (FeatureSpec(LABEL, "int64", None, lengths=several, of=owner), FeatureSpec(TEXT, "string", None))
+        return (image, *sizes, *names, lists[0], msgspec.structs.replace(lists[1], lengths=several, of=owner))
+    label = (FeatureSpec(LABEL, "int64"),) if labelled else ()
     text = (FeatureSpec(TEXT, "string"),) if labelled else ()
-    return (image, *label, *sizes, FeatureSpec(FORMAT, "string"), FeatureSpec(FILENAME, "string"), *text)
+    return (image, *label, *sizes, *names, *text)
 
 
 def further_columns(features: Iterable[FeatureSpec]) -> dict[str, str]:
