@@ -104,7 +104,7 @@ def test_lists_are_tensors_or_padded_with_their_lengths_beside(processes, table,
     assert ids.tolist() == [row["ids"] for row in expected]
     assert one.tolist() == [row["one"] for row in expected]
     lists = [row["mixed"] if isinstance(row["mixed"], list) else [row["mixed"]] for row in expected]
-    assert mixed.tolist() == [(found + [0, 0])[:2] for found in lists]
+    assert mixed.tolist() == [[*found, 0, 0][:2] for found in lists]
     assert mixed_length.tolist() == [len(found) for found in lists]
     assert gaps.tolist() == [((row["gaps"] or []) + [9, 9, 9])[:3] for row in expected]
     assert gaps_length.tolist() == [len(row["gaps"] or []) for row in expected]

@@ -172,6 +172,16 @@ Label = Annotated[
         rich_help_panel=SOURCE,
     ),
 ]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="NAME:DTYPE[SHAPE]",
+        help="Type and shape of a further column: embedding:float32[512], tags:int64[] for any number. Repeatable.",
+        show_default="as its values are",
+        rich_help_panel=SOURCE,
+    ),
+]
 Classes = Annotated[
     Path | None,
     typer.Option(

@@ -11,6 +11,7 @@ from tpufeed.cli.builds import (
     RayAddress,
     choose_engine,
     given,
+    parse_columns,
     parse_policies,
     print_preview,
     run_build,
@@ -36,6 +37,7 @@ def shard_command(
     image: flags.Image = None,
     label: flags.Label = None,
     classes: flags.Classes = None,
+    column: flags.Columns = None,
     shard_size: flags.ShardSize = None,
     shards: Annotated[
         int | None,
@@ -137,6 +139,7 @@ def shard_command(
         max_pixels=max_pixels,
         min_side=min_side,
         policy=parse_policies(policy),
+        columns=parse_columns(column),
     )
     chosen = choose_engine(engine, workers, ray_address, beam)
     run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)

@@ -53,6 +53,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
         offset: of the image within the file.
         columns: values of the further features, in the order of the header's; bytes in base64.
         problem: why it is rejected without being read, as (reason code, message).
+        labels: ids of classes, in a dataset whose samples have several; `label` is -1 there.
     """
 
     path: str
@@ -63,6 +64,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     offset: int = 0
     columns: tuple[tuple[ColumnValue, ...], ...] = ()
     problem: tuple[str, str] | None = None
+    labels: tuple[int, ...] = ()
 
 
 class _TaskHead(msgspec.Struct, frozen=True):

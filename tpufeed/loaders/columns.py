@@ -167,6 +167,11 @@ class Items:
         lengths = (Column(f"{name}_length", "int32"),) if counted else ()
         self.columns: tuple[Column, ...] = (Column(name, spec.dtype, shape), *lengths)
 
+    @property
+    def is_padded(self) -> bool:
+        """True for a list; false for a tensor."""
+        return self._most is not None
+
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
         items = sample.items(self._spec)
         if isinstance(self._spec.of, str) and self.moves:
@@ -398,6 +403,9 @@ def resolve_columns(manifest: Manifest, options: "LoaderOptions", sizes: Sequenc
         raise OptionError(
             f"pad and fill name columns that are asked for, not {unknown[0]!r}; they are {', '.join(names)}"
         )
+    for name in options.pad or ():
+        if not any(isinstance(field, Items) and field.is_padded and field.columns[0].name == name for field in fields):
+            raise OptionError(f"pad is for lists, and {name!r} is none: leave it out of pad=")
     several = len(sizes) > 1
     if several and any(field.moves or isinstance(field, Picture) for field in fields):
         raise OptionError(
@@ -489,10 +497,9 @@ class _Finder:
             )
         truncate = options.truncate if isinstance(options.truncate, bool) else name in options.truncate
         owner = spec.of if isinstance(spec.of, str) else None
-        most: int | None = None
+        most: int | None = None  # of a tensor
         if spec.shape is not None:
-            if given is not None:
-                raise OptionError(f"pad is for lists, and {name!r} has the shape {spec.shape}: leave it out of pad=")
+            pass
         elif given is None and lengths is None:
             raise OptionError(
                 f"the dataset does not say how long the lists of {name!r} are; give the length of a batch's, like "

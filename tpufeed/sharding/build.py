@@ -78,6 +78,7 @@ def shard(  # noqa: PLR0913  # the public face
     max_pixels: int = MAX_PIXELS,
     min_side: int = 1,
     policy: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | None = None,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     fsync: bool = False,
@@ -119,6 +120,8 @@ def shard(  # noqa: PLR0913  # the public face
         min_side: images with a shorter side, in pixels, are rejected.
         policy: choices for odd images, like {"alpha": "black"}: see `tpufeed.images.policy.ImagePolicy`, from `exif` to
             `damaged`.
+        columns: types and shapes of further columns that their values do not say, like {"embedding": "float32[512]"};
+            `[]` is for any number, `[,2]` for any number of pairs. Rows that do not fit are rejected (bad_column).
         max_rejects: fail, before there is a dataset, where more inputs than this cannot be taken: "1%" or a number.
             By default 1 %, and 10 of however few.
         overwrite: remove what stands at `dst`, a dataset or what a build has left of one, once the source is listed.
@@ -153,6 +156,7 @@ def shard(  # noqa: PLR0913  # the public face
         max_pixels=max_pixels,
         min_side=min_side,
         policy=policy,
+        columns=columns,
     )
     request = _check_request(src, dst, options, max_rejects, overwrite, workers, engine)
     if request.finished is not None:

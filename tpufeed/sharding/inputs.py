@@ -84,13 +84,17 @@ class InputFeatures:
     """The features of inputs besides image, label, sizes and format."""
 
     def __init__(self, header: PlanHeader) -> None:
-        self.labelled = any(feature.name == LABEL for feature in header.features)
+        label = next((feature for feature in header.features if feature.name == LABEL), None)
+        self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
         self._names = [name.encode() for name in header.class_names]
-        self._further = header.features[len(record_schema(self.labelled)) :]
+        self._further = header.features[len(record_schema(self.labelled)) :]  # as many where labels are lists
 
     def __call__(self, item: Input) -> dict[str, Feature]:
         rest = {FILENAME: Feature("bytes", (item.path.encode(),))}
-        if self.labelled:
+        if self.several_labels:
+            rest[LABEL] = Feature("int64", item.labels)
+            rest[TEXT] = Feature("bytes", [self._names[label] for label in item.labels])
+        elif self.labelled:
             rest[TEXT] = Feature("bytes", (self._names[item.label],))
         if self._further:
             rest |= decode_values(item.columns, self._further)

@@ -50,8 +50,12 @@ def check_joined(
         raise forged(store, source, "it makes a cache, or another one")
     if mask_secrets(header.base) != mask_secrets(base):
         raise forged(store, source, f"its files lie in {header.base!r}, not in {base!r}")
-    labelled = any(feature.name == LABEL for feature in header.features)
-    own = record_schema(labelled)
+    label = next((feature for feature in header.features if feature.name == LABEL), None)
+    labelled, several = label is not None, label is not None and label.shape is None
+    lengths, owner = (None, None) if label is None else (label.lengths, label.of)
+    own = record_schema(
+        labelled, lengths if several and isinstance(lengths, tuple) else None, owner if isinstance(owner, str) else None
+    )
     if header.features[1 : len(own)] != own[1:]:
         raise forged(store, source, f"its features are {', '.join(feature.name for feature in header.features)}")
     inputs, stops = 0, dict.fromkeys(header.splits, 0)
@@ -68,7 +72,9 @@ def check_joined(
                 store, source, f"task {task.number} reads {foreign.file or foreign.path!r}, which is none of its"
             )
         for item in read:
-            of_class = 0 <= item.label < len(header.class_names) if labelled else item.label == -1
+            labels = item.labels if several or not labelled else (item.label,)
+            of_class = all(0 <= each < len(header.class_names) for each in labels)
+            of_class = of_class and (labelled or not labels) and (not labelled or several or not item.labels)
             in_file = 0 <= item.offset <= item.offset + item.bytes < _MOST_BYTES
             if not (of_class and in_file and len(item.columns) == len(header.features) - len(own)):
                 raise forged(store, source, f"what task {task.number} says of {item.path!r} cannot be")

@@ -10,6 +10,7 @@ from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import OptionError
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import ImagePolicy
+from tpufeed.sharding.columns import Declared
 from tpufeed.storage.store import parse_size
 
 _DEFAULT_SHARD_BYTES = 128 * 10**6
@@ -19,13 +20,14 @@ _FORM = "write them like train=0.9,val=0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 18.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 19.
 
     Attributes:
         size_bytes: `shard_bytes` as a number.
         split_shares: `shares` by name; None where the source may say the splits itself.
         class_names: `classes`, read from their file; None for the classes that occur.
         images: how images are checked and stored.
+        declared: `columns`, understood.
 
     Raises:
         OptionError: one of them cannot be.
@@ -49,10 +51,12 @@ class ShardOptions:
     max_pixels: int = MAX_PIXELS
     min_side: int = 1
     policy: Mapping[str, str] | None = None
+    columns: Mapping[str, str] | None = None
     size_bytes: int = field(init=False)
     split_shares: dict[str, float] | None = field(init=False)
     class_names: tuple[str, ...] | None = field(init=False)
     images: ImagePolicy = field(init=False)
+    declared: tuple[Declared, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.shards is not None and self.shard_bytes is not None:
@@ -86,6 +90,7 @@ class ShardOptions:
             ("split_shares", None if self.shares is None else parse_shares(self.shares)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
+            ("declared", tuple(Declared.parse(*each) for each in (self.columns or {}).items())),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
 
@@ -112,6 +117,7 @@ class ShardOptions:
             "label": self.label,
             "classes": self.class_names,
             "seed": self.seed,
+            **({"columns": {each.name: str(each) for each in self.declared}} if self.declared else {}),
             **{name.removesuffix("_px"): value for name, value in images.items()},
         }
 

@@ -71,7 +71,10 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
                 elif image.unmarked:
                     unmarked[image.unmarked] += 1
                 ints: tuple[int, ...] = (image.height, image.width, image.channels)
-                if features.labelled:
+                if features.several_labels:
+                    for label in set(item.labels):
+                        counts[label] += 1
+                elif features.labelled:
                     counts[item.label] += 1
                     ints = (item.label, *ints)
                 image_format = Feature("bytes", (image.format.encode(),))
