@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions, Encoding, Size, fingerprint
 from tpufeed.cache.plan import KIND, Planning, Warmable, count_shards, record_size
 from tpufeed.cache.source import CacheSource, Sample
-from tpufeed.cache.worker import ENTRY, REACH, Augmenter, CacheContext, encode_pixels
+from tpufeed.cache.worker import ENTRY, REACH, Augmenter, CacheContext
 from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import (
     check_destination,
@@ -288,6 +289,7 @@ def probe_samples(planning: Planning, source: CacheSource, options: CacheOptions
     seed = source.draws_seed(options.seed)
     augment = Augmenter(options, seed, source.upright)
     ops, final = Pipeline(options.applied, seed), Pipeline(options.final or (), seed)
+    mover, moving = Mover(source.features, options, augment.pipeline), list[int]()
     lengths, seconds = list[int](), list[float]()
     begun = time.monotonic()
     tried = (sample for task in planning.first for sample in source.iter_samples(planning.header, task))
@@ -297,8 +299,10 @@ def probe_samples(planning: Planning, source: CacheSource, options: CacheOptions
         start = time.perf_counter()
         try:
             variants = augment(sample)
+            moved = mover.encode(sample.moving, sample.name, sample.size, augment.draws(sample.number)) if mover else []
         except ImageError:
             continue
+        moving += map(len, moved)
         lengths += [len(encode_pixels(pixels, options)) for pixels in variants]
         seconds.append(time.perf_counter() - start)
         if len(seconds) <= _FIRST_SAMPLES:
@@ -309,10 +313,13 @@ def probe_samples(planning: Planning, source: CacheSource, options: CacheOptions
         if slow or len(seconds) >= _PROBED_SAMPLES:
             break
     # What plans are cut by must be no matter of time: the mean of the first samples alone.
+    first = slice(_FIRST_SAMPLES * options.variants)
     shards = count_shards(
-        planning.samples, options, record_size(options, size, _mean(lengths[: _FIRST_SAMPLES * options.variants]))
+        planning.samples, options, record_size(options, size, _mean(lengths[first]), _mean(moving[first]))
     )
-    total = record_size(options, size, _mean(lengths)) * options.variants * sum(planning.samples.values())
+    total = (
+        record_size(options, size, _mean(lengths), _mean(moving)) * options.variants * sum(planning.samples.values())
+    )
     return Probe(shards, total, _mean(seconds), len(seconds))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tpufeed.cache.moving import cached_spec
 from tpufeed.cache.options import CacheOptions, Size
 from tpufeed.cache.source import CacheSource, DatasetSource, RawSource
 from tpufeed.dataset.naming import PLAN, check_split_name
@@ -173,9 +174,9 @@ class Warmable:
                 raise forged(store, self.url, "its tasks are not the parts of the dataset")
 
 
-def record_size(options: CacheOptions, size: Size, probed_bytes: float) -> float:
-    """Bytes of a record: known for raw pixels, else those of the images that were probed."""
-    return (size[0] * size[1] * 3 if options.encode == "raw" else probed_bytes) + _FEATURES_BYTES
+def record_size(options: CacheOptions, size: Size, probed_bytes: float, moving_bytes: float) -> float:
+    """Bytes of a record: known for raw pixels, else those of the images that were probed; and those of what moves."""
+    return (size[0] * size[1] * 3 if options.encode == "raw" else probed_bytes) + moving_bytes + _FEATURES_BYTES
 
 
 def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes: float) -> dict[str, int]:
@@ -215,9 +216,13 @@ def iter_ranges(
 
 def cached_schema(features: Sequence[FeatureSpec], options: CacheOptions, size: Size) -> tuple[FeatureSpec, ...]:
     """The features of a cache whose source has `features`."""
-    own = record_schema(labelled=any(feature.name == LABEL for feature in features))
+    label = next((feature for feature in features if feature.name == LABEL), None)
+    several = label.lengths if label is not None and label.shape is None else None
+    own = record_schema(label is not None, several if isinstance(several, tuple) else None)
+    stored = {feature.name: feature for feature in features}
     known = {feature.name for feature in own}
-    present = {feature.name for feature in features} | {HEIGHT, WIDTH, CHANNELS, FORMAT}
-    others = (FeatureSpec(f.name, f.dtype, f.shape, lengths=f.lengths) for f in features[1:] if f.name not in known)
+    present = stored.keys() | {HEIGHT, WIDTH, CHANNELS, FORMAT}
+    others = (f for f in features[1:] if f.name not in known)
     image = FeatureSpec(TENSOR, "uint8", (*size, 3)) if options.encode == "raw" else own[0]
-    return (image, *(f for f in own[1:] if f.name in present), *others)
+    lists = (stored.get(f.name, f) if f.shape is None else f for f in own[1:] if f.name in present)
+    return (image, *(cached_spec(feature, options, size) for feature in (*lists, *others)))

@@ -1,22 +1,31 @@
 """Sources of a cache: the samples of a dataset, or raw images."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from tpufeed.cache.moving import moves
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.destination import see_objects
 from tpufeed.dataset.plan import PlanHeader, Task
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, fixed_ints, record_layout
+from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import ImageError
-from tpufeed.images.decoding import Pixels
+from tpufeed.images.decoding import Pixels, image_size, orientation_of
 from tpufeed.images.policy import ImagePolicy, load_image
 from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
 from tpufeed.sharding.worker import see_inputs
-from tpufeed.tfrecord.example import decode_entries, decode_example, encode_entries, encode_entry, split_entries
+from tpufeed.tfrecord.example import (
+    Feature,
+    decode_arrays,
+    decode_entries,
+    decode_example,
+    encode_entries,
+    encode_entry,
+    split_entries,
+)
 from tpufeed.tfrecord.layout import ScalarEntry
 
 _FILENAME_ENTRY = ScalarEntry(FILENAME, "bytes")
@@ -32,6 +41,9 @@ class Sample(NamedTuple):
         label: the class's id, or None.
         rest: the features besides image, label, sizes and format, as encoded entries.
         odd: odd cases that a policy dealt with.
+        labels: ids of classes, of a sample that may have several.
+        moving: features that move with the crop, by their keys.
+        size: (height, width) of the image, where any moves.
     """
 
     number: int
@@ -40,6 +52,9 @@ class Sample(NamedTuple):
     label: int | None
     rest: bytes
     odd: tuple[str, ...] = ()
+    labels: tuple[int, ...] = ()
+    moving: Mapping[str, Feature] = {}  # none is ever changed
+    size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +69,8 @@ class DatasetSource:
         layout, names = record_layout(features), fixed_ints(features)
         shape = self.dataset.manifest.tensor_shape
         keys = {feature.name: feature.key for feature in features[1:]}
-        own = {*fixed_ints(header.features), FORMAT}
+        moving = {feature.name for feature in features[1:] if moves(feature)}
+        own = {*fixed_ints(header.features), FORMAT, *moving}
         kept = {f.name: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
         as_stored = all(name == key and key not in layout.int_keys for name, key in kept.items())
         payloads = self.dataset.reader(task.split).iter_payloads(task.first, task.stop)
@@ -70,7 +86,22 @@ class DatasetSource:
             label = dict(zip(names, values, strict=True)).get(LABEL)
             pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
             rest = b"".join([entries[name] for name in kept if name in entries])  # in the schema's order
-            yield Sample(number, _text(entries.get(FILENAME)) or f"sample {number}", pixels, label, rest)
+            name = _text(entries.get(FILENAME)) or f"sample {number}"
+            if not moving and not self.dataset.manifest.several_labels:
+                yield Sample(number, name, pixels, label, rest)
+                continue
+            parsed = decode_arrays(payload, name)
+            listed = parsed[keys[LABEL]].values if label is None and LABEL in keys and keys[LABEL] in parsed else ()
+            size = (0, 0)
+            if moving:
+                size = image_size(image) if shape is None else shape[:2]
+                size = size[::-1] if self.upright and shape is None and orientation_of(image) >= 5 else size
+            yield Sample(number, name, pixels, label, rest, labels=tuple(map(int, listed)), moving=parsed, size=size)
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        """The features of the samples."""
+        return self.dataset.manifest.features
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         """Return what this host sees of the files that a task needs, see `Job.reach`."""
@@ -114,8 +145,12 @@ class RawSource:
                 yield Reject(item.path, taken.reason, str(taken))
                 continue
             image, odd = taken
-            label = item.label if features.labelled else None
-            yield Sample(number, item.path, image, label, encode_entries(features(item)), odd)
+            label = item.label if features.labelled and not features.several_labels else None
+            yield Sample(number, item.path, image, label, encode_entries(features(item)), odd, item.labels)
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        return ()  # of raw images nothing moves with the crop
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         return see_inputs(header, task)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
 from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
@@ -19,10 +20,8 @@ from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.mending import mend
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
-from tpufeed.images.policy import encode
 from tpufeed.images.protocols import Draws
 from tpufeed.storage.registry import open_store
-from tpufeed.tfrecord.crc32c import BytesLike
 from tpufeed.tfrecord.example import Feature, encode_entry
 
 ENTRY = "tpufeed.cache.worker:run"
@@ -51,6 +50,7 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
     names, layout, int_names = header.shard_names(task), record_layout(header.features), fixed_ints(header.features)
     image_format = encode_entry(FORMAT, Feature("bytes", (options.encode.encode(),)))
     augment = Augmenter(options, source.draws_seed(options.seed), source.upright)
+    mover = Mover(source.features, options, augment.pipeline)
     meter = engine.ProgressMeter(report_progress)
     counts, rejects, odd, done = [0] * len(header.class_names), list[Reject](), Counter[str](), 0
     with destination.temporary_folder() as folder:
@@ -58,19 +58,19 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
         with ExitStack() as stack:
             writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
             samples = stack.enter_context(closing(source.iter_samples(header, task)))
-            for sample, variants in iter_augmented(samples, augment, source.mends):
+            for sample, variants, moved in iter_augmented(samples, augment, mover, source.mends):
                 if isinstance(sample, Reject):
                     rejects.append(sample)
                     meter.add(rejects=len(paths))
                     continue
                 rest = image_format + sample.rest
-                for writer, pixels in zip(writers, variants, strict=True):
+                for writer, pixels, entries in zip(writers, variants, moved, strict=True):
                     ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
                     data = encode_pixels(pixels, options)
-                    writer.add(data, [ints[name] for name in int_names], rest)
+                    writer.add(data, [ints[name] for name in int_names], rest + entries)
                     meter.add(images=1, size=len(data))
-                if sample.label is not None:
-                    counts[sample.label] += 1
+                for label in set(sample.labels) if sample.label is None else (sample.label,):
+                    counts[label] += 1
                 odd.update(sample.odd)
                 done += 1
         written = [writer.finish() for writer in writers]
@@ -92,12 +92,15 @@ def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
 
 
 def iter_augmented(
-    samples: Iterator[Sample | Reject], augment: "Augmenter", mends: bool
-) -> Iterator[tuple[Sample | Reject, list[Pixels]]]:
-    """Each sample with its variants; one that does not decode is mended, or becomes a reject."""
+    samples: Iterator[Sample | Reject], augment: "Augmenter", mover: Mover | None, mends: bool
+) -> Iterator[tuple[Sample | Reject, list[Pixels], list[bytes]]]:
+    """Each sample with its variants, and the entries of what moves with each.
+
+    One that does not decode is mended, or becomes a reject.
+    """
     for sample in samples:
         if isinstance(sample, Reject):
-            yield sample, []
+            yield sample, [], []
             continue
         try:
             try:
@@ -107,10 +110,13 @@ def iter_augmented(
                     raise
                 sample = sample._replace(image=mend(sample.image, error), odd=(*sample.odd, "damaged"))  # noqa: PLW2901
                 made = augment(sample)
+            moved = [b""] * len(made)
+            if mover:
+                moved = mover.encode(sample.moving, sample.name, sample.size, augment.draws(sample.number))
         except ImageError as error:
-            yield Reject(sample.name, error.reason, str(error)), []
+            yield Reject(sample.name, error.reason, str(error)), [], []
         else:
-            yield sample, made
+            yield sample, made, moved
 
 
 class Augmenter:
@@ -124,31 +130,31 @@ class Augmenter:
     """
 
     def __init__(self, options: CacheOptions, seed: int, upright: bool = False) -> None:
-        self._pipeline = Pipeline(options.applied, seed, upright=upright)
+        self.pipeline = Pipeline(options.applied, seed, upright=upright)
         self._variants = options.variants
         self._scratch = np.empty(0, np.uint8)
         self._outs: Sequence[Pixels | None] = [None] * options.variants
         self._block, self._draws = -1, list[DrawnBatch]()
 
     def __call__(self, sample: Sample) -> list[Pixels]:
-        draws = self._draw(sample.number)
+        draws = self.draws(sample.number)
         try:
             if isinstance(sample.image, np.ndarray):
-                made = [self._pipeline.run(sample.image, *each) for each in zip(draws, self._outs, strict=True)]
+                made = [self.pipeline.run(sample.image, *each) for each in zip(draws, self._outs, strict=True)]
             else:
-                made = self._pipeline.run_variants(memoryview(sample.image), draws, self._outs, self._memory)
+                made = self.pipeline.run_variants(memoryview(sample.image), draws, self._outs, self._memory)
         except OpError as error:
             raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
         if self._outs[0] is None:
             self._outs = [np.empty(pixels.shape, np.uint8) for pixels in made]
         return made
 
-    def _draw(self, sample: int) -> list[list[Draws]]:
-        """Random numbers come in blocks: one call a block and variant rather than one a sample."""
+    def draws(self, sample: int) -> list[list[Draws]]:
+        """Return the random numbers of each variant. They come in blocks: one call a block rather than one a sample."""
         block, row = divmod(sample, _BLOCK)
         if block != self._block:
             samples = np.arange(block * _BLOCK, (block + 1) * _BLOCK)
-            self._draws = [self._pipeline.draw(variant, samples) for variant in range(self._variants)]
+            self._draws = [self.pipeline.draw(variant, samples) for variant in range(self._variants)]
             self._block = block
         return [[op[row] for op in drawn] for drawn in self._draws]
 
@@ -156,10 +162,3 @@ class Augmenter:
         if size > len(self._scratch):
             self._scratch = np.empty(size, np.uint8)
         return self._scratch[:size]
-
-
-def encode_pixels(pixels: Pixels, options: CacheOptions) -> BytesLike:
-    """The bytes that a record holds of uint8 pixels."""
-    if options.encode == "raw":
-        return np.ascontiguousarray(pixels).data.cast("B")
-    return encode(pixels, options.encode, options.quality)

@@ -8,9 +8,9 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,6 @@ from tpufeed.loaders.columns import SAMPLE, Column, Columns, Picture, Rows, Samp
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.tfrecord.example import decode_arrays
 from tpufeed.tfrecord.layout import FixedLayout
-
-if TYPE_CHECKING:
-    from tpufeed.images.geometry import Geometry
 
 Array: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -210,8 +207,7 @@ class Decoder:
         self._tensor_shape, self._upright = manifest.tensor_shape, manifest.upright
         self._url = dataset.url
         self._min_visibility = float(options.min_visibility)
-        self._boxes = {spec.name: spec for spec in manifest.features if spec.kind == "boxes"}
-        self._points = {spec.name: spec for spec in manifest.features if spec.kind == "keypoints"}
+        self._specs = {spec.name: spec for spec in manifest.features}
         ints = fixed_ints(manifest.features)
         self._size_at = (ints.index(HEIGHT), ints.index(WIDTH)) if {HEIGHT, WIDTH} <= set(ints) else None
         # Where each view stands: its column, and its place among those of one size.
@@ -246,13 +242,19 @@ class Decoder:
             self._fill_image(record.image, draws, rows, row)
         if not self.columns.fields:
             return 0
-        moved = _Moved(self, record, draws[0])
-        sample = moved.sample = Sample(decode_arrays(record.payload), record.where, moved)
+        size, pipeline, drawn = partial(self.stored_size, record), self.pipelines[0], draws[0]
+        sample = Sample(
+            decode_arrays(record.payload),
+            record.where,
+            self._specs,
+            lambda: pipeline.geometry(*size(), drawn),
+            self._min_visibility,
+        )
         for each in self._fields:
             each.fill(sample, rows, row)
         for picture in self._pictures:
             self._fill_picture(picture, sample, draws[0], rows, row)
-        return moved.dropped
+        return sample.dropped
 
     def stored_size(self, record: "_Record") -> tuple[int, int]:
         """Return `(height, width)` of a record's image, upright. Raises ImageError."""
@@ -340,43 +342,6 @@ class _Record(NamedTuple):
     ints: tuple[int, ...]
     payload: memoryview
     where: str
-
-
-class _Moved:
-    """Where the pixels of one sample went, computed when a column asks for it."""
-
-    def __init__(self, decoder: Decoder, record: _Record, draws: Sequence[Draws]) -> None:
-        self._decoder, self._record, self._draws = decoder, record, draws
-        self._found: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = {}
-        self.sample: Sample
-        self.dropped = 0
-
-    @cached_property
-    def geometry(self) -> "Geometry":
-        height, width = self._decoder.stored_size(self._record)
-        return self._decoder.pipelines[0].geometry(height, width, self._draws)
-
-    def moved_boxes(self, boxes: str) -> npt.NDArray[np.float32]:
-        return self._move(boxes)[0]
-
-    def kept(self, boxes: str) -> npt.NDArray[np.bool_]:
-        return self._move(boxes)[1]
-
-    def moved_points(self, points: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        spec = self._decoder._points[points]
-        stored = self.sample.items(spec)
-        if isinstance(spec.of, str):
-            stored = stored[self.kept(spec.of)]
-        moved, visible = self.geometry.move_points(stored.reshape(-1, stored.shape[-1]))
-        return moved.reshape(stored.shape), visible.reshape(stored.shape[:-1])
-
-    def _move(self, boxes: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        if boxes not in self._found:
-            stored = self.sample.items(self._decoder._boxes[boxes])
-            moved, kept = self.geometry.move_boxes(stored, self._decoder._min_visibility)
-            self._found[boxes] = moved[kept], kept
-            self.dropped += len(kept) - int(kept.sum())
-        return self._found[boxes]
 
 
 def _own_ops(dataset: Dataset) -> Sequence[Op]:

@@ -1,7 +1,8 @@
 """Columns of a batch: which ones a loader was asked for, their shapes, and how a record fills a row of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
@@ -12,11 +13,11 @@ from tpufeed.dataset import schema
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError, RecordError
+from tpufeed.images.geometry import Geometry
 from tpufeed.images.masks import decode_mask
 from tpufeed.tfrecord.example import Feature
 
 if TYPE_CHECKING:
-    from tpufeed.images.geometry import Geometry
     from tpufeed.loaders.options import LoaderOptions
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -50,40 +51,41 @@ class Column(msgspec.Struct, frozen=True):
         return np.empty((rows, *self.shape), self.dtype)
 
 
-class Moved(Protocol):
-    """What happened to the pixels of a sample: pictures, boxes and points follow."""
-
-    @property
-    def geometry(self) -> "Geometry":
-        """Where each pixel of the result lies in the stored image."""
-
-    def kept(self, boxes: str) -> npt.NDArray[np.bool_]:
-        """Return which boxes of this column are left. Items of other columns go with them."""
-
-    def moved_boxes(self, boxes: str) -> npt.NDArray[np.float32]:
-        """Return the boxes that are left, in pixels of the result."""
-
-    def moved_points(self, points: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """Return points in pixels of the result, without those of dropped boxes, and which of them it shows."""
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
-    """A parsed record, while a row is filled from it.
+    """A parsed record, while a row is filled from it. Where its pixels go is found out when a column asks for it.
+
+    Args:
+        features: of the record by their keys; numbers as arrays.
+        where: the record's name, for errors.
+        specs: the dataset's features by name.
+        find_geometry: tells what the ops do to the image.
+        min_visibility: of a box's area, below which it is dropped.
 
     Attributes:
-        features: by their keys; numbers as arrays.
-        where: the record's name, for errors.
-        moved: where its pixels went.
+        dropped: boxes that were dropped.
     """
 
-    features: Mapping[str, Feature]
-    where: str
-    moved: Moved
+    def __init__(
+        self,
+        features: Mapping[str, Feature],
+        where: str,
+        specs: Mapping[str, FeatureSpec],
+        find_geometry: Callable[[], Geometry],
+        min_visibility: float,
+    ) -> None:
+        self.where, self.dropped = where, 0
+        self._features, self._specs = features, specs
+        self._find_geometry, self._min_visibility = find_geometry, min_visibility
+        self._boxes: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = {}
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Where each pixel of the result lies in the stored image."""
+        return self._find_geometry()
 
     def values(self, spec: FeatureSpec) -> Any:
         """Return a feature's values. Raises RecordError where it holds another kind of list."""
-        feature = self.features.get(spec.key)
+        feature = self._features.get(spec.key)
         if feature is None or (feature.kind is None and not len(feature.values)):
             return np.empty(0, np.int64)
         if feature.kind != spec.stored_kind:
@@ -91,7 +93,10 @@ class Sample:
         return feature.values
 
     def items(self, spec: FeatureSpec) -> Array:
-        """Return the numbers of a list or tensor, of shape (items, *shape of an item). Raises RecordError."""
+        """Return the numbers of a list or tensor, of shape (items, *shape of an item).
+
+        Those of boxes that the crop drops are left out. Raises RecordError.
+        """
         found, each = self.values(spec), spec.each if spec.shape is None else spec.shape[1:]
         if spec.is_raw:
             data = b"" if not len(found) else found[0]
@@ -102,7 +107,66 @@ class Sample:
         size = int(np.prod(each))
         if len(found) % size:
             raise RecordError(f"{self.where}: {spec.key} has {len(found)} values, which are no items of shape {each}")
-        return np.asarray(found).reshape(-1, *each)
+        items = np.asarray(found).reshape(-1, *each)
+        return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
+
+    def boxes(self, spec: FeatureSpec) -> npt.NDArray[np.float32]:
+        """Return the boxes that are left, in pixels of the result."""
+        return self._move(spec)[0]
+
+    def points(self, spec: FeatureSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        """Return points in pixels of the result, and which of them it shows."""
+        stored = self.items(spec)
+        moved, visible = self.geometry.move_points(stored.reshape(-1, stored.shape[-1]))
+        return moved.reshape(stored.shape), visible.reshape(stored.shape[:-1])
+
+    def mask(self, spec: FeatureSpec, fill: int, out: Array | None = None) -> Array:
+        """Return a mask or depth as the result shows it. Raises RecordError, ImageError."""
+        stored, geometry = self._picture(spec), self.geometry
+        if stored.shape != geometry.source:
+            raise RecordError(
+                f"{self.where}: {spec.key} has {stored.shape[1]}x{stored.shape[0]} pixels; its image has "
+                f"{geometry.source[1]}x{geometry.source[0]}"
+            )
+        if out is not None and out.dtype != stored.dtype:
+            out[...] = geometry.warp(stored, fill)
+            return out
+        return geometry.warp(stored, fill, out)
+
+    def texts(self, spec: FeatureSpec) -> list[bytes]:
+        """Return the texts of a list, without those of boxes that the crop drops."""
+        found = [bytes(value) for value in self.values(spec)]
+        if not isinstance(spec.of, str):
+            return found
+        return [value for value, kept in zip(found, self._kept(spec, len(found)), strict=True) if kept]
+
+    def _kept(self, spec: FeatureSpec, items: int) -> npt.NDArray[np.bool_]:
+        """Return which items belong to boxes that are left. Raises RecordError."""
+        kept = self._move(self._specs[str(spec.of)])[1]
+        if len(kept) != items:
+            raise RecordError(f"{self.where}: {spec.key} has {items} items for {len(kept)} boxes in {spec.of}")
+        return kept
+
+    def _move(self, spec: FeatureSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        if spec.name not in self._boxes:
+            moved, kept = self.geometry.move_boxes(self.items(spec), self._min_visibility)
+            self._boxes[spec.name] = moved[kept], kept
+            self.dropped += len(kept) - int(kept.sum())
+        return self._boxes[spec.name]
+
+    def _picture(self, spec: FeatureSpec) -> Array:
+        (data,) = self.values(spec) if len(self.values(spec)) == 1 else (None,)
+        if data is None:
+            raise RecordError(f"{self.where}: {spec.key} is missing")
+        if spec.shape:  # raw, in a cache
+            dtype = np.dtype(spec.dtype).newbyteorder("<")
+            expected = dtype.itemsize * int(np.prod(spec.shape))
+            if len(data) != expected:
+                raise RecordError(
+                    f"{self.where}: {spec.key} has {len(data)} bytes; {spec.dtype} {spec.shape} takes {expected}"
+                )
+            return np.frombuffer(data, dtype).reshape(spec.shape)
+        return decode_mask(data, "mask" if spec.kind == "mask" else "depth")
 
 
 class Field(Protocol):
@@ -173,10 +237,7 @@ class Items:
         return self._most is not None
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        items = sample.items(self._spec)
-        if isinstance(self._spec.of, str) and self.moves:
-            items = items[sample.moved.kept(self._spec.of)]
-        self._put(items, sample, rows, row)
+        self._put(sample.items(self._spec), sample, rows, row)
 
     def _put(self, items: Array, sample: Sample, rows: Rows, row: int) -> None:
         """Write a sample's items to their row. Raises RecordError where they do not fit."""
@@ -230,7 +291,7 @@ class Boxes(Items):
     moves = True
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        self._put(sample.moved.moved_boxes(self._spec.name), sample, rows, row)
+        self._put(sample.boxes(self._spec), sample, rows, row)
 
 
 class Keypoints(Items):
@@ -245,7 +306,7 @@ class Keypoints(Items):
         self.columns = (*self.columns, Column(f"{name}_visible", "bool", self.columns[0].shape[:-1]))
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        points, visible = sample.moved.moved_points(self._spec.name)
+        points, visible = sample.points(self._spec)
         self._put(points, sample, rows, row)
         seen = np.zeros(self.columns[-1].shape, np.bool_)
         seen[: len(visible)] = visible[: len(seen)]
@@ -263,20 +324,11 @@ class Mask:
         self.columns: tuple[Column, ...] = (Column(name, self._dtype, () if size is None else size),)
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        (column,), geometry = self.columns, sample.moved.geometry
-        mask = picture(sample, self._spec)
-        if mask.shape != geometry.source:
-            raise RecordError(
-                f"{sample.where}: {self._spec.key} has {mask.shape[1]}x{mask.shape[0]} pixels; its image has "
-                f"{geometry.source[1]}x{geometry.source[0]}"
-            )
-        target = rows[column.name]
+        target = rows[self.columns[0].name]
         if isinstance(target, list):
-            target[row] = geometry.warp(mask, self._fill).astype(self._dtype, copy=False)
-        elif mask.dtype == target.dtype:
-            geometry.warp(mask, self._fill, target[row])
+            target[row] = sample.mask(self._spec, self._fill).astype(self._dtype, copy=False)
         else:
-            target[row] = geometry.warp(mask, self._fill)
+            sample.mask(self._spec, self._fill, target[row])
 
 
 class Picture:
@@ -296,23 +348,7 @@ class WindowField:
     columns: tuple[Column, ...] = (Column(WINDOW, "float32", (4,)),)
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        rows[WINDOW][row] = np.array(sample.moved.geometry.bounds(), np.float32)
-
-
-def picture(sample: Sample, spec: FeatureSpec) -> Array:
-    """Return the stored pixels of a mask or depth, (height, width). Raises RecordError, ImageError."""
-    (data,) = sample.values(spec) if len(sample.values(spec)) == 1 else (None,)
-    if data is None:
-        raise RecordError(f"{sample.where}: {spec.key} is missing")
-    if spec.shape:  # raw, in a cache
-        dtype = np.dtype(spec.dtype).newbyteorder("<")
-        if len(data) != dtype.itemsize * int(np.prod(spec.shape)):
-            raise RecordError(
-                f"{sample.where}: {spec.key} has {len(data)} bytes; {spec.dtype} {spec.shape} is expected"
-            )
-        return np.frombuffer(data, dtype).reshape(spec.shape)
-    pixels: Array = decode_mask(data, "mask" if spec.kind == "mask" else "depth")
-    return pixels
+        rows[WINDOW][row] = np.array(sample.geometry.bounds(), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
