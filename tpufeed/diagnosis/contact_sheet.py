@@ -6,6 +6,7 @@ A line of text stands above the grid and two lines under each image. Variants of
 import contextlib
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,17 +14,21 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME
 from tpufeed.diagnosis.files import check_output, write_file
-from tpufeed.diagnosis.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_label
+from tpufeed.diagnosis.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_labels
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
 from tpufeed.images.decoding import Pixels, decode, orientation_of
+from tpufeed.images.geometry import Geometry
 from tpufeed.images.mending import mend
 from tpufeed.images.orientation import turn
-from tpufeed.tfrecord.example import decode_example
+from tpufeed.images.protocols import Window
+from tpufeed.loaders.columns import Sample
+from tpufeed.tfrecord.example import Feature, decode_arrays
 
 # Format and longest side in pixels, by the ending of the sheet's name.
 _FORMATS = {".png": ("PNG", 1 << 20), ".jpg": ("JPEG", 65535), ".jpeg": ("JPEG", 65535), ".webp": ("WEBP", 16383)}
@@ -36,6 +41,8 @@ _LEAST_WIDTH_PX = 320  # or the title is cut short
 _PAPER, _INK, _FAINT = "white", "black", (110, 110, 110)
 # Files of fonts that systems have; Pillow's own font covers little more than ASCII.
 _WIDE_FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "msgothic.ttc")
+_MASK_OPACITY = 0.5
+_BOXES = ("red", "lime", "cyan", "yellow", "magenta", "orange")
 _FAULT, _FAULT_INK = (150, 20, 20), (255, 235, 235)
 
 
@@ -170,22 +177,64 @@ def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> 
     (payload,) = iter_payloads(reader, [place])
     if isinstance(payload, RecordError):
         return "", "", str(payload)
-    label = read_label(manifest, reader, payload)
-    if isinstance(label, int) and 0 <= label < len(manifest.class_names):
-        label = manifest.class_names[label]
+    names = dict(enumerate(manifest.class_names))
+    found = (
+        names.get(label, label) if isinstance(label, int) else label for label in read_labels(manifest, reader, payload)
+    )
+    label = ", ".join(map(str, dict.fromkeys(found)))
     try:
+        features = decode_arrays(payload)
         key = next((spec.key for spec in manifest.features if spec.name == FILENAME), None)
-        feature = None if key is None else decode_example(payload).get(key)
+        feature = None if key is None else features.get(key)
         if feature is not None and len(feature.values) and isinstance(feature.values[0], memoryview):
             name = str(feature.values[0], "utf-8", "replace")
         image = Image.fromarray(np.ascontiguousarray(_read_pixels(dataset, reader.layout.decode(payload)[0])))
+        stored = image.height, image.width
+        scale = size_px / max(image.size)
+        if scale >= 2:  # a tiny image is shown in visible pixels
+            image = image.resize((image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST)
+        image.thumbnail((size_px, size_px), Image.Resampling.LANCZOS)
+        image = _draw_over(image, manifest, features, reader.place(*place), stored)
     except (ImageError, RecordError) as error:
-        return str(label or ""), name, f"{reader.place(*place)}: {error}"
-    scale = size_px / max(image.size)
-    if scale >= 2:  # a tiny image is shown in visible pixels
-        image = image.resize((image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST)
-    image.thumbnail((size_px, size_px), Image.Resampling.LANCZOS)
-    return "" if label is None else str(label), name, image
+        return label, name, f"{reader.place(*place)}: {error}"
+    return label, name, image
+
+
+def _draw_over(
+    image: Image.Image, manifest: Manifest, features: Mapping[str, Feature], where: str, stored: tuple[int, int]
+) -> Image.Image:
+    """Return a thumbnail with the masks, boxes and keypoints of its sample drawn over it.
+
+    Raises:
+        ImageError, RecordError: one of them is damaged.
+    """
+    specs = {spec.name: spec for spec in manifest.features}
+    shown = Window(0, 0, *stored, image.height, image.width)
+    sample = Sample(features, where, specs, lambda: Geometry.identity(*stored).window(shown), 0.0)
+    for spec in specs.values():
+        if spec.kind in ("mask", "depth"):
+            image = Image.blend(image, Image.fromarray(_colours(sample.mask(spec, 0))), _MASK_OPACITY)
+    draw = ImageDraw.Draw(image)
+    for spec in specs.values():
+        if spec.kind == "boxes":
+            for number, box in enumerate(sample.boxes(spec).tolist()):
+                draw.rectangle(box, outline=_BOXES[number % len(_BOXES)], width=2)
+        elif spec.kind == "keypoints":
+            points, visible = sample.points(spec)
+            for x, y in points[visible][:, :2].tolist():
+                draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=_BOXES[0])
+    return image
+
+
+def _colours(mask: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Pixels:
+    """Return a colour for each value of a mask: far from those of its neighbours, and black for 0; of depth grey."""
+    if mask.dtype != np.uint8:
+        return (mask.astype(np.int64) * 255 // max(1, int(mask.max()))).astype(np.uint8)[..., None].repeat(3, 2)
+    steps = np.arange(256, dtype=np.uint32)[:, None] * np.array([97, 57, 193], np.uint32)
+    table = (64 + steps % 192).astype(np.uint8)
+    table[0] = 0
+    pixels: Pixels = table[mask]
+    return pixels
 
 
 def _read_pixels(dataset: Dataset, image: memoryview) -> Pixels:

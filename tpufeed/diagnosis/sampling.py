@@ -54,7 +54,7 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
             for place, payload in zip(places, iter_payloads(reader, places), strict=True):
                 if isinstance(payload, RecordError):
                     problems.append(str(payload))
-                elif read_label(dataset.manifest, reader, payload) == label:
+                elif label in read_labels(dataset.manifest, reader, payload):
                     found.append(place)
     return sorted(found[:wanted]), problems
 
@@ -77,20 +77,18 @@ def find_class(manifest: Manifest, name: str) -> int:
     raise OptionError(f"no class {name!r} among {len(names)}; {'near it' if near else 'the first'}: {listed}")
 
 
-def read_label(manifest: Manifest, reader: Reader, payload: memoryview) -> int | str | None:
-    """Return the label of a record; None where it has none."""
+def read_labels(manifest: Manifest, reader: Reader, payload: memoryview) -> list[int | str]:
+    """Return the labels of a record: one, several, or none."""
     ints = fixed_ints(manifest.features)
     try:
         if LABEL in ints:
-            return reader.layout.decode(payload)[1][ints.index(LABEL)]
+            return [reader.layout.decode(payload)[1][ints.index(LABEL)]]
         key = next((spec.key for spec in manifest.features if spec.name == LABEL), None)
         feature = None if key is None else decode_example(payload).get(key)
     except RecordError:
-        return None
-    if feature is None or not len(feature.values):
-        return None
-    value = feature.values[0]
-    return str(value, "utf-8", "replace") if isinstance(value, memoryview | bytes) else int(value)
+        return []
+    values = () if feature is None else feature.values
+    return [str(value, "utf-8", "replace") if isinstance(value, memoryview | bytes) else int(value) for value in values]
 
 
 def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | RecordError]:
