@@ -9,7 +9,7 @@ from tpufeed.errors import OptionError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-_FILE_OF_FRAMEWORK = {"torch": "torch.pixels", "jax": "jax.loader", "jaxlib": "jax.loader", "tensorflow": "tf.pixels"}
+_FILE_OF_FRAMEWORK = {"torch": "torch.pixels", "jax": "jax.pixels", "jaxlib": "jax.pixels", "tensorflow": "tf.pixels"}
 
 
 def to_device_float(

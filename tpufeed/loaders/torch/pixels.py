@@ -1,9 +1,10 @@
-"""Convert, flip and shift uint8 images on their device: XLA, or any other of torch."""
+"""Convert, flip, shift and mix images on their device: XLA, or any other of torch."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tpufeed.errors import MissingExtraError, OptionError
 
@@ -88,3 +89,41 @@ def _check(images: torch.Tensor) -> None:
         )
     if images.ndim != 4:
         raise OptionError(f"images have the shape (batch, height, width, channels), not {tuple(images.shape)}")
+
+
+ARRAYS: Any = torch
+KEY = "number before the step"
+
+
+def blend(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`weights * values + (1 - weights) * rolled` along the batch, in the type of `values`; see `mixup`."""
+    floats = values.to(torch.float32)
+    mixed = floats * weights + floats.roll(1, 0) * (1 - weights)
+    return (mixed if values.is_floating_point() else mixed.round()).to(values.dtype)
+
+
+def one_hot(labels: torch.Tensor, classes: int | None) -> torch.Tensor:
+    """Labels as float32 (batch, classes)."""
+    if labels.ndim == 2:
+        return labels.to(torch.float32)
+    return (labels[:, None] == torch.arange(classes or 1, device=labels.device)).to(torch.float32)
+
+
+def send(draws: npt.NDArray[np.float32], images: torch.Tensor) -> Any:
+    """The draws on the images' device, as data of its graph."""
+    return torch.from_numpy(draws).to(images.device, non_blocking=True).unbind()
+
+
+def draw(seed: Any, _alpha: float) -> Any:
+    """Raise OptionError: torch has no draws by a seed within a step."""
+    raise OptionError(f"seed is a number of at least 0, or several like (7, step), not {seed!r}")
+
+
+def count(stop: int, share: torch.Tensor) -> torch.Tensor:
+    """0.0, 1.0 ... below `stop`, on the device of `share`."""
+    return torch.arange(stop, device=share.device, dtype=torch.float32)
+
+
+def is_traced(_images: Any) -> bool:
+    """Return true within a step that is being compiled."""
+    return bool(torch.compiler.is_compiling())
