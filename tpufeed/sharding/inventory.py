@@ -15,7 +15,7 @@ from typing import Any
 
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.dataset.plan import Input
+from tpufeed.dataset.plan import ImageRef, Input
 from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 4096
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
-_COLUMNS = "path, bytes, version, label, file, offset, columns, problem"
+_COLUMNS = "path, bytes, version, label, file, offset, columns, problem, images"
 _FIRST_REJECTS = 3  # that an error shows
 _Line = tuple[Any, ...]
 
@@ -45,7 +45,7 @@ class Inventory:
         splits: names, in the order of the dataset.
         ignored_files: which are no images by their names, by their endings (`.txt`).
         labelled: true where inputs have labels.
-        totals: for each split: inputs, bytes of their files, and bytes of their paths and columns.
+        totals: for each split: inputs, bytes of all their files, and bytes of their paths and columns.
         count: all inputs.
         digest: identity of all inputs together, whatever their order.
         listed_twice: rows that name a file that another row names as well, however they spell it.
@@ -87,7 +87,7 @@ class Inventory:
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         rows = source.iter_rows(found)
         self._database.executescript(
-            f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs(key BLOB, split TEXT, extra INT, {_COLUMNS});"
+            f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs(key BLOB, split TEXT, extra INT, size INT, {_COLUMNS});"
         )
         self._database.execute("BEGIN")
         while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
@@ -96,7 +96,7 @@ class Inventory:
                 types.add(row.columns)
             lines = [_to_line(row, options.seed, shares, self._by_file) for row in chunk]
             try:
-                self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 11)})", lines)
+                self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 13)})", lines)
             except UnicodeEncodeError as error:
                 raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
             if source.splits:
@@ -113,7 +113,8 @@ class Inventory:
         are_folders = source.kind == "folder"
         self.classes = make_classes(labels, options.class_names, are_folders) if self.labelled else Classes((), {})
         self.schema = types.schema()
-        self.features = (*record_schema(self.labelled), *self.schema)
+        pictures = (picture.spec for picture in options.pictures)
+        self.features = (*record_schema(self.labelled), *self.schema, *pictures)
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
         columns = [spec.name for spec in self.schema]
         self.warnings = (
@@ -121,7 +122,7 @@ class Inventory:
             *iter_class_warnings(labels, self.classes, are_folders or options.class_names is not None),
             *types.iter_warnings(),
         )
-        sums = self._query("SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM inputs GROUP BY split")
+        sums = self._query("SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs GROUP BY split")
         self.totals: dict[str, tuple[int, int, int]] = dict.fromkeys(self.splits, (0, 0, 0))
         self.totals |= {name: (count, size, extra) for name, count, size, extra in sums}
         self.count = sum(count for count, _, _ in self.totals.values())
@@ -158,7 +159,7 @@ class Inventory:
     def largest(self, slope: float, intercept: float) -> tuple[str, int]:
         """Path and size of the largest record, where it takes `slope` times the file, `intercept` and the rest."""
         path, size = self._query(
-            "SELECT path, ? * bytes + ? + extra AS size FROM inputs ORDER BY size DESC LIMIT 1", slope, intercept
+            "SELECT path, ? * size + ? + extra AS record FROM inputs ORDER BY record DESC LIMIT 1", slope, intercept
         ).fetchone()
         return path, int(size)
 
@@ -176,13 +177,14 @@ class Inventory:
             yield self._to_input(line), extra
 
     def _to_input(self, line: Sequence[Any]) -> Input:
-        path, size, version, label, file, offset, columns, problem = line
+        path, size, version, label, file, offset, columns, problem, images = line
         values = encode_values(None if columns is None else json.loads(columns, object_hook=revive), self.schema)
         wrong = None if problem is None else tuple(json.loads(problem))
         number = self.classes.ids.get(label, -1)
         if self.labelled and number < 0 and wrong is None:
             wrong = bad_label(label, self.classes)
-        return Input(path, size, version, number, file, offset, values, wrong)
+        further = () if images is None else tuple(ImageRef(*image) for image in json.loads(images))
+        return Input(path, size, version, number, file, offset, values, wrong, further)
 
     def _query(self, statement: str, *values: Any) -> sqlite3.Cursor:
         return self._database.execute(statement, values)
@@ -204,8 +206,9 @@ def input_digest(inputs: Iterable[Input]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for item in inputs:
         line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
-        if item.file or item.columns or item.problem:
+        if item.file or item.columns or item.problem or item.images:
             line += f"\0{item.file}\0{item.offset}\0{item.columns}\0{item.problem}"
+            line += "".join(f"\0{image.file}\0{image.bytes}\0{image.version}\0{image.offset}" for image in item.images)
         digest.update(f"{line}\n".encode())
     return digest.hexdigest()
 
@@ -220,6 +223,7 @@ def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool
         _path_hash(row.path, seed),
         str(row.split) if shares is None else split_of((by_file and row.file) or row.path, shares),
         path_bytes + len(columns or ""),
+        row.bytes + sum(image.bytes for image in row.images),
         row.path,
         row.bytes,
         row.version,
@@ -228,6 +232,9 @@ def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool
         row.offset,
         columns,
         None if row.problem is None else json.dumps(row.problem),
+        json.dumps([(image.file, image.bytes, image.version, image.offset) for image in row.images])
+        if row.images
+        else None,
     )
 
 

@@ -7,9 +7,12 @@ from typing import Any, Literal
 
 from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.errors import OptionError
+from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import ImagePolicy
+from tpufeed.sharding.boxes import check_format
+from tpufeed.sharding.pictures import Picture, parse_pictures
+from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import parse_size
 
 _DEFAULT_SHARD_BYTES = 128 * 10**6
@@ -26,6 +29,7 @@ class ShardOptions:
         split_shares: `shares` by name; None where the source may say the splits itself.
         class_names: `classes`, read from their file; None for the classes that occur.
         images: how images are checked and stored.
+        pictures: `image_columns` and `masks`, as further images of each sample.
 
     Raises:
         OptionError: one of them cannot be.
@@ -49,16 +53,29 @@ class ShardOptions:
     max_pixels: int = MAX_PIXELS
     min_side: int = 1
     policy: Mapping[str, str] | None = None
+    image_columns: Mapping[str, str] | None = None
+    masks: str | Path | None = None
+    boxes: str | None = None
+    box_format: str | None = None
+    keypoints: str | None = None
+    box_columns: Sequence[str] | None = None
     size_bytes: int = field(init=False)
     split_shares: dict[str, float] | None = field(init=False)
     class_names: tuple[str, ...] | None = field(init=False)
     images: ImagePolicy = field(init=False)
+    pictures: tuple[Picture, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.shards is not None and self.shard_bytes is not None:
             raise OptionError("give either a size of the shards or their number, not both")
         if self.shares is not None and self.split_by is not None:
             raise OptionError("give either the splits' shares or what the source is split by, not both")
+        if self.boxes is None and self.box_columns:
+            raise OptionError("box_columns have a value for each box; say which column holds the boxes: --boxes COLUMN")
+        if self.box_format is not None:
+            check_format(self.box_format)
+            if self.boxes is None and self.keypoints is None:
+                raise OptionError("box_format is of boxes; say which column holds them: --boxes COLUMN")
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
             raise OptionError(f"a shard size is at least one byte, not {size_bytes}")
@@ -86,6 +103,7 @@ class ShardOptions:
             ("split_shares", None if self.shares is None else parse_shares(self.shares)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
+            ("pictures", parse_pictures(self.image_columns, self.masks is not None)),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
 
@@ -113,6 +131,18 @@ class ShardOptions:
             "classes": self.class_names,
             "seed": self.seed,
             **{name.removesuffix("_px"): value for name, value in images.items()},
+            **{name: value for name, value in self._further().items() if value},
+        }
+
+    def _further(self) -> dict[str, Any]:
+        """Options that stand in plan and manifest only where they are given."""
+        return {
+            "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
+            "masks": None if self.masks is None else mask_secrets(open_store(self.masks).url),
+            "boxes": self.boxes,
+            "box_format": self.box_format,
+            "keypoints": self.keypoints,
+            "box_columns": None if self.box_columns is None else list(self.box_columns),
         }
 
 
