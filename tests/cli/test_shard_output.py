@@ -98,7 +98,7 @@ def test_what_becomes_of_a_table_s_columns_is_said(run, photo_folder, tmp_path):
     for dry_run in (["--dry-run"], []):
         done = run("shard", tmp_path / "t.csv", tmp_path / "d", *dry_run)
         assert done.stderr.splitlines() == warnings
-        assert "\ncolumns: species string, height_cm string[], note string\n" in done.stdout
+        assert "\ncolumns: species string, height_cm string[0 to 1], note string\n" in done.stdout
 
 
 def test_a_run_again_says_that_there_is_nothing_to_do(run, photo_folder, dataset_url):
@@ -180,6 +180,7 @@ OPTIONS = {
     "--policy": ("alpha=black", {"alpha": "black"}),
 }
 OF_OTHER_TESTS = {
+    "--column",  # test_shaped_columns.py
     "--workers",
     "--engine",
     "--ray-address",

@@ -49,7 +49,9 @@ def test_without_images_none_is_decoded_and_no_op_is_needed(processes, dataset_u
 
 
 def test_an_unknown_column_is_an_error_that_names_the_known_ones(cache_url):
-    with pytest.raises(OptionError, match="no column 'lable'; this dataset has image, sample, label, text") as caught:
+    with pytest.raises(
+        OptionError, match="no column 'lable'; this dataset has image, sample, window, label, text"
+    ) as caught:
         tpufeed.numpy_loader(cache_url, columns=["image", "lable"])
     for name in str(caught.value).partition(" has ")[2].split(", "):
         first(cache_url, columns=[name])  # each can be had
@@ -91,20 +93,51 @@ def test_a_table_s_own_columns_go_before_short_names(table, ops):
     assert {"height", "image/height", "label", "ids"} < set(known)
 
 
+@pytest.mark.parametrize("processes", [0, 1])
+def test_lists_are_tensors_or_padded_with_their_lengths_beside(processes, table, ops):
+    url, rows = table
+    names = ["image/filename", "ids", "one", "mixed", "gaps", "image", "empty"]
+    options = {"columns": names, "batch_size": 8, "ops": ops, "processes": processes, "fill": {"empty": -1, "gaps": 9}}
+    files, ids, one, mixed, mixed_length, gaps, gaps_length, _, empty = first(url, "train", **options)
+    by_path = {row["path"]: row for row in rows}
+    expected = [by_path[path] for path in files]
+    assert ids.tolist() == [row["ids"] for row in expected]
+    assert one.tolist() == [row["one"] for row in expected]
+    lists = [row["mixed"] if isinstance(row["mixed"], list) else [row["mixed"]] for row in expected]
+    assert mixed.tolist() == [[*found, 0, 0][:2] for found in lists]
+    assert mixed_length.tolist() == [len(found) for found in lists]
+    assert gaps.tolist() == [((row["gaps"] or []) + [9, 9, 9])[:3] for row in expected]
+    assert gaps_length.tolist() == [len(row["gaps"] or []) for row in expected]
+    assert empty.tolist() == [-1.0 if row["empty"] is None else row["empty"] for row in expected]
+    assert [each.dtype for each in (ids, mixed_length, empty)] == [np.int64, np.int32, np.float32]
+    short = first(url, "train", columns=["gaps"], batch_size=8, pad={"gaps": 2}, truncate=["gaps"])
+    assert short[0].tolist() == [((row["gaps"] or []) + [0, 0])[:2] for row in expected]
+    assert max(short[1]) == 2
+
+
 @pytest.mark.parametrize(
-    ("name", "stored", "found"),
+    ("options", "said"),
     [
-        ("ids", "int64", "each sample has 2 values in it"),
-        ("one", "int64", "each sample has a list of one value in it"),
-        ("empty", "float32", "some samples have no value in it"),
-        ("mixed", "int64", "samples have 1 to 2 values in it"),
-        ("gaps", "int64", "samples have 0 to 3 values in it"),
+        ({"columns": ["empty"]}, r"'empty' cannot be batched: some samples have no value.*fill=\{'empty': 0\}"),
+        ({"columns": ["note"], "pad": {"note": 3}}, "pad is for lists"),
+        ({"columns": ["ids"], "pad": {"other": 3}}, "pad and fill name columns that are asked for, not 'other'"),
+        ({"columns": ["ids"], "pad": {"ids": 0}}, "at least 1"),
+        ({"columns": ["gaps"], "truncate": "gaps"}, "truncate is True, or names"),
+        ({"columns": ["label"], "label_format": "multi_hot"}, "lists of labels; here each has one"),
+        ({"columns": ["ids", "ids"]}, "two columns of a batch are called 'ids'"),
+        ({"columns": ["label"], "min_visibility": 2}, "min_visibility is a share"),
+        ({"columns": ["label"], "views": []}, "views is empty"),
+        ({"columns": ["label"], "views": [3]}, "views are lists of ops"),
     ],
 )
-def test_a_column_of_lists_or_with_missing_values_is_refused_at_once(name, stored, found, table, ops):
-    said = rf"'{name}' cannot be batched: {found}.* \(`tpufeed info` says {name} {stored}\[\]\)"
+def test_what_cannot_be_batched_is_refused_at_once(options, said, table):
     with pytest.raises(OptionError, match=said):
-        tpufeed.numpy_loader(table[0], "train", columns=["image", name], ops=ops)
+        tpufeed.numpy_loader(table[0], "train", **options)
+
+
+def test_a_list_that_is_too_long_is_an_error_that_names_it(table):
+    with pytest.raises(RecordError, match=r"record \d+.*: gaps has 3 items, and the batch has room for 2.*truncate"):
+        first(table[0], "train", columns=["gaps"], batch_size=8, pad={"gaps": 2})
 
 
 def test_a_dataset_that_does_not_say_how_long_its_lists_are(table, tmp_path, ops):
@@ -114,8 +147,10 @@ def test_a_dataset_that_does_not_say_how_long_its_lists_are(table, tmp_path, ops
     for feature in document["features"]:
         feature.pop("lengths", None)
     manifest.write_text(json.dumps(document))
-    with pytest.raises(OptionError, match="'ids' cannot be batched: it holds lists, or some samples have no value"):
+    with pytest.raises(OptionError, match=r"does not say how long the lists of 'ids' are.*pad=\{'ids': 64\}"):
         tpufeed.numpy_loader(tmp_path / "older", "train", columns=["image", "ids"], ops=ops)
+    ids, length = first(tmp_path / "older", "train", columns=["ids"], pad={"ids": 3}, batch_size=8)
+    assert (ids.shape, set(length)) == ((8, 3), {2})
     digests = {tpufeed.open_dataset(url).manifest.content_digest for url in (table[0], tmp_path / "older")}
     assert len(digests) == 1
 
@@ -137,8 +172,10 @@ def test_adopted_records_with_missing_values_are_bad_records(photo_folder, tmp_p
     assert [values.tolist() for values in batch] == [list(range(8)), [n / 2 for n in range(8)]]
     with pytest.raises(RecordError, match=r"record 0.*: seldom has 0 values, not 1; leave the column 'seldom' out"):
         first(tmp_path, "train", columns=["image", "seldom"], batch_size=8, ops=ops)
-    with pytest.raises(OptionError, match="no column 'mask'"):
-        first(tmp_path, "train", columns=["image", "mask"])
+    batch = first(tmp_path, "train", columns=["mask"], batch_size=5, remainder="pad")
+    assert [values.tolist() for values in batch] == [[7] * 5, [True] * 5]
+    with tpufeed.numpy_loader(tmp_path, "train", columns=["mask"], batch_size=5, remainder="pad") as loader:
+        assert loader.form.names == ("mask", "sample_mask")
 
 
 def test_images_that_differ_in_size_need_an_op_that_fixes_it(dataset_url):

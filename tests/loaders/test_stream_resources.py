@@ -19,7 +19,7 @@ from tpufeed.dataset import records as records_module
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, RecordError
-from tpufeed.loaders.buffers import BufferPool
+from tpufeed.loaders.buffers import ArraySpec, BufferPool
 from tpufeed.storage.local import map_file
 
 THREADS = 3
@@ -53,18 +53,20 @@ def make(url, **options):
 
 
 def test_a_pool_hands_out_memory_again_when_its_last_user_is_gone():
-    pool = BufferPool((3, 5, 7))
-    first = pool.take().array
+    pool = BufferPool([ArraySpec("image", "uint8", (3, 5, 7)), ArraySpec("depth", "int32", (2, 3))])
+    first, depth = pool.take().arrays.values()
+    assert (depth.shape, depth.dtype, depth.ctypes.data % 4096) == ((2, 3), np.int32, 0)
+    del depth
     assert (first.shape, first.dtype) == ((3, 5, 7), np.uint8)
     first[...] = 77
     view = first[1:, ::2].T
     address = first.ctypes.data
     del first
-    second = pool.take().array  # the view still needs the first
+    second = pool.take().arrays["image"]  # the view still needs the first
     assert second.ctypes.data != address
     assert (view == 77).all()
     del view
-    third = pool.take().array
+    third = pool.take().arrays["image"]
     assert third.ctypes.data == address
     assert (third == 77).all()  # the memory itself: fresh memory is zero
 

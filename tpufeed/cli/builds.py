@@ -78,6 +78,17 @@ def parse_image_columns(texts: Sequence[str] | None) -> dict[str, str] | None:
     return chosen or None
 
 
+def parse_columns(texts: Sequence[str] | None) -> dict[str, str]:
+    """Types by name of texts like "embedding:float32[512]". Raises OptionError."""
+    declared = {}
+    for text in texts or []:
+        name, colon, dtype = text.rpartition(":")
+        if not colon or not name:
+            raise OptionError(f"{text!r} declares no column; write it like embedding:float32[512]")
+        declared[name] = dtype
+    return declared
+
+
 def choose_engine(
     name: str, workers: int | None, ray_address: str | None, beam_arguments: Sequence[str] | None
 ) -> "Engine | None":

@@ -172,6 +172,16 @@ Label = Annotated[
         rich_help_panel=SOURCE,
     ),
 ]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="NAME:DTYPE[SHAPE]",
+        help="Type and shape of a further column: embedding:float32[512], tags:int64[] for any number. Repeatable.",
+        show_default="as its values are",
+        rich_help_panel=SOURCE,
+    ),
+]
 Classes = Annotated[
     Path | None,
     typer.Option(
@@ -209,7 +219,9 @@ BoxFormat = Annotated[
     str | None,
     typer.Option(
         metavar="FORMAT",
-        autocompletion=one_of(*(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative"))),
+        autocompletion=one_of(
+            *(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative"))
+        ),
         help="Numbers of a box: xyxy, xywh or cxcywh; with ',relative' as shares of width and height.",
         show_default="xyxy",
         rich_help_panel=SOURCE,

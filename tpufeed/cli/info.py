@@ -112,7 +112,7 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["upright"]:
         yield "orientation: loaders turn images by EXIF"
     yield f"rejects: {_counts(facts['rejects'])}"
-    features = (f"{feature.name} {feature.dtype}{_shape(feature.shape)}" for feature in facts["features"])
+    features = (f"{feature.name} {feature.type_text}" for feature in facts["features"])
     yield f"features: {', '.join(features)}"
     if facts["cache"] is not None:
         yield from _iter_cache_lines(facts["cache"], facts["options"].get("quality"))
@@ -144,10 +144,6 @@ def _iter_cache_lines(cache: Mapping[str, Any], quality: int | None) -> Iterator
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "[]" if shape is None else "" if not shape else f"[{'x'.join(map(str, shape))}]"
 
 
 def _value(value: Any) -> str:

@@ -11,6 +11,7 @@ from tpufeed.cli.builds import (
     RayAddress,
     choose_engine,
     given,
+    parse_columns,
     parse_image_columns,
     parse_policies,
     print_preview,
@@ -37,6 +38,7 @@ def shard_command(
     image: flags.Image = None,
     label: flags.Label = None,
     classes: flags.Classes = None,
+    column: flags.Columns = None,
     shard_size: flags.ShardSize = None,
     shards: Annotated[
         int | None,
@@ -145,6 +147,7 @@ def shard_command(
         max_pixels=max_pixels,
         min_side=min_side,
         policy=parse_policies(policy),
+        columns=parse_columns(column),
         image_columns=parse_image_columns(image_column),
         masks=masks,
         boxes=boxes,

@@ -32,6 +32,7 @@ from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, removals_name,
 from tpufeed.dataset.plan import Owner, Plan, PlanHeader, TaskRef
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, Rejects
+from tpufeed.dataset.schema import several_labels
 from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, available_cores
 from tpufeed.errors import BuildError, DamageError, StoreError, TaskError
 from tpufeed.storage.store import Store
@@ -233,7 +234,8 @@ def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
         and len(records) == 1
         and len(report.class_counts) == len(header.class_names)
         and min(report.class_counts, default=0) >= 0
-        and sum(report.class_counts) <= max(records)
+        and (several_labels(header.features) or sum(report.class_counts) <= max(records))
+        and max(report.class_counts, default=0) <= max(records)
     )
 
 

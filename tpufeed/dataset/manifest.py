@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tpufeed.dataset.schema import FeatureSpec
+from tpufeed.dataset.schema import FeatureSpec, several_labels
 from tpufeed.errors import ManifestError, ManifestVersionError
 from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
@@ -52,7 +52,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         records: samples, the same in each variant.
-        class_counts: at place c how many of them are of class c.
+        class_counts: at place c how many of them are of class c; samples of several classes count in each.
         variants: the sets of shards.
     """
 
@@ -176,6 +176,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """True where samples have a label."""
         return any(feature.name == "image/class/label" for feature in self.features)
 
+    @property
+    def several_labels(self) -> bool:
+        """True where samples have lists of labels; a sample then counts in each of its classes."""
+        return several_labels(self.features)
+
 
 class _Version(msgspec.Struct):
     format: str = ""
@@ -223,17 +228,18 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
         yield f"its shards cannot lie at {manifest.data_url!r}"
     for name, split in manifest.splits.items():
-        yield from _iter_split_problems(name, split)
+        yield from _iter_split_problems(name, split, manifest.several_labels)
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
         yield "a file stands for two"
 
 
-def _iter_split_problems(name: str, split: Split) -> Iterator[str]:
+def _iter_split_problems(name: str, split: Split, several_labels: bool) -> Iterator[str]:
     if not split.variants:
         yield f"split {name!r} has no shards"
     boundaries = [shard.records for shard in split.variants[0].shards]
-    if min((*boundaries, *split.class_counts), default=0) < 0 or sum(split.class_counts) > split.records:
+    most = max(split.class_counts, default=0) if several_labels else sum(split.class_counts)
+    if min((*boundaries, *split.class_counts), default=0) < 0 or most > split.records:
         yield f"the counts of split {name!r} contradict each other"
     if sum(boundaries) != split.records:
         yield f"the shards of split {name!r} do not hold {split.records} records"

@@ -69,6 +69,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
         offset: of the image within the file.
         columns: values of the further features, in the order of the header's; bytes in base64.
         problem: why it is rejected without being read, as (reason code, message).
+        labels: ids of classes, in a dataset whose samples have several; `label` is -1 there.
         images: the sample's further images, in the order of their features in the header.
     """
 
@@ -80,6 +81,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     offset: int = 0
     columns: tuple[tuple[ColumnValue, ...], ...] = ()
     problem: tuple[str, str] | None = None
+    labels: tuple[int, ...] = ()
     images: tuple[ImageRef, ...] = ()
 
     @property

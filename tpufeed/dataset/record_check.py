@@ -14,18 +14,11 @@ from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.header import read_header
 from tpufeed.images.mending import mend
-from tpufeed.tfrecord.example import Feature, Kind, decode_entries, decode_example
+from tpufeed.tfrecord.example import Feature, decode_entries, decode_example
 from tpufeed.tfrecord.layout import ScalarEntry
 
+_PLAIN = ("bytes", "string", "int64", "float32")  # of which any value will do
 Picks = Callable[[str, int], bool]  # (shard's name, record) -> whether its image is decoded
-
-_KIND_OF_DTYPE: dict[str, Kind] = {
-    "uint8": "bytes",
-    "bytes": "bytes",
-    "string": "bytes",
-    "int64": "int64",
-    "float32": "float",
-}
 
 
 class Sample(NamedTuple):
@@ -72,7 +65,8 @@ class RecordCheck:
         self._int_names = fixed_ints(features)
         self._rest = features[1 + len(self._int_names) :]
         self._entries = [
-            ScalarEntry(spec.key, _KIND_OF_DTYPE[spec.dtype]) if spec.shape == () else None for spec in self._rest
+            ScalarEntry(spec.key, spec.stored_kind) if spec.shape == () and spec.dtype in _PLAIN else None
+            for spec in self._rest
         ]
         self._texts = [spec.dtype == "string" for spec in self._rest]
         self._classes = len(manifest.class_names)
@@ -159,28 +153,80 @@ class RecordCheck:
         problems = []
         for spec in specs:
             feature, count = features.get(spec.key), None if spec.shape is None else math.prod(spec.shape)
-            if spec.dtype == "uint8":
-                count = 1  # a tensor is one bytes value
+            if spec.is_raw or spec.is_picture:
+                count = 1  # all of it is one bytes value
             problem = ""
             if feature is None or (feature.kind is None and not feature.values):
                 # An empty list is often left out: to TensorFlow it is the same.
                 problem = "is missing" if count else ""
-            elif feature.kind != _KIND_OF_DTYPE[spec.dtype]:
+            elif feature.kind != spec.stored_kind:
                 problem = f"holds {feature.kind}, not {spec.dtype}"
             elif count is not None and len(feature.values) != count:
                 problem = f"has {len(feature.values)} values, not {count}"
             elif spec.dtype == "string" and not all(map(_is_utf8, feature.values)):
                 problem = "is not valid UTF-8"
+            else:
+                problem = _shape_problem(spec, feature) or self._label_problem(spec, feature)
+            if problem:
+                problems.append(f"feature {spec.key!r} {problem}")
+            problem = _owner_problem(spec, specs, features)
             if problem:
                 problems.append(f"feature {spec.key!r} {problem}")
         unknown = sorted(features.keys() - {spec.key for spec in specs} - self._left_out)
         return [*problems, *(f"feature {key!r} is not in the manifest's schema" for key in unknown)]
+
+    def _label_problem(self, spec: FeatureSpec, feature: Feature) -> str:
+        if spec.name != LABEL or spec.shape is not None or not self._classes:
+            return ""
+        odd = next((label for label in feature.values if not 0 <= int(label) < self._classes), None)
+        return "" if odd is None else f"has the label {odd!r}, and there are {self._classes} classes"
 
     def _memory(self, size: int) -> Pixels:
         scratch: Pixels | None = getattr(self._local, "scratch", None)
         if scratch is None or size > len(scratch):
             scratch = self._local.scratch = np.empty(size, np.uint8)
         return scratch[:size]
+
+
+def _items(spec: FeatureSpec, feature: Feature) -> float:
+    """Items of a list; no whole number where values are left over."""
+    size = np.dtype(spec.dtype).itemsize if spec.is_raw else 1
+    values = sum(map(len, feature.values)) / size if spec.is_raw else len(feature.values)
+    return values / math.prod(spec.each)
+
+
+def _shape_problem(spec: FeatureSpec, feature: Feature) -> str:
+    """Say what is wrong with the number, or the range, of a feature's values."""
+    if spec.is_picture and spec.shape == ():
+        return ""  # a file
+    if spec.is_raw or spec.is_picture:
+        size = sum(map(len, feature.values))
+        expected = None if spec.shape is None else math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+        if expected is not None and size != expected and spec.dtype != "bytes":
+            return f"has {size} bytes; {spec.dtype} of {list(spec.shape or ())} takes {expected}"
+    if spec.shape is None and isinstance(spec.lengths, tuple):
+        items, (least, most) = _items(spec, feature), spec.lengths
+        if not (items.is_integer() if isinstance(items, float) else True) or not least <= items <= most:
+            return f"has {items:g} items of shape {list(spec.each)}; the manifest says {least} to {most}"
+    if spec.dtype in ("int32", "bool"):
+        low, high = (0, 1) if spec.dtype == "bool" else (-(1 << 31), (1 << 31) - 1)
+        odd = next((value for value in feature.values if not low <= int(value) <= high), None)
+        return "" if odd is None else f"holds {odd!r}, which {spec.dtype} cannot"
+    if spec.kind == "boxes":
+        boxes = np.array(feature.values, np.float64).reshape(-1, 4)
+        bad = ~(np.isfinite(boxes).all(1) & (boxes[:, 2] >= boxes[:, 0]) & (boxes[:, 3] >= boxes[:, 1]))
+        return f"holds the box {boxes[bad][0].tolist()}" if bad.any() else ""
+    return ""
+
+
+def _owner_problem(spec: FeatureSpec, specs: Sequence[FeatureSpec], features: Mapping[str, Feature]) -> str:
+    """Say where a column has not one item for each box of another."""
+    owner = next((other for other in specs if other.name == spec.of), None)
+    if owner is None:
+        return ""
+    none = Feature(None, ())
+    items, boxes = (_items(each, features.get(each.key, none)) for each in (spec, owner))
+    return "" if items == boxes else f"has {items:g} items for {boxes:g} boxes in {owner.key!r}"
 
 
 def _size_problems(sizes: Mapping[str, int], shape: tuple[int, int, int]) -> list[str]:

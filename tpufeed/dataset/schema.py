@@ -74,6 +74,18 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.shape != () and self.stored_kind == "bytes" and self.dtype not in ("bytes", "string")
 
     @property
+    def type_text(self) -> str:
+        """Type and shape for people, like `float32[2 to 9, 4] boxes`."""
+        if self.is_picture:
+            return str(self.kind)
+        kind = f" {self.kind}" if isinstance(self.kind, str) else f" of {self.of}" if isinstance(self.of, str) else ""
+        sizes = list(map(str, self.shape or self.each))
+        if self.shape is None:
+            least, most = self.lengths if isinstance(self.lengths, tuple) else (None, None)
+            sizes.insert(0, "" if most is None else str(most) if least == most else f"{least} to {most}")
+        return f"{self.dtype}[{', '.join(sizes)}]{kind}" if sizes else self.dtype + kind
+
+    @property
     def stored_kind(self) -> example.Kind:
         """The kind of list that a record holds."""
         if self.is_picture:
@@ -103,10 +115,19 @@ def record_schema(
     return (image, *label, *sizes, *names, *text)
 
 
+def several_labels(features: Iterable[FeatureSpec]) -> bool:
+    """Return true where samples have lists of labels."""
+    return any(feature.name == LABEL and feature.shape is None for feature in features)
+
+
 def further_columns(features: Iterable[FeatureSpec]) -> dict[str, str]:
-    """Types of the columns of a user's table, `int64` or `int64[]`: of features without a name of tpufeed's own."""
+    """Types of the columns of a user's table, like `int64` or `float32[2 to 9, 4] boxes`.
+
+    They are those of features without a name of tpufeed's own, and of lists of labels.
+    """
     own = {TENSOR, *(spec.name for spec in record_schema(labelled=True))}
-    return {spec.name: spec.dtype + "[]" * (spec.shape is None) for spec in features if spec.name not in own}
+    shown = (spec for spec in features if spec.name not in own or (spec.name == LABEL and spec.shape != ()))
+    return {spec.name: spec.type_text for spec in shown}
 
 
 def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:

@@ -381,7 +381,7 @@ class _ClassCounts:
 
     def __init__(self, manifest: Manifest, split: str) -> None:
         self._names, self._split, self._entry = manifest.class_names, split, manifest.splits[split]
-        self._counted = bool(manifest.labelled and manifest.class_names)
+        self._counted = bool(manifest.labelled and manifest.class_names and not manifest.several_labels)
         self._counts = np.zeros((len(self._entry.variants), len(self._names)), np.int64)
         self._complete = [True] * len(self._entry.variants)
 

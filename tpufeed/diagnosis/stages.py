@@ -193,7 +193,7 @@ def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) ->
     raise AssertionError("a cycle does not end")
 
 
-def measure_transfer(shape: tuple[int, int, int], batch_size: int, seconds: float) -> Stage:
+def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) -> Stage:
     """Measure uint8 batches to the devices of this host; a stage that cannot be measured says why."""
     where = "run the doctor on the TPU VM, while nothing else holds the TPU"
     if not any(list(Path("/").glob(pattern[1:])) for pattern in _DEVICES):

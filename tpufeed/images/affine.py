@@ -1,6 +1,7 @@
 """Affine maps at an unchanged size: rotations, shears, shifts, and `Rotate`, `HorizontalFlip`, `VerticalFlip`."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,8 +11,8 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Draws, Fill, RandomlyApplied, SameSizeOp, apart
-from tpufeed.images.resizing import cut_padded, scalar
+from tpufeed.images.protocols import Affine, Draws, Fill, RandomlyApplied, SameSizeOp, apart
+from tpufeed.images.resizing import scalar
 from tpufeed.images.validation import as_range, between, check_fill, check_probability, check_spread
 
 Row = tuple[float, float, float]
@@ -59,26 +60,27 @@ def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -
     return warped if out is None else out
 
 
-def rotate(image: Pixels, degrees: float, fill: Fill, out: Pixels | None) -> Pixels:
-    """Rotate counter-clockwise about the middle, as Pillow's Image.rotate does."""
+def rotation(height: int, width: int, degrees: float) -> tuple[Row, Row]:
+    """Rotate counter-clockwise about the middle, as Pillow's Image.rotate does. Rows as in `warp`, like all below."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    y, x = (image.shape[0] - 1) / 2, (image.shape[1] - 1) / 2
-    return warp(image, ((cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y)), fill, out)
+    y, x = (height - 1) / 2, (width - 1) / 2
+    return (cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y)
 
 
-def shear_x(image: Pixels, shear: float, fill: Fill, out: Pixels | None) -> Pixels:
+def shear_x(shear: float) -> tuple[Row, Row]:
     """Move each row left by `shear` pixels for each pixel that it lies below the upper edge."""
-    return warp(image, ((1, shear, shear / 2), (0, 1, 0)), fill, out)
+    return (1, shear, shear / 2), (0, 1, 0)
 
 
-def shear_y(image: Pixels, shear: float, fill: Fill, out: Pixels | None) -> Pixels:
+def shear_y(shear: float) -> tuple[Row, Row]:
     """Move each column up by `shear` pixels for each pixel that it lies right of the left edge."""
-    return warp(image, ((1, 0, 0), (shear, 1, shear / 2)), fill, out)
+    return (1, 0, 0), (shear, 1, shear / 2)
 
 
-def shift(image: Pixels, down_px: int, right_px: int, fill: Fill, out: Pixels | None) -> Pixels:
-    """Shift by whole pixels."""
-    return cut_padded(image, (-down_px, -right_px, image.shape[0], image.shape[1]), fill, out)
+def as_affine(rows: tuple[Row, Row]) -> Affine:
+    """Return rows of `warp`, whose places are middles of pixels, as a map of places."""
+    (a, b, c), (d, e, f) = rows
+    return a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2
 
 
 def _places(row: Row, height: int, width: int) -> npt.NDArray[np.int32]:
@@ -114,8 +116,11 @@ class Rotate(SameSizeOp):
     def skips(self, draws: Draws) -> bool:
         return draws[0] >= self.p or self._angle(draws) == 0
 
+    def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
+        return () if self.skips(draws) else (as_affine(rotation(height, width, self._angle(draws))),)
+
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        return rotate(image, self._angle(draws), self.fill, out)
+        return warp(image, rotation(image.shape[0], image.shape[1], self._angle(draws)), self.fill, out)
 
     def _angle(self, draws: Draws) -> float:
         return between(as_range(self.degrees), draws[1])
@@ -136,6 +141,9 @@ class HorizontalFlip(RandomlyApplied):
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", check_probability("HorizontalFlip", self.p))
 
+    def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
+        return () if self.skips(draws) else ((-1.0, 0.0, float(width), 0.0, 1.0, 0.0),)
+
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         return _flip(image, _LEFT_TO_RIGHT, out)
 
@@ -154,6 +162,9 @@ class VerticalFlip(RandomlyApplied):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", check_probability("VerticalFlip", self.p))
+
+    def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
+        return () if self.skips(draws) else ((1.0, 0.0, 0.0, 0.0, -1.0, float(height)),)
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         return _flip(image, _UPSIDE_DOWN, out)

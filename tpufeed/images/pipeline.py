@@ -8,10 +8,11 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError, OpError, OptionError
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, orientation_of
+from tpufeed.images.geometry import Geometry
 from tpufeed.images.mending import mend
 from tpufeed.images.ops import is_op
 from tpufeed.images.orientation import turn
-from tpufeed.images.protocols import Draws, Fill, Op, PixelOp, Window, WindowOp, keep
+from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, keep
 from tpufeed.images.resizing import cut_padded, reduction, resize, resize_reduced
 from tpufeed.images.rng import uniforms
 from tpufeed.images.segments import Box, Cut, read_segments
@@ -46,6 +47,7 @@ class Pipeline:
             (op, None, op.fill) if isinstance(op, WindowOp) else (None, op if isinstance(op, PixelOp) else None, 0)
             for op in ops
         ]
+        self._moving = [op if isinstance(op, MovingOp) else None for op in ops]
         self._first_window = self._steps[0][0] if self._steps else None
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -60,6 +62,22 @@ class Pipeline:
             uniforms(self.seed, round_, samples, position, op.draws).tolist() if op.draws else [()] * len(samples)
             for position, op in enumerate(self.ops)
         ]
+
+    def geometry(self, height: int, width: int, draws: Sequence[Draws]) -> Geometry:
+        """Return where the pixels of the result lie in an image of this size: no pixel is needed for it.
+
+        Args:
+            height: of the image as ops see it, turned upright; likewise width.
+            draws: one entry an op.
+        """
+        found = Geometry.identity(height, width)
+        for (window_op, _, _), moving_op, drawn in zip(self._steps, self._moving, draws, strict=True):
+            if window_op is not None:
+                found = found.window(window_op.window(*found.size, drawn))
+            elif moving_op is not None:
+                for step in moving_op.maps(*found.size, drawn):
+                    found = found.affine(step)
+        return found
 
     def run_encoded(
         self, data: memoryview, draws: Sequence[Draws], out: Pixels | None = None, buffer: Buffer | None = None
@@ -89,27 +107,7 @@ class Pipeline:
         buffer: Buffer | None = None,
     ) -> list[Pixels]:
         """Run as `run_encoded`, once for each of `draws`, unmended; all share one decoding, as small as they allow."""
-        first = self._first_window
-        orientation = orientation_of(data) if self._upright else 1
-        if first is None:
-            pixels = turn(decode(data, 1, buffer, self._fast), orientation)
-            return [self._run(pixels, None, drawn, out) for drawn, out in zip(draws, outs, strict=True)]
-        size = image_size(data)
-        if orientation >= 5:
-            size = size[::-1]
-        windows = [first.window(size[0], size[1], drawn[0]) for drawn in draws]
-        reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
-        while orientation > 1 and (size[0] % reduce or size[1] % reduce):
-            reduce //= 2  # a last pixel that stands for less than the others must not become the first
-        origin, cut = (0, 0), self._cut_bytes(data, windows, reduce) if orientation == 1 else None
-        if cut is not None:
-            data, origin, size = memoryview(cut.data), (cut.top, cut.left), (cut.height, cut.width)
-        pixels = turn(decode(data, reduce, buffer, self._fast), orientation)
-        reduced = 1 if pixels.shape[:2] == size else reduce
-        return [
-            self._run(pixels, window, drawn, out, reduced, origin)
-            for window, drawn, out in zip(windows, draws, outs, strict=True)
-        ]
+        return run_views([self] * len(draws), data, draws, outs, buffer)
 
     def _cut_bytes(self, data: memoryview, windows: Sequence[Window], reduce: int) -> Cut | None:
         """Return a JPEG of the part that holds all of `windows`; None where the whole image is as well decoded."""
@@ -179,6 +177,45 @@ class Pipeline:
             elif pixel_op is not None:
                 pixels = pixel_op.apply(pixels, drawn, memory)
         return pixels
+
+
+def run_views(
+    pipelines: Sequence[Pipeline],
+    data: memoryview,
+    draws: Sequence[Sequence[Draws]],
+    outs: Sequence[Pixels | None],
+    buffer: Buffer | None = None,
+) -> list[Pixels]:
+    """Run each pipeline over one image as `run_encoded` does, unmended; all share one decoding, as small as they allow.
+
+    The pipelines are equal in `fast` and `upright`.
+    """
+    one = pipelines[0]
+    firsts = [pipeline._first_window for pipeline in pipelines]
+    orientation = orientation_of(data) if one._upright else 1
+    if None in firsts:
+        pixels = turn(decode(data, 1, buffer, one._fast), orientation)
+        return [pipeline.run(pixels, drawn, out) for pipeline, drawn, out in zip(pipelines, draws, outs, strict=True)]
+    size = image_size(data)
+    if orientation >= 5:
+        size = size[::-1]
+    windows = [
+        first.window(size[0], size[1], drawn[0])
+        for first, drawn in zip(firsts, draws, strict=True)
+        if first is not None
+    ]
+    reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
+    while orientation > 1 and (size[0] % reduce or size[1] % reduce):
+        reduce //= 2  # a last pixel that stands for less than the others must not become the first
+    origin, cut = (0, 0), one._cut_bytes(data, windows, reduce) if orientation == 1 else None
+    if cut is not None:
+        data, origin, size = memoryview(cut.data), (cut.top, cut.left), (cut.height, cut.width)
+    pixels = turn(decode(data, reduce, buffer, one._fast), orientation)
+    reduced = 1 if pixels.shape[:2] == size else reduce
+    return [
+        pipeline._run(pixels, window, drawn, out, reduced, origin)
+        for pipeline, window, drawn, out in zip(pipelines, windows, draws, outs, strict=True)
+    ]
 
 
 def _check_fits(pixels: Pixels, out: Pixels | None) -> None:

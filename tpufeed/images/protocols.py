@@ -8,6 +8,9 @@ import numpy as np
 from tpufeed.images.decoding import Pixels
 
 Draws = Sequence[float]
+# From the place (x, y) in a result to the place (a x + b y + c, d x + e y + f) in the image, both in pixels; the middle
+# of the first pixel is (0.5, 0.5).
+Affine: TypeAlias = tuple[float, float, float, float, float, float]
 Fill: TypeAlias = int | tuple[int, int, int]  # 0 to 255: one level for all channels, or (red, green, blue)
 
 
@@ -64,6 +67,14 @@ class PixelOp(Op, Protocol):
 
         `image` may be read-only and of any strides; it changes only where it is `out`.
         """
+
+
+@runtime_checkable
+class MovingOp(PixelOp, Protocol):
+    """A pixel op that moves pixels: masks, boxes and points go with them."""
+
+    def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
+        """Return the steps for an image of this size: from places after a step to those before it; none if skipped."""
 
 
 class SameSizeOp:

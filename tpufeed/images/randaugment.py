@@ -1,10 +1,10 @@
 """RandAugment: a few transforms drawn from a fixed list, all of one magnitude."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from tpufeed.images.affine import rotate, shear_x, shear_y, shift
+from tpufeed.images.affine import Row, as_affine, rotation, shear_x, shear_y, warp
 from tpufeed.images.color import (
     autocontrast,
     brighten,
@@ -16,14 +16,45 @@ from tpufeed.images.color import (
     solarize,
 )
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Draws, Fill, SameSizeOp, keep
+from tpufeed.images.protocols import Affine, Draws, Fill, SameSizeOp, keep
+from tpufeed.images.resizing import cut_padded
 from tpufeed.images.validation import check_fill, check_int
 
 _MOST_OPS = 100
 _LARGEST_MAGNITUDE = 30  # of 31 bins
 
-# Each takes the magnitude with its sign, -30 to 30; where the sign means nothing they leave it out of account.
-_Transform: TypeAlias = Callable[[Pixels, int, Fill, Pixels | None], Pixels]
+# Each takes the magnitude with its sign, -30 to 30; where the sign means nothing they leave it out of account. Those
+# that move pixels give the rows of `warp` for an image of (height, width), or whole pixels (down, right) of a shift.
+_Recolour: TypeAlias = Callable[[Pixels, int, Pixels | None], Pixels]
+_Warp: TypeAlias = Callable[[int, int, int], tuple[Row, Row]]
+_Shift: TypeAlias = Callable[[int, int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Transform:
+    recolour: _Recolour | None = None
+    warp: _Warp | None = None
+    shift: _Shift | None = None
+
+    def map(self, height: int, width: int, signed: int) -> Affine | None:
+        """Return where pixels come from; None where none is moved."""
+        if self.warp is not None:
+            return as_affine(self.warp(height, width, signed))
+        if self.shift is None:
+            return None
+        down, right = self.shift(height, width, signed)
+        return 1.0, 0.0, float(-right), 0.0, 1.0, float(-down)
+
+    def apply(self, image: Pixels, signed: int, fill: Fill, out: Pixels | None) -> Pixels:
+        """Return the new pixels, as a pixel op does."""
+        height, width = image.shape[:2]
+        if self.warp is not None:
+            return warp(image, self.warp(height, width, signed), fill, out)
+        if self.shift is not None:
+            down, right = self.shift(height, width, signed)
+            return cut_padded(image, (-down, -right, height, width), fill, out)
+        assert self.recolour is not None, "one of the three is given"
+        return self.recolour(image, signed, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +91,20 @@ class RandAugment(SameSizeOp):
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         changed = False
+        for transform, signed in self._drawn(draws):
+            image = out = transform.apply(image, signed, self.fill, out)
+            changed = True
+        return image if changed else keep(image, out)
+
+    def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
+        found = [transform.map(height, width, signed) for transform, signed in self._drawn(draws)]
+        return [each for each in found if each is not None]
+
+    def _drawn(self, draws: Draws) -> Iterator[tuple[_Transform, int]]:
         for number in range(0, self.draws, 2):
             transform = _TRANSFORMS[int(draws[number] * len(_TRANSFORMS))]
             if transform is not None:
-                signed = self.magnitude if draws[number + 1] < 0.5 else -self.magnitude
-                image = out = transform(image, signed, self.fill, out)
-                changed = True
-        return image if changed else keep(image, out)
+                yield transform, self.magnitude if draws[number + 1] < 0.5 else -self.magnitude
 
 
 def _shift_px(side_px: int, signed: int) -> int:
@@ -81,17 +119,17 @@ def _factor(signed: int) -> float:
 
 _TRANSFORMS: tuple[_Transform | None, ...] = (
     None,  # the identity
-    lambda image, signed, fill, out: shear_x(image, 0.3 * signed / 30, fill, out),
-    lambda image, signed, fill, out: shear_y(image, 0.3 * signed / 30, fill, out),
-    lambda image, signed, fill, out: shift(image, 0, _shift_px(image.shape[1], signed), fill, out),
-    lambda image, signed, fill, out: shift(image, _shift_px(image.shape[0], signed), 0, fill, out),
-    lambda image, signed, fill, out: rotate(image, float(signed), fill, out),
-    lambda image, signed, _, out: brighten(image, _factor(signed), out),
-    lambda image, signed, _, out: saturate(image, _factor(signed), out),
-    lambda image, signed, _, out: contrast(image, _factor(signed), out),
-    lambda image, signed, _, out: sharpen(image, _factor(signed), out),
-    lambda image, signed, _, out: posterize(image, 8 - round(abs(signed) / 7.5), out),
-    lambda image, signed, _, out: solarize(image, 255 - 8.5 * abs(signed), out),
-    lambda image, _signed, _, out: autocontrast(image, out),
-    lambda image, _signed, _, out: equalize(image, out),
+    _Transform(warp=lambda _h, _w, signed: shear_x(0.3 * signed / 30)),
+    _Transform(warp=lambda _h, _w, signed: shear_y(0.3 * signed / 30)),
+    _Transform(shift=lambda _h, width, signed: (0, _shift_px(width, signed))),
+    _Transform(shift=lambda height, _w, signed: (_shift_px(height, signed), 0)),
+    _Transform(warp=lambda height, width, signed: rotation(height, width, float(signed))),
+    _Transform(lambda image, signed, out: brighten(image, _factor(signed), out)),
+    _Transform(lambda image, signed, out: saturate(image, _factor(signed), out)),
+    _Transform(lambda image, signed, out: contrast(image, _factor(signed), out)),
+    _Transform(lambda image, signed, out: sharpen(image, _factor(signed), out)),
+    _Transform(lambda image, signed, out: posterize(image, 8 - round(abs(signed) / 7.5), out)),
+    _Transform(lambda image, signed, out: solarize(image, 255 - 8.5 * abs(signed), out)),
+    _Transform(lambda image, _signed, out: autocontrast(image, out)),
+    _Transform(lambda image, _signed, out: equalize(image, out)),
 )

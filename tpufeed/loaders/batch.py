@@ -3,12 +3,14 @@
 A thread holds the GIL for some 20 us a JPEG and 10 us a raw image; the rest of the work runs in parallel.
 """
 
+import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +18,22 @@ import numpy.typing as npt
 from tpufeed.dataset.order import Places
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
+from tpufeed.dataset.schema import HEIGHT, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
-from tpufeed.images.decoding import Pixels
+from tpufeed.images.decoding import Pixels, image_size, orientation_of
 from tpufeed.images.ops import from_dict
-from tpufeed.images.pipeline import DrawnBatch, Pipeline
+from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
 from tpufeed.images.validation import shown
-from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Column, find_column, resolve_columns
+from tpufeed.loaders.buffers import ArraySpec
+from tpufeed.loaders.columns import SAMPLE, Column, Columns, Picture, Rows, Sample, resolve_columns
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.tfrecord.example import decode_example
+from tpufeed.tfrecord.example import decode_arrays
 from tpufeed.tfrecord.layout import FixedLayout
+
+if TYPE_CHECKING:
+    from tpufeed.images.geometry import Geometry
 
 Array: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -62,11 +69,12 @@ class DecodedBatch:
     """A batch, and what it took.
 
     Attributes:
-        arrays: its columns by name, also image, sample and mask where the loader was not asked for them.
+        arrays: its columns by name, also sample and mask where the loader was not asked for them.
         bad: records that were skipped.
         read_seconds: of all threads together, reading and verifying records; of raw images copying them, too.
         decode_seconds: of all threads together, decoding and ops.
         read_bytes: of records.
+        dropped_boxes: boxes that crops have left too little of.
     """
 
     arrays: dict[str, Array]
@@ -74,6 +82,7 @@ class DecodedBatch:
     read_seconds: float
     decode_seconds: float
     read_bytes: int
+    dropped_boxes: int
 
 
 @dataclass(slots=True)
@@ -83,26 +92,27 @@ class BatchJob:
     reader: Reader
     variant: int
     places: list[tuple[int, int]]
-    draws: DrawnBatch
+    draws: list[DrawnBatch]
     arrays: dict[str, Array]
     bad: dict[int, str] = field(default_factory=dict)
 
 
 class ChunkResult(NamedTuple):
-    """The time and the bytes that filling some rows took; see `DecodedBatch`."""
+    """The time and the bytes that filling some rows took, and the boxes that were dropped; see `DecodedBatch`."""
 
     read_seconds: float = 0.0
     decode_seconds: float = 0.0
     read_bytes: int = 0
+    dropped_boxes: int = 0
 
 
 class BatchDecoder:
     """Fills the rows of batches; shared by all threads, each of which takes one of `chunks` at a time.
 
     Attributes:
-        image_shape: (height, width, channels) of every image.
-        columns: columns of a batch besides image, sample and mask.
-        pipeline: the ops, with their seed.
+        decoder: decodes single samples.
+        columns: the columns of a batch.
+        pooled: the arrays of pixels, which lie in the memory of the loader's pool.
         chunks: the rows of a batch as ranges `(start, stop)`.
 
     Raises:
@@ -110,36 +120,34 @@ class BatchDecoder:
     """
 
     def __init__(self, dataset: Dataset, options: LoaderOptions, threads: int) -> None:
-        names = resolve_columns(dataset.manifest, options.columns)
-        self.columns = tuple(find_column(dataset.manifest, name) for name in names if name not in (IMAGE, SAMPLE))
-        self._decoder = Decoder(dataset, options.ops, options.seed, wanted=IMAGE in names)
-        self.image_shape = self._decoder.batch_shape
-        self.pipeline = self._decoder.pipeline
+        self.decoder = Decoder(dataset, options)
+        self.columns = self.decoder.columns
+        self.decoder.check_sizes()
         size = options.batch_size
+        self.pooled = tuple(ArraySpec(each.name, each.dtype, (size, *each.shape)) for each in self.columns.pooled)
+        names = {spec.name for spec in self.pooled}
+        self._others = [column for column in self.columns if column.name not in names]
         step = max(_FEWEST_ROWS, min(_MOST_ROWS, -(-size // threads)))
         self.chunks = [(start, min(start + step, size)) for start in range(0, size, step)]
         self._skips = options.max_bad_records > 0
 
-    def begin(self, request: BatchRequest, reader: Reader, variant: int, images: Pixels) -> BatchJob:
-        """Return the job that fills a batch, with the memory of `images`, from the reader of this variant."""
+    def begin(self, request: BatchRequest, reader: Reader, variant: int, pixels: dict[str, Array]) -> BatchJob:
+        """Return the job that fills a batch, in the memory of `pooled`, from the reader of this variant."""
         epoch, places, mask = request
-        arrays: dict[str, Array] = {column.name: column.empty(len(places.sample)) for column in self.columns}
-        arrays |= {IMAGE: images, SAMPLE: places.sample, MASK: mask}
+        arrays: dict[str, Array] = {column.name: column.empty(len(places.sample)) for column in self._others}
+        arrays |= pixels | {SAMPLE: places.sample, self.columns.mask: mask}
         where = list(zip(places.shard.tolist(), places.record.tolist(), strict=True))
-        return BatchJob(reader, variant, where, self.pipeline.draw(epoch, places.sample), arrays)
+        return BatchJob(reader, variant, where, self.decoder.draw(epoch, places.sample), arrays)
 
     def fill(self, job: BatchJob, start: int, stop: int) -> ChunkResult:
         """Decode the rows `[start, stop)`. Raises RecordError for a bad record, unless such records are skipped."""
         try:
             begun = perf_counter()
-            images, places = job.arrays[IMAGE], job.places[start:stop]
-            draws = [op[start:stop] for op in job.draws]
-            outs = [images[row] for row in range(start, stop)]
-            decoded = decode_samples(self._decoder, job.reader, places, draws, outs)
-            for name, values in read_columns(self.columns, decoded, job.reader, places).items():
-                job.arrays[name][start:stop] = values
+            draws = [[op[start:stop] for op in view] for view in job.draws]
+            rows = {column.name: job.arrays[column.name][start:stop] for column in self.columns}
+            decoded = decode_samples(self.decoder, job.reader, job.places[start:stop], draws, rows)
             seconds = perf_counter() - begun - decoded.read_seconds
-            return ChunkResult(decoded.read_seconds, seconds, sum(map(len, decoded.payloads)))
+            return decoded._replace(decode_seconds=seconds)
         except RecordError as error:
             if not self._skips:
                 raise RecordError(f"{error}. {_ADVICE}") from error
@@ -163,7 +171,7 @@ class BatchDecoder:
             for row, _ in bad:
                 repeated = good[max(0, int(np.searchsorted(good, row)) - 1)]
                 for name, values in job.arrays.items():
-                    values[row] = False if name == MASK else values[repeated]
+                    values[row] = False if name == self.columns.mask else values[repeated]
         skipped = tuple(BadRecord((job.variant, *job.places[row]), message) for row, message in bad)
         return DecodedBatch(job.arrays, skipped, *_sum(results))
 
@@ -173,75 +181,147 @@ def _sum(results: Iterable[ChunkResult]) -> ChunkResult:
 
 
 class Decoder:
-    """Decodes images of one dataset and applies the ops. Thread-safe.
+    """Decodes samples of one dataset and applies the ops. Thread-safe.
 
     Args:
-        dataset: the dataset of the images.
-        ops: by default those of the manifest.
-        seed: the user's.
-        wanted: False where no image is asked for: then none is decoded, and one undefined pixel stands for each.
+        dataset: the dataset of the samples.
+        options: `ops` or `views`, `seed`, `columns` and what says how these are batched.
+
+    Attributes:
+        pipelines: the ops of each view of an image, with its seed; one where there are no views.
+        columns: what samples are decoded to.
 
     Raises:
-        OptionError: `ops` are none, or the ops that the manifest names cannot be taken.
+        OptionError: ops that are none, or those that the manifest names cannot be taken; columns that do not fit.
     """
 
-    def __init__(self, dataset: Dataset, ops: Sequence[Op] | None, seed: int, wanted: bool = True) -> None:
+    def __init__(self, dataset: Dataset, options: LoaderOptions) -> None:
         manifest = dataset.manifest
-        if ops is None:
-            ops = [] if manifest.cache is None else [from_dict(each) for each in manifest.cache.final]
-            for op in ops:
-                if isinstance(op, Custom):  # the author of a manifest must not choose what is imported here
-                    raise OptionError(
-                        f"{dataset.url}: its manifest names {shown(op.target)} among the final ops, and no loader "
-                        "imports what a manifest names. If you want it to run, pass all of them: "
-                        f"ops=[..., Custom({shown(op.target)})]"
-                    )
-        self.pipeline = Pipeline(ops, manifest.draws_seed(seed), fast=True, upright=manifest.upright)
-        self.output_size = self.pipeline.output_size(None if manifest.cache is None else manifest.cache.shape[:2])
-        self._tensor_shape = manifest.tensor_shape
+        views = options.view_ops or (_own_ops(dataset) if options.ops is None else options.ops,)
+        self.pipelines = [
+            Pipeline(ops, manifest.draws_seed(_view_seed(options.seed, view)), fast=True, upright=manifest.upright)
+            for view, ops in enumerate(views)
+        ]
+        stored_size = None if manifest.cache is None else manifest.cache.shape[:2]
+        self.sizes = [pipeline.output_size(stored_size) for pipeline in self.pipelines]
+        if options.views is not None and None in self.sizes:
+            raise OptionError(f"{dataset.url}: {_NO_SIZE}; of views each one fixes a size")
+        self.columns: Columns = resolve_columns(manifest, options, self.sizes)
+        self._tensor_shape, self._upright = manifest.tensor_shape, manifest.upright
         self._url = dataset.url
-        self._wanted = wanted
+        self._min_visibility = float(options.min_visibility)
+        self._boxes = {spec.name: spec for spec in manifest.features if spec.kind == "boxes"}
+        self._points = {spec.name: spec for spec in manifest.features if spec.kind == "keypoints"}
+        ints = fixed_ints(manifest.features)
+        self._size_at = (ints.index(HEIGHT), ints.index(WIDTH)) if {HEIGHT, WIDTH} <= set(ints) else None
+        # Where each view stands: its column, and its place among those of one size.
+        self._targets = _view_targets(self.columns.images, self.sizes)
+        self._pictures = [each for each in self.columns.fields if isinstance(each, Picture)]
+        self._fields = [each for each in self.columns.fields if not isinstance(each, Picture)]
         self._local = threading.local()
 
-    @property
-    def batch_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of every image. Raises OptionError where they differ."""
-        if not self._wanted:
-            return 1, 1, 3
-        if self.output_size is None:
+    def check_sizes(self) -> None:
+        """Raise OptionError where images, or what goes with them, differ in size from sample to sample."""
+        if None in self.sizes and self.columns.pooled:
             raise OptionError(f"{self._url}: {_NO_SIZE}")
-        return (*self.output_size, 3)
 
-    def decode(self, image: memoryview, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
-        """Return the pixels of a record's image after the ops, in `out` where it is given.
+    def draw(self, epoch: int, samples: npt.NDArray[np.int64]) -> list[DrawnBatch]:
+        """Draw the random numbers of some samples: `[view][op][sample]`."""
+        return [pipeline.draw(epoch, samples) for pipeline in self.pipelines]
+
+    def fill(self, record: "_Record", draws: Sequence[Sequence[Draws]], rows: Rows, row: int, copied: bool) -> int:
+        """Fill one row of every column but the scalars at fixed places; return the number of boxes that were dropped.
+
+        Args:
+            record: what was read.
+            draws: for each view one entry an op.
+            rows: arrays, or lists where sizes differ.
+            row: which one.
+            copied: the image is there already.
 
         Raises:
-            ImageError: the image does not decode.
+            ImageError, RecordError, OpError: the sample is damaged, or does not fit its row.
         """
-        if not self._wanted:
-            return np.empty(self.batch_shape, np.uint8) if out is None else out
+        if self.columns.images and not copied:
+            self._fill_image(record.image, draws, rows, row)
+        if not self.columns.fields:
+            return 0
+        moved = _Moved(self, record, draws[0])
+        sample = moved.sample = Sample(decode_arrays(record.payload), record.where, moved)
+        for each in self._fields:
+            each.fill(sample, rows, row)
+        for picture in self._pictures:
+            self._fill_picture(picture, sample, draws[0], rows, row)
+        return moved.dropped
+
+    def stored_size(self, record: "_Record") -> tuple[int, int]:
+        """Return `(height, width)` of a record's image, upright. Raises ImageError."""
+        if self._tensor_shape is not None:
+            return self._tensor_shape[:2]
+        if self._size_at is not None and not self._upright:
+            return record.ints[self._size_at[0]], record.ints[self._size_at[1]]
+        size = image_size(record.image)
+        return size[::-1] if self._upright and orientation_of(record.image) >= 5 else size
+
+    def _fill_image(self, image: memoryview, draws: Sequence[Sequence[Draws]], rows: Rows, row: int) -> None:
+        outs: list[Pixels | None] = []
+        for name, place in self._targets:
+            target = rows[name]
+            found = None if isinstance(target, list) else target[row]
+            outs.append(found if found is None or place is None else found[place])
+        if len(self.pipelines) == 1:
+            made = [self._run(self.pipelines[0], image, draws[0], outs[0])]
+        elif self._tensor_shape is None:
+            made = run_views(self.pipelines, image, draws, outs, self._scratch)
+        else:
+            made = [self._run(*each) for each in zip(self.pipelines, [image] * len(outs), draws, outs, strict=True)]
+        for (name, place), pixels in zip(self._targets, made, strict=True):
+            target = rows[name]
+            if isinstance(target, list):  # copied, as it may be a view of the shard, or of scratch
+                if place is None:
+                    target[row] = pixels.copy()
+                else:
+                    target[row] = [*(target[row] or ()), pixels.copy()]
+
+    def _run(self, pipeline: Pipeline, image: memoryview, draws: Sequence[Draws], out: Pixels | None) -> Pixels:
         if self._tensor_shape is None:
-            return self.pipeline.run_encoded(image, draws, out, self._scratch)
-        return self.pipeline.run(np.frombuffer(image, np.uint8).reshape(self._tensor_shape), draws, out)
+            return pipeline.run_encoded(image, draws, out, self._scratch)
+        return pipeline.run(np.frombuffer(image, np.uint8).reshape(self._tensor_shape), draws, out)
+
+    def _fill_picture(self, field_: Picture, sample: Sample, draws: Sequence[Draws], rows: Rows, row: int) -> None:
+        found, (column,), pipeline = sample.values(field_.spec), field_.columns, self.pipelines[0]
+        if len(found) != 1:
+            raise RecordError(f"{sample.where}: {field_.spec.key} is missing")
+        target = rows[column.name]
+        out = None if isinstance(target, list) else target[row]
+        if field_.spec.shape:
+            made = pipeline.run(np.frombuffer(found[0], np.uint8).reshape(field_.spec.shape), draws, out)
+        else:
+            made = pipeline.run_encoded(found[0], draws, out, self._scratch)
+        if out is None:
+            target[row] = made.copy()
 
     def check_size(self, image: memoryview) -> None:
         """Raise RecordError where the bytes are not those of a tensor of the dataset's shape."""
         if self._tensor_shape is not None and len(image) != (size := math.prod(self._tensor_shape)):
             raise RecordError(f"the image has {len(image)} bytes; {self._tensor_shape} take {size}")
 
-    def copier(self, layout: FixedLayout, outs: Sequence[Pixels]) -> Callable[[int, memoryview], None] | None:
-        """Return what copies pixels from their fixed place in a payload to `outs`; None where more than that is needed.
+    def copier(self, layout: FixedLayout, rows: Rows) -> Callable[[int, memoryview], None] | None:
+        """Return what copies pixels from their fixed place in a payload to a row; None where more than that is needed.
 
         The reader calls it before it verifies the payload's CRC, which then finds the bytes in the processor's cache.
         """
         shape, start = self._tensor_shape, layout.image_offset
-        if shape is None or self.pipeline.ops or not self._wanted:
+        if shape is None or len(self.pipelines) > 1 or self.pipelines[0].ops or not self.columns.images:
+            return None
+        images = rows[self.columns.images[0].name]
+        if isinstance(images, list):
             return None
         size = math.prod(shape)
 
         def copy(number: int, payload: memoryview) -> None:
             if len(payload) >= start + size:
-                np.copyto(outs[number], np.frombuffer(payload, np.uint8, size, start).reshape(shape))
+                np.copyto(images[number], np.frombuffer(payload, np.uint8, size, start).reshape(shape))
 
         return copy
 
@@ -253,31 +333,101 @@ class Decoder:
         return scratch[:size]
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Samples in their order: pixels, fixed integers, the payloads of their records, the seconds that reading took."""
+class _Record(NamedTuple):
+    """A record that was read: its image and integers at fixed places, all of its bytes, and its name for errors."""
 
-    pixels: list[Pixels]
-    ints: list[tuple[int, ...]]
-    payloads: list[memoryview]
-    read_seconds: float
+    image: memoryview
+    ints: tuple[int, ...]
+    payload: memoryview
+    where: str
+
+
+class _Moved:
+    """Where the pixels of one sample went, computed when a column asks for it."""
+
+    def __init__(self, decoder: Decoder, record: _Record, draws: Sequence[Draws]) -> None:
+        self._decoder, self._record, self._draws = decoder, record, draws
+        self._found: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = {}
+        self.sample: Sample
+        self.dropped = 0
+
+    @cached_property
+    def geometry(self) -> "Geometry":
+        height, width = self._decoder.stored_size(self._record)
+        return self._decoder.pipelines[0].geometry(height, width, self._draws)
+
+    def moved_boxes(self, boxes: str) -> npt.NDArray[np.float32]:
+        return self._move(boxes)[0]
+
+    def kept(self, boxes: str) -> npt.NDArray[np.bool_]:
+        return self._move(boxes)[1]
+
+    def moved_points(self, points: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        spec = self._decoder._points[points]
+        stored = self.sample.items(spec)
+        if isinstance(spec.of, str):
+            stored = stored[self.kept(spec.of)]
+        moved, visible = self.geometry.move_points(stored.reshape(-1, stored.shape[-1]))
+        return moved.reshape(stored.shape), visible.reshape(stored.shape[:-1])
+
+    def _move(self, boxes: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        if boxes not in self._found:
+            stored = self.sample.items(self._decoder._boxes[boxes])
+            moved, kept = self.geometry.move_boxes(stored, self._decoder._min_visibility)
+            self._found[boxes] = moved[kept], kept
+            self.dropped += len(kept) - int(kept.sum())
+        return self._found[boxes]
+
+
+def _own_ops(dataset: Dataset) -> Sequence[Op]:
+    """Return the ops that a cache's manifest leaves to loaders."""
+    manifest = dataset.manifest
+    ops = [] if manifest.cache is None else [from_dict(each) for each in manifest.cache.final]
+    for op in ops:
+        if isinstance(op, Custom):  # the author of a manifest must not choose what is imported here
+            raise OptionError(
+                f"{dataset.url}: its manifest names {shown(op.target)} among the final ops, and no loader "
+                "imports what a manifest names. If you want it to run, pass all of them: "
+                f"ops=[..., Custom({shown(op.target)})]"
+            )
+    return ops
+
+
+def _view_seed(seed: int, view: int) -> int:
+    """The seed of a view's draws; the first has the loader's own."""
+    return seed if not view else seed ^ int.from_bytes(hashlib.blake2b(b"%d" % view, digest_size=7).digest(), "little")
+
+
+def _view_targets(columns: Sequence[Column], sizes: Sequence[tuple[int, int] | None]) -> list[tuple[str, int | None]]:
+    """Return the column of each view, and its place there; None for the one view of a loader without views."""
+    if not columns:
+        return []
+    if len(sizes) == 1 and len(columns[0].shape) < 4:
+        return [(columns[0].name, None)]
+    taken: dict[str, int] = {}
+    targets: list[tuple[str, int | None]] = []
+    for size in sizes:
+        name = next(column.name for column in columns if column.shape[1:3] == size)
+        targets.append((name, taken.get(name, 0)))
+        taken[name] = taken.get(name, 0) + 1
+    return targets
 
 
 def decode_samples(
     decoder: Decoder,
     reader: Reader,
     places: Sequence[tuple[int, int]],
-    draws: Sequence[Sequence[Draws]],
-    outs: Sequence[Pixels] | None = None,
-) -> Decoded:
-    """Return the samples at `places`, each (shard, record).
+    draws: Sequence[DrawnBatch],
+    rows: Rows,
+) -> ChunkResult:
+    """Fill a row of every column with each of the samples at `places`, (shard, record).
 
     Args:
         decoder: of their dataset.
         reader: of the variant.
         places: where they lie.
-        draws: for each op those of each sample.
-        outs: memory for each image.
+        draws: `[view][op][sample]`.
+        rows: arrays of as many rows, or lists.
 
     Raises:
         RecordError: one is damaged, or its image does not decode; names shard and record, and where the framing is
@@ -286,42 +436,27 @@ def decode_samples(
         ShardError: a shard is not the manifest's.
     """
     begun = perf_counter()
-    copy = None if outs is None else decoder.copier(reader.layout, outs)
+    copy = decoder.copier(reader.layout, rows)
     payloads = reader.read_many(places, copy)
-    read_seconds = perf_counter() - begun
-    pixels, ints = list[Pixels](), list[tuple[int, ...]]()
+    read_seconds, dropped, columns = perf_counter() - begun, 0, decoder.columns
+    found = list[tuple[int, ...]]()
     for row, payload in enumerate(payloads):
         try:
-            image, values = reader.layout.decode(payload)
+            image, ints = reader.layout.decode(payload)
             decoder.check_size(image)
-            ints.append(values)
-            if outs is None:  # copied, as it may be a view of the shard, or of scratch that the next one overwrites
-                pixels.append(decoder.decode(image, [op[row] for op in draws]).copy())
-            elif copy is None or not reader.layout.is_fixed(payload):
-                decoder.decode(image, [op[row] for op in draws], outs[row])
+            found.append(ints)
+            copied = copy is not None and reader.layout.is_fixed(payload)
+            if not columns.fields and (copied or not columns.images):
+                continue
+            drawn = [[op[row] for op in view] for view in draws]
+            where = reader.place(*places[row]) if columns.fields else ""
+            dropped += decoder.fill(_Record(image, ints, payload, where), drawn, rows, row, copied)
         except OpError as error:
             raise OpError(f"{reader.place(*places[row])}: {error}") from error
         except (ImageError, RecordError) as error:  # no other ValueError: that would be a bug, not the record's fault
-            raise RecordError(f"{reader.place(*places[row])}: {error}") from error
-    return Decoded(pixels if outs is None else list(outs), ints, payloads, read_seconds)
-
-
-def read_columns(
-    columns: Sequence[Column], decoded: Decoded, reader: Reader, places: Sequence[tuple[int, int]]
-) -> dict[str, list[Any]]:
-    """Return the values of these columns by name. Only columns without a fixed place in a record have it parsed.
-
-    Raises:
-        RecordError: a record does not have exactly one value; names shard and record.
-    """
-    found = {
-        column.name: [] if column.position is None else [ints[column.position] for ints in decoded.ints]
-        for column in columns
-    }
-    parsed = [column for column in columns if column.position is None]
-    if parsed:
-        for payload, place in zip(decoded.payloads, places, strict=True):
-            features, where = decode_example(payload), reader.place(*place)
-            for column in parsed:
-                found[column.name].append(column.value(features, where))
-    return found
+            where = reader.place(*places[row])
+            said = str(error).removeprefix(f"{where}: ")
+            raise RecordError(f"{where}: {said}") from error
+    for scalar in columns.scalars:
+        rows[scalar.columns[0].name][:] = [ints[scalar.position or 0] for ints in found]
+    return ChunkResult(read_seconds, 0.0, sum(map(len, payloads)), dropped)

@@ -5,23 +5,54 @@ import mmap
 import os
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from tpufeed.engines.child import fill_streams
-from tpufeed.images.decoding import Pixels
+
+Array: TypeAlias = npt.NDArray[Any]
 
 _KEPT = 8
 _FIRST_SEGMENT = 8  # buffers
 
 
+class ArraySpec(NamedTuple):
+    """One array of a batch: its name, its dtype and its shape with the rows."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the array, in whole pages: frameworks share only what begins at one."""
+        size = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        return -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+def stride_of(specs: Sequence[ArraySpec]) -> int:
+    """Return the bytes from one buffer of a pool to the next; a batch without pixels has one page, too."""
+    return sum(spec.bytes for spec in specs) or mmap.ALLOCATIONGRANULARITY
+
+
+def views(owner: Any, specs: Sequence[ArraySpec], start: int = 0) -> dict[str, Array]:
+    """Return arrays that lie one behind the other in a buffer."""
+    arrays = {}
+    for spec in specs:
+        arrays[spec.name] = np.ndarray(spec.shape, spec.dtype, owner, start)
+        start += spec.bytes
+    return arrays
+
+
 class Buffer(NamedTuple):
-    """The memory of a batch's images, and its place in the pool's file, in buffers."""
+    """The memory of a batch's pixels by column, and its place in the pool's file, in buffers."""
 
     number: int
-    array: Pixels
+    arrays: dict[str, Array]
 
 
 class _Memory(NamedTuple):
@@ -31,22 +62,23 @@ class _Memory(NamedTuple):
 
 
 class BufferPool:
-    """Page-aligned uint8 arrays of one shape. Fresh memory costs a page fault for every 4 kB, more than the copy.
+    """Page-aligned arrays of a batch. Fresh memory costs a page fault for every 4 kB, more than the copy.
 
-    An array's memory comes back when nothing refers to it any more: no view, no tensor that shares it. A finalizer on
+    A batch's memory comes back when nothing refers to it any more: no view, no tensor that shares it. A finalizer on
     the root owner says so exactly (a weak reference to the array would not: frameworks keep only the root). A consumer
     that keeps batches makes the pool allocate; `take` never waits.
 
     Args:
-        shape: of each array.
+        specs: the arrays of a batch.
         kept: unused ones whose memory is kept.
         shared: in memory that other processes can map: `file` is then its descriptor.
     """
 
-    def __init__(self, shape: tuple[int, ...], kept: int = _KEPT, shared: bool = False) -> None:
-        self._shape = shape
+    def __init__(self, specs: Sequence[ArraySpec], kept: int = _KEPT, shared: bool = False) -> None:
+        self._specs = specs
         self._kept = kept
-        self._type = ctypes.c_ubyte * int(np.prod(shape))
+        self._stride = stride_of(specs)
+        self._type = ctypes.c_ubyte * self._stride
         self._made = 0
         self._owner = os.getpid()
         self._free: deque[_Memory] = deque()  # unused, with their pages
@@ -58,7 +90,7 @@ class BufferPool:
             self.file = os.memfd_create("tpufeed-batches")
 
     def take(self) -> Buffer:
-        """Return an array with arbitrary contents. One thread at a time."""
+        """Return arrays with arbitrary contents. One thread at a time."""
         # Not `if self._free`: a finalizer or `close` may come by between the look and the taking.
         for take_unused in (self._free.pop, self._empty.popleft):
             with suppress(IndexError):
@@ -68,7 +100,7 @@ class BufferPool:
             memory = self._make()
         owner = self._type.from_buffer(memory.map, memory.offset)
         weakref.finalize(owner, self._give, memory).atexit = False
-        return Buffer(memory.number, np.ndarray(self._shape, np.uint8, owner))  # type: ignore[arg-type]  # a buffer
+        return Buffer(memory.number, views(owner, self._specs))
 
     def close(self) -> None:
         """Close the file; arrays that are in use stay."""
@@ -80,14 +112,14 @@ class BufferPool:
 
     def _make(self) -> _Memory:
         """Map new memory; of a shared pool several buffers at once, of which the others are free."""
-        number, size = self._made, ctypes.sizeof(self._type)
+        number = self._made
         if self.file is None:
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = mmap.mmap(-1, self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 memory.madvise(mmap.MADV_HUGEPAGE)
             self._made += 1
             return _Memory(number, memory, 0)
-        segment, stride = segment_of(number), buffer_stride(self._shape)
+        segment, stride = segment_of(number), self._stride
         os.ftruncate(self.file, segment.stop * stride)
         shared = map_segment(self.file, segment, stride)
         self._made = segment.stop
@@ -102,30 +134,25 @@ class BufferPool:
         if len(self._free) < self._kept:
             self._free.append(memory)
         elif self._shared:  # its place in the file stays, without pages
-            memory.map.madvise(mmap.MADV_REMOVE, memory.offset, buffer_stride(self._shape))
+            memory.map.madvise(mmap.MADV_REMOVE, memory.offset, self._stride)
             self._empty.append(memory)
 
 
 class MappedBuffers:
     """The buffers of another process' shared pool."""
 
-    def __init__(self, file: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, file: int, specs: Sequence[ArraySpec]) -> None:
         self._file = file
-        self._shape = shape
+        self._specs = specs
+        self._stride = stride_of(specs)
         self._segments: dict[int, mmap.mmap] = {}
 
-    def array(self, number: int) -> Pixels:
-        """Return the buffer at this place."""
-        segment, stride = segment_of(number), buffer_stride(self._shape)
+    def arrays(self, number: int) -> dict[str, Array]:
+        """Return the arrays of the buffer at this place."""
+        segment, stride = segment_of(number), self._stride
         if segment.start not in self._segments:
             self._segments[segment.start] = map_segment(self._file, segment, stride)
-        offset = (number - segment.start) * stride
-        return np.ndarray(self._shape, np.uint8, self._segments[segment.start], offset)
-
-
-def buffer_stride(shape: tuple[int, ...]) -> int:
-    """Return the bytes from one buffer of a pool's file to the next."""
-    return -(-int(np.prod(shape)) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        return views(self._segments[segment.start], self._specs, (number - segment.start) * stride)
 
 
 def segment_of(number: int) -> range:

@@ -1,8 +1,8 @@
-"""Columns of a batch by short names."""
+"""Columns of a batch: which ones a loader was asked for, their shapes, and how a record fills a row of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -10,13 +10,21 @@ import numpy.typing as npt
 
 from tpufeed.dataset import schema
 from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError, RecordError
+from tpufeed.images.masks import decode_mask
 from tpufeed.tfrecord.example import Feature
 
-Batch: TypeAlias = npt.NDArray[Any] | tuple[npt.NDArray[Any], ...] | dict[str, npt.NDArray[Any]]
+if TYPE_CHECKING:
+    from tpufeed.images.geometry import Geometry
+    from tpufeed.loaders.options import LoaderOptions
 
-IMAGE, SAMPLE, MASK = "image", "sample", "mask"
-_OWN_NAMES = frozenset({IMAGE, SAMPLE, MASK})  # what loaders make; no feature can be asked for by these
+Array: TypeAlias = npt.NDArray[Any]
+Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
+Rows: TypeAlias = Mapping[str, Array] | Mapping[str, list[Any]]  # a batch's arrays, or a list for each column
+
+IMAGE, SAMPLE, WINDOW = "image", "sample", "window"
+_OWN_NAMES = frozenset({IMAGE, SAMPLE})  # what loaders make; no feature can be asked for by these
 _FEATURE_OF_NAME = {
     "label": schema.LABEL,
     "text": schema.TEXT,
@@ -26,36 +34,285 @@ _FEATURE_OF_NAME = {
     "format": schema.FORMAT,
     "filename": schema.FILENAME,
 }
+_TEXTS = ("bytes", "string")
+_NO_CLASS = -1  # what fills a list of labels: 0 is a class
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One array of a batch: `dtype` and `shape` of a sample. `dtype` "O" is for text and bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    def empty(self, rows: int) -> Array:
+        """Return memory for `rows` samples."""
+        return np.empty((rows, *self.shape), self.dtype)
+
+
+class Moved(Protocol):
+    """What happened to the pixels of a sample: pictures, boxes and points follow."""
+
+    @property
+    def geometry(self) -> "Geometry":
+        """Where each pixel of the result lies in the stored image."""
+
+    def kept(self, boxes: str) -> npt.NDArray[np.bool_]:
+        """Return which boxes of this column are left. Items of other columns go with them."""
+
+    def moved_boxes(self, boxes: str) -> npt.NDArray[np.float32]:
+        """Return the boxes that are left, in pixels of the result."""
+
+    def moved_points(self, points: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        """Return points in pixels of the result, without those of dropped boxes, and which of them it shows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column besides image and sample, and where its values stand in a record.
+class Sample:
+    """A parsed record, while a row is filled from it.
 
-    `position` is its place among the integers of the fixed layout; None where the record must be parsed.
+    Attributes:
+        features: by their keys; numbers as arrays.
+        where: the record's name, for errors.
+        moved: where its pixels went.
     """
 
-    name: str
-    key: str
-    dtype: str
-    position: int | None
+    features: Mapping[str, Feature]
+    where: str
+    moved: Moved
 
-    def empty(self, rows: int) -> npt.NDArray[Any]:
-        """Return memory for `rows` values."""
-        return np.empty(rows, {"int64": np.int64, "float32": np.float32}.get(self.dtype, np.object_))
+    def values(self, spec: FeatureSpec) -> Any:
+        """Return a feature's values. Raises RecordError where it holds another kind of list."""
+        feature = self.features.get(spec.key)
+        if feature is None or (feature.kind is None and not len(feature.values)):
+            return np.empty(0, np.int64)
+        if feature.kind != spec.stored_kind:
+            raise RecordError(f"{self.where}: {spec.key} holds {feature.kind}, not {spec.dtype}")
+        return feature.values
 
-    def value(self, features: dict[str, Feature], where: str) -> Any:
-        """Return the one value of a parsed record. Raises RecordError where there is not exactly one."""
-        feature = features.get(self.key)
-        if feature is None or len(feature.values) != 1:
-            raise RecordError(
-                f"{where}: {self.key} has {0 if feature is None else len(feature.values)} values, not 1; leave the "
-                f"column {self.name!r} out, or give each sample one value"
-            )
-        value = feature.values[0]
+    def items(self, spec: FeatureSpec) -> Array:
+        """Return the numbers of a list or tensor, of shape (items, *shape of an item). Raises RecordError."""
+        found, each = self.values(spec), spec.each if spec.shape is None else spec.shape[1:]
+        if spec.is_raw:
+            data = b"" if not len(found) else found[0]
+            dtype = np.dtype(spec.dtype).newbyteorder("<")
+            if len(found) > 1 or len(data) % dtype.itemsize:
+                raise RecordError(f"{self.where}: {spec.key} is no array of {spec.dtype}: {len(data)} bytes")
+            found = np.frombuffer(data, dtype)
+        size = int(np.prod(each))
+        if len(found) % size:
+            raise RecordError(f"{self.where}: {spec.key} has {len(found)} values, which are no items of shape {each}")
+        return np.asarray(found).reshape(-1, *each)
+
+
+class Field(Protocol):
+    """One thing that a loader was asked for, which fills one column or several."""
+
+    columns: tuple[Column, ...]
+    moves: bool  # it needs to know where the pixels went
+
+    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+        """Fill a row of the field's columns. Raises RecordError."""
+
+
+class Scalar:
+    """One value a sample.
+
+    Attributes:
+        position: its place among the integers of the fixed layout; None where the record must be parsed.
+    """
+
+    moves = False
+
+    def __init__(self, name: str, spec: FeatureSpec, position: int | None, fill: float | str | None) -> None:
+        self.position, self.spec, self.fill_value = position, spec, fill
+        self.columns: tuple[Column, ...] = (Column(name, "O" if spec.dtype in _TEXTS else spec.dtype),)
+
+    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+        found, (column,) = sample.values(self.spec), self.columns
+        if len(found) != 1:
+            if len(found) or self.fill_value is None:
+                raise RecordError(
+                    f"{sample.where}: {self.spec.key} has {len(found)} values, not 1; leave the column "
+                    f"{column.name!r} out, or give each sample one value"
+                )
+            found = [self.fill_value]
+        value = found[0]
         if isinstance(value, memoryview):
-            return str(value, "utf-8") if self.dtype == "string" else bytes(value)
-        return value
+            value = str(value, "utf-8") if self.spec.dtype == "string" else bytes(value)
+        elif isinstance(value, np.integer):
+            value = int(value)  # where rows are lists
+        rows[column.name][row] = value
+
+
+class Items:
+    """A tensor, or a list that is padded to a static length, with its own length beside.
+
+    Args:
+        name: of the column.
+        spec: the feature.
+        most: the static length of a list; None for a tensor of a fixed shape.
+        truncate: longer lists are cut; else they are an error.
+        fill: what stands behind a list's items.
+        counted: a list has a column of its lengths.
+    """
+
+    moves = False
+
+    def __init__(
+        self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, fill: float, counted: bool
+    ) -> None:
+        self._spec, self._most, self._truncate, self._fill = spec, most, truncate, fill
+        shape = spec.shape or () if most is None else (most, *spec.each)
+        lengths = (Column(f"{name}_length", "int32"),) if counted else ()
+        self.columns: tuple[Column, ...] = (Column(name, spec.dtype, shape), *lengths)
+
+    @property
+    def is_padded(self) -> bool:
+        """True for a list; false for a tensor."""
+        return self._most is not None
+
+    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+        items = sample.items(self._spec)
+        if isinstance(self._spec.of, str) and self.moves:
+            items = items[sample.moved.kept(self._spec.of)]
+        self._put(items, sample, rows, row)
+
+    def _put(self, items: Array, sample: Sample, rows: Rows, row: int) -> None:
+        """Write a sample's items to their row. Raises RecordError where they do not fit."""
+        column = self.columns[0]
+        if self._most is None:
+            if items.shape != column.shape:
+                raise RecordError(f"{sample.where}: {self._spec.key} has the shape {items.shape}, not {column.shape}")
+            rows[column.name][row] = items.astype(column.dtype, copy=False)
+            return
+        if len(items) > self._most:
+            if not self._truncate:
+                raise RecordError(
+                    f"{sample.where}: {column.name} has {len(items)} items, and the batch has room for {self._most}; "
+                    f"give pad={{{column.name!r}: {len(items)}}}, or truncate=[{column.name!r}]"
+                )
+            items = items[: self._most]
+        padded = np.full(column.shape, self._fill, column.dtype)
+        padded[: len(items)] = items
+        rows[column.name][row] = padded
+        if len(self.columns) > 1 and self.columns[1].name.endswith("_length"):
+            rows[self.columns[1].name][row] = len(items)
+
+
+class OwnedItems(Items):
+    """Items that belong to boxes, and go with those that the crop drops."""
+
+    moves = True
+
+
+class MultiHot:
+    """The labels of a sample as one float for each class, 1 for its own."""
+
+    moves = False
+
+    def __init__(self, spec: FeatureSpec, classes: int) -> None:
+        self._spec = spec
+        self.columns: tuple[Column, ...] = (Column("label", "float32", (classes,)),)
+
+    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+        labels, (column,) = sample.items(self._spec), self.columns
+        if len(labels) and not 0 <= labels.min() <= labels.max() < column.shape[0]:
+            raise RecordError(f"{sample.where}: a label of {labels.tolist()} is no class; there are {column.shape[0]}")
+        hot = np.zeros(column.shape, np.float32)
+        hot[labels] = 1
+        rows[column.name][row] = hot
+
+
+class Boxes(Items):
+    """Boxes in pixels of the result: moved, clipped, and dropped where nothing of them is left."""
+
+    moves = True
+
+    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+        self._put(sample.moved.moved_boxes(self._spec.name), sample, rows, row)
+
+
+class Keypoints(Items):
+    """Points in pixels of the result, and which of them are visible in it."""
+
+    moves = True
+
+    def __init__(
+        self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, fill: float, counted: bool
+    ) -> None:
+        super().__init__(name, spec, most, truncate, fill, counted)
+        self.columns = (*self.columns, Column(f"{name}_visible", "bool", self.columns[0].shape[:-1]))
+
+    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+        points, visible = sample.moved.moved_points(self._spec.name)
+        self._put(points, sample, rows, row)
+        seen = np.zeros(self.columns[-1].shape, np.bool_)
+        seen[: len(visible)] = visible[: len(seen)]
+        rows[self.columns[-1].name][row] = seen
+
+
+class Mask:
+    """A mask or depth: the pixels of the nearest places, never mixed."""
+
+    moves = True
+
+    def __init__(self, name: str, spec: FeatureSpec, size: tuple[int, int] | None, fill: int) -> None:
+        self._spec, self._fill = spec, fill
+        self._dtype = "uint8" if spec.kind == "mask" else "int32"
+        self.columns: tuple[Column, ...] = (Column(name, self._dtype, () if size is None else size),)
+
+    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+        (column,), geometry = self.columns, sample.moved.geometry
+        mask = picture(sample, self._spec)
+        if mask.shape != geometry.source:
+            raise RecordError(
+                f"{sample.where}: {self._spec.key} has {mask.shape[1]}x{mask.shape[0]} pixels; its image has "
+                f"{geometry.source[1]}x{geometry.source[0]}"
+            )
+        target = rows[column.name]
+        if isinstance(target, list):
+            target[row] = geometry.warp(mask, self._fill).astype(self._dtype, copy=False)
+        elif mask.dtype == target.dtype:
+            geometry.warp(mask, self._fill, target[row])
+        else:
+            target[row] = geometry.warp(mask, self._fill)
+
+
+class Picture:
+    """A further image of a sample, which the ops change as they change the main one."""
+
+    moves = False
+
+    def __init__(self, name: str, spec: FeatureSpec, size: tuple[int, int] | None) -> None:
+        self.spec = spec
+        self.columns: tuple[Column, ...] = (Column(name, "uint8", () if size is None else (*size, 3)),)
+
+
+class WindowField:
+    """The part of the stored image that the result shows: top, left, height and width in pixels."""
+
+    moves = True
+    columns: tuple[Column, ...] = (Column(WINDOW, "float32", (4,)),)
+
+    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+        rows[WINDOW][row] = np.array(sample.moved.geometry.bounds(), np.float32)
+
+
+def picture(sample: Sample, spec: FeatureSpec) -> Array:
+    """Return the stored pixels of a mask or depth, (height, width). Raises RecordError, ImageError."""
+    (data,) = sample.values(spec) if len(sample.values(spec)) == 1 else (None,)
+    if data is None:
+        raise RecordError(f"{sample.where}: {spec.key} is missing")
+    if spec.shape:  # raw, in a cache
+        dtype = np.dtype(spec.dtype).newbyteorder("<")
+        if len(data) != dtype.itemsize * int(np.prod(spec.shape)):
+            raise RecordError(
+                f"{sample.where}: {spec.key} has {len(data)} bytes; {spec.dtype} {spec.shape} is expected"
+            )
+        return np.frombuffer(data, dtype).reshape(spec.shape)
+    pixels: Array = decode_mask(data, "mask" if spec.kind == "mask" else "depth")
+    return pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,59 +322,204 @@ class BatchForm:
     names: tuple[str, ...]
     as_dict: bool
 
-    def package(self, arrays: dict[str, npt.NDArray[Any]]) -> Batch:
+    def package(self, arrays: Mapping[str, Any]) -> Any:
         """Return the batch as the training loop gets it."""
         if self.as_dict:
             return {name: arrays[name] for name in self.names}
         return arrays[self.names[0]] if len(self.names) == 1 else tuple(arrays[name] for name in self.names)
 
 
-def resolve_columns(manifest: Manifest, names: Sequence[str] | Literal["default"] | None) -> tuple[str, ...]:
-    """Return the names of a batch's columns in order. Raises OptionError for one that the dataset does not have."""
-    label = ("label",) if manifest.labelled else ()
-    if names == "default":
-        return (IMAGE, *label)
-    if names is None:
-        return (IMAGE, *label, SAMPLE)
-    for name in names:
-        if name not in (IMAGE, SAMPLE):
-            find_column(manifest, name)
-    return tuple(names)
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a loader's batches.
+
+    Attributes:
+        images: those of the views of the image, in the order of the views' sizes; none where no image is asked for.
+        scalars: fields that stand at fixed places: a record need not be parsed for them.
+        fields: all others, but images and `sample`.
+        names: of all columns, in the order in which they are handed over.
+        mask: the name of the column that is False for padding.
+    """
+
+    images: tuple[Column, ...]
+    scalars: tuple[Scalar, ...]
+    fields: tuple[Field | Picture, ...]
+    names: tuple[str, ...]
+    mask: str
+
+    @property
+    def moves(self) -> bool:
+        """True where a field asks where the pixels went."""
+        return any(field.moves for field in self.fields)
+
+    def __iter__(self) -> Iterator[Column]:
+        """Yield all columns but `sample` and the mask."""
+        yield from self.images
+        for field in (*self.scalars, *self.fields):
+            yield from field.columns
+
+    @property
+    def pooled(self) -> tuple[Column, ...]:
+        """The columns of pixels, which take most of a batch's memory."""
+        masks = (column for field in self.fields if isinstance(field, Mask | Picture) for column in field.columns)
+        return (*self.images, *masks)
 
 
-def find_column(manifest: Manifest, name: str) -> Column:
-    """Return the column `name`: a feature of exactly this name goes before what it is short for, except for labels.
+def resolve_columns(manifest: Manifest, options: "LoaderOptions", sizes: Sequence[tuple[int, int] | None]) -> Columns:
+    """Return the columns of a loader.
+
+    Args:
+        manifest: of the dataset.
+        options: `columns` and what says how they are batched.
+        sizes: (height, width) of each view's images; None where they differ from sample to sample.
 
     Raises:
-        OptionError: the dataset does not have it, or it holds lists, or has no value in some samples.
+        OptionError: the dataset does not have a column, or it cannot be batched as the options say.
     """
-    features = {feature.name: feature for feature in manifest.features[1:]}
-    short = _FEATURE_OF_NAME.get(name, name)
-    wanted = name if name in features and (name != "label" or not manifest.labelled) else short
-    if wanted not in features or wanted in _OWN_NAMES:
+    asked: Sequence[str] = options.columns or ()
+    if options.columns is None or options.columns == "default":
+        asked = (IMAGE, *(("label",) if manifest.labelled else ()), *((SAMPLE,) if options.columns is None else ()))
+    finder = _Finder(manifest, options, asked, sizes)
+    images, names = tuple[Column, ...](), list[str]()
+    scalars, fields = list[Scalar](), list[Field | Picture]()
+    for name in asked:
+        if name == IMAGE:
+            images = _view_columns(sizes)
+            names += [column.name for column in images]
+        elif name == SAMPLE:
+            names.append(name)
+        else:
+            field = finder.find(name)
+            names += [column.name for column in field.columns]
+            if isinstance(field, Scalar) and field.position is not None:
+                scalars.append(field)
+            else:
+                fields.append(field)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise OptionError(f"two columns of a batch are called {twice!r}; leave one of them out of columns=")
+    unknown = [name for option in (options.pad, options.fill) for name in option or () if name not in names]
+    if unknown:
+        raise OptionError(
+            f"pad and fill name columns that are asked for, not {unknown[0]!r}; they are {', '.join(names)}"
+        )
+    for name in options.pad or ():
+        if not any(isinstance(field, Items) and field.is_padded and field.columns[0].name == name for field in fields):
+            raise OptionError(f"pad is for lists, and {name!r} is none: leave it out of pad=")
+    several = len(sizes) > 1
+    if several and any(field.moves or isinstance(field, Picture) for field in fields):
+        raise OptionError(
+            "views are crops of the image alone: masks, boxes, keypoints, further images and the window of one sample "
+            "would be another for each view; leave them out of columns=, or the views"
+        )
+    mask = "sample_mask" if any(feature.name == "mask" for feature in manifest.features) else "mask"
+    return Columns(images, tuple(scalars), tuple(fields), tuple(names), mask)
+
+
+def _view_columns(sizes: Sequence[tuple[int, int] | None]) -> tuple[Column, ...]:
+    """The columns of the image: one for each size that views have."""
+    if len(sizes) == 1:
+        return (Column(IMAGE, "uint8", () if sizes[0] is None else (*sizes[0], 3)),)
+    found: dict[tuple[int, int], int] = {}
+    for size in sizes:
+        if size is not None:
+            found[size] = found.get(size, 0) + 1
+    if len(found) == 1:
+        ((size, count),) = found.items()
+        return (Column(IMAGE, "uint8", (count, *size, 3)),)
+    return tuple(
+        Column(f"{IMAGE}_{height}" + (f"x{width}" if width != height else ""), "uint8", (count, height, width, 3))
+        for (height, width), count in found.items()
+    )
+
+
+class _Finder:
+    def __init__(
+        self,
+        manifest: Manifest,
+        options: "LoaderOptions",
+        asked: Sequence[str],
+        sizes: Sequence[tuple[int, int] | None],
+    ) -> None:
+        self._manifest, self._options, self._asked, self._size = manifest, options, asked, sizes[0]
+        self._features = {feature.name: feature for feature in manifest.features[1:]}
+
+    def find(self, name: str) -> Field | Picture:
+        """A feature of exactly this name goes before what it is short for, except for labels. Raises OptionError."""
+        features, manifest, options = self._features, self._manifest, self._options
+        short = _FEATURE_OF_NAME.get(name, name)
+        wanted = name if name in features and (name != "label" or not manifest.labelled) else short
+        if wanted == WINDOW and wanted not in features:
+            return WindowField()
+        if wanted not in features or wanted in _OWN_NAMES:
+            raise self._unknown(name)
+        spec = features[wanted]
+        fill = (options.fill or {}).get(name)
+        if spec.kind in ("mask", "depth"):
+            return Mask(name, spec, self._size, int(fill or 0))
+        if spec.kind == "image":
+            return Picture(name, spec, self._size)
+        if wanted == schema.LABEL and options.label_format == "multi_hot":
+            if spec.shape is not None:
+                raise OptionError(
+                    "label_format='multi_hot' is for samples with lists of labels; here each has one: leave it out, "
+                    "and make a one-hot vector of the id on the device"
+                )
+            return MultiHot(spec, len(manifest.class_names))
+        if spec.shape == ():
+            ints = schema.fixed_ints(manifest.features)
+            return Scalar(name, spec, ints.index(wanted) if wanted in ints else None, fill)
+        return self._list(name, spec, fill)
+
+    def _list(self, name: str, spec: FeatureSpec, fill: float | str | None) -> Field:
+        options, is_adopted, is_boxes = (
+            self._options,
+            self._manifest.options.get("command") == "adopt",
+            spec.kind == "boxes",
+        )
+        lengths = None if isinstance(spec.lengths, msgspec.UnsetType) else spec.lengths
+        given = (options.pad or {}).get(name)
+        if spec.shape is None and not spec.each and given is None:
+            if is_adopted and lengths is None:  # a record that has not one value may be skipped
+                return Scalar(name, spec, None, fill)
+            if lengths is not None and lengths[1] <= 1 and lengths[0] == 0:  # some samples lack the value
+                if fill is None:
+                    raise OptionError(
+                        f"the column {name!r} cannot be batched: some samples have no value in it; give what stands "
+                        f"for it, like fill={{{name!r}: {0 if spec.dtype not in _TEXTS else ''!r}}}, or leave it out "
+                        "of columns="
+                    )
+                return Scalar(name, spec, None, fill)
+        if spec.dtype in _TEXTS:
+            raise OptionError(
+                f"the column {name!r} cannot be batched: it holds lists of text (`tpufeed info` says {spec.name} "
+                f"{spec.dtype}[]). Leave it out of columns=, or store one text a sample"
+            )
+        truncate = options.truncate if isinstance(options.truncate, bool) else name in options.truncate
+        owner = spec.of if isinstance(spec.of, str) else None
+        most: int | None = None  # of a tensor
+        if spec.shape is not None:
+            pass
+        elif given is None and lengths is None:
+            raise OptionError(
+                f"the dataset does not say how long the lists of {name!r} are; give the length of a batch's, like "
+                f"pad={{{name!r}: 64}}"
+            )
+        elif given is None and lengths is not None and lengths[0] == lengths[1] > 0 and not owner and not is_boxes:
+            spec = msgspec.structs.replace(spec, shape=(lengths[1], *spec.each), lengths=msgspec.UNSET)  # all are equal
+        else:
+            most = given if given is not None else max(1, lengths[1] if lengths else 1)
+        filled = fill if isinstance(fill, int | float) else _NO_CLASS if spec.name == schema.LABEL else 0
+        counted = most is not None and owner not in self._asked
+        kind: type[Items] = (
+            Boxes if is_boxes else Keypoints if spec.kind == "keypoints" else OwnedItems if owner else Items
+        )
+        return kind(name, spec, most, truncate, filled, counted)
+
+    def _unknown(self, name: str) -> OptionError:
+        features = self._features
         shorts = [short for short, feature in _FEATURE_OF_NAME.items() if feature in features]
-        known = dict.fromkeys((IMAGE, SAMPLE, *shorts, *sorted(features.keys() - _OWN_NAMES)))
+        known = dict.fromkeys((IMAGE, SAMPLE, WINDOW, *shorts, *sorted(features.keys() - _OWN_NAMES)))
         renamed = [feature.name for feature in features.values() if feature.key == name]
         hint = f". What the records call {name!r} is {renamed[0]}" if renamed else ""
-        raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
-    feature = features[wanted]
-    # What is not a fixed shape cannot be batched; in a dataset that was adopted a record that differs may be skipped.
-    if feature.shape is None and manifest.options.get("command") != "adopt":
-        fill, places = "missing values filled in", "a column for each place of lists of one length"
-        least, most = (None, None) if isinstance(feature.lengths, msgspec.UnsetType) else feature.lengths
-        if least is None or most is None:  # of a dataset that does not say
-            found, remedy = "it holds lists, or some samples have no value in it", f"{fill}, or {places}"
-        elif most <= 1 and least == 0:
-            found, remedy = "some samples have no value in it", fill
-        elif least == most:
-            values = "a list of one value" if most == 1 else f"{most} values"
-            found, remedy = f"each sample has {values} in it, and one is wanted", "a column for each of their places"
-        else:
-            found = f"samples have {least} to {most} values in it, and one is wanted"
-            remedy = "one value for each sample"
-        raise OptionError(
-            f"the column {name!r} cannot be batched: {found} (`tpufeed info` says {feature.name} {feature.dtype}[]). "
-            f"Leave it out of columns=; or build the dataset again, with {remedy}"
-        )
-    ints = schema.fixed_ints(manifest.features)
-    return Column(name, feature.key, feature.dtype, ints.index(wanted) if wanted in ints else None)
+        return OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")

@@ -2,11 +2,12 @@
 
 With worker processes neither they nor the training loop wait for the other's GIL. Their batches are filled in shared
 memory without a name, which goes when the last process that maps it does; what crosses the sockets is where samples
-lie, and all columns but the images. What a worker process does is in `worker`.
+lie, and all columns but those of pixels. What a worker process does is in `worker`.
 
 One thread submits and takes results; closing an executor is safe from any thread.
 """
 
+import itertools
 import logging
 import math
 import os
@@ -29,12 +30,10 @@ from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
-from tpufeed.images.decoding import Pixels
 from tpufeed.images.validation import shown
 from tpufeed.loaders.admission import make_stage
-from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, ChunkResult, DecodedBatch
+from tpufeed.loaders.batch import Array, BatchDecoder, BatchJob, BatchRequest, ChunkResult, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool
-from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.registry import url_scheme
 from tpufeed.storage.stage_folder import RemoteShard
@@ -92,7 +91,7 @@ class ThreadExecutor:
         dataset: what to read.
         config: which part of it, and how.
         decoder: fills the rows.
-        pool: memory for images, where `submit` is given none.
+        pool: memory for pixels, where `submit` is given none.
     """
 
     def __init__(
@@ -118,13 +117,13 @@ class ThreadExecutor:
         """True where it fills nothing any more: also in a fork of its process, which has none of the threads."""
         return self._closed or os.getpid() != self._owner
 
-    def submit(self, request: BatchRequest, images: Pixels | None = None) -> "ThreadFuture":
+    def submit(self, request: BatchRequest, pixels: dict[str, Array] | None = None) -> "ThreadFuture":
         """Begin a batch. Raises LoaderError where the executor was closed."""
-        if images is None:
+        if pixels is None:
             assert self._pool is not None, "one of the two is given"
-            images = self._pool.take().array
+            pixels = self._pool.take().arrays
         variant = request.epoch % self._variants
-        job = self._decoder.begin(request, self._reader(variant), variant, images)
+        job = self._decoder.begin(request, self._reader(variant), variant, pixels)
         try:
             chunks = [self._threads.submit(self._decoder.fill, job, *rows) for rows in self._decoder.chunks]
         except RuntimeError as error:
@@ -250,7 +249,7 @@ class Fetch(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Result of a `Fill`; the images are in its buffer."""
+    """Result of a `Fill`; the pixels are in its buffer."""
 
     number: int
     result: DecodedBatch | Failure
@@ -262,7 +261,7 @@ class ProcessExecutor:
     Args:
         config: what each worker fills batches of.
         processes: how many fill them.
-        pool: shared memory for the images; the executor closes it.
+        pool: shared memory for the pixels; the executor closes it.
         stages: whether one more process stages remote shards.
     """
 
@@ -364,7 +363,7 @@ class ProcessFuture:
         reply, self.reply = self.reply, None
         if isinstance(reply, Failure):
             raise reply.error()
-        return replace(reply, arrays={**reply.arrays, IMAGE: self.buffer.array})
+        return replace(reply, arrays=reply.arrays | self.buffer.arrays)
 
     def _listen(self, timeout_seconds: float) -> None:
         executor = self._executor()
@@ -478,7 +477,7 @@ def _obstacle(dataset: Dataset, options: LoaderOptions) -> str:
     for url in (dataset.url, dataset.shards.url):
         if url_scheme(url) == "memory":
             return f"{url} is memory of this process"
-    for op in options.ops or ():
+    for op in itertools.chain(options.ops or (), *options.view_ops):
         if isinstance(op, Custom) and op.obstacle:
             return op.obstacle
         try:

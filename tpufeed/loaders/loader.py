@@ -16,8 +16,8 @@ from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
 from tpufeed.keywords import named_options
 from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest
-from tpufeed.loaders.buffers import BufferPool
-from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE, Batch, BatchForm, resolve_columns
+from tpufeed.loaders.buffers import BufferPool, stride_of
+from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.cursor import (
     EpochCursor,
     check_identity,
@@ -37,7 +37,7 @@ from tpufeed.loaders.executor import (
     plan_workers,
 )
 from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
-from tpufeed.loaders.options import RENAMED, LoaderOptions, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, take_options
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
 
@@ -72,6 +72,12 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
     timeout_seconds: float = 600.0,
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
+    pad: Mapping[str, int] | None = None,
+    truncate: bool | Sequence[str] = False,
+    fill: Mapping[str, float | str] | None = None,
+    label_format: LabelFormat = "ids",
+    min_visibility: float = 0.0,
+    views: Sequence[Any] | None = None,
 ) -> "NumpyLoader":
     """Batches of a dataset or cache as numpy arrays.
 
@@ -112,6 +118,16 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
             environment variable TPUFEED_STAGE_DIR, else /dev/shm where it has room, else the user's cache folder.
         stage_bytes: size of all copies there, as "64GB" or a number; by default half of the free space. 0 reads remote
             records by ranges only. A dataset that fits is read from the store in its first epoch only.
+        pad: static lengths of columns with lists of several lengths, like {"boxes": 64}; by default the longest of the
+            dataset. `<name>_length`, int32 (batch,), is the next column. docs/samples.md shows every kind of column.
+        truncate: True, or the columns whose longer lists are cut to that; else they are an error.
+        fill: by column what stands for a missing value, behind the items of a list (0, and -1 for labels), or beyond
+            the image in a mask (0).
+        label_format: of lists of labels: "ids" as they are, or "multi_hot" for float32 (batch, classes).
+        min_visibility: boxes of which a crop leaves a smaller share of the area are dropped, with what belongs to
+            them, and counted in `stats()`. Those with no area left always are.
+        views: in place of ops, lists of ops, each for a crop of its own of every image, `(ops, 2)` for two: image is
+            then (batch, views, height, width, 3), or a column for each size, like image_224 and image_96.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
@@ -133,9 +149,9 @@ class NumpyLoader:
 
     Attributes:
         form: the names of a batch's columns, and how they are handed over.
-        image_shape: (height, width, channels) of every image.
-        columns: columns of a batch besides image, sample and mask.
-        pipeline: the ops, with their seed.
+        columns: what fills them.
+        pipeline: the ops of the image, or of its first view, with their seed.
+        pixels: the names of the columns of pixels, whose arrays begin at a page of memory.
     """
 
     def __init__(
@@ -150,12 +166,14 @@ class NumpyLoader:
             raise OptionError(f"{dataset.url}: split {split!r} is empty")
         self._workers = plan_workers(dataset, options)
         self._decoder = BatchDecoder(dataset, options, self._workers.threads)
-        self.image_shape, self.columns = self._decoder.image_shape, self._decoder.columns
-        self.pipeline = self._decoder.pipeline
+        columns = self.columns = self._decoder.columns
+        self.pipeline = self._decoder.decoder.pipelines[0]
         masked = options.remainder == "pad" or options.max_bad_records > 0
-        names = (*resolve_columns(dataset.manifest, options.columns), *((MASK,) if masked else ()))
-        self.form = BatchForm(names, options.columns is None)
-        batch_bytes = self.batch_size * int(np.prod(self.image_shape))
+        self.form = BatchForm((*columns.names, *((columns.mask,) if masked else ())), options.columns is None)
+        own = [*columns, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]
+        self._columns: dict[str, Column] = {column.name: column for column in own}
+        self.pixels = frozenset(column.name for column in columns.pooled)
+        batch_bytes = stride_of(self._decoder.pooled)
         wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
         self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
         self._metrics = LoaderMetrics(
@@ -176,12 +194,14 @@ class NumpyLoader:
         self._current: EpochPrefetch | None = None  # of the iteration that was opened last
         self._ahead: EpochPrefetch | None = None  # of the next epoch, when batches of it are prepared already
 
-    def column_dtype(self, name: str) -> np.dtype[Any]:
-        """Return the dtype of a column's array."""
-        own = {IMAGE: np.uint8, SAMPLE: np.int64, MASK: np.bool_}
-        if name in own:
-            return np.dtype(own[name])
-        return next(column.empty(0).dtype for column in self.columns if column.name == name)
+    def column(self, name: str) -> Column:
+        """Return dtype and shape of a column; the shape is that of one sample."""
+        return self._columns[name]
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """(height, width, channels) of every image, or (views, height, width, channels); () where none is asked for."""
+        return next((column.shape for column in self.columns.images), ())
 
     @property
     def world(self) -> World:
@@ -277,8 +297,7 @@ class NumpyLoader:
         assert current is not None, "one was opened"
         order = self.state_at(current.cursor.epoch, current.cursor.samples_after(0)) | {
             "remainder": self.options.remainder,
-            "columns": self.form.names,
-            "image_shape": self.image_shape,
+            "columns": [f"{name} {self._columns[name].shape}" for name in self.form.names],
         }
         text = ", ".join(f"{name} {value}" for name, value in order.items())
         return EpochSpec(self.world.rank, len(current.cursor.share), self.batch_size, text)
@@ -358,9 +377,9 @@ class NumpyLoader:
     def _open_executor(self) -> Executor:
         """Return the workers, and start them where there are none."""
         if self._executor is None or self._executor.closed:
-            lanes, shape = self.lanes // self.world.size, (self.batch_size, *self.image_shape)
+            lanes = self.lanes // self.world.size
             processes, threads = self._workers.processes, self._workers.threads
-            pool = BufferPool(shape, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
+            pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
             url, digest = self.dataset.url, self.dataset.content_digest
             config = WorkerConfig(url, digest, self.split, self.options, threads, lanes, pool.file)
             if processes:
@@ -406,7 +425,8 @@ class EpochIterator(Iterator[Batch]):
         return self._prefetch.left
 
     def __next__(self) -> Batch:
-        return self._loader.form.package(self.next_arrays())
+        batch: Batch = self._loader.form.package(self.next_arrays())
+        return batch
 
     def next_arrays(self) -> dict[str, Array]:
         """Return the next batch as its columns by name. Raises StopIteration at the end, as `next` does."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -24,6 +24,8 @@ RENAMED = {
     "timeout": "timeout_seconds",
     "host_prefetch": "prefetch",
 }
+LabelFormat = Literal["ids", "multi_hot"]
+_VIEWS_FORM = "lists of ops, each for a crop of its own, like [[RandomResizedCrop(224)], ([RandomResizedCrop(96)], 8)]"
 _LEAST = {"batch_size": 1, "processes": 0, "threads": 1, "prefetch": 1, "lanes": 1, "max_bad_records": 0}
 
 
@@ -47,6 +49,12 @@ class LoaderOptions:
     timeout_seconds: float = 600.0
     stage_dir: str | Path | None = None
     stage_bytes: str | int | None = None
+    pad: Mapping[str, int] | None = None
+    truncate: bool | Sequence[str] = False
+    fill: Mapping[str, float | str] | None = None
+    label_format: LabelFormat = "ids"
+    min_visibility: float = 0.0
+    views: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.ops, str) or not (self.ops is None or isinstance(self.ops, Iterable)):
@@ -71,6 +79,38 @@ class LoaderOptions:
             raise OptionError(f"columns is a list of names like ('image', 'label'), not {self.columns!r}")
         if self.columns is not None and not len(self.columns):
             raise OptionError("columns is empty; give names like ('image', 'label'), or None for a dict")
+        self._check_form()
+
+    def _check_form(self) -> None:
+        """Check the options that say how columns are batched."""
+        for name, value in (self.pad or {}).items():
+            check_count(f"pad[{name!r}]", value)
+        if isinstance(self.truncate, str):
+            raise OptionError(f"truncate is True, or names of columns like ['boxes'], not {self.truncate!r}")
+        if self.label_format not in get_args(LabelFormat):
+            raise OptionError(f"label_format is 'ids' or 'multi_hot', not {self.label_format!r}")
+        if isinstance(self.min_visibility, bool) or not 0 <= self.min_visibility <= 1:
+            raise OptionError(f"min_visibility is a share from 0 to 1, not {self.min_visibility!r}")
+        if self.views is not None and self.ops is not None:
+            raise OptionError("give either ops, for one crop of an image, or views, which are lists of ops")
+        views: Sequence[Any] = self.view_ops
+        for view in views:
+            if isinstance(view, str) or not isinstance(view, Sequence):
+                raise OptionError(f"views are {_VIEWS_FORM}, not {self.views!r}")
+
+    @property
+    def view_ops(self) -> tuple[Sequence[Op], ...]:
+        """The ops of each view: `(ops, 2)` are two; none where `views` was not given."""
+        found: list[Sequence[Op]] = []
+        for view in () if self.views is None else self.views:
+            if isinstance(view, tuple) and len(view) == 2 and isinstance(view[1], int):
+                check_count("the number of views", view[1])
+                found += [view[0]] * view[1]
+            else:
+                found.append(view)
+        if self.views is not None and not found:
+            raise OptionError(f"views is empty; give {_VIEWS_FORM}")
+        return tuple(found)
 
 
 def take_options(arguments: Mapping[str, Any]) -> LoaderOptions:

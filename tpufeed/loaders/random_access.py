@@ -9,8 +9,8 @@ import numpy.typing as npt
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.loaders.admission import ShardAdmission, make_stage
-from tpufeed.loaders.batch import Decoder, decode_samples, read_columns
-from tpufeed.loaders.columns import IMAGE, SAMPLE, find_column, resolve_columns
+from tpufeed.loaders.batch import Decoder, decode_samples
+from tpufeed.loaders.columns import SAMPLE
 from tpufeed.loaders.options import LoaderOptions
 
 _CONNECTIONS = 16  # of all workers of a rank together; each has 8 MiB
@@ -22,7 +22,7 @@ class SplitSamples:
     Args:
         dataset: what to read.
         split: which part of it.
-        options: `ops`, `columns`, `seed`, `stage_dir` and `stage_bytes` count.
+        options: those of an order and of batches are left out of account.
         workers: processes that share this one's stage and samples.
 
     Raises:
@@ -31,11 +31,11 @@ class SplitSamples:
 
     def __init__(self, dataset: Dataset, split: str, options: LoaderOptions, workers: int = 1) -> None:
         self.dataset = dataset
-        self.names = resolve_columns(dataset.manifest, options.columns)
-        self.decoder = Decoder(dataset, options.ops, options.seed, wanted=IMAGE in self.names)
+        self.decoder = Decoder(dataset, options)
+        self.columns = self.decoder.columns
+        self.names = self.columns.names
         self._split = split
         self._variants = dataset.split(split).variants
-        self._columns = [find_column(dataset.manifest, name) for name in self.names if name not in (IMAGE, SAMPLE)]
         self._starts = np.cumsum([0, *(shard.records for shard in self._variants[0].shards)])
         self._readers: dict[int, Reader] = {}
         self._options = options
@@ -45,10 +45,14 @@ class SplitSamples:
     @property
     def changes_by_epoch(self) -> bool:
         """True where a sample differs in the next epoch."""
-        return IMAGE in self.names and (len(self._variants) > 1 or any(op.draws for op in self.decoder.pipeline.ops))
+        ops = (op for pipeline in self.decoder.pipelines for op in pipeline.ops)
+        moves = bool(self.columns.images) or self.columns.moves
+        return moves and (len(self._variants) > 1 or any(op.draws for op in ops))
 
     def read(self, samples: npt.NDArray[np.int64], epoch: int) -> dict[str, Sequence[Any]]:
-        """Return the columns of these samples as they are in `epoch`; an image is uint8 (height, width, 3).
+        """Return the columns of these samples as they are in `epoch`, a value for each: arrays, ints, floats and texts.
+
+        An image is uint8 (height, width, 3); of several views of one size (views, height, width, 3).
 
         Raises:
             RecordError: one is damaged, or its image does not decode.
@@ -57,14 +61,14 @@ class SplitSamples:
         reader = self._readers.get(variant) or self._open(variant)
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
-        decoded = decode_samples(self.decoder, reader, places, self.decoder.pipeline.draw(epoch, samples))
+        rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns}
+        decode_samples(self.decoder, reader, places, self.decoder.draw(epoch, samples), rows)
         if self._admission is not None:
             self._admission.touch(reader, variant, shards.tolist())
-        columns: dict[str, Sequence[Any]] = dict(read_columns(self._columns, decoded, reader, places))
-        for column in self._columns:
-            if column.dtype == "float32":  # a Python float would be collated as float64
-                columns[column.name] = [np.float32(value) for value in columns[column.name]]
-        return columns | {IMAGE: decoded.pixels, SAMPLE: samples.tolist()}
+        for column in self.columns.images:
+            if len(column.shape) == 4:
+                rows[column.name] = [np.stack(views) for views in rows[column.name]]
+        return rows | {SAMPLE: samples.tolist()}
 
     def _open(self, variant: int) -> Reader:
         """Open the reader of a variant; the others let go of what they hold in the stage."""

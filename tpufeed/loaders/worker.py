@@ -12,7 +12,6 @@ from tpufeed.dataset.reader import reopen_dataset
 from tpufeed.engines.child import Failure
 from tpufeed.loaders.batch import BatchDecoder
 from tpufeed.loaders.buffers import MappedBuffers
-from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.executor import Cancel, Fetch, Fill, Reply, ThreadExecutor, ThreadFuture, WorkerConfig
 
 _BUG = "a worker process failed: "
@@ -33,10 +32,10 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
     except Exception as error:  # noqa: BLE001  # the loader raises it
         connection.send(Failure.of(error, _BUG))
         return
-    buffers = MappedBuffers(config.file, (config.options.batch_size, *decoder.image_shape))
+    buffers = MappedBuffers(config.file, decoder.pooled)
     begun: _Begun = queue.SimpleQueue()
     pending = dict[int, ThreadFuture]()
-    threading.Thread(target=_reply, args=(connection, begun, pending), daemon=True).start()
+    threading.Thread(target=_reply, args=(connection, begun, pending, decoder), daemon=True).start()
     try:
         while True:
             order: Fill | Cancel | Fetch = connection.recv()
@@ -48,7 +47,7 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
                     future.cancel()
             else:
                 try:
-                    pending[order.number] = executor.submit(order.request, buffers.array(order.buffer))
+                    pending[order.number] = executor.submit(order.request, buffers.arrays(order.buffer))
                     begun.put((order.number, pending[order.number]))
                 except Exception as error:  # noqa: BLE001  # the loader raises it
                     begun.put((order.number, error))
@@ -63,15 +62,16 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
         executor.close()
 
 
-def _reply(connection: Connection, begun: _Begun, pending: dict[int, ThreadFuture]) -> None:
-    """Send batches as they are done, in the order in which they were asked for."""
+def _reply(connection: Connection, begun: _Begun, pending: dict[int, ThreadFuture], decoder: BatchDecoder) -> None:
+    """Send batches as they are done, in the order in which they were asked for; the loader has the pixels."""
+    pooled = {spec.name for spec in decoder.pooled}
     try:
         for number, future in iter(begun.get, None):
             try:
                 if isinstance(future, Exception):
                     raise future
                 batch = future.result(threading.TIMEOUT_MAX)
-                arrays = {name: array for name, array in batch.arrays.items() if name != IMAGE}
+                arrays = {name: array for name, array in batch.arrays.items() if name not in pooled}
                 reply = Reply(number, replace(batch, arrays=arrays))
             except BaseException as error:  # noqa: BLE001  # the loader raises it, also what sys.exit in an op raises
                 reply = Reply(number, Failure.of(error, _BUG))

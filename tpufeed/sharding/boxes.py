@@ -1,21 +1,26 @@
 """Boxes and keypoints on their way into a record: checked, and brought to pixels of the stored image."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.schema import FeatureSpec
+from tpufeed.dataset.schema import FeatureSpec, Kind
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.geometry import Geometry
+from tpufeed.sharding.columns import Declared
 from tpufeed.tfrecord.example import Feature
 
 FORMATS = ("xyxy", "xywh", "cxcywh")
 _OUTSIDE_PX = 1.0  # so far a box may reach beyond its image: tools round, and count pixels from 0 or from 1
 _SAID = 80  # characters of a value
-_Numbers = npt.NDArray[np.float64]
+_BOX = 4
+_Numbers: TypeAlias = npt.NDArray[Any]
+_Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 def check_format(box_format: str) -> tuple[str, bool]:
@@ -35,6 +40,65 @@ def check_format(box_format: str) -> tuple[str, bool]:
             "says that numbers are shares of the width and height"
         )
     return form, bool(comma)
+
+
+def declare(boxes: str | None, keypoints: str | None, columns: Sequence[Declared]) -> tuple[Declared, ...]:
+    """Return the columns that are declared, with those of boxes and keypoints among them.
+
+    Raises:
+        OptionError: a user has declared these to be of another type.
+    """
+    declared = {column.name: column for column in columns}
+    kinds: tuple[tuple[str | None, Kind, tuple[int, ...] | None], ...] = (
+        (boxes, "boxes", (_BOX,)),
+        (keypoints, "keypoints", None),
+    )
+    for name, kind, each in kinds:
+        if name is None:
+            continue
+        said = declared.get(name, Declared(name, "float32", None, each))
+        if said.dtype != "float32" or said.shape is not None or (said.each != each and kind == "boxes"):
+            raise OptionError(f"the column {name!r} of {kind} is declared as {said}; leave that out")
+        declared[name] = said._replace(kind=kind)
+    return tuple(declared.values())
+
+
+def mark_boxes(
+    features: Sequence[FeatureSpec], boxes: str | None, box_columns: Sequence[str], are_cut: bool
+) -> tuple[FeatureSpec, ...]:
+    """Return the features of records, where those that belong to boxes say so.
+
+    Args:
+        features: as labels and columns were found.
+        boxes: the column of boxes.
+        box_columns: columns with a value for each box.
+        are_cut: boxes may be left out, so that some samples have fewer than their source says.
+
+    Raises:
+        OptionError: a column is missing, or has no value for each box; or keypoints are none.
+    """
+    missing = set(box_columns) - {spec.name for spec in features}
+    if missing:
+        raise OptionError(f"no sample has a column {min(missing)!r}, which is to have a value for each box")
+    return tuple(_mark(spec, boxes, box_columns, are_cut) for spec in features)
+
+
+def _mark(spec: FeatureSpec, boxes: str | None, box_columns: Sequence[str], are_cut: bool) -> FeatureSpec:
+    owner = boxes if spec.name in box_columns else spec.of
+    if spec.name in box_columns and spec.shape is not None:
+        raise OptionError(f"the column {spec.name!r} is to have a value for each box; it holds {spec.type_text}")
+    if spec.kind == "keypoints":
+        of_boxes = len(spec.each) == 2
+        if len(spec.each) not in (1, 2) or spec.each[-1] not in (2, 3) or (of_boxes and boxes is None):
+            raise OptionError(
+                f"the column {spec.name!r} of keypoints has items of the shape {list(spec.each)}; expected x, y and "
+                "maybe a visibility, or with --boxes a list of such for each box"
+            )
+        owner = boxes if of_boxes else spec.of
+    changes: dict[str, Any] = {"of": owner} if isinstance(owner, str) else {}
+    if are_cut and boxes is not None and boxes in (spec.name, owner) and isinstance(spec.lengths, tuple):
+        changes["lengths"] = 0, spec.lengths[1]
+    return msgspec.structs.replace(spec, **changes) if changes else spec
 
 
 class BoxMover:
@@ -83,7 +147,7 @@ class BoxMover:
             points[unset] = 0
             moved[spec.name] = Feature("float", points.ravel().tolist())
         if self._boxes is not None:
-            boxes = _numbers(self._boxes, features, 4)
+            boxes = _numbers(self._boxes, features, _BOX)
             corners = self._to_corners(boxes, np.tile(scale, 2))
             self._check(self._boxes, boxes, corners, height, width)
             for spec in self._owned:
@@ -91,7 +155,7 @@ class BoxMover:
                 if count != len(boxes):
                     raise ImageError(
                         "bad_box",
-                        f"the column {spec.name!r} has {_say(features[spec.name].values)}, {count:g} for the "
+                        f"the column {spec.name!r} has {_say(list(features[spec.name].values))}, {count:g} for the "
                         f"{len(boxes)} boxes in {self._boxes.name!r}; expected one for each",
                     )
             corners = np.clip(corners, 0, [width, height, width, height]).astype(np.float32)
@@ -133,9 +197,7 @@ def _numbers(spec: FeatureSpec, features: Mapping[str, Feature], each: int) -> _
     return values.reshape(-1, each)
 
 
-def _refuse(
-    spec: FeatureSpec, rows: _Numbers, wrong: npt.NDArray[np.bool_], why: str, corners: _Numbers | None = None
-) -> None:
+def _refuse(spec: FeatureSpec, rows: _Numbers, wrong: Any, why: str, corners: _Numbers | None = None) -> None:
     if not wrong.any():
         return
     place = int(wrong.argmax())
@@ -156,15 +218,16 @@ def _item_bytes(spec: FeatureSpec) -> int:
 def _count(spec: FeatureSpec, feature: Feature) -> float:
     """Return the number of items that a column of one for each box has."""
     if spec.is_raw:
-        return sum(len(value) for value in feature.values) / _item_bytes(spec)  # type: ignore[arg-type]  # of bytes
+        return len(b"".join(feature.values)) / _item_bytes(spec)  # type: ignore[arg-type]  # of bytes
     return len(feature.values) / math.prod(spec.each)
 
 
-def _pick(spec: FeatureSpec, feature: Feature, kept: npt.NDArray[np.bool_]) -> Feature:
+def _pick(spec: FeatureSpec, feature: Feature, kept: _Bools) -> Feature:
     """Return the items of the boxes that are kept."""
     if spec.is_raw:
         items = np.frombuffer(b"".join(feature.values), np.uint8).reshape(len(kept), -1)  # type: ignore[arg-type]
         return Feature("bytes", [items[kept].tobytes()])
     each = math.prod(spec.each)
     values = list(feature.values)
-    return Feature(feature.kind, [value for place in np.flatnonzero(kept) for value in values[place * each :][:each]])
+    starts = (int(place) * each for place in np.flatnonzero(kept))
+    return Feature(feature.kind, list(itertools.chain.from_iterable(values[start : start + each] for start in starts)))

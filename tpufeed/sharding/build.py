@@ -78,6 +78,7 @@ def shard(  # noqa: PLR0913  # the public face
     max_pixels: int = MAX_PIXELS,
     min_side: int = 1,
     policy: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | None = None,
     image_columns: Mapping[str, str] | None = None,
     masks: str | Path | None = None,
     boxes: str | None = None,
@@ -126,6 +127,8 @@ def shard(  # noqa: PLR0913  # the public face
         min_side: images with a shorter side, in pixels, are rejected.
         policy: choices for odd images, like {"alpha": "black"}: see `tpufeed.images.policy.ImagePolicy`, from `exif` to
             `damaged`.
+        columns: types and shapes of further columns that their values do not say, like {"embedding": "float32[512]"};
+            `[]` is for any number, `[,2]` for any number of pairs. Rows that do not fit are rejected (bad_column).
         image_columns: further images of each sample, like {"mask": "mask_path:mask"}: a name, the column of a table
             that holds their paths or the suffix of a tar's files ("mask.png"), and a kind: "image"; "mask", a PNG of
             one channel of integers of 8 bits; "depth", of 16. Masks have the size of their upright image, are resized
@@ -173,6 +176,7 @@ def shard(  # noqa: PLR0913  # the public face
         max_pixels=max_pixels,
         min_side=min_side,
         policy=policy,
+        columns=columns,
         image_columns=image_columns,
         masks=masks,
         boxes=boxes,

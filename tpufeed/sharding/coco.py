@@ -4,6 +4,7 @@ A file of 450 MB says the outlines of 860,000 objects. Only what becomes a featu
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,30 +113,32 @@ def read_coco(store: Store, name: str) -> Coco:
     return _arrange(content, where)
 
 
-def _arrange(content: _Content, where: str) -> Coco:
-    images = [(image.id, image.file_name) for image in content.images]
-    if not images:
+def _check_ids(content: _Content, where: str) -> None:
+    """Raise where two images or categories are the same."""
+    if not content.images:
         raise NoInputsError(f"{where}: it names no images")
-    places = {number: place for place, (number, _) in enumerate(images)}
-    if len(places) < len(images):
-        twice = next(number for place, (number, _) in enumerate(images) if places[number] != place)
-        raise SourceError(f"{where}: two images have the id {twice}")
-    categories = sorted(content.categories, key=lambda category: category.id)
-    for one, other in itertools.pairwise(categories):
-        if one.id == other.id:
-            raise SourceError(f"{where}: the categories {one.name!r} and {other.name!r} have the same id, {one.id}")
-    names = tuple(category.name for category in categories)
-    if len(set(names)) < len(names):
-        raise SourceError(f"{where}: two categories are called {next(n for n in names if names.count(n) > 1)!r}")
-    labels = {category.id: place for place, category in enumerate(categories)}
+    named = ("images", content.images), ("categories", content.categories)
+    for what, ids in ((what, Counter(one.id for one in each)) for what, each in named):
+        ((number, times),) = ids.most_common(1) or [(0, 0)]
+        if times > 1:
+            raise SourceError(f"{where}: {times} of its {what} have the id {number}")
+    ((name, times),) = Counter(category.name for category in content.categories).most_common(1) or [("", 0)]
+    if times > 1:
+        raise SourceError(f"{where}: {times} of its categories are called {name!r}")
 
+
+def _arrange(content: _Content, where: str) -> Coco:
+    _check_ids(content, where)
+    places = {image.id: place for place, image in enumerate(content.images)}
+    categories = sorted(content.categories, key=lambda category: category.id)
+    labels = {category.id: place for place, category in enumerate(categories)}
     of_images = np.empty(len(content.annotations), np.int64)
     for number, annotation in enumerate(content.annotations):
         place = places.get(annotation.image_id)
         if place is None:
             raise SourceError(
                 f"{where}: annotation {number} (from 0) is of the image {annotation.image_id}, which is none of its "
-                f"{len(images):,} images; take such annotations out"
+                f"{len(places):,} images; take such annotations out"
             )
         of_images[number] = place
     order = np.argsort(of_images, kind="stable")
@@ -158,9 +161,9 @@ def _arrange(content: _Content, where: str) -> Coco:
             odd[place] = f"'category_id' {one.category_id}, which is none of its {len(labels)} categories"
     return Coco(
         where,
-        images,
-        names,
-        np.cumsum(np.bincount(of_images, minlength=len(images))),
+        [(image.id, image.file_name) for image in content.images],
+        tuple(category.name for category in categories),
+        np.cumsum(np.bincount(of_images, minlength=len(places))),
         np.array([labels.get(one.category_id, -1) for one in annotations], np.int64),
         boxes,
         np.array([one.iscrowd for one in annotations], np.int64),
@@ -261,7 +264,7 @@ def _to_row(  # of one image
     }
     if coco.points is not None:
         columns[KEYPOINTS] = coco.points[start:stop].tolist()
-    label = [coco.categories[label] for label in coco.labels[start:stop] if label >= 0] if labelled else None
+    label = tuple(coco.categories[label] for label in coco.labels[start:stop] if label >= 0) if labelled else None
     problem = None
     if isinstance(info, TpufeedError):
         problem = "unreadable", f"the image {number} of {coco.where}: {info}"

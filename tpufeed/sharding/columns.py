@@ -1,4 +1,4 @@
-"""Convert the further columns of a source to features of the right type: int64, float, strings or bytes."""
+"""Convert the further columns of a source to features: their types and shapes are found in the values, or declared."""
 
 import base64
 import json
@@ -6,12 +6,16 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tpufeed.dataset.plan import ColumnValue
-from tpufeed.dataset.schema import DType, FeatureSpec, record_schema
-from tpufeed.errors import SourceError
+from tpufeed.dataset.schema import DType, FeatureSpec, Kind, record_schema
+from tpufeed.errors import OptionError, SourceError
 from tpufeed.tfrecord.example import Feature
 
 _RESERVED = frozenset(spec.name for spec in record_schema(labelled=True)) | {"image/tensor"}
@@ -27,9 +31,125 @@ _KEPT_DIGITS = 7  # by float32
 _WIDER: dict[tuple[DType, DType], DType] = {("int64", "float32"): "float32", ("float32", "int64"): "float32"}
 
 
+_DECLARED = re.compile(r"(?P<dtype>[a-z0-9]+)(?P<list>\[(?P<shape>[0-9, ]*)\])?")
+_FORM = (
+    "write a type and maybe a shape: float32, float32[512], uint8[28,28], int64[] for any number, float32[,2] of pairs"
+)
+
+
+class BadValue(Exception):
+    """What is wrong with a value of a declared column."""
+
+
+class Declared(NamedTuple):
+    """A column whose type and shape the user has said.
+
+    Attributes:
+        name: of the column.
+        dtype: of its values.
+        shape: () for one value, None for any number of items.
+        each: the shape of an item; None where the values say it.
+        kind: boxes, or keypoints.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...] | None = ()
+    each: tuple[int, ...] | None = ()
+    kind: Kind | None = None
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> "Declared":
+        """Return the declaration that `text` is, like `float32[512]`. Raises OptionError."""
+        found = _DECLARED.fullmatch(text.strip())
+        if found is None or found["dtype"] not in get_args(DType):
+            raise OptionError(f"column {name}: {text!r} is no type; {_FORM}")
+        dtype: DType = found["dtype"]  # type: ignore[assignment]  # it is one of them
+        if found["list"] is None:
+            return cls(name, dtype)
+        if dtype in ("bytes", "string"):
+            raise OptionError(f"column {name}: there are no lists of {dtype}; {_FORM}")
+        first, *others = (part.strip() for part in found["shape"].split(","))
+        try:
+            each = tuple(map(int, others))
+            shape = None if not first else (int(first), *each)
+        except ValueError:
+            raise OptionError(f"column {name}: {text!r} has a size that is no number; {_FORM}") from None
+        if 0 in (*each, *(shape or ())):
+            raise OptionError(f"column {name}: {text!r} has a size of 0; {_FORM}")
+        return cls(name, dtype, shape, each if shape is None else ())
+
+    def __str__(self) -> str:
+        if self.shape == ():
+            return self.dtype
+        sizes = self.shape if self.shape is not None else ("", *(self.each or ()))
+        return f"{self.dtype}[{','.join(map(str, sizes))}]"
+
+    def convert(self, value: Any) -> Any:
+        """Return a value as numbers, in lists of lists; None where there is none. Raises BadValue."""
+        if self.dtype in ("bytes", "string"):
+            return None if _is_missing(value) else value
+        if _is_missing(value):
+            if self.shape:
+                raise BadValue("has no value")
+            return None if self.shape == () else []
+        array = self._to_array(value)
+        if self.shape is None:
+            each = array.shape[1:] if self.each is None else self.each
+            if not array.size and array.ndim == 1:
+                return []
+            if array.ndim != 1 + len(each) or array.shape[1:] != each:
+                raise BadValue(f"has the shape {list(array.shape)}")
+        elif array.shape != self.shape:
+            raise BadValue(f"has the shape {list(array.shape)}")
+        return array.tolist()
+
+    def _to_array(self, value: Any) -> npt.NDArray[Any]:
+        dtype = np.dtype(self.dtype)
+        if isinstance(value, bytes):
+            shape = self.shape if self.shape is not None else (-1, *(self.each or ()))
+            try:
+                return np.frombuffer(value, dtype.newbyteorder("<")).reshape(shape)
+            except ValueError:
+                raise BadValue(f"has {len(value)} bytes") from None
+        if isinstance(value, str) and self.shape != ():
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise BadValue(f"is {value[:_SAID]!r}") from None
+        try:
+            found = np.array(value)
+            if found.dtype.kind in "US":
+                found = found.astype(np.float64)
+        except ValueError:
+            ragged = isinstance(value, list) and any(isinstance(item, list) for item in value)
+            raise BadValue("has rows of several lengths" if ragged else f"is {str(value)[:_SAID]!r}") from None
+        if found.dtype.kind not in "biuf":
+            raise BadValue(f"is {str(value)[:_SAID]!r}")
+        return self._cast(found, dtype)
+
+    def _cast(self, found: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return numbers as the declared type. Raises BadValue where it does not hold one of them."""
+        if dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                cast = found.astype(dtype)
+            bad = np.isinf(cast) & np.isfinite(found.astype(np.float64))
+        else:
+            low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            bad = (found < low) | (found > high) if found.dtype.kind != "b" else np.zeros(found.shape, np.bool_)
+            if found.dtype.kind == "f":
+                bad |= ~np.isfinite(found) | (found != np.floor(found))
+            cast = np.where(bad, 0, found).astype(dtype)
+        if bad.any():
+            raise BadValue(f"holds {found[bad].flat[0]}")
+        return cast
+
+
 @dataclass(slots=True)
 class _Column:
     dtype: DType | None = None
+    each: set[tuple[int, ...]] = field(default_factory=set)  # shapes of the items of nested lists
+    flat: bool = False  # there is a list of plain values, or a value in no list
     rows: int = 0  # with one value that is in no list
     lists: int = 0
     shortest: int = 0
@@ -48,9 +168,26 @@ class ColumnTypes:
     else meets, and where a number is too large for both. A column with lists, or with missing values, is of any length.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, declared: Sequence[Declared] = ()) -> None:
         self._columns: dict[str, _Column] = {}
+        self._declared = {each.name: each for each in declared}
+        self._met = set[str]()  # columns of rows, where some are declared
         self._rows = 0
+
+    def convert(self, values: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, tuple[str, str] | None]:
+        """Return a row's values with declared columns converted, and the reason and message where one cannot be."""
+        if not self._declared:
+            return values, None
+        self._met.update(values or ())
+        converted, problem = dict(values or {}), None
+        for name, declared in self._declared.items():
+            try:
+                converted[name] = declared.convert(converted.get(name))
+            except BadValue as error:
+                reason = "bad_column" if declared.kind is None else "bad_box"
+                problem = problem or (reason, f"the column {name!r} {error}; it was declared as {declared}")
+                converted.pop(name, None)
+        return converted, problem
 
     def add(self, values: Mapping[str, Any] | None) -> None:
         """Take note of one row's values.
@@ -71,21 +208,48 @@ class ColumnTypes:
                 column = self._columns[name] = _Column()
             if isinstance(value, list | tuple):
                 before = column.values
-                for item in value:
-                    _widen(column, item, self._rows)
-                length = column.values - before
+                shape = tensor_shape(value) if value and isinstance(value[0], list | tuple) else None
+                if shape is not None:
+                    column.each.add(shape[1:])
+                    for number in flatten(value):
+                        _widen(column, number, self._rows)
+                    length = shape[0]
+                else:
+                    for item in value:
+                        _widen(column, item, self._rows)
+                    length = column.values - before
+                    column.flat |= length > 0
                 column.shortest = min(length, column.shortest) if column.lists else length
                 column.longest = max(length, column.longest)
                 column.lists += 1
             elif not _is_missing(value):
                 column.rows += 1
+                column.flat = True
                 _widen(column, value, self._rows)
 
     def schema(self) -> tuple[FeatureSpec, ...]:
-        """The features, in the order in which the columns were met."""
+        """The features, in the order in which the columns were met.
+
+        Raises:
+            OptionError: no row has a column that is declared.
+        """
+        missing = self._declared.keys() - self._met
+        if missing:
+            have = ", ".join(sorted(self._met)) or "none"
+            raise OptionError(f"no sample has a column {min(missing)!r}; its further columns are: {have}")
         specs = []
         for name, column in self._columns.items():
+            if name in self._declared:
+                specs.append(self._declared_spec(self._declared[name], column))
+                continue
             dtype = column.dtype or "string"
+            if column.each:
+                if column.flat or len(column.each) > 1 or dtype in ("bytes", "string"):
+                    dtype = "string"  # each item is JSON
+                else:
+                    (each,), least = column.each, 0 if column.lists < self._rows else column.shortest
+                    specs.append(FeatureSpec(name, dtype, None, lengths=(least, column.longest), item_shape=each))
+                    continue
             if column.rows == self._rows:
                 specs.append(FeatureSpec(name, dtype))
                 continue
@@ -95,9 +259,35 @@ class ColumnTypes:
             specs.append(FeatureSpec(name, dtype, None, lengths=(min(lengths), max(lengths))))
         return tuple(specs)
 
+    def _declared_spec(self, declared: Declared, column: _Column) -> FeatureSpec:
+        name, dtype, shape, each, kind = declared
+        if shape:
+            return FeatureSpec(name, dtype, shape)
+        if shape == ():
+            everywhere = column.rows == self._rows
+            return FeatureSpec(name, dtype) if everywhere else FeatureSpec(name, dtype, None, lengths=(0, 1))
+        if each is None:
+            if len(column.each) > 1:
+                shapes = " and ".join(map(str, map(list, sorted(column.each))))
+                raise SourceError(f"the column {name!r} has items of the shapes {shapes}; expected those of one")
+            each = next(iter(column.each), (2,))
+        least = 0 if column.lists < self._rows else column.shortest
+        spec = FeatureSpec(name, dtype, None, lengths=(least, column.longest))
+        if each:
+            spec = msgspec.structs.replace(spec, item_shape=each)
+        return spec if kind is None else msgspec.structs.replace(spec, kind=kind)
+
     def iter_warnings(self) -> Iterator[str]:
         """About text of which more than half are numbers (rows count from 1), and digits that are lost."""
         for name, column in self._columns.items():
+            if name in self._declared:
+                continue
+            if column.each and (column.flat or len(column.each) > 1):
+                yield (
+                    f"{name} is text: its lists of lists have several shapes; declare one, like --column "
+                    f"{name}:int64[,2]"
+                )
+                continue
             if column.dtype == "string" and column.odd is not None and column.numbers * 2 > column.values:
                 row, value = column.odd
                 yield f"{name} is text: row {row} says {value}; {column.numbers:,} of {column.values:,} are numbers"
@@ -113,17 +303,44 @@ def encode_values(
     values: Mapping[str, Any] | None, schema: Sequence[FeatureSpec]
 ) -> tuple[tuple[ColumnValue, ...], ...]:
     """A row's values as the plan holds them, in the order of `schema`; what is missing is empty."""
-    encoded = []
+    encoded = list[tuple[ColumnValue, ...]]()
     for spec in schema:
         value = (values or {}).get(spec.name)
         items = value if isinstance(value, list | tuple) else [value]
+        if spec.is_raw:
+            packed = np.array(() if value is None else value, np.dtype(spec.dtype).newbyteorder("<")).tobytes()
+            encoded.append((base64.b64encode(packed).decode(),))
+            continue
+        if spec.each or (spec.shape is not None and len(spec.shape) > 1):
+            items = flatten(items)
         encoded.append(tuple(_encode_item(item, spec.dtype) for item in items if not _is_missing(item)))
     return tuple(encoded)
 
 
 def decode_values(values: Sequence[Sequence[ColumnValue]], schema: Sequence[FeatureSpec]) -> dict[str, Feature]:
     """The features of a row that `encode_values` made."""
-    return {spec.name: _to_feature(items, spec.dtype) for items, spec in zip(values, schema, strict=True)}
+    return {spec.name: _to_feature(items, spec) for items, spec in zip(values, schema, strict=True)}
+
+
+def tensor_shape(value: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the shape of lists of lists of numbers, at least of two axes; None where they have none."""
+    shapes = {_shape_of(item) for item in value}
+    return (len(value), *shapes.pop()) if len(shapes) == 1 and shapes.isdisjoint({None, ()}) else None  # type: ignore[misc]
+
+
+def _shape_of(value: Any) -> tuple[int, ...] | None:
+    if isinstance(value, int | float):
+        return ()
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    shapes = {_shape_of(item) for item in value}
+    inner = shapes.pop() if len(shapes) == 1 else None
+    return None if inner is None else (len(value), *inner)
+
+
+def flatten(items: Sequence[Any]) -> list[Any]:
+    """Return the values of nested lists in C order."""
+    return [value for item in items for value in (flatten(item) if isinstance(item, list | tuple) else (item,))]
 
 
 def to_json(values: Mapping[str, Any]) -> str:
@@ -139,6 +356,8 @@ def revive(value: dict[str, Any]) -> Any:
 def _to_storable(value: Any, in_list: bool = False) -> Any:
     """Only what is bytes may look to `revive` like bytes: what has a structure of its own becomes a string at once."""
     if isinstance(value, list | tuple) and not in_list:
+        if value and isinstance(value[0], list | tuple) and tensor_shape(value) is not None:
+            return value
         return [_to_storable(item, in_list=True) for item in value]
     return json.dumps(value, default=_to_plain) if isinstance(value, dict | list | tuple) else value
 
@@ -219,13 +438,15 @@ def _fits_float(value: float) -> bool:
 
 
 def _encode_item(item: Any, dtype: DType) -> ColumnValue:
-    if dtype == "int64":
+    if dtype in ("int64", "int32", "uint8", "bool"):
         return _to_int(item)
-    if dtype == "float32":
+    if dtype in ("float32", "float16"):
         number = float(item)
         return number if math.isfinite(number) else str(number)  # JSON has no nan
     if dtype == "bytes":
         return base64.b64encode(item).decode()
+    if isinstance(item, list | tuple):  # lists of several shapes
+        item = json.dumps(item)
     text = item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item)
     if not text.isascii():
         try:
@@ -235,11 +456,12 @@ def _encode_item(item: Any, dtype: DType) -> ColumnValue:
     return text
 
 
-def _to_feature(items: Sequence[ColumnValue], dtype: DType) -> Feature:
-    if dtype == "int64":
+def _to_feature(items: Sequence[ColumnValue], spec: FeatureSpec) -> Feature:
+    kind = spec.stored_kind
+    if kind == "int64":
         return Feature("int64", [int(item) for item in items])
-    if dtype == "float32":
+    if kind == "float":
         return Feature("float", [float(item) for item in items])
-    if dtype == "bytes":
-        return Feature("bytes", [base64.b64decode(str(item)) for item in items])
-    return Feature("bytes", [str(item).encode() for item in items])
+    if spec.dtype == "string":
+        return Feature("bytes", [str(item).encode() for item in items])
+    return Feature("bytes", [base64.b64decode(str(item)) for item in items])

@@ -85,14 +85,18 @@ class InputFeatures:
     """The features of inputs besides image, label, sizes, format and further images."""
 
     def __init__(self, features: Sequence[FeatureSpec], class_names: Sequence[str]) -> None:
-        self.labelled = any(feature.name == LABEL for feature in features)
+        label = next((feature for feature in features if feature.name == LABEL), None)
+        self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
         self._names = [name.encode() for name in class_names]
-        further = features[len(record_schema(self.labelled)) :]
+        further = features[len(record_schema(self.labelled)) :]  # as many where labels are lists
         self._further = [feature for feature in further if not feature.is_picture]
 
     def __call__(self, item: Input) -> dict[str, Feature]:
         rest = {FILENAME: Feature("bytes", (item.path.encode(),))}
-        if self.labelled:
+        if self.several_labels:
+            rest[LABEL] = Feature("int64", item.labels)
+            rest[TEXT] = Feature("bytes", [self._names[label] for label in item.labels])
+        elif self.labelled:
             rest[TEXT] = Feature("bytes", (self._names[item.label],))
         if self._further:
             rest |= decode_values(item.columns, self._further)

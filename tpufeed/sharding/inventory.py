@@ -18,8 +18,9 @@ from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import ImageRef, Input
 from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import OptionError, SourceError
+from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
-from tpufeed.sharding.labels import Classes, bad_label, iter_class_warnings, make_classes
+from tpufeed.sharding.labels import Classes, bad_label, iter_class_warnings, iter_labels, make_classes
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Found, Label, Row
 from tpufeed.sharding.sources import Source, iter_source_warnings
@@ -29,7 +30,7 @@ _logger = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 4096
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
-_COLUMNS = "path, bytes, version, label, file, offset, columns, problem, images"
+_COLUMNS = "path, bytes, version, label, file, offset, columns, problem, labels, images"
 _FIRST_REJECTS = 3  # that an error shows
 _Line = tuple[Any, ...]
 
@@ -45,6 +46,7 @@ class Inventory:
         splits: names, in the order of the dataset.
         ignored_files: which are no images by their names, by their endings (`.txt`).
         labelled: true where inputs have labels.
+        several_labels: true where they have lists of them.
         totals: for each split: inputs, bytes of all their files, and bytes of their paths and columns.
         count: all inputs.
         digest: identity of all inputs together, whatever their order.
@@ -61,7 +63,7 @@ class Inventory:
             SourceError, NoInputsError, OptionError: the source cannot be understood.
             UnavailableError, AccessError: its store does not answer, refuses, or gives other bytes each time.
         """
-        self.base = source.base
+        self.base, options = source.base, source.options or options
         # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
         self._database = sqlite3.connect(folder / "inventory.sqlite", isolation_level=None)
         self._database.executescript(
@@ -83,7 +85,8 @@ class Inventory:
             raise
 
     def _read(self, source: Source, options: ShardOptions) -> None:
-        found, types, labels, splits = Found(), ColumnTypes(), Counter[Label](), set[str]()
+        found, types, splits = Found(), ColumnTypes(options.declared), set[str]()
+        labels, list_lengths = Counter[Label](), set[int]()
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         rows = source.iter_rows(found)
         self._database.executescript(
@@ -91,12 +94,14 @@ class Inventory:
         )
         self._database.execute("BEGIN")
         while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-            labels.update([row.label for row in chunk])
+            chunk = [_convert(row, types) for row in chunk]
+            labels.update(iter_labels(row.label for row in chunk))
+            list_lengths.update(len(row.label) for row in chunk if isinstance(row.label, tuple))
             for row in chunk:
                 types.add(row.columns)
             lines = [_to_line(row, options.seed, shares, self._by_file) for row in chunk]
             try:
-                self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 13)})", lines)
+                self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 14)})", lines)
             except UnicodeEncodeError as error:
                 raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
             if source.splits:
@@ -107,14 +112,8 @@ class Inventory:
                     )
         self._database.execute("COMMIT")
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
-        self.labelled = options.label != "none" and (set(labels) != {None} or options.class_names is not None)
-        if options.label not in ("auto", "none") and set(labels) == {None}:
-            raise OptionError(f"no sample has a label in {options.label!r}")
         are_folders = source.kind == "folder"
-        self.classes = make_classes(labels, options.class_names, are_folders) if self.labelled else Classes((), {})
-        self.schema = types.schema()
-        pictures = (picture.spec for picture in options.pictures)
-        self.features = (*record_schema(self.labelled), *self.schema, *pictures)
+        self._find_features(labels, list_lengths, types, options, are_folders)
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
         columns = [spec.name for spec in self.schema]
         self.warnings = (
@@ -145,6 +144,34 @@ class Inventory:
         if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
             each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE file END"
             (self.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
+
+    def _find_features(
+        self,
+        labels: Counter[Label],
+        list_lengths: set[int],
+        types: ColumnTypes,
+        options: ShardOptions,
+        are_folders: bool,
+    ) -> None:
+        """Find out what labels and features there are.
+
+        `list_lengths` becomes that of all samples, where some have lists of labels.
+        """
+        self.labelled = options.label != "none" and (set(labels) != {None} or options.class_names is not None)
+        if options.label not in ("auto", "none") and set(labels) == {None}:
+            raise OptionError(f"no sample has a label in {options.label!r}")
+        self.several_labels = self.labelled and bool(list_lengths)
+        if self.several_labels:  # a sample without a list has one label, or none
+            alone = self._query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
+            list_lengths.update(number for (number,) in alone)
+            del labels[None]
+        self.classes = make_classes(labels, options.class_names, are_folders) if self.labelled else Classes((), {})
+        several = (min(list_lengths), max(list_lengths)) if self.several_labels else None
+        own = record_schema(self.labelled, several, options.boxes)
+        features = (*own, *types.schema(), *(picture.spec for picture in options.pictures))
+        are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
+        self.features = mark_boxes(features, options.boxes, options.box_columns or (), are_cut)
+        self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
 
     def close(self) -> None:
         """Give the file up; its folder's owner removes it."""
@@ -177,14 +204,21 @@ class Inventory:
             yield self._to_input(line), extra
 
     def _to_input(self, line: Sequence[Any]) -> Input:
-        path, size, version, label, file, offset, columns, problem, images = line
+        path, size, version, label, file, offset, columns, problem, listed, images = line
         values = encode_values(None if columns is None else json.loads(columns, object_hook=revive), self.schema)
         wrong = None if problem is None else tuple(json.loads(problem))
+        further = () if images is None else tuple(ImageRef(*image) for image in json.loads(images))
+        if self.several_labels:
+            found = json.loads(listed) if listed is not None else [] if label is None else [label]
+            unknown = next((each for each in found if each not in self.classes.ids), None)
+            if unknown is not None and wrong is None:
+                wrong = bad_label(unknown, self.classes)
+            numbers = tuple(self.classes.ids.get(each, -1) for each in found)
+            return Input(path, size, version, -1, file, offset, values, wrong, numbers, further)
         number = self.classes.ids.get(label, -1)
         if self.labelled and number < 0 and wrong is None:
             wrong = bad_label(label, self.classes)
-        further = () if images is None else tuple(ImageRef(*image) for image in json.loads(images))
-        return Input(path, size, version, number, file, offset, values, wrong, further)
+        return Input(path, size, version, number, file, offset, values, wrong, (), further)
 
     def _query(self, statement: str, *values: Any) -> sqlite3.Cursor:
         return self._database.execute(statement, values)
@@ -209,8 +243,16 @@ def input_digest(inputs: Iterable[Input]) -> str:
         if item.file or item.columns or item.problem or item.images:
             line += f"\0{item.file}\0{item.offset}\0{item.columns}\0{item.problem}"
             line += "".join(f"\0{image.file}\0{image.bytes}\0{image.version}\0{image.offset}" for image in item.images)
+        if item.labels:
+            line += f"\0{item.labels}"
         digest.update(f"{line}\n".encode())
     return digest.hexdigest()
+
+
+def _convert(row: Row, types: ColumnTypes) -> Row:
+    """A row whose declared columns have their types; one with a value that does not fit is a reject."""
+    columns, wrong = types.convert(row.columns)
+    return row._replace(columns=columns, problem=row.problem or wrong)
 
 
 def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool) -> _Line:
@@ -227,11 +269,12 @@ def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool
         row.path,
         row.bytes,
         row.version,
-        row.label,
+        None if isinstance(row.label, tuple) else row.label,
         row.file,
         row.offset,
         columns,
         None if row.problem is None else json.dumps(row.problem),
+        json.dumps(row.label) if isinstance(row.label, tuple) else None,
         json.dumps([(image.file, image.bytes, image.version, image.offset) for image in row.images])
         if row.images
         else None,

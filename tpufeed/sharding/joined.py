@@ -7,7 +7,7 @@ is not listed for that, as names below it are its own. A table is read again, as
 
 import fnmatch
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -17,10 +17,10 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import ImageRef, Input, Plan, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, record_schema
 from tpufeed.errors import ManifestError, OptionError, mask_secrets
-from tpufeed.sharding import tables, tars
+from tpufeed.sharding import coco, tables, tars
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import stem_of
-from tpufeed.sharding.rows import is_image_name
+from tpufeed.sharding.rows import is_image_name, resolve
 from tpufeed.sharding.sources import expand, find_files, named_files
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store, check_name
@@ -52,8 +52,12 @@ def check_joined(
         raise forged(store, source, "it makes a cache, or another one")
     if mask_secrets(header.base) != mask_secrets(base):
         raise forged(store, source, f"its files lie in {header.base!r}, not in {base!r}")
-    labelled = any(feature.name == LABEL for feature in header.features)
-    own = record_schema(labelled)
+    label = next((feature for feature in header.features if feature.name == LABEL), None)
+    labelled, several = label is not None, label is not None and label.shape is None
+    lengths, owner = (None, None) if label is None else (label.lengths, label.of)
+    own = record_schema(
+        labelled, lengths if several and isinstance(lengths, tuple) else None, owner if isinstance(owner, str) else None
+    )
     if header.features[1 : len(own)] != own[1:]:
         raise forged(store, source, f"its features are {', '.join(feature.name for feature in header.features)}")
     pictures = [feature for feature in header.features if feature.is_picture]
@@ -71,7 +75,9 @@ def check_joined(
         if foreign is not None:
             raise forged(store, source, f"task {task.number} reads {foreign!r}, which is none of its")
         for item in read:
-            of_class = 0 <= item.label < len(header.class_names) if labelled else item.label == -1
+            labels = item.labels if several or not labelled else (item.label,)
+            of_class = all(0 <= each < len(header.class_names) for each in labels)
+            of_class = of_class and (labelled or not labels) and (not labelled or several or not item.labels)
             in_file = all(0 <= file.offset <= file.offset + file.bytes < _MOST_BYTES for file in item.files)
             values = len(header.features) - len(own) - len(pictures)
             if not (of_class and in_file and len(item.columns) == values and len(item.images) == len(pictures)):
@@ -108,15 +114,19 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
             return name in names or any(fnmatch.fnmatchcase(name, one) for one in wild)
 
         return store.url, _first_not(is_named, folder=False)
-    pictures = options.pictures
-    base, files = (
-        store.url,
-        (
-            file
-            for info in find_files(store, pattern)
-            for file in tables.iter_files(store, info.name, options.image, pictures)
-        ),
+    if pattern.lower().endswith(coco.SUFFIXES):
+        (info,) = find_files(store, pattern)
+        content = coco.read_coco(store, info.name)
+        base = coco.find_images(content, store, options.image).url
+        return base, _not_among(resolve(base, name) for _, name in content.images)
+    tables_found = (info.name for info in find_files(store, pattern))
+    return store.url, _not_among(
+        file for name in tables_found for file in tables.iter_files(store, name, options.image, options.pictures)
     )
+
+
+def _not_among(files: Iterable[str]) -> _FindForeign:
+    """Find the first file that is none of `files`."""
     # Each in 8 bytes, by Python's own hash of strings, whose key is drawn for each process: no forger knows it.
     hashes = np.append(np.unique(np.fromiter(map(hash, files), np.int64)), 0)  # one more, for what is beyond the last
 
@@ -126,7 +136,7 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
         known = hashes[np.searchsorted(hashes[:-1], wanted)] == wanted
         return None if known.all() else names[int(known.argmin())]
 
-    return base, find_foreign
+    return find_foreign
 
 
 def _first_not(is_tar: Callable[[str], bool], folder: bool, masks: str | None = None) -> _FindForeign:

@@ -10,7 +10,8 @@ from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import ImagePolicy
-from tpufeed.sharding.boxes import check_format
+from tpufeed.sharding.boxes import check_format, declare
+from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.pictures import Picture, parse_pictures
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import parse_size
@@ -22,13 +23,14 @@ _FORM = "write them like train=0.9,val=0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 18.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 19.
 
     Attributes:
         size_bytes: `shard_bytes` as a number.
         split_shares: `shares` by name; None where the source may say the splits itself.
         class_names: `classes`, read from their file; None for the classes that occur.
         images: how images are checked and stored.
+        declared: `columns`, `boxes` and `keypoints`, understood.
         pictures: `image_columns` and `masks`, as further images of each sample.
 
     Raises:
@@ -53,6 +55,7 @@ class ShardOptions:
     max_pixels: int = MAX_PIXELS
     min_side: int = 1
     policy: Mapping[str, str] | None = None
+    columns: Mapping[str, str] | None = None
     image_columns: Mapping[str, str] | None = None
     masks: str | Path | None = None
     boxes: str | None = None
@@ -63,6 +66,7 @@ class ShardOptions:
     split_shares: dict[str, float] | None = field(init=False)
     class_names: tuple[str, ...] | None = field(init=False)
     images: ImagePolicy = field(init=False)
+    declared: tuple[Declared, ...] = field(init=False)
     pictures: tuple[Picture, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,11 +102,13 @@ class ShardOptions:
             min_side_px=self.min_side,
             **policy,
         )
+        columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
         for name, value in (
             ("size_bytes", size_bytes),
             ("split_shares", None if self.shares is None else parse_shares(self.shares)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
+            ("declared", declare(self.boxes, self.keypoints, columns)),
             ("pictures", parse_pictures(self.image_columns, self.masks is not None)),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
@@ -137,6 +143,7 @@ class ShardOptions:
     def _further(self) -> dict[str, Any]:
         """Options that stand in plan and manifest only where they are given."""
         return {
+            "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
             "masks": None if self.masks is None else mask_secrets(open_store(self.masks).url),
             "boxes": self.boxes,

@@ -89,7 +89,7 @@ class ParallelFolder:
     """The masks in a folder, by the relative path of their image. They stand in a file: a million take no memory."""
 
     def __init__(self, store: Store, database: sqlite3.Connection, found: Found) -> None:
-        """List the folder. Other files than images are counted in `found`."""
+        """List the folder. Other files than images are counted in `found`. Raises OptionError where it has none."""
         self._root, self._database = store.url.rstrip("/"), database
         database.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;"
@@ -105,6 +105,8 @@ class ParallelFolder:
 
         with listing("the folder of masks cannot be listed"), _in_utf8():
             database.executemany("INSERT INTO masks(stem, name, bytes, version) VALUES(?, ?, ?, ?)", iter_lines())
+        if not database.total_changes:
+            raise OptionError(f"{store.url} holds no masks: no file whose name ends as that of an image")
         database.execute("CREATE INDEX by_stem ON masks(stem)")
 
     def find(self, image: str) -> ImageRef | str:
@@ -135,7 +137,7 @@ def open_masks(url: str | Path, images: Store, found: Found) -> Generator[Parall
     """List the folder of masks at `url` into a temporary file.
 
     Raises:
-        OptionError: it lies among the images.
+        OptionError: it lies among the images, or holds no mask.
         SourceError: it cannot be listed.
     """
     store = open_store(url)

@@ -13,6 +13,7 @@ from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableErro
 from tpufeed.storage.registry import url_scheme
 
 Label = str | int | None
+Labels = tuple[str | int, ...]  # of a sample of several classes
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
@@ -24,7 +25,7 @@ class Row(NamedTuple):
         path: names the sample: the global order, its split and `image/filename` follow from it.
         bytes: of the encoded image.
         version: equal means unchanged, see `storage.store.ObjectInfo`.
-        label: a class's name or id, as the source says; None where it says none.
+        label: a class's name or id, as the source says, or several; None where it says none.
         split: as the source says.
         file: where the bytes lie, where that is not `path` below the source: a name there, an absolute path or a URL.
         offset: of the image within its file.
@@ -36,7 +37,7 @@ class Row(NamedTuple):
     path: str
     bytes: int
     version: str
-    label: Label = None
+    label: Label | Labels = None
     split: str | None = None
     file: str = ""
     offset: int = 0

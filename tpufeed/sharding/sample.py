@@ -80,4 +80,4 @@ class SampleMaker:
     def _store(self, spec: FeatureSpec, data: bytes, name: str, image: StoredImage, geometry: Geometry) -> bytes:
         if spec.kind == "image":
             return store_image(data, self._policy, name).data
-        return store_mask(data, spec.kind, image.source, geometry).data
+        return store_mask(data, "mask" if spec.kind == "mask" else "depth", geometry).data

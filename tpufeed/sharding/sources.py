@@ -5,7 +5,7 @@ import itertools
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,7 @@ from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
 from tpufeed.dataset.plan import ImageRef
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding import tables, tars
+from tpufeed.sharding import coco, tables, tars
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import open_masks
 from tpufeed.sharding.rows import IMAGE_SUFFIXES, Found, Row, is_hidden, is_image_name, listing
@@ -42,19 +42,21 @@ class Source:
 
     Attributes:
         base: the URL that files of rows are relative to.
-        kind: "folder", "table" or "tars".
+        kind: "folder", "table", "tars" or "coco".
         splits: true where rows say their splits.
         iter_rows: reads all rows, once.
+        options: those of the build, where the source itself says some more: its classes and boxes.
     """
 
     base: str
-    kind: Literal["folder", "table", "tars"]
+    kind: Literal["folder", "table", "tars", "coco"]
     splits: bool
     iter_rows: Callable[[Found], Iterator[Row]]
+    options: ShardOptions | None = None
 
 
 def find_source(url: str, options: ShardOptions) -> Source:
-    """The source at `url`: a folder, a table by its ending, or one or more tars.
+    """The source at `url`: a folder, a table by its ending, one or more tars, or a file of COCO.
 
     Args:
         url: a folder, or files by name, where `*` and `{0000..0012}` may stand for several.
@@ -85,6 +87,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
                 "mask=COLUMN:mask, of tars mask=SUFFIX:mask"
             )
         files = find_files(store, pattern)
+        if pattern.lower().endswith(coco.SUFFIXES):
+            return _coco_source(store, files, options)
         if not pattern.lower().endswith(tars.SUFFIXES):
             if split_by == "folder":
                 raise OptionError("a table has no folders to split by; name one of its columns")
@@ -101,11 +105,36 @@ def find_source(url: str, options: ShardOptions) -> Source:
     return Source(store.url, "tars", False, lambda found: tars.iter_tars(store, files, image, label, found, pictures))
 
 
+def _coco_source(store: Store, files: Sequence[ObjectInfo], options: ShardOptions) -> Source:
+    if len(files) > 1:
+        raise OptionError(f"{store.url}: {len(files)} files of COCO; shard each apart, as each has its own images")
+    if options.split_by is not None:
+        raise OptionError("a file of COCO is split by shares, or shard those of each split apart")
+    if options.label not in ("auto", "none"):
+        raise OptionError(f"the labels of COCO's boxes are its categories, or none; not {options.label!r}")
+    own = ("columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
+    given = [name for name in own if getattr(options, name)]
+    if given:
+        raise OptionError(f"a file of COCO says its boxes and columns itself; leave out {', '.join(given)}")
+    labelled = options.label == "auto"
+    content = coco.read_coco(store, files[0].name)
+    base = coco.find_images(content, store, options.image).url
+    own_options = replace(
+        options,
+        classes=content.categories if options.classes is None and labelled else options.classes,
+        columns=content.columns,
+        boxes=coco.BOXES,
+        keypoints=None if content.points is None else coco.KEYPOINTS,
+        box_columns=(coco.CROWD,),
+    )
+    return Source(base, "coco", False, lambda _: coco.iter_coco(content, base, labelled), own_options)
+
+
 def named_files(url: str) -> tuple[Store, str] | None:
-    """The folder of the tables or tars that `url` names, and their name or pattern; None where it is a folder's URL."""
+    """The folder of the files that `url` names (tables, tars, COCO's), and their name or pattern; None for a folder."""
     parent, slash, last = url.rpartition("/")
     parent = parent + slash if parent.endswith(("/", ":")) or not parent else parent
-    if not last.lower().endswith(tables.SUFFIXES + tars.SUFFIXES) or _is_folder(url):
+    if not last.lower().endswith(tables.SUFFIXES + tars.SUFFIXES + coco.SUFFIXES) or _is_folder(url):
         return None
     return open_store(parent or "."), last
 

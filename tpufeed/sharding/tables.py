@@ -23,7 +23,7 @@ from tpufeed.errors import (
 )
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.pictures import Picture
-from tpufeed.sharding.rows import Label, Row, listing, resolve
+from tpufeed.sharding.rows import Label, Labels, Row, listing, resolve
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
@@ -182,7 +182,8 @@ def _to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: 
     looked = (_look(path, base, stats) for path in paths)
     for number, record in chunk:
         row = f"row {number} of {where}"
-        label, split = None, None
+        label: Label | Labels = None
+        split = None
         try:
             if columns.label is not None:
                 label = to_label(record.get(columns.label))
@@ -234,18 +235,21 @@ def _to_path(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value  # some writers of Parquet do so
 
 
-def to_label(value: Any) -> Label:
-    """A label as a name or an id; None where there is none. Numbers that pandas made floats are ids again.
+def to_label(value: Any) -> Label | Labels:
+    """A label as a name or an id, or a list of them; None where there is none. pandas' floats are ids again.
 
     Raises:
-        SourceError: several labels, which are no class.
+        SourceError: an object, or a list of lists, which are no classes.
     """
+    if isinstance(value, list | tuple):
+        labels = [to_label(item) for item in value]
+        return tuple(label for label in labels if isinstance(label, str | int))
     if value is None or value == "" or value != value:  # noqa: PLR0124  # NaN
         return None
-    if isinstance(value, list | tuple | dict):
+    if isinstance(value, dict):
         raise SourceError(
-            f"{str(value)[:60]} is no label: a sample has one class. To keep the values as a further column, say "
-            "--label none; or call it otherwise, and say which column is the label"
+            f"{str(value)[:60]} is no label: a sample has a class, or a list of classes. To keep the values as a "
+            "further column, say --label none; or call it otherwise, and say which column is the label"
         )
     if isinstance(value, float) and value.is_integer():
         value = int(value)

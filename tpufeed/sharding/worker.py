@@ -10,7 +10,7 @@ from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_r
 from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.plan import Owner, PlanHeader, Task, TaskRef, read_task
-from tpufeed.dataset.schema import record_layout
+from tpufeed.dataset.schema import LABEL, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
 from tpufeed.errors import AccessError, BuildError, ImageError, UnavailableError
@@ -74,7 +74,10 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
                 elif image.unmarked:
                     unmarked[image.unmarked] += 1
                 ints: tuple[int, ...] = (image.height, image.width, image.channels)
-                if make.columns.labelled:
+                if make.columns.several_labels:
+                    for label in set(sample.rest[LABEL].values):
+                        counts[int(label)] += 1
+                elif make.columns.labelled:
                     counts[item.label] += 1
                     ints = (item.label, *ints)
                 writer.add(image.data, ints, encode_entries(sample.rest))

@@ -7,7 +7,10 @@ are written packed, map entries in the order given, so the same features give th
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from operator import index
-from typing import Literal, NamedTuple, SupportsIndex
+from typing import Any, Literal, NamedTuple, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
 
 from tpufeed.errors import RecordError
 from tpufeed.tfrecord.crc32c import BytesLike
@@ -25,7 +28,7 @@ class Feature(NamedTuple):
     """One feature: a list of `bytes`, of float32 or of int64. `kind` is None where the proto names none."""
 
     kind: Kind | None
-    values: Sequence[bytes] | Sequence[memoryview] | Sequence[float] | Sequence[int]
+    values: Sequence[bytes] | Sequence[memoryview] | Sequence[float] | Sequence[int] | npt.NDArray[Any]
 
 
 def encode_example(features: Mapping[str, Feature]) -> bytes:
@@ -59,6 +62,24 @@ def decode_example(payload: BytesLike, where: str = "record") -> dict[str, Featu
     """
     try:
         return dict(_iter_features(memoryview(payload)))
+    except (IndexError, ValueError, struct.error) as error:
+        raise RecordError(f"{where}: not a tf.train.Example: {error}") from error
+
+
+def decode_arrays(payload: BytesLike, where: str = "record") -> dict[str, Feature]:
+    """The features of a serialised tf.train.Example, with lists of numbers as arrays of int64 and float32.
+
+    Arrays of floats are read-only views into `payload`, as bytes values are.
+
+    Raises:
+        RecordError: `payload` is not a tf.train.Example.
+    """
+    try:
+        return {
+            name: Feature(kind, list(_iter_messages(data, 1)) if kind in (None, "bytes") else _decode_array(kind, data))
+            for features in _iter_messages(memoryview(payload), 1)
+            for name, kind, data in _iter_lists(features)
+        }
     except (IndexError, ValueError, struct.error) as error:
         raise RecordError(f"{where}: not a tf.train.Example: {error}") from error
 
@@ -193,25 +214,54 @@ def _iter_features(example: memoryview) -> Iterator[tuple[str, Feature]]:
 
 
 def _iter_entries(features: memoryview) -> Iterator[tuple[str, Feature]]:
+    for name, kind, data in _iter_lists(features):
+        yield name, Feature(kind, () if kind is None else _decode_list(kind, data))
+
+
+def _iter_lists(features: memoryview) -> Iterator[tuple[str, Kind | None, memoryview]]:
+    """Name, kind and the bytes of the list of each feature."""
     for entry in _iter_messages(features, 1):
-        name, feature = "", Feature(None, ())
+        name, kind, data = "", None, memoryview(b"")
         for number, wire, value in _iter_fields(entry):
             if wire == _BYTES and isinstance(value, memoryview):
                 if number == 1:
                     name = str(value, "utf-8")
                 elif number == 2:
-                    feature = _decode_feature(value)
-        yield name, feature
+                    kind, data = _find_list(value)
+        yield name, kind, data
 
 
-def _decode_feature(buffer: memoryview) -> Feature:
-    feature = Feature(None, ())
+def _find_list(feature: memoryview) -> tuple[Kind | None, memoryview]:
+    kind, data = None, memoryview(b"")
     # A oneof: as protobuf has it, the last kind counts.
-    for number, wire, value in _iter_fields(buffer):
-        kind = _KIND_OF_FIELD.get(number)
-        if kind is not None and wire == _BYTES and isinstance(value, memoryview):
-            feature = Feature(kind, _decode_list(kind, value))
-    return feature
+    for number, wire, value in _iter_fields(feature):
+        found = _KIND_OF_FIELD.get(number)
+        if found is not None and wire == _BYTES and isinstance(value, memoryview):
+            kind, data = found, value
+    return kind, data
+
+
+def _decode_array(kind: Kind, buffer: memoryview) -> npt.NDArray[Any]:
+    """A list of numbers that is packed, as nearly all are, without a Python object for each."""
+    fields = list(_iter_fields(buffer))
+    packed = len(fields) == 1 and fields[0][0] == 1 and isinstance(fields[0][2], memoryview)
+    if not packed or fields[0][1] != _BYTES:
+        return np.array(_decode_list(kind, buffer), np.float32 if kind == "float" else np.int64)
+    data = np.frombuffer(fields[0][2], np.uint8)  # type: ignore[arg-type]  # it is a memoryview
+    if kind == "float":
+        return data.view("<f4")
+    ends = np.flatnonzero(data < 0x80)
+    if len(ends) == len(data):
+        return data.astype(np.int64)
+    if not len(ends) or ends[-1] != len(data) - 1:
+        raise ValueError("a varint is cut off")
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    lengths = ends - starts + 1
+    if lengths.max() > 10:
+        raise ValueError("a varint of more than 10 bytes")
+    shifts = (np.arange(len(data)) - np.repeat(starts, lengths)) * 7
+    parts = (data & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
+    return np.add.reduceat(parts, starts).view(np.int64)
 
 
 def _decode_list(kind: Kind, buffer: memoryview) -> list[memoryview] | list[float] | list[int]:

@@ -14,11 +14,10 @@ from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
 from tpufeed.keywords import named_options
-from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.device import DeviceIterator, Exchange, StatefulDeviceLoader, Transfer
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
 from tpufeed.loaders.loader import NumpyLoader
-from tpufeed.loaders.options import RENAMED, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, take_options
 from tpufeed.loaders.world import WorldLike
 
 try:
@@ -51,6 +50,12 @@ def jax_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     timeout_seconds: float = 600.0,
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
+    pad: Mapping[str, int] | None = None,
+    truncate: bool | Sequence[str] = False,
+    fill: Mapping[str, float | str] | None = None,
+    label_format: LabelFormat = "ids",
+    min_visibility: float = 0.0,
+    views: Sequence[Any] | None = None,
 ) -> "JaxLoader":
     """Batches of a dataset or cache as global `jax.Array`s, the next few already on the devices while a step runs.
 
@@ -117,8 +122,9 @@ class JaxLoader(StatefulDeviceLoader):
     def open_transfer(self) -> Transfer:
         """Open the next epoch of this process' rows. Raises OptionError for a sharding that does not fit them."""
         source = self.source
-        crossing = [name for name in source.form.names if source.column_dtype(name).kind != "O"]
-        self.placement.check(self.batch_size, {name: source.image_shape if name == IMAGE else () for name in crossing})
+        columns = [source.column(name) for name in source.form.names]
+        shapes = {column.name: column.shape for column in columns if column.dtype != "O"}
+        self.placement.check(self.batch_size, shapes)
         return _JaxTransfer(source, self.placement)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:

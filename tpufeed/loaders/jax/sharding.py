@@ -155,7 +155,7 @@ class Placement:
         """
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
         if array.dtype.kind == "i" and dtype != array.dtype and (array.astype(dtype) != array).any():
-            worst = array[np.argmax(np.abs(array))]
+            worst = array.flat[np.argmax(np.abs(array))]
             raise LoaderError(
                 f"the column {name!r} holds {worst}, which JAX would cut to {dtype}; set jax_enable_x64, or leave the "
                 "column out"

@@ -18,7 +18,7 @@ from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import RENAMED, LoaderOptions, check_bool, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, check_bool, take_options
 from tpufeed.loaders.world import WorldLike, find_tf_world
 
 if TYPE_CHECKING:
@@ -75,6 +75,12 @@ def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that edi
     timeout_seconds: float = 600.0,
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
+    pad: Mapping[str, int] | None = None,
+    truncate: bool | Sequence[str] = False,
+    fill: Mapping[str, float | str] | None = None,
+    label_format: LabelFormat = "ids",
+    min_visibility: float = 0.0,
+    views: Sequence[Any] | None = None,
 ) -> "tf.data.Dataset":
     """Batches of a dataset or cache as a `tf.data.Dataset` of static shapes.
 

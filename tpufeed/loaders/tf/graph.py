@@ -4,9 +4,9 @@ From top to bottom: the epochs of a rank, the parts of shards that it reads, the
 and the ops.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from tpufeed.dataset.partition import Share, World
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op, WindowOp
-from tpufeed.loaders.columns import IMAGE, MASK, SAMPLE
+from tpufeed.loaders.columns import IMAGE, SAMPLE, Scalar
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.tf.stream import ENDLESS, OTHER_CHECKPOINT, HandedEpoch, place_identity
 from tpufeed.storage.registry import url_scheme
@@ -64,10 +64,10 @@ class DirectGraph:
 
     def __init__(self, loader: NumpyLoader, sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
         options, dataset, manifest = loader.options, loader.dataset, loader.dataset.manifest
-        for field in fields(options):
-            if field.name in _NOT_HERE and getattr(options, field.name) not in (field.default, 0):
+        for option in dataclasses.fields(options):
+            if option.name in _NOT_HERE and getattr(options, option.name) not in (option.default, 0):
                 raise OptionError(
-                    f"direct=True reads and decodes in TensorFlow, which has no {field.name}: leave it out, or else "
+                    f"direct=True reads and decodes in TensorFlow, which has no {option.name}: leave it out, or else "
                     "direct"
                 )
         for op in loader.pipeline.ops:
@@ -77,7 +77,16 @@ class DirectGraph:
                     f"{op} has no TensorFlow graph; direct=True has {names}: leave out direct=True, or the op. "
                     "tf_dataset without direct runs every op, and so does tpufeed.cache.warmup"
                 )
-        self._options, self._ops, self._columns, self._form = options, loader.pipeline.ops, loader.columns, loader.form
+        self._options, self._ops, self._form = options, loader.pipeline.ops, loader.form
+        fields = (*loader.columns.scalars, *loader.columns.fields)
+        self._columns = [field for field in fields if isinstance(field, Scalar) and field.fill_value is None]
+        if len(self._columns) < len(fields) or options.views is not None:
+            others = [field.columns[0].name for field in fields if field not in self._columns] or ["views"]
+            raise OptionError(
+                "direct=True has an image and columns of one value a sample in its graph, not "
+                f"{', '.join(others)}: leave out direct=True, or these"
+            )
+        self._mask = loader.columns.mask
         self._dealt = sharding in ("dynamic", "file")
         self._world = World() if self._dealt else loader.world
         self._seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -113,7 +122,7 @@ class DirectGraph:
         self._shape, self._tensor_shape = loader.image_shape, manifest.tensor_shape
         self._image_key = manifest.features[0].key if IMAGE in loader.form.names else None
         self._only_jpeg = bool(manifest.images) and all(kind.startswith("jpeg") for kind in manifest.images)
-        dtypes = {column.key: _DTYPES.get(column.dtype, tf.string) for column in self._columns}
+        dtypes = {field.spec.key: _DTYPES.get(field.spec.dtype, tf.string) for field in self._columns}
         if self._image_key is not None:
             dtypes[self._image_key] = tf.string
         self._features = {key: tf.io.FixedLenFeature((), dtype) for key, dtype in dtypes.items()}
@@ -305,14 +314,14 @@ class DirectGraph:
         with tf.control_dependencies([self._assert_sound(tf.strings.length(payload) > 0, *where)]):
             payload = tf.identity(payload)
         parsed = tf.io.parse_example(payload, self._features) if self._features else {}
-        found = {column.name: parsed[column.key] for column in self._columns}
+        found = {field.columns[0].name: parsed[field.spec.key] for field in self._columns}
         if self._image_key is not None:
             stored = parsed[self._image_key]
             fits = tf.strings.length(stored) == math.prod(self._shape)
             with tf.control_dependencies([self._assert_sound(fits, *where)]):
                 pixels = tf.io.decode_raw(stored, tf.uint8)
             found[IMAGE] = tf.reshape(pixels, (self._options.batch_size, *self._shape))
-        return found | {SAMPLE: tf.gather(self._first_samples, part[:, 1]) + record, MASK: part[:, 2] > 0}
+        return found | {SAMPLE: tf.gather(self._first_samples, part[:, 1]) + record, self._mask: part[:, 2] > 0}
 
     def _carry(self, number: Any, columns: tuple[Any, Any, Any]) -> tuple[Any, Any]:
         """Return the payloads of a group, and what each carries along: int64 (n, 10).
@@ -340,7 +349,7 @@ class DirectGraph:
             image = self._decode(stored, draws)
         else:
             image = run_ops(self._ops, tf.reshape(tf.io.decode_raw(stored, tf.uint8), self._tensor_shape), draws)
-        found = {column.name: parsed[column.key] for column in self._columns}
+        found = {field.columns[0].name: parsed[field.spec.key] for field in self._columns}
         return carried, found | {IMAGE: tf.ensure_shape(image, self._shape)}
 
     def _check_group(self, number: Any, group: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
@@ -353,7 +362,7 @@ class DirectGraph:
         lies = tf.concat([carried[:1, 4:7], tf.gather(carried, [4, 7, 8], axis=1)], 0)
         with tf.control_dependencies([self._assert_sound(sound, *tf.unstack(lies, axis=1))]):
             found = {name: tf.identity(column) for name, column in found.items()}
-        return found | {SAMPLE: carried[:, 2], MASK: carried[:, 3] > 0}
+        return found | {SAMPLE: carried[:, 2], self._mask: carried[:, 3] > 0}
 
     def _decode(self, encoded: Any, draws: Any) -> Any:
         """Decode an image, a string scalar, and run the ops: uint8 (height, width, 3). Of a JPEG only the window."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.loaders.batch import Array
-from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.loader import EpochIterator, NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats
 
@@ -214,7 +213,7 @@ class StreamSource:
         rows, names = self._loader.batch_size, self._loader.form.names
         columns, epoch = dict(zip(names, tensors, strict=False)), tensors[len(names) :]
         for name, tensor in columns.items():
-            tensor.set_shape((rows, *self._loader.image_shape) if name == IMAGE else (rows,))
+            tensor.set_shape((rows, *self._loader.column(name).shape))
         batch = self._loader.form.package(columns)
         if not epoch:
             return batch
@@ -254,10 +253,11 @@ class StreamSource:
             self._calls.remove(threading.get_ident())
 
     def _dtype(self, name: str) -> Any:
-        dtype = self._loader.column_dtype(name)
-        return tf.string if dtype == np.object_ else tf.dtypes.as_dtype(dtype)
+        dtype = self._loader.column(name).dtype
+        return tf.string if dtype == "O" else tf.dtypes.as_dtype(dtype)
 
     def _tensor(self, name: str, array: Array) -> Any:
-        if name == IMAGE:  # page-aligned, as dlpack demands; TensorFlow keeps the memory alive as long as it needs it
+        if name in self._loader.pixels:
+            # Page-aligned, as dlpack demands; TensorFlow keeps the memory alive as long as it needs it.
             return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
         return tf.constant(array.tolist() if array.dtype == np.object_ else array)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
-from tpufeed.loaders.columns import IMAGE
-from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
 from tpufeed.storage.registry import open_store
@@ -37,7 +36,7 @@ class TFRecordImages(TorchDataset[Any]):
     """The samples of a split by number, for `torch.utils.data.DataLoader` and `DistributedSampler`.
 
     `dataset[i]` is `(image, label)`, or the image alone where there are no labels: a uint8 tensor of shape
-    (height, width, 3) and an int. Other columns come as int, float32, str or bytes.
+    (height, width, 3) and an int. Other columns come as int, float32, str or bytes, and those with shapes as tensors.
 
     Any order will do where shards are files of this machine. Remote ones are staged as `numpy_loader` says, when a
     sample of theirs is first asked for. A stage too small for the whole split does no good to a random order, as
@@ -76,8 +75,15 @@ class TFRecordImages(TorchDataset[Any]):
         seed: int = 0,
         stage_dir: str | Path | None = None,
         stage_bytes: str | int | None = None,
+        pad: Mapping[str, int] | None = None,
+        truncate: bool | Sequence[str] = False,
+        fill: Mapping[str, float | str] | None = None,
+        label_format: LabelFormat = "ids",
+        min_visibility: float = 0.0,
+        views: Sequence[Any] | None = None,
     ) -> None:
-        self._options = LoaderOptions(ops=ops, columns=columns, seed=seed, stage_dir=stage_dir, stage_bytes=stage_bytes)
+        given = {name: value for name, value in locals().items() if name in LoaderOptions.__slots__}
+        self._options = LoaderOptions(**given)
         self._split = split
         self.transform = transform
         self._dataset: Dataset | None = open_dataset(url)
@@ -133,8 +139,8 @@ class TFRecordImages(TorchDataset[Any]):
             raise IndexError(f"sample {index} of a split of {len(self)}")
         samples %= len(self)
         # Before the first batch: a rank that met the first odd image after many would leave the others waiting.
-        batched = len(samples) > 1 and self.transform is None and IMAGE in opened.names
-        if batched and opened.decoder.output_size is None:
+        batched = len(samples) > 1 and self.transform is None
+        if batched and opened.columns.pooled and None in opened.decoder.sizes:
             raise OptionError(
                 f"{self._url}: no op fixes the size of the images, and those of a batch must be equal; pass for "
                 "training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), "
@@ -142,8 +148,12 @@ class TFRecordImages(TorchDataset[Any]):
                 "transform=torch.from_numpy"
             )
         columns = opened.read(samples, int(self._shared[_EPOCH]))
-        if IMAGE in opened.names:
-            columns[IMAGE] = list(map(self.transform or torch.from_numpy, columns[IMAGE]))
+        images = [column.name for column in opened.columns.images]
+        for name, values in columns.items():
+            if self.transform is not None and name in images:
+                columns[name] = [self.transform(value) for value in values]
+            elif isinstance(values[0], np.ndarray):
+                columns[name] = [torch.from_numpy(value) for value in values]
         self._count(opened, len(samples))
         if self._options.columns is None:
             return [{name: columns[name][row] for name in opened.names} for row in range(len(samples))]

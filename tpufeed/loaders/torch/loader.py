@@ -18,7 +18,7 @@ from tpufeed.keywords import named_options
 from tpufeed.loaders.columns import Batch
 from tpufeed.loaders.loader import EpochIterator, NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import RENAMED, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, take_options
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import WorldLike
@@ -54,6 +54,12 @@ def torch_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
     timeout_seconds: float = 600.0,
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
+    pad: Mapping[str, int] | None = None,
+    truncate: bool | Sequence[str] = False,
+    fill: Mapping[str, float | str] | None = None,
+    label_format: LabelFormat = "ids",
+    min_visibility: float = 0.0,
+    views: Sequence[Any] | None = None,
 ) -> "TorchLoader":
     """Batches of a dataset or cache as torch tensors on the host.
 

@@ -9,7 +9,7 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
-from tpufeed.loaders.options import RENAMED, LoaderOptions, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, take_options
 from tpufeed.loaders.world import WorldLike
 from tpufeed.loaders.xla import runtime
 from tpufeed.loaders.xla.runtime import Shardings
@@ -47,6 +47,12 @@ def xla_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     timeout_seconds: float = 600.0,
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
+    pad: Mapping[str, int] | None = None,
+    truncate: bool | Sequence[str] = False,
+    fill: Mapping[str, float | str] | None = None,
+    label_format: LabelFormat = "ids",
+    min_visibility: float = 0.0,
+    views: Sequence[Any] | None = None,
 ) -> "XlaLoader":
     """Batches on an XLA device, the next few already there while a step runs.
 
@@ -161,7 +167,7 @@ class XlaLoader(Undivided, StatefulDeviceLoader, runtime.MpDeviceLoader):
                 raise OptionError(
                     "sharding is for SPMD; call torch_xla.runtime.use_spmd() before anything is on a device"
                 )
-            names = [] if host is None else [name for name in host.form.names if host.column_dtype(name).kind != "O"]
+            names = [] if host is None else [name for name in host.form.names if host.column(name).dtype != "O"]
             self.shardings.check(names, self.batch_size, devices, 1 if host is None else world.size)
         elif devices is not None and host is not None and world.size > 1:
             raise OptionError(

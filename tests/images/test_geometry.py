@@ -1,0 +1,175 @@
+"""Masks, boxes and points go where the pixels of their image go."""
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpufeed.images import CenterCrop, HorizontalFlip, RandAugment, RandomCrop, RandomResizedCrop, Resize, Rotate
+from tpufeed.images.geometry import Geometry
+from tpufeed.images.ops import VerticalFlip
+from tpufeed.images.orientation import turn
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Window
+
+OBJECT, GROUND, BEYOND = 255, 128, 0  # levels in the image, which the mask calls 1, 0 and 9
+sides = st.integers(16, 70)
+ops = st.lists(
+    st.one_of(
+        st.builds(Resize, st.tuples(sides, sides)),
+        st.builds(CenterCrop, st.tuples(sides, sides)),
+        st.builds(RandomResizedCrop, st.tuples(sides, sides), st.just((0.3, 1.0))),
+        st.builds(RandomCrop, st.tuples(sides, sides), st.integers(0, 9)),
+        st.builds(HorizontalFlip, st.just(1.0)),
+        st.builds(VerticalFlip, st.just(1.0)),
+        st.builds(Rotate, st.floats(1, 60).map(lambda degrees: (-degrees, degrees))),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@st.composite
+def scenes(draw):
+    """The size of an image, and a box in it."""
+    height, width = draw(st.integers(40, 90)), draw(st.integers(40, 90))
+    left, top = draw(st.integers(0, width - 12)), draw(st.integers(0, height - 12))
+    right, bottom = draw(st.integers(left + 10, width)), draw(st.integers(top + 10, height))
+    return (height, width), (left, top, right, bottom)
+
+
+def drawn(pipeline, seed):
+    return [op[0] for op in pipeline.draw(0, np.array([seed]))]
+
+
+def place_lengths(geometry):
+    """The number of pixels of the result that a pixel of the image takes, at the most."""
+    a, b, _, d, e, _ = geometry.to_source
+    return 1 / np.linalg.svd(np.array([[a, b], [d, e]]), compute_uv=False).min()
+
+
+@settings(max_examples=300, deadline=None)
+@given(scene=scenes(), chain=ops, seed=st.integers(0, 10**6))
+def test_pixels_masks_and_boxes_agree(scene, chain, seed):
+    (height, width), (left, top, right, bottom) = scene
+    image, mask = np.full((height, width, 3), GROUND, np.uint8), np.zeros((height, width), np.uint8)
+    image[top:bottom, left:right], mask[top:bottom, left:right] = OBJECT, 1
+    pipeline = Pipeline(chain, seed)
+    draws = drawn(pipeline, seed)
+    pixels = pipeline.run(image, draws)[..., 0]
+    geometry = pipeline.geometry(height, width, draws)
+    warped = geometry.warp(mask, 9)
+    assert warped.shape == pixels.shape == geometry.size
+
+    # An interpolated edge is as wide as a pixel of the image, or of what an op before made of it.
+    blur = int(np.ceil(1 + 2.5 * max(1.0, place_lengths(geometry))))
+    kernel = np.ones((2 * blur + 1, 2 * blur + 1), np.uint8)
+    for value, level in ((1, OBJECT), (0, GROUND), (9, BEYOND)):
+        inner = cv2.erode((warped == value).astype(np.uint8), kernel, borderValue=0).astype(bool)
+        assert (np.abs(pixels[inner].astype(int) - level) <= 3).all()
+
+    moved, kept = geometry.move_boxes(np.array([[left, top, right, bottom]], np.float32))
+    rows, columns = np.nonzero(warped == 1)
+    if not kept[0]:
+        assert not len(rows)
+    elif not len(rows):
+        assert np.minimum(moved[0, 2] - moved[0, 0], moved[0, 3] - moved[0, 1]) <= 1 or _is_sliver(geometry, moved[0])
+    else:
+        found = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+        turned = 2 if any(isinstance(op, Rotate) for op in chain) else 1  # the corner of a turned box has few pixels
+        np.testing.assert_allclose(moved[0], found, atol=turned)
+
+
+def _is_sliver(geometry, box):
+    """A corner of a turned box may be seen without the middle of any pixel."""
+    return geometry.to_source[1] != 0 and (box[2] - box[0]) * (box[3] - box[1]) <= 16
+
+
+@settings(max_examples=150, deadline=None)
+@given(scene=scenes(), chain=ops, seed=st.integers(0, 10**6))
+def test_points_go_with_the_corners_of_boxes(scene, chain, seed):
+    (height, width), (left, top, right, bottom) = scene
+    pipeline = Pipeline(chain, seed)
+    geometry = pipeline.geometry(height, width, drawn(pipeline, seed))
+    corners = np.array([(x, y, 2) for x in (left, right) for y in (top, bottom)], np.float32)
+    moved, visible = geometry.move_points(corners)
+    boxes, kept = geometry.move_boxes(np.array([[left, top, right, bottom]]))
+    assert ((moved[:, 2] > 0) == visible).all()
+    for (x, y, _), seen in zip(moved, visible, strict=True):
+        if seen:
+            assert -1e-3 <= x <= geometry.size[1] + 1e-3
+            assert -1e-3 <= y <= geometry.size[0] + 1e-3
+    if visible.all() and kept[0]:
+        expected = [*moved[:, :2].min(0), *moved[:, :2].max(0)]
+        np.testing.assert_allclose(boxes[0], expected, atol=1e-3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(scene=scenes(), seed=st.integers(0, 10**6), magnitude=st.integers(0, 30))
+def test_randaugment_moves_masks_as_it_moves_pixels(scene, seed, magnitude):
+    """Its ops change levels, too, but not which pixels are equal: the edges of the object lie where the mask's are."""
+    (height, width), (left, top, right, bottom) = scene
+    pipeline = Pipeline([RandAugment(3, magnitude)], seed)
+    draws, mask = drawn(pipeline, seed), np.zeros((height, width), np.uint8)
+    mask[top:bottom, left:right] = 1
+    image = np.where(mask[..., None] > 0, np.uint8(200), np.uint8(60)).repeat(3, 2)
+    pixels = pipeline.run(image, draws).astype(int)
+    warped = pipeline.geometry(height, width, draws).warp(mask, 9)
+    for value in (0, 1):
+        inner = cv2.erode((warped == value).astype(np.uint8), np.ones((9, 9), np.uint8), borderValue=0).astype(bool)
+        levels = pixels[inner]
+        assert len(levels) == 0 or (np.ptp(levels, axis=0) <= 12).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_image_has_its_mask_and_boxes_turned(orientation):
+    mask = np.arange(35, dtype=np.uint8).reshape(5, 7)
+    geometry = Geometry.identity(5, 7).turned(orientation)
+    np.testing.assert_array_equal(geometry.warp(mask, 99), turn(mask[..., None], orientation)[..., 0])
+    (box,), kept = geometry.move_boxes(np.array([[1, 2, 4, 3]]))
+    inside = np.zeros((5, 7, 1), np.uint8)
+    inside[2:3, 1:4] = 1
+    rows, columns, _ = np.nonzero(turn(inside, orientation))
+    assert box.tolist() == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    assert kept.all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
+@pytest.mark.parametrize("chain", [[Resize((20, 31)), HorizontalFlip(1.0)], [Rotate((30, 30))]])
+def test_masks_keep_their_type_and_their_values(dtype, chain):
+    values = np.random.default_rng(3).integers(0, np.iinfo(dtype).max, (40, 50)).astype(dtype)
+    pipeline = Pipeline(chain, 0)
+    geometry = pipeline.geometry(40, 50, drawn(pipeline, 1))
+    out = np.empty(geometry.size, dtype)
+    assert geometry.warp(values, 7, out) is out
+    assert set(out.ravel()) <= {*values.ravel(), 7}
+    np.testing.assert_array_equal(out, geometry.warp(values, 7))
+
+
+def test_boxes_are_dropped_by_what_is_left_of_them():
+    geometry = Geometry.identity(100, 100).window(Window(0, 50, 100, 50, 100, 100))
+    boxes = np.array([[0, 0, 40, 40], [40, 0, 60, 10], [49, 0, 59, 10], [45, 10, 55, 10], [60, 20, 70, 30]], float)
+    moved, kept = geometry.move_boxes(boxes, 0.6)
+    assert kept.tolist() == [False, False, True, False, True]
+    np.testing.assert_allclose(moved[kept], [[0, 0, 18, 10], [20, 20, 40, 30]])
+    assert geometry.move_boxes(boxes, 0.0)[1].tolist() == [False, True, True, False, True]
+    assert geometry.bounds() == (0, 50, 100, 50)
+    assert geometry.move_boxes(np.zeros((0, 4)))[0].shape == (0, 4)
+
+
+def test_a_window_beyond_the_image_shows_nothing():
+    geometry = Geometry.identity(10, 10).window(Window(20, 0, 5, 5, 5, 5))
+    assert (geometry.warp(np.ones((10, 10), np.uint8), 3) == 3).all()
+    assert not geometry.move_boxes(np.array([[0, 0, 10, 10]]))[1].any()
+    assert not geometry.move_points(np.array([[5, 5]]))[1].any()
+    assert geometry.bounds() == (0, 0, 0, 0)
+
+
+def test_what_an_earlier_crop_has_cut_off_does_not_come_back():
+    cut = Geometry.identity(20, 20).window(Window(5, 5, 10, 10, 10, 10)).window(Window(-5, -5, 20, 20, 20, 20))
+    warped = cut.warp(np.ones((20, 20), np.uint8), 0)
+    expected = np.zeros((20, 20), np.uint8)
+    expected[5:15, 5:15] = 1
+    np.testing.assert_array_equal(warped, expected)
+    assert cut.move_boxes(np.array([[0, 0, 20, 20]]))[0].tolist() == [[5, 5, 15, 15]]

@@ -1,0 +1,269 @@
+"""Lists, tensors and labels of several classes: from a table to a batch."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from PIL import Image
+from typer.testing import CliRunner
+
+import tpufeed
+from tpufeed.cli.app import app
+from tpufeed.dataset.record_check import RecordCheck
+from tpufeed.dataset.schema import further_columns
+from tpufeed.errors import OptionError, RecordError, TooManyRejectsError
+from tpufeed.sharding.columns import ColumnTypes, Declared, decode_values, encode_values, revive, to_json
+from tpufeed.tfrecord.example import Feature, decode_arrays, decode_example, encode_example
+
+DTYPES = ["uint8", "bool", "int32", "int64", "float16", "float32"]
+RESIZE = [tpufeed.images.Resize((16, 16))]
+
+
+@pytest.fixture
+def table(tmp_path, photos):
+    """Make a dataset of a JSON lines table with these values beside each image."""
+
+    def make(rows, **options):
+        lines = [{"path": str(photos[number]), **row} for number, row in enumerate(rows)]
+        (tmp_path / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        result = tpufeed.shard(tmp_path / "table.jsonl", tmp_path / "dataset", workers=1, **options)
+        return tpufeed.open_dataset(result.url)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for number in range(12):
+        Image.fromarray(random.integers(0, 255, (20, 24, 3), np.uint8)).save(folder / f"{number:02}.jpg")
+    return sorted(folder.iterdir())
+
+
+def batch_of(dataset, columns, **options):
+    """All samples in the order of their files."""
+    size = dataset.split("train").records
+    names = ["filename", *columns]
+    with tpufeed.numpy_loader(dataset.url, columns=names, batch_size=size, processes=0, **options) as loader:
+        batch = dict(zip(loader.form.names, next(iter(loader)), strict=True))
+    order = np.argsort(batch["filename"].astype(str))
+    return {name: values[order] for name, values in batch.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ["", "3", "2,3", "?", "?,2"])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_values_come_back_as_they_were_declared(dtype, shape, data):
+    declared = Declared.parse("x", f"{dtype}[{shape.replace('?', '')}]" if shape else dtype)
+    sizes = [data.draw(st.integers(0, 4)) if part == "?" else int(part) for part in shape.split(",") if part]
+    elements = st.floats(-60000, 60000, width=16) if dtype == "float16" else arrays.from_dtype(np.dtype(dtype))
+    rows = data.draw(st.lists(arrays.arrays(dtype, tuple(sizes), elements=elements), min_size=1, max_size=3))
+    types = ColumnTypes([declared])
+    converted = []
+    for row in rows:
+        values, problem = types.convert({"x": row.tolist()})
+        assert not problem
+        types.add(values)
+        converted.append(values)
+    (spec,) = types.schema()
+    assert (spec.dtype, spec.each if "?" in shape else spec.shape) == (dtype, tuple(sizes["?" in shape :]))
+    for row, values in zip(rows, converted, strict=True):
+        stored = json.loads(json.dumps(encode_values(json.loads(to_json(values), object_hook=revive), [spec])))
+        features = decode_arrays(memoryview(encode_example(decode_values(stored, [spec]))))
+        feature = features["x"]
+        found = np.frombuffer(feature.values[0], f"<{np.dtype(dtype).str[1:]}") if spec.is_raw else feature.values
+        np.testing.assert_array_equal(np.array(found).astype(dtype).reshape(row.shape), row)
+
+
+def test_shapes_are_found_in_the_values(table):
+    dataset = table(
+        [
+            {
+                "vector": [n, n + 0.5],
+                "grid": [[n, 1], [2, 3], [4, n]],
+                "pairs": [[n, n]] * (n % 3),
+                "mixed": [[1], [2, 3]],
+            }
+            for n in range(12)
+        ]
+    )
+    assert further_columns(dataset.manifest.features) == {
+        "vector": "float32[2]",
+        "grid": "int64[3, 2]",
+        "pairs": "int64[0 to 2, 2]",
+        "mixed": "string[2]",
+    }
+    batch = batch_of(dataset, ["vector", "grid", "pairs"], fill={"pairs": -7})
+    np.testing.assert_array_equal(batch["vector"], np.float32([[n, n + 0.5] for n in range(12)]))
+    np.testing.assert_array_equal(batch["grid"], [[[n, 1], [2, 3], [4, n]] for n in range(12)])
+    np.testing.assert_array_equal(batch["pairs_length"], [n % 3 for n in range(12)])
+    assert batch["pairs"].shape == (12, 2, 2)
+    assert batch["pairs"][4].tolist() == [[4, 4], [-7, -7]]
+    assert tpufeed.verify(dataset.url).records == 12
+
+
+def test_tensorflow_reads_the_records(table):
+    dataset = table(
+        [{"vector": [n, n + 0.5], "bits": [n % 2] * 3, "half": [n, 0.5]} for n in range(12)],
+        columns={"bits": "uint8[3]", "half": "float16[2]"},
+    )
+    (shard,) = dataset.split("train").variants[0].shards
+    spec = {
+        "vector": tf.io.FixedLenFeature([2], tf.float32),
+        "bits": tf.io.FixedLenFeature([], tf.string),
+        "half": tf.io.FixedLenFeature([], tf.string),
+        "image/filename": tf.io.FixedLenFeature([], tf.string),
+    }
+    batch = batch_of(dataset, ["vector", "bits", "half"])
+    assert (batch["bits"].dtype, batch["half"].dtype) == (np.uint8, np.float16)
+    for payload in tf.data.TFRecordDataset(f"{dataset.url}/{shard.name}"):
+        found = tf.io.parse_single_example(payload, spec)
+        row = batch["filename"].tolist().index(found["image/filename"].numpy().decode())
+        np.testing.assert_array_equal(found["vector"], batch["vector"][row])
+        np.testing.assert_array_equal(tf.io.decode_raw(found["bits"], tf.uint8), batch["bits"][row])
+        np.testing.assert_array_equal(tf.io.decode_raw(found["half"], tf.float16), batch["half"][row])
+
+
+@pytest.mark.parametrize(
+    ("declared", "good", "bad", "said"),
+    [
+        ("float32[2]", [1, 2], [1.0], r"the column 'x' has the shape \[1\]; it was declared as float32\[2\]"),
+        ("float32[2,2]", [[1, 2], [3, 4]], [[1.0], [1.0, 2.0]], "has rows of several lengths"),
+        ("uint8[2]", [0, 255], [1, 256], "holds 256"),
+        ("int32", 7, 2**31, "holds 2147483648"),
+        ("int64[]", [1], [0.5], "holds 0.5"),
+        ("bool", 1, 2, "holds 2"),
+        ("float16[1]", [1], [1e6], "holds 1000000"),
+        ("int64[2]", [1, 2], None, "has no value"),
+        ("int64[2]", [1, 2], "many", "is 'many'"),
+        ("float32", 1, ["a"], "is "),
+        ("float32[,2]", [[1, 2]], [[1, 2, 3]], r"has the shape \[1, 3\]"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_a_reject_that_names_it(declared, good, bad, said, table):
+    dataset = table([{"x": bad if number == 3 else good} for number in range(12)], columns={"x": declared})
+    assert dataset.manifest.rejects == {"bad_column": 1}
+    reject = json.loads(Path(dataset.url, "rejects.jsonl").read_text())
+    assert reject["reason"] == "bad_column"
+    assert reject["path"].endswith("03.jpg")
+    assert re.search(said, reject["message"])
+
+
+def test_too_many_bad_values_fail_the_build(table):
+    with pytest.raises(TooManyRejectsError, match="bad_column"):
+        table([{"x": "no" if number % 2 else 1} for number in range(12)], columns={"x": "int64"}, max_rejects=2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"x": "float64"}, "'float64' is no type; write a type and maybe a shape"),
+        ({"x": "int64[0]"}, "a size of 0"),
+        ({"x": "string[3]"}, "no lists of string"),
+        ({"x": "int64[a]"}, "is no type"),
+    ],
+)
+def test_a_declaration_that_is_none_says_how_to_write_one(columns, said, table):
+    with pytest.raises(OptionError, match=said):
+        table([{"x": 1}], columns=columns)
+
+
+def test_the_command_declares_columns_and_info_shows_them(tmp_path, photos):
+    lines = [f'{photo},"[{number}, 2, 3]"' for number, photo in enumerate(photos)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,codes", *lines]))
+    command = [
+        "shard",
+        str(tmp_path / "table.csv"),
+        str(tmp_path / "out"),
+        "--column",
+        "codes:int32[3]",
+        "--workers",
+        "1",
+    ]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "codes int32[3]" in CliRunner().invoke(app, ["info", str(tmp_path / "out")]).output
+    batch = batch_of(tpufeed.open_dataset(tmp_path / "out"), ["codes"])
+    assert batch["codes"].tolist() == [[number, 2, 3] for number in range(12)]
+    assert batch["codes"].dtype == np.int32
+
+
+# Labels of several classes
+
+
+TAGS = [["cat", "dog"], [], ["dog"], None, "bird", ["bird", "cat", "dog"]]
+
+
+def test_labels_of_several_classes(table):
+    dataset = table([{"tags": TAGS[number % 6]} for number in range(12)], label="tags")
+    manifest = dataset.manifest
+    assert manifest.class_names == ("bird", "cat", "dog")
+    assert dataset.split("train").class_counts == (4, 4, 6)
+    assert tpufeed.verify(dataset.url).records == 12
+    hot = batch_of(dataset, ["label"], label_format="multi_hot")["label"]
+    assert (hot.dtype, hot.shape) == (np.float32, (12, 3))
+    assert hot[:6].tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 0, 0], [1, 1, 1]]
+    batch = batch_of(dataset, ["label"])
+    assert batch["label"][:3].tolist() == [[1, 2, -1], [-1, -1, -1], [2, -1, -1]]
+    assert batch["label_length"][:6].tolist() == [2, 0, 1, 0, 1, 3]
+    with tpufeed.numpy_loader(dataset.url, batch_size=4, ops=RESIZE) as loader:
+        assert loader.form.names == ("image", "label", "label_length")
+    assert "image/class/label int64[0 to 3]" in CliRunner().invoke(app, ["info", dataset.url]).output
+
+
+def test_ids_and_fixed_classes(table, tmp_path):
+    dataset = table([{"label": [number % 3, 2]} for number in range(12)], classes=["a", "b", "c", "d"])
+    assert batch_of(dataset, ["label"], label_format="multi_hot")["label"][1].tolist() == [0, 1, 1, 0]
+    assert dataset.split("train").class_counts == (4, 4, 12, 0)
+
+
+def test_an_unknown_class_among_several_is_a_bad_label(table):
+    dataset = table([{"label": ["a", "x" if n == 5 else "b"]} for n in range(12)], classes=["a", "b"])
+    assert dataset.manifest.rejects == {"bad_label": 1}
+
+
+def test_every_loader_gives_the_same_columns(table):
+    dataset = table([{"label": TAGS[n % 6], "vector": [n, 1.0], "few": [n] * (n % 3)} for n in range(12)])
+    options = {
+        "columns": ["image", "label", "vector", "few"],
+        "ops": RESIZE,
+        "label_format": "multi_hot",
+        "batch_size": 8,
+    }
+    with tpufeed.numpy_loader(dataset.url, **options) as loader:
+        expected = next(iter(loader))
+    for make in (tpufeed.torch_loader, tpufeed.jax_loader):
+        with make(dataset.url, **options) as loader:
+            for one, other in zip(next(iter(loader)), expected, strict=True):
+                np.testing.assert_array_equal(np.asarray(one), other)
+    feed = tpufeed.tf_dataset(dataset.url, deterministic=True, **options)
+    assert [tuple(spec.shape) for spec in feed.element_spec] == [array.shape for array in expected]
+    for one, other in zip(next(iter(feed)), expected, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other)
+    one = tpufeed.TFRecordImages(dataset.url, columns=["label", "vector", "few"], label_format="multi_hot")[3]
+    assert [tuple(value.shape) for value in one[:3]] == [(3,), (2,), (2,)]
+    with pytest.raises(OptionError, match="direct=True has an image and columns of one value"):
+        tpufeed.tf_dataset(dataset.url, direct=True, **options)
+
+
+def test_damage_in_lists_is_named(table, tmp_path):
+    """A record whose list is longer than the manifest says, as another tool may write."""
+    dataset = table([{"label": ["a"], "few": [n] * (1 + n % 2)} for n in range(12)])
+    (payload,) = dataset.reader("train").read_many([(0, 0)])
+    check = RecordCheck(dataset.manifest)
+    check.check(payload)
+    whole = dict(decode_example(payload))
+    for name, values, said in (
+        ("few", [1, 2, 3], "has 3 items.*the manifest says 1 to 2"),
+        ("image/class/label", [1], "has the label 1, and there are 1 classes"),
+    ):
+        bad = encode_example(whole | {name: Feature("int64", values)})
+        with pytest.raises(RecordError, match=said):
+            check.check(memoryview(bad))

@@ -1,0 +1,93 @@
+"""Masks and depth: one channel of integers, stored as PNG without loss, and never taken for colours.
+
+A palette's indices are the values of its mask: datasets of segmentation give classes their colours so.
+"""
+
+import io
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from tpufeed.errors import ImageError
+from tpufeed.images.geometry import Geometry
+from tpufeed.images.header import read_header
+
+MaskKind: TypeAlias = Literal["mask", "depth"]
+Array: TypeAlias = npt.NDArray[Any]
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_MODES = {"mask": ("1", "L", "P"), "depth": ("1", "L", "P", "I;16", "I")}
+_NO_CHANGE: dict[str, tuple[str, ...]] = {"mask": ("L", "P"), "depth": ("I;16", "I")}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMask:
+    """A mask as its record holds it: a PNG of this size."""
+
+    data: bytes
+    height: int
+    width: int
+
+
+def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
+    """Return the mask of a file as its record holds it.
+
+    Args:
+        data: all of the file: a PNG of one channel, or of a palette; of 8 bits for a mask, of up to 16 for depth.
+        kind: which of the two.
+        moved: what storing does to the image that it belongs to, from the size that a person sees it in.
+
+    Raises:
+        ImageError: bad_mask.
+    """
+    image = _open(data, kind)
+    pixels = _pixels(image, kind)
+    height, width = pixels.shape
+    if (height, width) != moved.source:
+        raise ImageError(
+            "bad_mask", f"the {kind} has {width}x{height} pixels; its image has {moved.source[1]}x{moved.source[0]}"
+        )
+    if moved == Geometry.identity(height, width) and image.mode in _NO_CHANGE[kind]:
+        try:
+            read_header(data)  # Pillow leaves out CRCs at which other decoders stop
+        except ImageError as error:
+            raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
+        return StoredMask(data, height, width)
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(moved.warp(pixels, 0))).save(buffer, "PNG", compress_level=3)
+    return StoredMask(buffer.getvalue(), *moved.size)
+
+
+def decode_mask(data: bytes | memoryview, kind: MaskKind) -> Array:
+    """Return the values of a mask, uint8 of shape (height, width), or of depth, uint16.
+
+    Raises:
+        ImageError: bad_mask.
+    """
+    return _pixels(_open(data, kind), kind)
+
+
+def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
+    if bytes(data[:8]) != _PNG:
+        found = "a JPEG, which does not keep its values" if bytes(data[:2]) == b"\xff\xd8" else "no PNG"
+        raise ImageError("bad_mask", f"the {kind} is {found}; expected a PNG of one channel")
+    try:
+        image = Image.open(io.BytesIO(data), formats=("PNG",))
+        image.load()
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises what it comes across
+        raise ImageError("bad_mask", f"the {kind} does not decode: {error}") from error
+    if image.mode not in _MODES[kind]:
+        deep = kind == "mask" and image.mode.startswith("I")
+        said = "16 bits a pixel; declare it as depth" if deep else f"several channels ({image.mode})"
+        raise ImageError("bad_mask", f"the {kind} has {said}; expected a PNG of one channel, or of a palette")
+    return image
+
+
+def _pixels(image: Image.Image, kind: MaskKind) -> Array:
+    values = np.asarray(image)
+    return values.astype(np.uint8 if kind == "mask" else np.uint16)
