@@ -162,7 +162,7 @@ class Warmable:
         header = plan.header
         if self._dataset is None:
             image, *_ = cached_schema(header.features, options, size)
-            check_joined(store, plan, self.url, self._raw.image, options.variants, image)
+            check_joined(store, plan, self.url, self._raw, options.variants, image)
             return
         with self.plan(options, size) as planning:
             wanted = msgspec.structs.replace(planning.header, run_id=header.run_id, source=header.source)

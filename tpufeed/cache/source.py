@@ -1,6 +1,6 @@
 """Sources of a cache: the samples of a dataset, or raw images."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ import numpy as np
 from tpufeed.cache.moving import moves
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.destination import see_objects
-from tpufeed.dataset.plan import PlanHeader, Task
+from tpufeed.dataset.plan import Input, PlanHeader, Task
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import ImageError
@@ -135,10 +135,10 @@ class RawSource:
     policy: ImagePolicy
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
-        features = InputFeatures(header)
+        features = InputFeatures(header.features, header.class_names)
 
-        def take(data: bytes, name: str) -> tuple[bytes | Pixels, tuple[str, ...]]:
-            return load_image(data, self.policy, name)
+        def take(item: Input, data: Sequence[bytes]) -> tuple[bytes | Pixels, tuple[str, ...]]:
+            return load_image(data[0], self.policy, item.path)
 
         for number, (item, taken) in enumerate(iter_taken(Files(header.base), task.inputs, take), task.first):
             if isinstance(taken, ImageError):

@@ -65,6 +65,19 @@ def parse_policies(texts: Sequence[str] | None) -> dict[str, str]:
     return chosen
 
 
+def parse_image_columns(texts: Sequence[str] | None) -> dict[str, str] | None:
+    """Columns and kinds by name of texts like "mask=mask_path:mask". Raises OptionError."""
+    chosen = dict[str, str]()
+    for text in texts or []:
+        name, equals, column = text.partition("=")
+        if not equals:
+            raise OptionError(f"{text!r} is no image column; write it like mask=mask_path:mask")
+        if name in chosen:
+            raise OptionError(f"the image column {name} is given twice")
+        chosen[name] = column
+    return chosen or None
+
+
 def parse_columns(texts: Sequence[str] | None) -> dict[str, str]:
     """Types by name of texts like "embedding:float32[512]". Raises OptionError."""
     declared = {}

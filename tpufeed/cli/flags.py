@@ -72,7 +72,7 @@ Src = Annotated[
     typer.Argument(
         metavar="SRC",
         help="Folder of images, in class folders, split folders or none; a table of paths (.csv, .tsv, .jsonl, "
-        ".parquet); WebDataset tars ('train-*.tar'). A path or URL.",
+        ".parquet); WebDataset tars ('train-*.tar'); COCO's .json of boxes. A path or URL.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
@@ -157,7 +157,7 @@ Image = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="A table's column of paths, or the extension of a tar's images.",
+        help="A table's column of paths, the extension of a tar's images, or the folder of COCO's images.",
         show_default="by its name",
         rich_help_panel=SOURCE,
     ),
@@ -190,6 +190,54 @@ Classes = Annotated[
         show_default="the names found, sorted",
         rich_help_panel=SOURCE,
     ),
+]
+ImageColumns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image-column",
+        metavar="NAME=COLUMN:KIND",
+        help="Further image of each sample, like mask=mask_path:mask: the column of a table, or the suffix of a tar's "
+        "files (mask.png); kind image, mask or depth. Repeatable.",
+        rich_help_panel=SOURCE,
+    ),
+]
+Masks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of masks, parallel to a folder of images: the same paths, any suffix.",
+        rich_help_panel=SOURCE,
+    ),
+]
+Boxes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN", help="Column with the list of a sample's boxes, each of 4 numbers.", rich_help_panel=SOURCE
+    ),
+]
+BoxFormat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORMAT",
+        autocompletion=one_of(
+            *(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative"))
+        ),
+        help="Numbers of a box: xyxy, xywh or cxcywh; with ',relative' as shares of width and height.",
+        show_default="xyxy",
+        rich_help_panel=SOURCE,
+    ),
+]
+Keypoints = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column with a sample's keypoints (x, y, and maybe visibility), or with those of each box.",
+        rich_help_panel=SOURCE,
+    ),
+]
+BoxColumns = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN,...", help="Columns with a value for each box.", rich_help_panel=SOURCE),
 ]
 SplitName = Annotated[
     str | None,

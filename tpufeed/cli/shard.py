@@ -12,6 +12,7 @@ from tpufeed.cli.builds import (
     choose_engine,
     given,
     parse_columns,
+    parse_image_columns,
     parse_policies,
     print_preview,
     run_build,
@@ -98,6 +99,12 @@ def shard_command(
     max_pixels: flags.MaxPixels = None,
     min_side: flags.MinSide = None,
     policy: flags.Policy = None,
+    image_column: flags.ImageColumns = None,
+    masks: flags.Masks = None,
+    boxes: flags.Boxes = None,
+    box_format: flags.BoxFormat = None,
+    keypoints: flags.Keypoints = None,
+    box_columns: flags.BoxColumns = None,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: EngineName = "local",
@@ -115,6 +122,7 @@ def shard_command(
     Examples:
       tpufeed shard photos flowers --shares train=0.9,val=0.1
       tpufeed shard flowers.csv from-table --image path --label species --dry-run
+      tpufeed shard annotations/instances_train2017.json coco --presize 640
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
     from tpufeed.sharding.build import preview_shard, shard
@@ -140,6 +148,12 @@ def shard_command(
         min_side=min_side,
         policy=parse_policies(policy),
         columns=parse_columns(column),
+        image_columns=parse_image_columns(image_column),
+        masks=masks,
+        boxes=boxes,
+        box_format=box_format,
+        keypoints=keypoints,
+        box_columns=None if box_columns is None else box_columns.split(","),
     )
     chosen = choose_engine(engine, workers, ray_address, beam)
     run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)

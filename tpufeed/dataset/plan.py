@@ -40,6 +40,22 @@ _BEFORE = {"damaged": "reject", "progressive": "keep", "restart_markers": False}
 ColumnValue: TypeAlias = int | float | str
 
 
+class ImageRef(msgspec.Struct, frozen=True, array_like=True):
+    """Where the bytes of an image lie.
+
+    Attributes:
+        file: below the plan's `base`, an absolute path or a URL.
+        bytes: of the image.
+        version: of its file: equal means unchanged.
+        offset: of the image within the file.
+    """
+
+    file: str
+    bytes: int
+    version: str
+    offset: int = 0
+
+
 class Input(msgspec.Struct, frozen=True, array_like=True):
     """One sample of the source: its identity, and its class (-1 without labels).
 
@@ -54,6 +70,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
         columns: values of the further features, in the order of the header's; bytes in base64.
         problem: why it is rejected without being read, as (reason code, message).
         labels: ids of classes, in a dataset whose samples have several; `label` is -1 there.
+        images: the sample's further images, in the order of their features in the header.
     """
 
     path: str
@@ -65,6 +82,12 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     columns: tuple[tuple[ColumnValue, ...], ...] = ()
     problem: tuple[str, str] | None = None
     labels: tuple[int, ...] = ()
+    images: tuple[ImageRef, ...] = ()
+
+    @property
+    def files(self) -> tuple[ImageRef, ...]:
+        """All files of the sample: that of its image comes first."""
+        return (ImageRef(self.file or self.path, self.bytes, self.version, self.offset), *self.images)
 
 
 class _TaskHead(msgspec.Struct, frozen=True):
@@ -364,12 +387,13 @@ def _mask_inputs(task: Task) -> Task:
         return task
     inputs = []
     for item in task.inputs:
-        path, file, problem = mask_secrets(item.path), item.file, item.problem
+        path, file, problem, images = mask_secrets(item.path), item.file, item.problem, item.images
         if problem is not None:  # it is not read
             file, problem = mask_secrets(file), (problem[0], mask_secrets(problem[1]))
+            images = tuple(msgspec.structs.replace(image, file=mask_secrets(image.file)) for image in images)
         elif path != item.path and not file:
             file = item.path
-        inputs.append(msgspec.structs.replace(item, path=path, file=file, problem=problem))
+        inputs.append(msgspec.structs.replace(item, path=path, file=file, problem=problem, images=images))
     return msgspec.structs.replace(task, inputs=tuple(inputs))
 
 

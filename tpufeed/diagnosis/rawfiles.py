@@ -70,7 +70,7 @@ def measure_files(url: str, side_px: int, seconds: float) -> RawFiles:
             if isinstance(data, ImageError):
                 unreadable.append(f"{item.path}: {data}")
             else:
-                images.append(data)
+                images.append(data[0])
             if images and time.perf_counter() - start > seconds:
                 break
     reading = len(images) / (time.perf_counter() - start)

@@ -17,10 +17,12 @@ from PIL import Image
 
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_stored
+from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import ImageHeader, format_of_name, read_header
 from tpufeed.images.markers import encode_jpeg, is_sound, mark_jpeg
 from tpufeed.images.mending import mend
 from tpufeed.images.orientation import turn
+from tpufeed.images.protocols import Window
 from tpufeed.images.resizing import short_side_size
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 
@@ -129,6 +131,7 @@ class StoredImage:
         odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
         added_bytes: by restart markers to a JPEG that is kept; None where it is stored without new ones.
         unmarked: why such a JPEG could not get any.
+        source: height and width of the file's image, turned as `ImagePolicy.exif` says, before presizing.
     """
 
     data: bytes
@@ -141,6 +144,7 @@ class StoredImage:
     mended: bool = False
     added_bytes: int | None = None
     unmarked: str = ""
+    source: tuple[int, int] = (0, 0)
 
 
 def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage:
@@ -177,7 +181,8 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
         stored = data
         if header.orientation != 1 and policy.encode != "exact":  # ignored, and left in for no decoder to apply
             stored = data[: header.orientation_at] + b"\1" + data[header.orientation_at + 1 :]
-        image = StoredImage(stored, stored_format, header.height, header.width, header.channels, stored is data, odd)
+        size = (header.height, header.width)
+        image = StoredImage(stored, stored_format, *size, header.channels, stored is data, odd, source=size)
         marked = _mark(image, policy.progressive == "baseline") if policy.restart_markers else image
         if policy.check == "full" and not is_sound(stored, marked.data, header):
             check_pixels(data, header)
@@ -187,7 +192,9 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
         pixels = pixels.repeat(3, axis=2)
     height, width, channels = pixels.shape
     encoded = encode(pixels, stored_format, policy.quality)
-    return StoredImage(encoded, stored_format, height, width, channels, False, odd)
+    turned = policy.exif == "apply" and header.orientation >= 5
+    source = (header.width, header.height) if turned else (header.height, header.width)
+    return StoredImage(encoded, stored_format, height, width, channels, False, odd, source=source)
 
 
 def _mark(image: StoredImage, baseline: bool) -> StoredImage:
@@ -199,6 +206,19 @@ def _mark(image: StoredImage, baseline: bool) -> StoredImage:
     except CannotRewrite as error:
         return replace(image, unmarked=error.reason)
     return image if marked is image.data else replace(image, data=marked, added_bytes=len(marked) - len(image.data))
+
+
+def stored_geometry(image: StoredImage, policy: ImagePolicy) -> Geometry:
+    """Return where each place of a stored image lies in the upright image of its file."""
+    height, width = image.source
+    geometry = Geometry.identity(height, width)
+    if (image.height, image.width) == image.source:
+        return geometry
+    top = left = 0
+    if policy.presize_mode == "fit":
+        side = min(height, width)
+        top, left, height, width = (height - side) // 2, (width - side) // 2, side, side
+    return geometry.window(Window(top, left, height, width, image.height, image.width))
 
 
 def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:

@@ -79,6 +79,12 @@ def shard(  # noqa: PLR0913  # the public face
     min_side: int = 1,
     policy: Mapping[str, str] | None = None,
     columns: Mapping[str, str] | None = None,
+    image_columns: Mapping[str, str] | None = None,
+    masks: str | Path | None = None,
+    boxes: str | None = None,
+    box_format: str | None = None,
+    keypoints: str | None = None,
+    box_columns: Sequence[str] | None = None,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     fsync: bool = False,
@@ -93,12 +99,13 @@ def shard(  # noqa: PLR0913  # the public face
 
     Args:
         src: a folder of class folders (in folders of splits, or none), or of unlabelled images; a table of paths (.csv,
-            .tsv, .jsonl, .parquet); one or more WebDataset tars. A path or a URL.
+            .tsv, .jsonl, .parquet); one or more WebDataset tars; COCO's .json of boxes. A path or a URL.
         dst: where the dataset goes; a path or a URL.
         shares: of the splits, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each sample's path.
             None takes folders called train, val and so on as splits where there are such, else everything is train.
         split_by: "folder" for the folders right below the source, or the column of a table that says the split.
-        image: the column of a table that holds paths, or the extension of a tar's images.
+        image: the column of a table that holds paths, the extension of a tar's images, or the folder that COCO's names
+            of files are relative to.
         label: "auto", "none", or the column or key that holds the labels.
         classes: names of classes, whose places are their ids, or a file with one a line; None: the names that occur.
         shard_bytes: aim for shards of this size, in bytes or like "64MB"; 128 MB by default.
@@ -122,6 +129,19 @@ def shard(  # noqa: PLR0913  # the public face
             `damaged`.
         columns: types and shapes of further columns that their values do not say, like {"embedding": "float32[512]"};
             `[]` is for any number, `[,2]` for any number of pairs. Rows that do not fit are rejected (bad_column).
+        image_columns: further images of each sample, like {"mask": "mask_path:mask"}: a name, the column of a table
+            that holds their paths or the suffix of a tar's files ("mask.png"), and a kind: "image"; "mask", a PNG of
+            one channel of integers of 8 bits; "depth", of 16. Masks have the size of their upright image, are resized
+            with it by nearest neighbour, and stay PNG.
+        masks: the folder of masks that is parallel to a folder of images: the same relative path with any suffix of an
+            image. It makes the column "mask".
+        boxes: the column of a table, or key of a tar's json, that holds the list of a sample's boxes. They are stored
+            as float32 left, top, right, bottom, in pixels of the stored image. Labels that are lists are theirs.
+        box_format: the numbers of a box in the source, in pixels of the upright image: "xyxy", "xywh" or "cxcywh";
+            with ",relative" they, and those of keypoints, are shares of its width and height.
+        keypoints: the column that holds the list of a sample's keypoints, x, y and maybe a visibility, or a list of
+            keypoints for each box.
+        box_columns: columns with a value for each box, which is left out where "fit" leaves the box out.
         max_rejects: fail, before there is a dataset, where more inputs than this cannot be taken: "1%" or a number.
             By default 1 %, and 10 of however few.
         overwrite: remove what stands at `dst`, a dataset or what a build has left of one, once the source is listed.
@@ -157,6 +177,12 @@ def shard(  # noqa: PLR0913  # the public face
         min_side=min_side,
         policy=policy,
         columns=columns,
+        image_columns=image_columns,
+        masks=masks,
+        boxes=boxes,
+        box_format=box_format,
+        keypoints=keypoints,
+        box_columns=box_columns,
     )
     request = _check_request(src, dst, options, max_rejects, overwrite, workers, engine)
     if request.finished is not None:
@@ -167,7 +193,7 @@ def shard(  # noqa: PLR0913  # the public face
         """Write the plan to a new file, in memory that does not grow with the inputs."""
         with take_inventory(source, options) as inventory:
             probed = needs_probe(options.images)
-            estimate = probe_images(inventory, options.images).estimate if probed else SizeEstimate()
+            estimate = probe_images(inventory, options).estimate if probed else SizeEstimate()
             size = sum(size for _, size in count_shards(inventory, options, estimate).values())
             check_space(destination, size, freed_bytes)
             write_plan(path, *plan_shards(inventory, options, estimate, source))
@@ -248,7 +274,7 @@ def _check_same_dataset(finished: Dataset, source: str, options: ShardOptions) -
 
 def _check_joined(request: _Request, plan: Plan) -> None:
     image = record_schema(labelled=False)[0]
-    check_joined(request.destination, plan, request.source, request.options.image, None, image)
+    check_joined(request.destination, plan, request.source, request.options, None, image)
 
 
 @contextmanager
@@ -352,7 +378,7 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
     if plan is not None:
         _check_joined(request, plan)
     with take_inventory(source, options) as inventory:
-        probe = probe_images(inventory, options.images)
+        probe = probe_images(inventory, options)
         shards, totals = count_shards(inventory, options, probe.estimate), inventory.totals
         splits = {name: SplitPreview(totals[name][0], count, int(size)) for name, (count, size) in shards.items()}
         if not finished:  # the inputs that cannot be taken, as far as they are known

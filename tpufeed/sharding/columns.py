@@ -171,18 +171,21 @@ class ColumnTypes:
     def __init__(self, declared: Sequence[Declared] = ()) -> None:
         self._columns: dict[str, _Column] = {}
         self._declared = {each.name: each for each in declared}
+        self._met = set[str]()  # columns of rows, where some are declared
         self._rows = 0
 
-    def convert(self, values: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, str]:
-        """Return a row's values with declared columns converted, and what is wrong with one of them, or nothing."""
+    def convert(self, values: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, tuple[str, str] | None]:
+        """Return a row's values with declared columns converted, and the reason and message where one cannot be."""
         if not self._declared:
-            return values, ""
-        converted, problem = dict(values or {}), ""
+            return values, None
+        self._met.update(values or ())
+        converted, problem = dict(values or {}), None
         for name, declared in self._declared.items():
             try:
                 converted[name] = declared.convert(converted.get(name))
             except BadValue as error:
-                problem = problem or f"the column {name!r} {error}; it was declared as {declared}"
+                reason = "bad_column" if declared.kind is None else "bad_box"
+                problem = problem or (reason, f"the column {name!r} {error}; it was declared as {declared}")
                 converted.pop(name, None)
         return converted, problem
 
@@ -225,7 +228,15 @@ class ColumnTypes:
                 _widen(column, value, self._rows)
 
     def schema(self) -> tuple[FeatureSpec, ...]:
-        """The features, in the order in which the columns were met."""
+        """The features, in the order in which the columns were met.
+
+        Raises:
+            OptionError: no row has a column that is declared.
+        """
+        missing = self._declared.keys() - self._met
+        if missing:
+            have = ", ".join(sorted(self._met)) or "none"
+            raise OptionError(f"no sample has a column {min(missing)!r}; its further columns are: {have}")
         specs = []
         for name, column in self._columns.items():
             if name in self._declared:

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import TypeVar
 
-from tpufeed.dataset.plan import Input, PlanHeader
-from tpufeed.dataset.schema import FILENAME, LABEL, TEXT, record_schema
+from tpufeed.dataset.plan import ImageRef, Input
+from tpufeed.dataset.schema import FILENAME, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import (
     AccessError,
     BuildError,
@@ -27,7 +27,8 @@ from tpufeed.tfrecord.example import Feature
 
 T = TypeVar("T")
 _STATS_AT_ONCE = 32
-_SOUND = ("too_small", "unsupported")  # maybe every second image of a source, by a header that is as it should be
+# Maybe every second image of a source, by a header that is as it should be.
+_SOUND = ("too_small", "unsupported", "bad_box")
 
 
 class Files:
@@ -81,13 +82,14 @@ class Files:
 
 
 class InputFeatures:
-    """The features of inputs besides image, label, sizes and format."""
+    """The features of inputs besides image, label, sizes, format and further images."""
 
-    def __init__(self, header: PlanHeader) -> None:
-        label = next((feature for feature in header.features if feature.name == LABEL), None)
+    def __init__(self, features: Sequence[FeatureSpec], class_names: Sequence[str]) -> None:
+        label = next((feature for feature in features if feature.name == LABEL), None)
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
-        self._names = [name.encode() for name in header.class_names]
-        self._further = header.features[len(record_schema(self.labelled)) :]  # as many where labels are lists
+        self._names = [name.encode() for name in class_names]
+        further = features[len(record_schema(self.labelled)) :]  # as many where labels are lists
+        self._further = [feature for feature in further if not feature.is_picture]
 
     def __call__(self, item: Input) -> dict[str, Feature]:
         rest = {FILENAME: Feature("bytes", (item.path.encode(),))}
@@ -102,9 +104,9 @@ class InputFeatures:
 
 
 def iter_taken(
-    files: Files, inputs: Sequence[Input], take: Callable[[bytes, str], T]
+    files: Files, inputs: Sequence[Input], take: Callable[[Input, Sequence[bytes]], T]
 ) -> Generator[tuple[Input, T | ImageError], None, None]:
-    """Each input with what `take(bytes, path)` makes of it, or with why it cannot be taken.
+    """Each input with what `take(input, the bytes of its files)` makes of it, or with why it cannot be taken.
 
     What looks damaged is read again: it is rejected for bytes that came twice.
 
@@ -114,9 +116,9 @@ def iter_taken(
             rejected for that.
     """
 
-    def try_to_take(item: Input, data: bytes | ImageError) -> T | ImageError:
+    def try_to_take(item: Input, data: Sequence[bytes] | ImageError) -> T | ImageError:
         try:
-            return data if isinstance(data, ImageError) else take(data, item.path)
+            return data if isinstance(data, ImageError) else take(item, data)
         except ImageError as error:
             return error
         except MemoryError as error:
@@ -125,31 +127,34 @@ def iter_taken(
     with closing(iter_read(files, inputs)) as read:
         for item, data in read:
             taken = try_to_take(item, data)
-            if isinstance(data, bytes) and isinstance(taken, ImageError) and taken.reason not in _SOUND:
-                settled = _read_again(files, item, data)
+            if isinstance(taken, ImageError) and not isinstance(data, ImageError) and taken.reason not in _SOUND:
+                settled = _all_of(item, [_read_again(files, *part) for part in zip(item.files, data, strict=True)])
                 taken = taken if settled == data else try_to_take(item, settled)
             yield item, taken
 
 
-def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, bytes | ImageError], None, None]:
-    """Each input with its bytes, or with why there are none. Remote ones are read many at a time, ahead of need.
+def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, list[bytes] | ImageError], None, None]:
+    """Each input with the bytes of its files, or with why there are none.
+
+    Remote ones are read many at a time, ahead of need.
 
     Raises:
         UnavailableError, AccessError: a store does not answer, or refuses.
     """
-    places: list[Store | ImageError] = []
+    places: list[list[Store] | ImageError] = []
     spans: dict[Store, list[Span]] = {}
     for item in inputs:
         if item.problem is not None:
             places.append(ImageError(*item.problem))
             continue
         try:
-            store, span = _find(files, item)
+            found = [_find(files, file) for file in item.files]
         except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
             places.append(ImageError("unreadable", str(error)))
         else:
-            places.append(store)
-            spans.setdefault(store, []).append(span)
+            places.append([store for store, _ in found])
+            for store, span in found:
+                spans.setdefault(store, []).append(span)
     with ExitStack() as stack:
         results = {store: stack.enter_context(closing(store.read_many(wanted))) for store, wanted in spans.items()}
         for item, place in zip(inputs, places, strict=True):
@@ -157,16 +162,26 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, b
                 yield item, place
                 continue
             try:
-                data = next(results[place])
+                data = [next(results[store]) for store in place]  # all of them: the next input's come behind
             except MemoryError as error:
                 raise _out_of_memory(item) from error
-            yield item, _checked(item, data)
+            yield item, _all_of(item, [_checked(*part) for part in zip(item.files, data, strict=True)])
 
 
-def _read_again(files: Files, item: Input, data: bytes) -> bytes | ImageError:
-    """Return an input's bytes, of which `data` is the first reading, read until they are sure."""
-    store, span = _find(files, item)
-    reads = itertools.chain([data], (_checked(item, read_span(store, span)) for _ in itertools.count()))
+def _all_of(item: Input, data: Sequence[bytes | ImageError]) -> list[bytes] | ImageError:
+    """Return the bytes of all files of an input, or what is wrong with the first that has none."""
+    sound = list[bytes]()
+    for file, part in zip(item.files, data, strict=True):
+        if isinstance(part, ImageError):
+            return ImageError(part.reason, f"{file.file}: {part}") if sound else part  # the first is `path`, or in it
+        sound.append(part)
+    return sound
+
+
+def _read_again(files: Files, file: ImageRef, data: bytes) -> bytes | ImageError:
+    """Return the bytes of a file, of which `data` is the first reading, read until they are sure."""
+    store, span = _find(files, file)
+    reads = itertools.chain([data], (_checked(file, read_span(store, span)) for _ in itertools.count()))
     return settle(
         f"{store.url}/{span.name}, byte {span.start}",
         lambda: next(reads),
@@ -183,13 +198,13 @@ def _out_of_memory(item: Input) -> BuildError:
     )
 
 
-def _find(files: Files, item: Input) -> tuple[Store, Span]:
-    store, name = files.find(item.file or item.path)
-    stop = item.offset + item.bytes if item.offset else None  # of a whole file the length tells whether it is the same
-    return store, Span(check_name(name), item.offset, stop, item.version)
+def _find(files: Files, file: ImageRef) -> tuple[Store, Span]:
+    store, name = files.find(file.file)
+    stop = file.offset + file.bytes if file.offset else None  # of a whole file the length tells whether it is the same
+    return store, Span(check_name(name), file.offset, stop, file.version)
 
 
-def _checked(item: Input, data: bytes | StoreError) -> bytes | ImageError:
+def _checked(file: ImageRef, data: bytes | StoreError) -> bytes | ImageError:
     if isinstance(data, UnavailableError | AccessError):  # says nothing of the image
         raise data
     if isinstance(data, ObjectNotFoundError):
@@ -197,6 +212,6 @@ def _checked(item: Input, data: bytes | StoreError) -> bytes | ImageError:
     if isinstance(data, StoreError):
         changed = isinstance(data, ObjectChangedError)
         return ImageError("changed_during_build" if changed else "unreadable", str(data))
-    if len(data) != item.bytes:
-        return ImageError("changed_during_build", f"the file has {len(data)} bytes; {item.bytes} were listed")
+    if len(data) != file.bytes:
+        return ImageError("changed_during_build", f"the file has {len(data)} bytes; {file.bytes} were listed")
     return data

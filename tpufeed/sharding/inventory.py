@@ -15,9 +15,10 @@ from typing import Any
 
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.dataset.plan import Input
+from tpufeed.dataset.plan import ImageRef, Input
 from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import OptionError, SourceError
+from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
 from tpufeed.sharding.labels import Classes, bad_label, iter_class_warnings, iter_labels, make_classes
 from tpufeed.sharding.options import ShardOptions
@@ -29,7 +30,7 @@ _logger = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 4096
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
-_COLUMNS = "path, bytes, version, label, file, offset, columns, problem, labels"
+_COLUMNS = "path, bytes, version, label, file, offset, columns, problem, labels, images"
 _FIRST_REJECTS = 3  # that an error shows
 _Line = tuple[Any, ...]
 
@@ -46,7 +47,7 @@ class Inventory:
         ignored_files: which are no images by their names, by their endings (`.txt`).
         labelled: true where inputs have labels.
         several_labels: true where they have lists of them.
-        totals: for each split: inputs, bytes of their files, and bytes of their paths and columns.
+        totals: for each split: inputs, bytes of all their files, and bytes of their paths and columns.
         count: all inputs.
         digest: identity of all inputs together, whatever their order.
         listed_twice: rows that name a file that another row names as well, however they spell it.
@@ -62,7 +63,7 @@ class Inventory:
             SourceError, NoInputsError, OptionError: the source cannot be understood.
             UnavailableError, AccessError: its store does not answer, refuses, or gives other bytes each time.
         """
-        self.base = source.base
+        self.base, options = source.base, source.options or options
         # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
         self._database = sqlite3.connect(folder / "inventory.sqlite", isolation_level=None)
         self._database.executescript(
@@ -89,7 +90,7 @@ class Inventory:
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         rows = source.iter_rows(found)
         self._database.executescript(
-            f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs(key BLOB, split TEXT, extra INT, {_COLUMNS});"
+            f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs(key BLOB, split TEXT, extra INT, size INT, {_COLUMNS});"
         )
         self._database.execute("BEGIN")
         while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
@@ -100,7 +101,7 @@ class Inventory:
                 types.add(row.columns)
             lines = [_to_line(row, options.seed, shares, self._by_file) for row in chunk]
             try:
-                self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 12)})", lines)
+                self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 14)})", lines)
             except UnicodeEncodeError as error:
                 raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
             if source.splits:
@@ -112,10 +113,7 @@ class Inventory:
         self._database.execute("COMMIT")
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         are_folders = source.kind == "folder"
-        self._find_classes(labels, list_lengths, options, are_folders)
-        self.schema = types.schema()
-        several = (min(list_lengths), max(list_lengths)) if self.several_labels else None
-        self.features = (*record_schema(self.labelled, several), *self.schema)
+        self._find_features(labels, list_lengths, types, options, are_folders)
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
         columns = [spec.name for spec in self.schema]
         self.warnings = (
@@ -123,7 +121,7 @@ class Inventory:
             *iter_class_warnings(labels, self.classes, are_folders or options.class_names is not None),
             *types.iter_warnings(),
         )
-        sums = self._query("SELECT split, COUNT(*), SUM(bytes), SUM(extra) FROM inputs GROUP BY split")
+        sums = self._query("SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs GROUP BY split")
         self.totals: dict[str, tuple[int, int, int]] = dict.fromkeys(self.splits, (0, 0, 0))
         self.totals |= {name: (count, size, extra) for name, count, size, extra in sums}
         self.count = sum(count for count, _, _ in self.totals.values())
@@ -147,10 +145,18 @@ class Inventory:
             each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE file END"
             (self.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
 
-    def _find_classes(
-        self, labels: Counter[Label], list_lengths: set[int], options: ShardOptions, are_folders: bool
+    def _find_features(
+        self,
+        labels: Counter[Label],
+        list_lengths: set[int],
+        types: ColumnTypes,
+        options: ShardOptions,
+        are_folders: bool,
     ) -> None:
-        """Find out what labels there are; `list_lengths` becomes that of all samples, where some have lists."""
+        """Find out what labels and features there are.
+
+        `list_lengths` becomes that of all samples, where some have lists of labels.
+        """
         self.labelled = options.label != "none" and (set(labels) != {None} or options.class_names is not None)
         if options.label not in ("auto", "none") and set(labels) == {None}:
             raise OptionError(f"no sample has a label in {options.label!r}")
@@ -160,6 +166,12 @@ class Inventory:
             list_lengths.update(number for (number,) in alone)
             del labels[None]
         self.classes = make_classes(labels, options.class_names, are_folders) if self.labelled else Classes((), {})
+        several = (min(list_lengths), max(list_lengths)) if self.several_labels else None
+        own = record_schema(self.labelled, several, options.boxes)
+        features = (*own, *types.schema(), *(picture.spec for picture in options.pictures))
+        are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
+        self.features = mark_boxes(features, options.boxes, options.box_columns or (), are_cut)
+        self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
 
     def close(self) -> None:
         """Give the file up; its folder's owner removes it."""
@@ -174,7 +186,7 @@ class Inventory:
     def largest(self, slope: float, intercept: float) -> tuple[str, int]:
         """Path and size of the largest record, where it takes `slope` times the file, `intercept` and the rest."""
         path, size = self._query(
-            "SELECT path, ? * bytes + ? + extra AS size FROM inputs ORDER BY size DESC LIMIT 1", slope, intercept
+            "SELECT path, ? * size + ? + extra AS record FROM inputs ORDER BY record DESC LIMIT 1", slope, intercept
         ).fetchone()
         return path, int(size)
 
@@ -192,20 +204,21 @@ class Inventory:
             yield self._to_input(line), extra
 
     def _to_input(self, line: Sequence[Any]) -> Input:
-        path, size, version, label, file, offset, columns, problem, listed = line
+        path, size, version, label, file, offset, columns, problem, listed, images = line
         values = encode_values(None if columns is None else json.loads(columns, object_hook=revive), self.schema)
         wrong = None if problem is None else tuple(json.loads(problem))
+        further = () if images is None else tuple(ImageRef(*image) for image in json.loads(images))
         if self.several_labels:
             found = json.loads(listed) if listed is not None else [] if label is None else [label]
             unknown = next((each for each in found if each not in self.classes.ids), None)
             if unknown is not None and wrong is None:
                 wrong = bad_label(unknown, self.classes)
             numbers = tuple(self.classes.ids.get(each, -1) for each in found)
-            return Input(path, size, version, -1, file, offset, values, wrong, numbers)
+            return Input(path, size, version, -1, file, offset, values, wrong, numbers, further)
         number = self.classes.ids.get(label, -1)
         if self.labelled and number < 0 and wrong is None:
             wrong = bad_label(label, self.classes)
-        return Input(path, size, version, number, file, offset, values, wrong)
+        return Input(path, size, version, number, file, offset, values, wrong, (), further)
 
     def _query(self, statement: str, *values: Any) -> sqlite3.Cursor:
         return self._database.execute(statement, values)
@@ -227,8 +240,9 @@ def input_digest(inputs: Iterable[Input]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for item in inputs:
         line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
-        if item.file or item.columns or item.problem:
+        if item.file or item.columns or item.problem or item.images:
             line += f"\0{item.file}\0{item.offset}\0{item.columns}\0{item.problem}"
+            line += "".join(f"\0{image.file}\0{image.bytes}\0{image.version}\0{image.offset}" for image in item.images)
         if item.labels:
             line += f"\0{item.labels}"
         digest.update(f"{line}\n".encode())
@@ -238,8 +252,7 @@ def input_digest(inputs: Iterable[Input]) -> str:
 def _convert(row: Row, types: ColumnTypes) -> Row:
     """A row whose declared columns have their types; one with a value that does not fit is a reject."""
     columns, wrong = types.convert(row.columns)
-    problem = row.problem or (("bad_column", wrong) if wrong else None)
-    return row._replace(columns=columns, problem=problem)
+    return row._replace(columns=columns, problem=row.problem or wrong)
 
 
 def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool) -> _Line:
@@ -252,6 +265,7 @@ def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool
         _path_hash(row.path, seed),
         str(row.split) if shares is None else split_of((by_file and row.file) or row.path, shares),
         path_bytes + len(columns or ""),
+        row.bytes + sum(image.bytes for image in row.images),
         row.path,
         row.bytes,
         row.version,
@@ -261,6 +275,9 @@ def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool
         columns,
         None if row.problem is None else json.dumps(row.problem),
         json.dumps(row.label) if isinstance(row.label, tuple) else None,
+        json.dumps([(image.file, image.bytes, image.version, image.offset) for image in row.images])
+        if row.images
+        else None,
     )
 
 

@@ -7,29 +7,31 @@ is not listed for that, as names below it are its own. A table is read again, as
 
 import fnmatch
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 
 from tpufeed.dataset.naming import PLAN
-from tpufeed.dataset.plan import Input, Plan, iter_tasks
+from tpufeed.dataset.plan import ImageRef, Input, Plan, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, record_schema
 from tpufeed.errors import ManifestError, OptionError, mask_secrets
-from tpufeed.sharding import tables, tars
-from tpufeed.sharding.rows import is_image_name
+from tpufeed.sharding import coco, tables, tars
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.pictures import stem_of
+from tpufeed.sharding.rows import is_image_name, resolve
 from tpufeed.sharding.sources import expand, find_files, named_files
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store, check_name
 
 _WILD = re.compile(r"[*?\[]")
 _MOST_BYTES = 1 << 53  # files end there
-_FindForeign: TypeAlias = Callable[[Sequence[Input]], Input | None]
+_FindForeign: TypeAlias = Callable[[Sequence[Input]], str | None]
 
 
 def check_joined(
-    store: Store, plan: Plan, source: str, image_column: str | None, variants: int | None, image: FeatureSpec
+    store: Store, plan: Plan, source: str, options: ShardOptions, variants: int | None, image: FeatureSpec
 ) -> None:
     """Check the plan at `store`, which another run has put there, against its source.
 
@@ -37,7 +39,7 @@ def check_joined(
         store: the destination.
         plan: its plan.
         source: the URL of the images.
-        image_column: the column of a table that holds paths.
+        options: which columns of a table hold paths, and where the masks of a folder lie.
         variants: the variants of a cache, or None for a dataset.
         image: the feature that holds the image of a record.
 
@@ -45,7 +47,7 @@ def check_joined(
         ManifestError: an input is none of the source's, or contradicts the plan's header. No image was read.
         SourceError, OptionError: a table cannot be read, or has no such column.
     """
-    header, (base, find_foreign) = plan.header, _files_of(source, image_column)
+    header, (base, find_foreign) = plan.header, _files_of(source, options)
     if header.variants != variants or header.features[:1] != (image,):
         raise forged(store, source, "it makes a cache, or another one")
     if mask_secrets(header.base) != mask_secrets(base):
@@ -58,6 +60,9 @@ def check_joined(
     )
     if header.features[1 : len(own)] != own[1:]:
         raise forged(store, source, f"its features are {', '.join(feature.name for feature in header.features)}")
+    pictures = [feature for feature in header.features if feature.is_picture]
+    if [(feature.name, feature.kind) for feature in pictures] != [(one.name, one.kind) for one in options.pictures]:
+        raise forged(store, source, f"its further images are {', '.join(feature.name for feature in pictures)}")
     inputs, stops = 0, dict.fromkeys(header.splits, 0)
     for task in iter_tasks(store, plan):
         first = stops[task.split]
@@ -68,15 +73,14 @@ def check_joined(
         read = [item for item in task.inputs if item.problem is None]
         foreign = find_foreign(read)
         if foreign is not None:
-            raise forged(
-                store, source, f"task {task.number} reads {foreign.file or foreign.path!r}, which is none of its"
-            )
+            raise forged(store, source, f"task {task.number} reads {foreign!r}, which is none of its")
         for item in read:
             labels = item.labels if several or not labelled else (item.label,)
             of_class = all(0 <= each < len(header.class_names) for each in labels)
             of_class = of_class and (labelled or not labels) and (not labelled or several or not item.labels)
-            in_file = 0 <= item.offset <= item.offset + item.bytes < _MOST_BYTES
-            if not (of_class and in_file and len(item.columns) == len(header.features) - len(own)):
+            in_file = all(0 <= file.offset <= file.offset + file.bytes < _MOST_BYTES for file in item.files)
+            values = len(header.features) - len(own) - len(pictures)
+            if not (of_class and in_file and len(item.columns) == values and len(item.images) == len(pictures)):
                 raise forged(store, source, f"what task {task.number} says of {item.path!r} cannot be")
     if inputs * len(header.variant_numbers) != header.notes["images"]:
         raise forged(store, source, f"it has {inputs} inputs, and says {header.notes['images']} images")
@@ -92,11 +96,13 @@ def forged(store: Store, source: str, problem: str) -> ManifestError:
     )
 
 
-def _files_of(source: str, image: str | None) -> tuple[str, _FindForeign]:
-    """The base of a source's inputs, and what finds the first of some inputs that cannot be one of them."""
+def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
+    """The base of a source's inputs, and what finds the first file of some inputs that cannot be one of them."""
     named = named_files(source)
     if named is None:
-        return open_store(source).url, _first_not(lambda name: name.lower().endswith(tars.SUFFIXES), folder=True)
+        masks = None if options.masks is None else open_store(options.masks).url.rstrip("/")
+        is_tar = _first_not(lambda name: name.lower().endswith(tars.SUFFIXES), folder=True, masks=masks)
+        return open_store(source).url, is_tar
     store, pattern = named
     if pattern.lower().endswith(tars.SUFFIXES):
         patterns = expand(pattern)
@@ -108,27 +114,61 @@ def _files_of(source: str, image: str | None) -> tuple[str, _FindForeign]:
             return name in names or any(fnmatch.fnmatchcase(name, one) for one in wild)
 
         return store.url, _first_not(is_named, folder=False)
-    files = (file for info in find_files(store, pattern) for file in tables.iter_files(store, info.name, image))
+    if pattern.lower().endswith(coco.SUFFIXES):
+        (info,) = find_files(store, pattern)
+        content = coco.read_coco(store, info.name)
+        base = coco.find_images(content, store, options.image).url
+        return base, _not_among(resolve(base, name) for _, name in content.images)
+    tables_found = (info.name for info in find_files(store, pattern))
+    return store.url, _not_among(
+        file for name in tables_found for file in tables.iter_files(store, name, options.image, options.pictures)
+    )
+
+
+def _not_among(files: Iterable[str]) -> _FindForeign:
+    """Find the first file that is none of `files`."""
     # Each in 8 bytes, by Python's own hash of strings, whose key is drawn for each process: no forger knows it.
     hashes = np.append(np.unique(np.fromiter(map(hash, files), np.int64)), 0)  # one more, for what is beyond the last
 
-    def find_foreign(inputs: Sequence[Input]) -> Input | None:
-        wanted = np.fromiter((hash(item.file or item.path) for item in inputs), np.int64)
+    def find_foreign(inputs: Sequence[Input]) -> str | None:
+        names = [file.file for item in inputs for file in item.files]
+        wanted = np.fromiter(map(hash, names), np.int64)
         known = hashes[np.searchsorted(hashes[:-1], wanted)] == wanted
-        return None if known.all() else inputs[int(known.argmin())]
+        return None if known.all() else names[int(known.argmin())]
 
-    return store.url, find_foreign
+    return find_foreign
 
 
-def _first_not(is_tar: Callable[[str], bool], folder: bool) -> _FindForeign:
-    """Find the first input that is neither in a tar right below the source nor, in a folder, an image of it."""
+def _first_not(is_tar: Callable[[str], bool], folder: bool, masks: str | None = None) -> _FindForeign:
+    """Find the first file that is neither in a tar right below the source nor, in a folder, an image of it or its mask.
+
+    Args:
+        is_tar: of names of the source.
+        folder: the source is a folder.
+        masks: the URL of the folder of masks.
+    """
 
     def is_own(item: Input) -> bool:
         if item.file:
-            return "/" not in item.file and is_tar(item.file)
+            return "/" not in item.file and is_tar(item.file) and all(image.file == item.file for image in item.images)
         try:
-            return folder and is_image_name(check_name(item.path)) and not item.offset
+            return (
+                folder
+                and is_image_name(check_name(item.path))
+                and not item.offset
+                and all(is_mask(image, item.path) for image in item.images)
+            )
         except OptionError:
             return False
 
-    return lambda inputs: next((item for item in inputs if not is_own(item)), None)
+    def is_mask(image: ImageRef, path: str) -> bool:
+        if masks is None or image.offset or not image.file.startswith(f"{masks}/"):
+            return False
+        name = check_name(image.file.removeprefix(f"{masks}/"))
+        return is_image_name(name) and stem_of(name) == stem_of(path)
+
+    def find_foreign(inputs: Sequence[Input]) -> str | None:
+        item = next((item for item in inputs if not is_own(item)), None)
+        return None if item is None else ", ".join(file.file for file in item.files)
+
+    return find_foreign

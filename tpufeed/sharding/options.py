@@ -7,10 +7,13 @@ from typing import Any, Literal
 
 from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.errors import OptionError
+from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import ImagePolicy
+from tpufeed.sharding.boxes import check_format, declare
 from tpufeed.sharding.columns import Declared
+from tpufeed.sharding.pictures import Picture, parse_pictures
+from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import parse_size
 
 _DEFAULT_SHARD_BYTES = 128 * 10**6
@@ -27,7 +30,8 @@ class ShardOptions:
         split_shares: `shares` by name; None where the source may say the splits itself.
         class_names: `classes`, read from their file; None for the classes that occur.
         images: how images are checked and stored.
-        declared: `columns`, understood.
+        declared: `columns`, `boxes` and `keypoints`, understood.
+        pictures: `image_columns` and `masks`, as further images of each sample.
 
     Raises:
         OptionError: one of them cannot be.
@@ -52,17 +56,30 @@ class ShardOptions:
     min_side: int = 1
     policy: Mapping[str, str] | None = None
     columns: Mapping[str, str] | None = None
+    image_columns: Mapping[str, str] | None = None
+    masks: str | Path | None = None
+    boxes: str | None = None
+    box_format: str | None = None
+    keypoints: str | None = None
+    box_columns: Sequence[str] | None = None
     size_bytes: int = field(init=False)
     split_shares: dict[str, float] | None = field(init=False)
     class_names: tuple[str, ...] | None = field(init=False)
     images: ImagePolicy = field(init=False)
     declared: tuple[Declared, ...] = field(init=False)
+    pictures: tuple[Picture, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.shards is not None and self.shard_bytes is not None:
             raise OptionError("give either a size of the shards or their number, not both")
         if self.shares is not None and self.split_by is not None:
             raise OptionError("give either the splits' shares or what the source is split by, not both")
+        if self.boxes is None and self.box_columns:
+            raise OptionError("box_columns have a value for each box; say which column holds the boxes: --boxes COLUMN")
+        if self.box_format is not None:
+            check_format(self.box_format)
+            if self.boxes is None and self.keypoints is None:
+                raise OptionError("box_format is of boxes; say which column holds them: --boxes COLUMN")
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
             raise OptionError(f"a shard size is at least one byte, not {size_bytes}")
@@ -85,12 +102,14 @@ class ShardOptions:
             min_side_px=self.min_side,
             **policy,
         )
+        columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
         for name, value in (
             ("size_bytes", size_bytes),
             ("split_shares", None if self.shares is None else parse_shares(self.shares)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
-            ("declared", tuple(Declared.parse(*each) for each in (self.columns or {}).items())),
+            ("declared", declare(self.boxes, self.keypoints, columns)),
+            ("pictures", parse_pictures(self.image_columns, self.masks is not None)),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
 
@@ -117,8 +136,20 @@ class ShardOptions:
             "label": self.label,
             "classes": self.class_names,
             "seed": self.seed,
-            **({"columns": {each.name: str(each) for each in self.declared}} if self.declared else {}),
             **{name.removesuffix("_px"): value for name, value in images.items()},
+            **{name: value for name, value in self._further().items() if value},
+        }
+
+    def _further(self) -> dict[str, Any]:
+        """Options that stand in plan and manifest only where they are given."""
+        return {
+            "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
+            "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
+            "masks": None if self.masks is None else mask_secrets(open_store(self.masks).url),
+            "boxes": self.boxes,
+            "box_format": self.box_format,
+            "keypoints": self.keypoints,
+            "box_columns": None if self.box_columns is None else list(self.box_columns),
         }
 
 

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +10,11 @@ import numpy as np
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.plan import Input, PlanHeader, Task
 from tpufeed.errors import ImageError, OptionError
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import ImagePolicy
 from tpufeed.sharding.inputs import Files, iter_taken
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.sample import SampleMaker
 
 KIND = "shard"
 FEATURES_BYTES = 320  # of a record, besides the image, its path and further columns
@@ -52,17 +53,19 @@ def needs_probe(policy: ImagePolicy) -> bool:
     return policy.presize_px is not None or policy.encode != "keep" or policy.greyscale == "rgb"
 
 
-def probe_images(inventory: Inventory, policy: ImagePolicy) -> Probe:
-    """Take a few images as the build would."""
-    files = Files(inventory.base)
+def probe_images(inventory: Inventory, options: ShardOptions) -> Probe:
+    """Take a few images as the build with `options` would."""
+    files, policy = Files(inventory.base), options.images
     inputs = inventory.sample(_PROBED_IMAGES)
     start = time.perf_counter()
 
-    def take(data: bytes, name: str) -> int:
-        return len(store_image(data, policy, name).data)
+    make = SampleMaker(inventory.features, inventory.classes.names, policy, options.to_dict())
+
+    def take(item: Input, data: Sequence[bytes]) -> int:
+        return make(item, data).bytes
 
     taken = list(iter_taken(files, inputs, take))
-    sizes = [(item.bytes, size) for item, size in taken if not isinstance(size, ImageError)]
+    sizes = [(sum(file.bytes for file in item.files), size) for item, size in taken if not isinstance(size, ImageError)]
     seconds = time.perf_counter() - start
     estimate = _fit(sizes) if needs_probe(policy) else SizeEstimate()
     rejects = [(item, wrong) for item, wrong in taken if isinstance(wrong, ImageError)]
@@ -143,7 +146,10 @@ def plan_shards(
         number = 0
         for split, (count, total) in shards.items():
             inputs = inventory.iter_inputs(split)
-            sized = ((item, estimate.slope * item.bytes + estimate.fixed + extra) for item, extra in inputs)
+            sized = (
+                (item, estimate.slope * sum(file.bytes for file in item.files) + estimate.fixed + extra)
+                for item, extra in inputs
+            )
             for shard, run in enumerate(cut(sized, counts[split], count, total)):
                 yield Task(number, split, shard, count, tuple(run))
                 number += 1

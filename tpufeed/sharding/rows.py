@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tpufeed.dataset.plan import ImageRef
 from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableError
 from tpufeed.storage.registry import url_scheme
 
@@ -30,6 +31,7 @@ class Row(NamedTuple):
         offset: of the image within its file.
         columns: further values by name.
         problem: why the sample cannot be taken, as (reason code, message).
+        images: its further images, in the order of `ShardOptions.pictures`; none where one of them is missing.
     """
 
     path: str
@@ -41,6 +43,7 @@ class Row(NamedTuple):
     offset: int = 0
     columns: Mapping[str, Any] | None = None
     problem: tuple[str, str] | None = None
+    images: tuple[ImageRef, ...] = ()
 
 
 @dataclass(slots=True)

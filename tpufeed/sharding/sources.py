@@ -5,15 +5,17 @@ import itertools
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
+from tpufeed.dataset.plan import ImageRef
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding import tables, tars
+from tpufeed.sharding import coco, tables, tars
 from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.pictures import open_masks
 from tpufeed.sharding.rows import IMAGE_SUFFIXES, Found, Row, is_hidden, is_image_name, listing
 from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
@@ -40,19 +42,21 @@ class Source:
 
     Attributes:
         base: the URL that files of rows are relative to.
-        kind: "folder", "table" or "tars".
+        kind: "folder", "table", "tars" or "coco".
         splits: true where rows say their splits.
         iter_rows: reads all rows, once.
+        options: those of the build, where the source itself says some more: its classes and boxes.
     """
 
     base: str
-    kind: Literal["folder", "table", "tars"]
+    kind: Literal["folder", "table", "tars", "coco"]
     splits: bool
     iter_rows: Callable[[Found], Iterator[Row]]
+    options: ShardOptions | None = None
 
 
 def find_source(url: str, options: ShardOptions) -> Source:
-    """The source at `url`: a folder, a table by its ending, or one or more tars.
+    """The source at `url`: a folder, a table by its ending, one or more tars, or a file of COCO.
 
     Args:
         url: a folder, or files by name, where `*` and `{0000..0012}` may stand for several.
@@ -62,7 +66,7 @@ def find_source(url: str, options: ShardOptions) -> Source:
         SourceError: the source is not there, or not readable.
         OptionError: an option that this kind of source does not have.
     """
-    image, label, split_by = options.image, options.label, options.split_by
+    image, label, split_by, pictures = options.image, options.label, options.split_by, options.pictures
     if _COMPRESSED.search(url.rpartition("/")[2]) and "::" not in url and not _is_folder(url):
         raise SourceError(
             f"{url} is compressed, so that its parts cannot be read in place; unpack it first "
@@ -77,7 +81,14 @@ def find_source(url: str, options: ShardOptions) -> Source:
             return _folder_source(store, options)
     else:
         store, pattern = named
+        if options.masks is not None:
+            raise OptionError(
+                f"masks names a folder parallel to one of images, and {url} is no folder: say --image-column "
+                "mask=COLUMN:mask, of tars mask=SUFFIX:mask"
+            )
         files = find_files(store, pattern)
+        if pattern.lower().endswith(coco.SUFFIXES):
+            return _coco_source(store, files, options)
         if not pattern.lower().endswith(tars.SUFFIXES):
             if split_by == "folder":
                 raise OptionError("a table has no folders to split by; name one of its columns")
@@ -86,19 +97,44 @@ def find_source(url: str, options: ShardOptions) -> Source:
                 "table",
                 split_by is not None,
                 lambda _: itertools.chain.from_iterable(
-                    tables.iter_table(store, info.name, image, label, split_by) for info in files
+                    tables.iter_table(store, info.name, image, label, split_by, pictures) for info in files
                 ),
             )
     if split_by is not None:
         raise OptionError("tars are split by shares; shard those of each split apart to keep their splits")
-    return Source(store.url, "tars", False, lambda found: tars.iter_tars(store, files, image, label, found))
+    return Source(store.url, "tars", False, lambda found: tars.iter_tars(store, files, image, label, found, pictures))
+
+
+def _coco_source(store: Store, files: Sequence[ObjectInfo], options: ShardOptions) -> Source:
+    if len(files) > 1:
+        raise OptionError(f"{store.url}: {len(files)} files of COCO; shard each apart, as each has its own images")
+    if options.split_by is not None:
+        raise OptionError("a file of COCO is split by shares, or shard those of each split apart")
+    if options.label not in ("auto", "none"):
+        raise OptionError(f"the labels of COCO's boxes are its categories, or none; not {options.label!r}")
+    own = ("columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
+    given = [name for name in own if getattr(options, name)]
+    if given:
+        raise OptionError(f"a file of COCO says its boxes and columns itself; leave out {', '.join(given)}")
+    labelled = options.label == "auto"
+    content = coco.read_coco(store, files[0].name)
+    base = coco.find_images(content, store, options.image).url
+    own_options = replace(
+        options,
+        classes=content.categories if options.classes is None and labelled else options.classes,
+        columns=content.columns,
+        boxes=coco.BOXES,
+        keypoints=None if content.points is None else coco.KEYPOINTS,
+        box_columns=(coco.CROWD,),
+    )
+    return Source(base, "coco", False, lambda _: coco.iter_coco(content, base, labelled), own_options)
 
 
 def named_files(url: str) -> tuple[Store, str] | None:
-    """The folder of the tables or tars that `url` names, and their name or pattern; None where it is a folder's URL."""
+    """The folder of the files that `url` names (tables, tars, COCO's), and their name or pattern; None for a folder."""
     parent, slash, last = url.rpartition("/")
     parent = parent + slash if parent.endswith(("/", ":")) or not parent else parent
-    if not last.lower().endswith(tables.SUFFIXES + tars.SUFFIXES) or _is_folder(url):
+    if not last.lower().endswith(tables.SUFFIXES + tars.SUFFIXES + coco.SUFFIXES) or _is_folder(url):
         return None
     return open_store(parent or "."), last
 
@@ -172,7 +208,12 @@ def _only_tars(store: Store) -> list[ObjectInfo]:
 
 
 def _folder_source(store: Store, options: ShardOptions) -> Source:
-    label, split_by = options.label, options.split_by
+    label, split_by, masks = options.label, options.split_by, options.masks
+    if options.image_columns:
+        raise OptionError(
+            "image columns are of a table or of tars; this source is a folder: say --masks DIR for the folder of its "
+            "masks"
+        )
     if options.image is not None:
         raise OptionError("--image names a table's column or the extension of a tar's images; this source is a folder")
     if label not in ("auto", "none"):
@@ -186,7 +227,12 @@ def _folder_source(store: Store, options: ShardOptions) -> Source:
             f"{store.url} has a folder for each split, which shares would make its classes; leave the shares out to "
             "keep the splits, or give the folder of one split only"
         )
-    return Source(store.url, "folder", by_folder, lambda found: _iter_folder(store, by_folder, label != "none", found))
+
+    def iter_rows(found: Found) -> Iterator[Row]:
+        rows = _iter_folder(store, by_folder, label != "none", found)
+        return rows if masks is None else _with_masks(rows, masks, store, found)
+
+    return Source(store.url, "folder", by_folder, iter_rows)
 
 
 def _has_split_folders(store: Store) -> bool:
@@ -259,6 +305,18 @@ def _iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> 
             "one folder without classes"
         )
     raise NoInputsError(among + advice)
+
+
+def _with_masks(rows: Iterator[Row], masks: str | Path, store: Store, found: Found) -> Iterator[Row]:
+    """The rows of a folder, each with the mask of the same relative path in the folder `masks`."""
+    with open_masks(masks, store, found) as folder:
+        for row in rows:
+            mask = folder.find(row.path)
+            if isinstance(mask, ImageRef):
+                yield row._replace(images=(mask,))
+            else:
+                yield row._replace(problem=row.problem or ("bad_mask", mask))
+        folder.count_unused(found)
 
 
 def _problem(info: ObjectInfo) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tpufeed.dataset.naming import check_split_name
+from tpufeed.dataset.plan import ImageRef
 from tpufeed.errors import (
     AccessError,
     MissingExtraError,
@@ -17,9 +18,11 @@ from tpufeed.errors import (
     OptionError,
     SourceError,
     StoreError,
+    TpufeedError,
     UnavailableError,
 )
 from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.pictures import Picture
 from tpufeed.sharding.rows import Label, Labels, Row, listing, resolve
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
@@ -39,14 +42,23 @@ _BYTES_AT_ONCE = 1 << 20
 _LONGEST_FIELD = 16 << 20  # characters: the mask of an object as text takes up to some hundred thousand
 _BEYOND_PYTHON = (ValueError, OverflowError, LookupError)  # a year beyond 9999, a time zone that is not known here
 _ROWS_AT_ONCE = 2048
+_NO_FILE = "there is no such file"
 
 Record = Mapping[str, Any]
 
 
 class TableColumns:
-    """Columns of a table that are image, label and split. Raises OptionError where they cannot be told."""
+    """Columns of a table that are image, label, split and further images. Raises OptionError where they are unknown."""
 
-    def __init__(self, where: str, names: Sequence[str], image: str | None, label: str, split: str | None) -> None:
+    def __init__(  # a column each
+        self,
+        where: str,
+        names: Sequence[str],
+        image: str | None,
+        label: str,
+        split: str | None,
+        pictures: Sequence[Picture] = (),
+    ) -> None:
         self._where, self._names = where, names
         self.image = self._find("image", image) if image else self._guess("image", _IMAGE_COLUMNS)
         if self.image is None:
@@ -62,10 +74,23 @@ class TableColumns:
             else self._find("label", label)
         )
         self.split = None if split is None else self._find("split", split)
+        self.pictures = [(picture, self._find(f"image column {picture.name}", picture.column)) for picture in pictures]
+        self._taken = {self.image, self.label, self.split, *(column for _, column in self.pictures)}
+
+    @property
+    def files(self) -> list[str]:
+        """The columns of paths: that of the image comes first."""
+        return [str(self.image), *(column for _, column in self.pictures)]
 
     def check_others(self, records: Iterable[Record]) -> None:
         """Raises SourceError for a further column that has the name of what a loader gives itself."""
-        names = set[str]().union(*records) - {self.image, self.label, self.split}
+        names = set[str]().union(*records) - self._taken
+        for picture, _ in self.pictures:
+            if picture.name in names:
+                raise SourceError(
+                    f"{self._where}: a column is called {picture.name!r}, as the image column of {picture.column!r}; "
+                    "give that another name"
+                )
         for name in sorted(names.intersection(LOADERS_OWN if self.label is None else (*LOADERS_OWN, "label"))):
             taken = {"image": self.image, "label": self.label}.get(name)
             as_what = "what loaders give themselves" if taken is None else f"the {name}, which {taken!r} is taken for"
@@ -75,8 +100,8 @@ class TableColumns:
             )
 
     def others(self, record: Record) -> Record:
-        """The values of a record that are neither image, label nor split."""
-        return {name: value for name, value in record.items() if name not in (self.image, self.label, self.split)}
+        """The values of a record that are neither label nor split nor the path of an image."""
+        return {name: value for name, value in record.items() if name not in self._taken}
 
     def _find(self, what: str, name: str) -> str:
         if name not in self._names:
@@ -99,7 +124,9 @@ class TableColumns:
         return None
 
 
-def iter_table(store: Store, name: str, image: str | None, label: str, split: str | None) -> Iterator[Row]:
+def iter_table(  # a column each
+    store: Store, name: str, image: str | None, label: str, split: str | None, pictures: Sequence[Picture] = ()
+) -> Iterator[Row]:
     """The rows of the table `name`.
 
     Args:
@@ -108,6 +135,7 @@ def iter_table(store: Store, name: str, image: str | None, label: str, split: st
         image: the column of paths, or None for one that is called path, image, file or the like.
         label: the column of labels; "auto" for one that is called label, class or the like; "none" for no labels.
         split: the column of splits, or None.
+        pictures: further images, of which each has a column of paths.
 
     Raises:
         SourceError: the table cannot be read; names the row.
@@ -123,14 +151,14 @@ def iter_table(store: Store, name: str, image: str | None, label: str, split: st
         if not first:
             raise NoInputsError(f"{where}: the table has no rows")
         names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
-        columns = TableColumns(where, names, image, label, split)
+        columns = TableColumns(where, names, image, label, split, pictures)
         numbered = enumerate(itertools.chain(first, records), 1)
         while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
             columns.check_others(record for _, record in chunk)
             yield from _to_rows(chunk, columns, files, where)
 
 
-def iter_files(store: Store, name: str, image: str | None) -> Iterator[str]:
+def iter_files(store: Store, name: str, image: str | None, pictures: Sequence[Picture] = ()) -> Iterator[str]:
     """The files that the rows of the table `name` name, as inputs have them. None is looked at.
 
     Raises as `iter_table` does.
@@ -140,17 +168,19 @@ def iter_files(store: Store, name: str, image: str | None) -> Iterator[str]:
         records = _iter_records(file, name, where)
         first = list(itertools.islice(records, _ROWS_AT_ONCE))
         names = list(dict.fromkeys(itertools.chain.from_iterable(first)))
-        column = TableColumns(where, names, image, "none", None).image
+        columns = TableColumns(where, names, image, "none", None, pictures).files
         for record in itertools.chain(first, records):
-            path = _to_path(record.get(column))  # type: ignore[arg-type]  # there is one
-            if isinstance(path, str) and path:
-                yield resolve(store.url, path)
+            for path in (_to_path(record.get(column)) for column in columns):
+                if isinstance(path, str) and path:
+                    yield resolve(store.url, path)
 
 
 def _to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Row]:
-    paths = [_to_path(record.get(columns.image)) for _, record in chunk]  # type: ignore[arg-type]  # there is one
-    stats = iter(files.stats([resolve(files.base.url, path) for path in paths if isinstance(path, str) and path]))
-    for (number, record), path in zip(chunk, paths, strict=True):
+    base, names = files.base.url, columns.files
+    paths = [_to_path(record.get(name)) for _, record in chunk for name in names]
+    stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
+    looked = (_look(path, base, stats) for path in paths)
+    for number, record in chunk:
         row = f"row {number} of {where}"
         label: Label | Labels = None
         split = None
@@ -166,22 +196,39 @@ def _to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: 
         except (SourceError, OptionError) as error:
             raise type(error)(f"{where}, row {number}: {error}") from None
         others = columns.others(record)
-        if not isinstance(path, str) or not path:
-            found = "nothing" if path in (None, "") else f"a value of type {type(path).__name__}"
-            problem = "unreadable", f"{row} has {found} in its column {columns.image!r}; expected a path"
-            yield Row(f"{where}, row {number}", 0, "", label, split, columns=others, problem=problem)
+        (path, ref, wrong), *further = itertools.islice(looked, len(names))
+        problem = None
+        if ref is None:
+            path = f"{where}, row {number}"
+            problem = "unreadable", f"{row} has {wrong} in its column {columns.image!r}; expected a path"
+        elif wrong is not None:
+            problem = "unreadable", f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"
+        for (picture, column), (name, found, lack) in zip(columns.pictures, further, strict=True):
+            if problem is None and lack is not None:
+                said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected a path"
+                problem = picture.missing, f"{row}, column {column!r}: {said}"
+        if ref is None:
+            yield Row(path, 0, "", label, split, columns=others, problem=problem)
             continue
-        file, info = resolve(files.base.url, path), next(stats)
-        problem_found, size, version = None, 0, ""
-        if isinstance(info, UnavailableError | AccessError):  # says nothing of the file
-            raise info
-        if isinstance(info, ObjectInfo):
-            size, version = info.size_bytes, info.version
-        if isinstance(info, Exception):
-            problem_found = "unreadable", f"{row}: {info}"
-        elif info is None or info.version == BROKEN_LINK:
-            problem_found = "unreadable", f"there is no such file; {row} names it"
-        yield Row(path, size, version, label, split, "" if file == path else file, 0, others, problem_found)
+        images = tuple(found for _, found, _ in further if found is not None) if problem is None else ()
+        file = "" if ref.file == path else ref.file
+        yield Row(path, ref.bytes, ref.version, label, split, file, 0, others, problem, images)
+
+
+def _look(
+    path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]
+) -> tuple[Any, ImageRef | None, str | None]:
+    """Return a path, where its file lies, and what is wrong with either; takes the file's next one of `stats`."""
+    if not isinstance(path, str) or not path:
+        return path, None, "nothing" if path in (None, "") else f"a value of type {type(path).__name__}"
+    file, info = resolve(base, path), next(stats)
+    if isinstance(info, UnavailableError | AccessError):  # says nothing of the file
+        raise info
+    if isinstance(info, Exception):
+        return path, ImageRef(file, 0, ""), str(info)
+    if info is None:
+        return path, ImageRef(file, 0, ""), _NO_FILE
+    return path, ImageRef(file, info.size_bytes, info.version), _NO_FILE if info.version == BROKEN_LINK else None
 
 
 def _to_path(value: Any) -> Any:

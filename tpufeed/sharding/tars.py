@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from tpufeed.dataset.naming import count_ending
+from tpufeed.dataset.plan import ImageRef
 from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.sharding.pictures import Picture
 from tpufeed.sharding.rows import IMAGE_SUFFIXES, Found, Row, listing
 from tpufeed.sharding.tables import LOADERS_OWN, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
@@ -25,7 +27,14 @@ _ZEROS_AT_ONCE = 1 << 20
 _Part = tuple[int, int, bytes]  # where its bytes stand: offset and size; and the bytes, of a text
 
 
-def iter_tars(store: Store, files: Sequence[ObjectInfo], image: str | None, label: str, found: Found) -> Iterator[Row]:
+def iter_tars(  # the parts of a sample
+    store: Store,
+    files: Sequence[ObjectInfo],
+    image: str | None,
+    label: str,
+    found: Found,
+    pictures: Sequence[Picture] = (),
+) -> Iterator[Row]:
     """The samples of some tars.
 
     Besides the image a sample may have `cls` (its label), `txt` and `json`; these become columns, the keys of the json
@@ -37,6 +46,7 @@ def iter_tars(store: Store, files: Sequence[ObjectInfo], image: str | None, labe
         image: the extension of the images, or None for any that is an image's.
         label: the extension or the json's key that holds the label; "auto" for cls; "none" for no labels.
         found: counts files that belong to nothing that is understood.
+        pictures: further images, by the suffix that their files have behind the key.
 
     Raises:
         SourceError: the tar is damaged, compressed or cut short, or has a sparse file or a hard link; names the byte.
@@ -50,21 +60,23 @@ def iter_tars(store: Store, files: Sequence[ObjectInfo], image: str | None, labe
         found.tars.append(info.name)
         where = f"{store.url}/{info.name}"
         try:
-            for row in _iter_rows(store, info, where, _Wanted(image, label, found)):
+            for row in _iter_rows(store, info, where, _Wanted(image, label, found, pictures)):
                 empty = False
                 yield row
         except SourceError as error:
-            if store.local_path(info.name) is None and _find_error(store, info, where, image, label) != str(error):
+            if store.local_path(info.name) is None and _find_error(
+                store, info, where, _Wanted(image, label, Found(), pictures)
+            ) != str(error):
                 raise DamagedReadError(f"{where}: another reading did not end with the same error: {error}") from error
             raise
     if empty:
         raise NoInputsError(f"{store.url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")
 
 
-def _find_error(store: Store, info: ObjectInfo, where: str, image: str | None, label: str) -> str:
+def _find_error(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") -> str:
     """Read a tar again and return the error that names what is wrong with it."""
     try:
-        for _ in _iter_rows(store, info, where, _Wanted(image, label, Found())):
+        for _ in _iter_rows(store, info, where, wanted):
             pass
     except SourceError as error:
         return str(error)
@@ -78,10 +90,12 @@ def _iter_rows(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") ->
 
 
 class _Wanted:
-    def __init__(self, image: str | None, label: str, found: Found) -> None:
+    def __init__(self, image: str | None, label: str, found: Found, pictures: Sequence[Picture]) -> None:
         self.image, self.found = image and image.lower().removeprefix("."), found
         self.label = None if label == "none" else "cls" if label == "auto" else label
         self.owned = frozenset(LOADERS_OWN if self.label is None else (*LOADERS_OWN, "label"))
+        self.pictures = {picture.column.lower().removeprefix("."): picture for picture in pictures}
+        self.names = {picture.name for picture in pictures}
 
 
 def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[str, dict[str, _Part]]]:
@@ -164,7 +178,11 @@ def _is_text(extension: str) -> bool:
 
 def _to_row(info: ObjectInfo, where: str, sample: tuple[str, dict[str, _Part]], wanted: _Wanted) -> Row:
     key, parts = sample
-    images = [name for name in parts if (name == wanted.image if wanted.image else name.split(".")[-1] in _IMAGES)]
+    images = [
+        name
+        for name in parts
+        if name not in wanted.pictures and (name == wanted.image if wanted.image else name.split(".")[-1] in _IMAGES)
+    ]
     if len(images) > 1:
         dots = "names whose first dot does not end the key are to be renamed, like im.v0.jpg to im_v0.jpg; else "
         raise OptionError(
@@ -182,12 +200,24 @@ def _to_row(info: ObjectInfo, where: str, sample: tuple[str, dict[str, _Part]], 
             f"{where}, sample {key!r}: its .json has a key {column!r}, as loaders call what they give themselves, so "
             f"that none could be asked for it: rename it, like {column}_column{way}"
         )
+    for column in columns.keys() & wanted.names:
+        raise SourceError(
+            f"{where}, sample {key!r}: its .json has a key {column!r}, as an image column is called; give that another "
+            "name"
+        )
     name = f"{info.name}/{key}"
     if not images:
         problem = ("unreadable", f"the sample has no image, only {', '.join(parts)}")
         return Row(name, 0, info.version, label, file=info.name, columns=columns, problem=problem)
     offset, size, _ = parts[images[0]]
-    return Row(f"{name}.{images[0]}", size, info.version, label, None, info.name, offset, columns)
+    row = Row(f"{name}.{images[0]}", size, info.version, label, None, info.name, offset, columns)
+    for suffix, picture in wanted.pictures.items():
+        if suffix not in parts:
+            return row._replace(
+                problem=(picture.missing, f"the sample has no file {key}.{suffix}, only {', '.join(parts)}")
+            )
+    found = (parts[suffix] for suffix in wanted.pictures)
+    return row._replace(images=tuple(ImageRef(info.name, size, info.version, offset) for offset, size, _ in found))
 
 
 def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str, Any]:

@@ -10,19 +10,21 @@ from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_r
 from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.plan import Owner, PlanHeader, Task, TaskRef, read_task
-from tpufeed.dataset.schema import FORMAT, record_layout
+from tpufeed.dataset.schema import LABEL, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
 from tpufeed.errors import AccessError, BuildError, ImageError, UnavailableError
-from tpufeed.images.policy import ImagePolicy, StoredImage, store_image
+from tpufeed.images.policy import ImagePolicy
 from tpufeed.images.restart import CAN_REWRITE
-from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
+from tpufeed.sharding.inputs import Files, iter_taken
+from tpufeed.sharding.sample import SampleMaker
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo
-from tpufeed.tfrecord.example import Feature, encode_entries
+from tpufeed.tfrecord.example import encode_entries
 
 ENTRY = "tpufeed.sharding.worker:run"
 REACH = "tpufeed.sharding.worker:reach"
+DROPPED = "box outside"  # among the odd cases: boxes outside the square that "fit" cuts out
 _SEEN_INPUTS = 4
 
 
@@ -45,41 +47,41 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
     task = read_task(destination, ref)
     header, files = context.header, Files(context.header.base)
     (shard_name,) = header.shard_names(task)
-    features, meter = InputFeatures(header), engine.ProgressMeter(report_progress)
+    make = SampleMaker(header.features, header.class_names, context.policy, header.options)
+    meter = engine.ProgressMeter(report_progress)
     counts, images, odd = [0] * len(header.class_names), Counter[str](), Counter[str]()
     rewritten, added_bytes, unmarked = 0, 0, Counter[str]()
     rejects: list[Reject] = []
 
-    def take(data: bytes, name: str) -> StoredImage:
-        return store_image(data, context.policy, name)
-
     with destination.temporary_folder() as folder:
         path = folder / "shard"
         with (
-            closing(iter_taken(files, task.inputs, take)) as inputs,
+            closing(iter_taken(files, task.inputs, make)) as inputs,
             ShardWriter(path, record_layout(header.features)) as writer,
         ):
-            for item, image in inputs:
-                if isinstance(image, ImageError):
-                    rejects.append(Reject(item.path, image.reason, str(image)))
+            for item, sample in inputs:
+                if isinstance(sample, ImageError):
+                    rejects.append(Reject(item.path, sample.reason, str(sample)))
                     meter.add(rejects=1)
                     continue
+                image = sample.image
                 images[image.format + ("" if image.kept else ", mended" if image.mended else ", encoded anew")] += 1
                 odd.update(image.odd)
+                if sample.dropped_boxes:
+                    odd[DROPPED] += sample.dropped_boxes
                 if image.added_bytes is not None:
                     rewritten, added_bytes = rewritten + 1, added_bytes + image.added_bytes
                 elif image.unmarked:
                     unmarked[image.unmarked] += 1
                 ints: tuple[int, ...] = (image.height, image.width, image.channels)
-                if features.several_labels:
-                    for label in set(item.labels):
-                        counts[label] += 1
-                elif features.labelled:
+                if make.columns.several_labels:
+                    for label in set(sample.rest[LABEL].values):
+                        counts[int(label)] += 1
+                elif make.columns.labelled:
                     counts[item.label] += 1
                     ints = (item.label, *ints)
-                image_format = Feature("bytes", (image.format.encode(),))
-                writer.add(image.data, ints, encode_entries({FORMAT: image_format, **features(item)}))
-                meter.add(images=1, size=item.bytes)
+                writer.add(image.data, ints, encode_entries(sample.rest))
+                meter.add(images=1, size=sum(file.bytes for file in item.files))
         written = writer.finish()
         with meter.putting(written.bytes):
             shard = put_shard(destination, shard_name, path, written, context.owner)
@@ -116,7 +118,8 @@ def _check_rewriting(policy: ImagePolicy) -> None:
 
 def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
     """Return the versions of the first files of a task. Raises where their store does not answer, or refuses."""
-    names = [item.file or item.path for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
+    first = [item for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
+    names = list(dict.fromkeys(file.file for item in first for file in item.files))
     found = Files(header.base).stats(names)
     for info in found:
         if isinstance(info, AccessError | UnavailableError):

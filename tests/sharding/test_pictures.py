@@ -1,0 +1,381 @@
+"""Further images of a sample: masks, depth and second views, in tables, tars and parallel folders."""
+
+import io
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tpufeed
+from tests.sharding.previews import preview_shard
+from tests.sharding.test_joined import begun
+from tests.sharding.test_tars import encode_tar, rejects_of
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import DuplicateWriterError, OptionError, SourceError
+from tpufeed.storage.local import LocalStore
+from tpufeed.storage.store import read_span
+
+PALETTE = np.array([[230, 20, 20], [20, 200, 30], [30, 30, 220], [240, 240, 240]], np.uint8)
+MASKS = {"image_columns": {"mask": "mask:mask"}}
+IMAGES = Path(__file__).name
+
+
+def png(values, mode=None):
+    buffer = io.BytesIO()
+    image = Image.fromarray(values)
+    (image if mode is None else image.convert(mode)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def classes(height=48, width=64, seed=0):
+    """Classes of pixels, in blocks."""
+    blocks = np.random.default_rng(seed).integers(0, 4, (-(-height // 16), -(-width // 16)), np.uint8)
+    return blocks.repeat(16, axis=0).repeat(16, axis=1)[:height, :width]
+
+
+def picture(values, orientation=1):
+    """The image in which each class has its colour, stored such that `orientation` turns it upright."""
+    turns = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+    image, exif, buffer = Image.fromarray(PALETTE[values]), Image.Exif(), io.BytesIO()
+    if turns[orientation] is not None:
+        image, exif[0x0112] = image.transpose(turns[orientation]), orientation
+    image.save(buffer, "PNG", exif=exif)
+    return buffer.getvalue()
+
+
+def load(data):
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def samples_of(url):
+    """Values of one item, and lists of others, by column and file name."""
+    found = {}
+    dataset = open_dataset(url)
+    for split in dataset.manifest.splits:
+        for features in dataset.iter_examples(split):
+            values = {
+                name: [bytes(v) if isinstance(v, memoryview) else v for v in f.values] for name, f in features.items()
+            }
+            found[values["image/filename"][0].decode()] = {n: v[0] if len(v) == 1 else v for n, v in values.items()}
+    return found
+
+
+@pytest.fixture
+def source(tmp_path):
+    """`source(rows, **files)`: a table of these rows, next to the files."""
+
+    def make(rows, **files):
+        folder = tmp_path / "source"
+        for name, data in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+        (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return folder / "table.jsonl"
+
+    return make
+
+
+@pytest.fixture
+def few(source):
+    """A table of three images with masks."""
+    files = {}
+    for number in range(3):
+        files |= {f"{number}.png": picture(classes(seed=number)), f"masks/{number}.png": png(classes(seed=number))}
+    return source([{"path": f"{n}.png", "mask": f"masks/{n}.png", "label": n % 2} for n in range(3)], **files)
+
+
+def shard(url, folder, **options):
+    return tpufeed.shard(url, folder, **{"workers": 1, "max_rejects": 20, **options})
+
+
+def test_masks_of_a_table_are_stored_as_they_are(few, tmp_path):
+    result = shard(few, tmp_path / "d", **MASKS)
+    assert result.images == 3
+    last = result.manifest.features[-1]
+    assert (last.name, last.dtype, last.shape, last.kind) == ("mask", "uint8", (), "mask")
+    for number, sample in enumerate(samples_of(result.url)[f"{n}.png"] for n in range(3)):
+        assert list(sample)[-1] == "mask"
+        assert sample["mask"] == png(classes(seed=number))
+        assert "mask_path" not in sample
+
+
+def test_kinds_of_images_stand_behind_the_other_columns_in_the_order_of_the_options(source, tmp_path):
+    depth = (np.arange(48 * 64, dtype=np.uint16) * 20).reshape(48, 64)
+    right = picture(classes(30, 40, 5))
+    files = {"a.png": picture(classes()), "d.png": png(depth), "m.png": png(classes()), "r.png": right}
+    table = source([{"path": "a.png", "d": "d.png", "right_path": "r.png", "m": "m.png", "caption": "ä"}], **files)
+    columns = {"right": "right_path:image", "distance": "d:depth", "classes": "m:mask"}
+    result = shard(table, tmp_path / "d", image_columns=columns)
+    assert [(f.name, f.dtype, f.kind) for f in result.manifest.features[-3:]] == [
+        ("right", "uint8", "image"),
+        ("distance", "int32", "depth"),
+        ("classes", "uint8", "mask"),
+    ]
+    (sample,) = samples_of(result.url).values()
+    assert sample["caption"].decode() == "ä"
+    assert (load(sample["distance"]) == depth).all()
+    assert load(sample["right"]).shape == (30, 40, 3)
+    other = shard(table, tmp_path / "e", image_columns=columns, encode="jpeg", presize=24)
+    (sample,) = samples_of(other.url).values()
+    assert sample["right"].startswith(b"\xff\xd8")
+    assert load(sample["right"]).shape == (24, 32, 3)
+    assert load(sample["distance"]).shape == (24, 32)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("mode", ["short", "long", "fit"])
+@pytest.mark.parametrize("size", [(48, 64), (64, 49), (330, 530)])
+def test_a_mask_is_resized_with_its_image(size, mode, orientation, source, tmp_path):
+    values = classes(*size, seed=4)
+    table = source(
+        [{"path": "a.png", "mask": "m.png"}], **{"a.png": picture(values, orientation), "m.png": png(values)}
+    )
+    result = shard(table, tmp_path / "d", presize=40, presize_mode=mode, **MASKS)
+    (sample,) = samples_of(result.url).values()
+    image, mask = load(sample["image/encoded"]), load(sample["mask"])
+    assert mask.shape == image.shape[:2] == (sample["image/height"], sample["image/width"])
+    assert min(mask.shape) == 40 if mode != "long" else max(mask.shape) == 40
+    seen = np.abs(image[:, :, None].astype(int) - PALETTE).sum(axis=3).argmin(axis=2)
+    near = np.stack([np.roll(seen, (y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)])[:, 1:-1, 1:-1]
+    assert (near == mask[1:-1, 1:-1]).any(axis=0).all()
+
+
+def test_masks_of_tars_are_found_by_their_suffix(tmp_path):
+    members = []
+    for number in range(3):
+        values = classes(seed=number)
+        members += [(f"s/{number}.png", picture(values)), (f"s/{number}.cls", b"%d" % number)]
+        members += [(f"s/{number}.Mask.png", png(values)), (f"s/{number}.depth.png", png(values.astype(np.uint16)))]
+    (tmp_path / "a.tar").write_bytes(encode_tar(members))
+    columns = {"mask": "mask.png:mask", "depth": ".depth.png:depth"}
+    result = shard(tmp_path / "a.tar", tmp_path / "d", image_columns=columns)
+    for number in range(3):
+        sample = samples_of(result.url)[f"a.tar/s/{number}.png"]
+        assert sample["mask"] == png(classes(seed=number))
+        assert (load(sample["depth"]) == classes(seed=number)).all()
+        assert sample["image/class/label"] == number
+    with pytest.raises(OptionError, match=r"3 images \(png, mask.png, depth.png\)"):
+        shard(tmp_path / "a.tar", tmp_path / "e")
+
+
+def test_a_sample_of_a_tar_without_its_mask_is_a_reject(tmp_path):
+    members = [("0.png", picture(classes())), ("0.mask.png", png(classes())), ("1.png", picture(classes()))]
+    (tmp_path / "a.tar").write_bytes(encode_tar(members))
+    result = shard(tmp_path / "a.tar", tmp_path / "d", image_columns={"mask": "mask.png:mask"})
+    assert result.images == 1
+    reason, message = rejects_of(tmp_path / "d")["a.tar/1.png"]
+    assert (reason, message) == ("bad_mask", "the sample has no file 1.mask.png, only png")
+
+
+def test_a_key_of_a_json_that_is_called_as_an_image_column(tmp_path):
+    members = [("0.png", picture(classes())), ("0.seg.png", png(classes())), ("0.json", b'{"seg": 1}')]
+    (tmp_path / "a.tar").write_bytes(encode_tar(members))
+    with pytest.raises(SourceError, match=r"sample '0': its .json has a key 'seg', as an image column is called"):
+        shard(tmp_path / "a.tar", tmp_path / "d", image_columns={"seg": "seg.png:mask"})
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Folders of images in splits and classes, and of their masks, each with something of its own."""
+    for split, label, name in [("train", "a", "0.png"), ("train", "b", "x.y.jpeg"), ("val", "a", "0.png")]:
+        for folder in ("images", "masks"):
+            (tmp_path / folder / split / label).mkdir(parents=True, exist_ok=True)
+        values = classes(seed=len(name))
+        path = tmp_path / "images" / split / label / name
+        Image.fromarray(PALETTE[values]).save(path)
+        path = tmp_path / "masks" / split / label / (Path(name).stem + (".PNG" if split == "val" else ".png"))
+        path.write_bytes(png(values))
+    return tmp_path / "images", tmp_path / "masks"
+
+
+def test_a_parallel_folder_of_masks(folders, tmp_path):
+    images, masks = folders
+    (masks / "train/a/7.png").write_bytes(b"without an image")
+    (masks / "train/a/.hidden.png").write_bytes(b"")
+    (masks / "notes.txt").write_text("no mask")
+    result = shard(images, tmp_path / "d", masks=masks)
+    assert set(samples_of(result.url)) == {"train/a/0.png", "train/b/x.y.jpeg", "val/a/0.png"}
+    assert samples_of(result.url)["train/b/x.y.jpeg"]["mask"] == png(classes(seed=8))
+    assert result.manifest.features[-1].kind == "mask"
+    assert Counter(result.ignored_files) == {".png": 1, ".txt": 1, "": 1}
+    preview = preview_shard(images, tmp_path / "e", masks=masks)
+    assert preview.source_bytes == sum(p.stat().st_size for f in (images, masks) for p in f.rglob("*/?/[0x]*"))
+
+
+def test_an_image_without_a_mask_or_with_two_is_a_reject(folders, tmp_path):
+    images, masks = folders
+    shutil.copy(masks / "train/a/0.png", masks / "train/a/0.tif")
+    (masks / "val/a/0.PNG").unlink()
+    (masks / "train/b/x.y.png").unlink()
+    (masks / "train/b/x.y.png").symlink_to("nowhere")
+    (images / "val/a/1.png").write_bytes(picture(classes()))
+    (masks / "val/a/1.png").write_bytes(png(classes()))
+    result = shard(images, tmp_path / "d", masks=masks)
+    assert set(samples_of(result.url)) == {"val/a/1.png"}
+    assert rejects_of(tmp_path / "d") == {
+        "train/a/0.png": ("bad_mask", f"it has 2 masks: {masks}/train/a/0.png, {masks}/train/a/0.tif"),
+        "val/a/0.png": ("bad_mask", f"there is no mask of it: expected {masks}/val/a/0.png"),
+        "train/b/x.y.jpeg": ("bad_mask", f"its mask {masks}/train/b/x.y.png is a link to nothing"),
+    }
+
+
+def jpeg(values):
+    buffer = io.BytesIO()
+    Image.fromarray(values).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+BAD = {
+    "a JPEG": (jpeg(classes()), "mask", "PNG"),
+    "colours": (png(PALETTE[classes()]), "mask", "channel"),
+    "alpha": (png(classes(), "LA"), "mask", "channel"),
+    "another size": (png(classes(64, 48)), "mask", "48"),
+    "16 bits in a mask": (png(classes().astype(np.uint16)), "mask", "16 bits"),
+    "8 bits in depth": (png(classes()), "depth", None),
+    "cut short": (png(classes())[:-30], "mask", ""),
+    "text": (b"no image at all", "mask", ""),
+    "empty": (b"", "mask", ""),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_mask_is_a_reject_with_its_path(bad, few, tmp_path):
+    data, kind, said = BAD[bad]
+    (few.parent / "masks/1.png").write_bytes(data)
+    if kind == "depth":
+        for number in (0, 2):
+            (few.parent / f"masks/{number}.png").write_bytes(png(classes(seed=number).astype(np.uint16)))
+    result = shard(few, tmp_path / "d", image_columns={"mask": f"mask:{kind}"})
+    if said is None:
+        assert result.images == 3
+        return
+    assert set(samples_of(result.url)) == {"0.png", "2.png"}
+    ((path, (reason, message)),) = rejects_of(tmp_path / "d").items()
+    assert (path, reason) == ("1.png", "bad_mask")
+    assert message.startswith("'mask', masks/1.png: ")
+    assert said in message
+
+
+def test_a_further_image_that_cannot_be_taken_is_a_reject_by_its_own_reason(few, tmp_path):
+    (few.parent / "masks/1.png").write_bytes(png(classes())[:-30])
+    shard(few, tmp_path / "d", image_columns={"right": "mask:image"})
+    assert rejects_of(tmp_path / "d")["1.png"][0] == "truncated"
+
+
+def test_missing_masks_of_a_table_are_named_with_row_and_column(source, tmp_path):
+    values = [None, "", 7, "no/such.png", "m.png"]
+    files = {f"{number}.png": picture(classes()) for number in range(len(values))} | {"m.png": png(classes())}
+    table = source([{"path": f"{number}.png", "m": value} for number, value in enumerate(values)], **files)
+    result = shard(table, tmp_path / "d", image_columns={"mask": "m:mask"})
+    assert result.images == 1
+    rejects = rejects_of(tmp_path / "d")
+    assert {reason for reason, _ in rejects.values()} == {"bad_mask"}
+    assert rejects["1.png"][1] == f"row 2 of {table}, column 'm': nothing; expected a path"
+    assert rejects["2.png"][1] == f"row 3 of {table}, column 'm': a value of type int; expected a path"
+    assert rejects["3.png"][1] == f"row 4 of {table}, column 'm': 'no/such.png': there is no such file"
+    other = shard(table, tmp_path / "e", image_columns={"right": "m:image"})
+    assert {reject for reject, _ in rejects_of(other.url).values()} == {"unreadable"}
+
+
+def test_a_mask_that_changes_after_the_listing_is_a_reject(few, tmp_path, monkeypatch):
+    shard(few, tmp_path / "d", **MASKS)
+    begun(tmp_path / "d")
+    (few.parent / "masks/0.png").write_bytes(png(classes(seed=9)))
+    (few.parent / "masks/1.png").unlink()
+    result = shard(few, tmp_path / "d", **MASKS)
+    rejects = rejects_of(result.url)
+    assert {path: reason for path, (reason, _) in rejects.items()} == dict.fromkeys(
+        ("0.png", "1.png"), "changed_during_build"
+    )
+    assert rejects["1.png"][1].startswith("masks/1.png: the file is gone")
+
+
+def test_a_mask_that_came_damaged_is_read_again(few, tmp_path, monkeypatch):
+    read, again = LocalStore.read, []
+
+    def damage(self, name, version=""):
+        data = read(self, name, version)
+        return data[:-1] + b"x" if name == "masks/1.png" and not again else data
+
+    def read_again(store, span):
+        again.append(span.name)
+        return read_span(store, span)
+
+    monkeypatch.setattr(LocalStore, "read", damage)
+    monkeypatch.setattr("tpufeed.sharding.inputs.read_span", read_again)
+    result = shard(few, tmp_path / "d", **MASKS)
+    assert "masks/1.png" in again
+    assert (result.images, result.rejects) == (3, 0)
+
+
+def test_masks_count_in_the_sizes_of_shards(source, tmp_path):
+    rng = np.random.default_rng(0)
+    files = {}
+    for number in range(24):
+        files |= {f"{number}.png": picture(classes()), f"m{number}.png": png(rng.integers(0, 255, (48, 64), np.uint8))}
+    table = source([{"path": f"{number}.png", "mask": f"m{number}.png"} for number in range(24)], **files)
+    options = {"shard_bytes": "12KB", **MASKS}
+    preview = preview_shard(table, tmp_path / "d", **options)
+    result = shard(table, tmp_path / "d", **options)
+    ((_, split),) = result.manifest.splits.items()
+    sizes = [each.bytes for each in split.variants[0].shards]
+    assert len(sizes) == preview.splits["train"].shards > 5
+    assert max(sizes) - min(sizes) < 4500  # a record
+    assert preview.source_bytes == sum(path.stat().st_size for path in table.parent.glob("*.png"))
+    assert abs(preview.bytes - sum(sizes)) < 0.1 * sum(sizes)
+    with pytest.raises(OptionError, match="cannot hold"):
+        shard(table, tmp_path / "e", shard_bytes="2KB", **MASKS)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"image_columns": {"mask": "m"}}, "mask=m names no column and kind"),
+        ({"image_columns": {"mask": "m:segmentation"}}, "of kind image, mask or depth"),
+        ({"image_columns": {"image": "m:mask"}}, "are what loaders give themselves"),
+        ({"image_columns": {"a b": "m:mask"}}, "letters, digits"),
+        ({"image_columns": {"a": "m:mask", "b": "m:depth"}}, "two image columns are made of 'm'"),
+        ({"image_columns": {"a": "m:mask"}, "masks": "masks"}, "give one of them"),
+    ],
+)
+def test_image_columns_that_cannot_be(options, match, few, tmp_path):
+    with pytest.raises(OptionError, match=match):
+        shard(few, tmp_path / "d", **options)
+
+
+def test_options_of_another_kind_of_source(few, folders, tmp_path):
+    images, masks = folders
+    with pytest.raises(OptionError, match="is no folder: say --image-column mask=COLUMN:mask"):
+        shard(few, tmp_path / "d", masks=masks)
+    with pytest.raises(OptionError, match="say --masks DIR"):
+        shard(images, tmp_path / "d", **MASKS)
+    with pytest.raises(OptionError, match="lie within the folder of images"):
+        shard(images.parent, tmp_path / "d", masks=masks)
+    with pytest.raises(
+        OptionError, match="has no column 'segments' for the image column mask; it has path, mask, label"
+    ):
+        shard(few, tmp_path / "d", image_columns={"mask": "segments:mask"})
+    with pytest.raises(OptionError, match="nowhere holds no masks"):
+        shard(images, tmp_path / "d", masks=tmp_path / "nowhere")
+
+
+def test_a_column_that_is_called_as_an_image_column(source, tmp_path):
+    table = source([{"path": "a.png", "m": "m.png", "seg": 1}], **{"a.png": b"", "m.png": b""})
+    with pytest.raises(SourceError, match="a column is called 'seg', as the image column of 'm'"):
+        shard(table, tmp_path / "d", image_columns={"seg": "m:mask"})
+
+
+def test_the_same_command_with_other_masks_is_another_build(few, folders, tmp_path):
+    shard(few, tmp_path / "d", **MASKS)
+    assert shard(few, tmp_path / "d", **MASKS).earlier_images == 3
+    with pytest.raises(DuplicateWriterError, match=r"image_columns is .*mask=mask:mask.* there and not set here"):
+        shard(few, tmp_path / "d")
+    images, masks = folders
+    shard(images, tmp_path / "e", masks=masks)
+    assert shard(str(images), tmp_path / "e", masks=f"{masks}/").earlier_images == 3
+    with pytest.raises(DuplicateWriterError, match="masks is"):
+        shard(images, tmp_path / "e")

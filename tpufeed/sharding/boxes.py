@@ -1,0 +1,233 @@
+"""Boxes and keypoints on their way into a record: checked, and brought to pixels of the stored image."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.dataset.schema import FeatureSpec, Kind
+from tpufeed.errors import ImageError, OptionError
+from tpufeed.images.geometry import Geometry
+from tpufeed.sharding.columns import Declared
+from tpufeed.tfrecord.example import Feature
+
+FORMATS = ("xyxy", "xywh", "cxcywh")
+_OUTSIDE_PX = 1.0  # so far a box may reach beyond its image: tools round, and count pixels from 0 or from 1
+_SAID = 80  # characters of a value
+_BOX = 4
+_Numbers: TypeAlias = npt.NDArray[Any]
+_Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+def check_format(box_format: str) -> tuple[str, bool]:
+    """Return which numbers a box has, and whether they are shares of the image's width and height.
+
+    Args:
+        box_format: "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) or "cxcywh" (middle, width,
+            height), with ",relative" behind it for shares.
+
+    Raises:
+        OptionError: it is none of them.
+    """
+    form, comma, relative = box_format.partition(",")
+    if form not in FORMATS or (comma and relative.strip() != "relative"):
+        raise OptionError(
+            f"the box format {box_format!r} is not known: it is one of {', '.join(FORMATS)}, and ',relative' behind it "
+            "says that numbers are shares of the width and height"
+        )
+    return form, bool(comma)
+
+
+def declare(boxes: str | None, keypoints: str | None, columns: Sequence[Declared]) -> tuple[Declared, ...]:
+    """Return the columns that are declared, with those of boxes and keypoints among them.
+
+    Raises:
+        OptionError: a user has declared these to be of another type.
+    """
+    declared = {column.name: column for column in columns}
+    kinds: tuple[tuple[str | None, Kind, tuple[int, ...] | None], ...] = (
+        (boxes, "boxes", (_BOX,)),
+        (keypoints, "keypoints", None),
+    )
+    for name, kind, each in kinds:
+        if name is None:
+            continue
+        said = declared.get(name, Declared(name, "float32", None, each))
+        if said.dtype != "float32" or said.shape is not None or (said.each != each and kind == "boxes"):
+            raise OptionError(f"the column {name!r} of {kind} is declared as {said}; leave that out")
+        declared[name] = said._replace(kind=kind)
+    return tuple(declared.values())
+
+
+def mark_boxes(
+    features: Sequence[FeatureSpec], boxes: str | None, box_columns: Sequence[str], are_cut: bool
+) -> tuple[FeatureSpec, ...]:
+    """Return the features of records, where those that belong to boxes say so.
+
+    Args:
+        features: as labels and columns were found.
+        boxes: the column of boxes.
+        box_columns: columns with a value for each box.
+        are_cut: boxes may be left out, so that some samples have fewer than their source says.
+
+    Raises:
+        OptionError: a column is missing, or has no value for each box; or keypoints are none.
+    """
+    missing = set(box_columns) - {spec.name for spec in features}
+    if missing:
+        raise OptionError(f"no sample has a column {min(missing)!r}, which is to have a value for each box")
+    return tuple(_mark(spec, boxes, box_columns, are_cut) for spec in features)
+
+
+def _mark(spec: FeatureSpec, boxes: str | None, box_columns: Sequence[str], are_cut: bool) -> FeatureSpec:
+    owner = boxes if spec.name in box_columns else spec.of
+    if spec.name in box_columns and spec.shape is not None:
+        raise OptionError(f"the column {spec.name!r} is to have a value for each box; it holds {spec.type_text}")
+    if spec.kind == "keypoints":
+        of_boxes = len(spec.each) == 2
+        if len(spec.each) not in (1, 2) or spec.each[-1] not in (2, 3) or (of_boxes and boxes is None):
+            raise OptionError(
+                f"the column {spec.name!r} of keypoints has items of the shape {list(spec.each)}; expected x, y and "
+                "maybe a visibility, or with --boxes a list of such for each box"
+            )
+        owner = boxes if of_boxes else spec.of
+    changes: dict[str, Any] = {"of": owner} if isinstance(owner, str) else {}
+    if are_cut and boxes is not None and boxes in (spec.name, owner) and isinstance(spec.lengths, tuple):
+        changes["lengths"] = 0, spec.lengths[1]
+    return msgspec.structs.replace(spec, **changes) if changes else spec
+
+
+class BoxMover:
+    """Brings the boxes and keypoints of samples, and what belongs to each box, into their records.
+
+    Args:
+        features: of the records.
+        box_format: as `check_format` takes it; keypoints are shares where boxes are.
+    """
+
+    def __init__(self, features: Sequence[FeatureSpec], box_format: str | None) -> None:
+        self._boxes = next((spec for spec in features if spec.kind == "boxes"), None)
+        self._points = [spec for spec in features if spec.kind == "keypoints"]
+        owner = None if self._boxes is None else self._boxes.name
+        self._owned = [spec for spec in features if owner is not None and spec.of == owner]
+        self._form, self._relative = check_format(box_format or FORMATS[0])
+
+    def __bool__(self) -> bool:
+        """Return true where samples have boxes or keypoints."""
+        return self._boxes is not None or bool(self._points)
+
+    def move(
+        self, features: Mapping[str, Feature], source: tuple[int, int], stored: Geometry
+    ) -> tuple[dict[str, Feature], int]:
+        """Return the features of a sample with its boxes and keypoints moved, and the number of boxes left out.
+
+        A box that lies outside the stored image, as "fit" cuts it, is left out with all that belongs to it.
+
+        Args:
+            features: with the numbers of the source.
+            source: height and width of the upright image, which these are of.
+            stored: leads from there to the stored image.
+
+        Raises:
+            ImageError: bad_box, for what cannot be: names column and value.
+        """
+        height, width = source
+        scale = np.array([width, height], np.float64) if self._relative else np.ones(2)
+        moved, dropped = dict(features), 0
+        for spec in self._points:
+            points = _numbers(spec, features, spec.each[-1])
+            _refuse(spec, points, ~np.isfinite(points).all(axis=1), "a keypoint is of finite numbers")
+            unset = ~points.any(axis=1)  # as COCO says that a point was not marked
+            points[:, :2] *= scale
+            points = stored.move_points(points.astype(np.float32))[0]
+            points[unset] = 0
+            moved[spec.name] = Feature("float", points.ravel().tolist())
+        if self._boxes is not None:
+            boxes = _numbers(self._boxes, features, _BOX)
+            corners = self._to_corners(boxes, np.tile(scale, 2))
+            self._check(self._boxes, boxes, corners, height, width)
+            for spec in self._owned:
+                count = _count(spec, features[spec.name])
+                if count != len(boxes):
+                    raise ImageError(
+                        "bad_box",
+                        f"the column {spec.name!r} has {_say(list(features[spec.name].values))}, {count:g} for the "
+                        f"{len(boxes)} boxes in {self._boxes.name!r}; expected one for each",
+                    )
+            corners = np.clip(corners, 0, [width, height, width, height]).astype(np.float32)
+            corners, kept = stored.move_boxes(corners, 0.0)
+            dropped = int(len(kept) - kept.sum())
+            moved[self._boxes.name] = Feature("float", corners[kept].ravel().tolist())
+            for spec in self._owned if dropped else ():
+                moved[spec.name] = _pick(spec, moved[spec.name], kept)
+        return moved, dropped
+
+    def _to_corners(self, boxes: _Numbers, scale: _Numbers) -> _Numbers:
+        first, second = boxes[:, :2], boxes[:, 2:]
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf: a box of such is refused
+            if self._form == "xywh":
+                second = first + second
+            elif self._form == "cxcywh":
+                first, second = first - second / 2, first + second / 2
+            return np.hstack([first, second]) * scale
+
+    def _check(self, spec: FeatureSpec, boxes: _Numbers, corners: _Numbers, height: int, width: int) -> None:
+        finite = np.isfinite(boxes).all(axis=1) & np.isfinite(corners).all(axis=1)
+        _refuse(spec, boxes, ~finite, "a box is of finite numbers")
+        sizes = corners[:, 2:] - corners[:, :2]
+        ends = "the width and height" if self._form != "xyxy" else "the right and bottom edges"
+        above = "above 0" if self._form != "xyxy" else "beyond the left and top ones"
+        _refuse(spec, boxes, (sizes <= 0).any(axis=1), f"it is upside down or empty; expected {ends} {above}")
+        most = np.array([width, height, width, height])
+        outside = (corners < -_OUTSIDE_PX).any(axis=1) | (corners > most + _OUTSIDE_PX).any(axis=1)
+        inside = np.clip(corners, 0, most)
+        outside |= (inside[:, 2:] <= inside[:, :2]).any(axis=1)
+        of = f"the image of {width}x{height} pixels"
+        _refuse(spec, boxes, outside, f"it lies outside {of}; look at the box format, and at EXIF turning", corners)
+
+
+def _numbers(spec: FeatureSpec, features: Mapping[str, Feature], each: int) -> _Numbers:
+    values = np.array(features[spec.name].values, np.float64)
+    if values.size % each:
+        raise ImageError("bad_box", f"the column {spec.name!r} has {values.size} numbers; expected {each} for each")
+    return values.reshape(-1, each)
+
+
+def _refuse(spec: FeatureSpec, rows: _Numbers, wrong: Any, why: str, corners: _Numbers | None = None) -> None:
+    if not wrong.any():
+        return
+    place = int(wrong.argmax())
+    of = "" if corners is None else f", {_say(corners[place].round(2).tolist())} in pixels"
+    what = f"number {place + 1} of the {len(rows)} in the column {spec.name!r} is {_say(rows[place].tolist())}{of}"
+    raise ImageError("bad_box", f"{what}: {why}")
+
+
+def _say(values: Sequence[Any]) -> str:
+    text = str([float(f"{value:g}") if isinstance(value, float) else value for value in values])
+    return text if len(text) <= _SAID else f"{text[:_SAID]} ..."
+
+
+def _item_bytes(spec: FeatureSpec) -> int:
+    return math.prod(spec.each) * np.dtype(spec.dtype).itemsize
+
+
+def _count(spec: FeatureSpec, feature: Feature) -> float:
+    """Return the number of items that a column of one for each box has."""
+    if spec.is_raw:
+        return len(b"".join(feature.values)) / _item_bytes(spec)  # type: ignore[arg-type]  # of bytes
+    return len(feature.values) / math.prod(spec.each)
+
+
+def _pick(spec: FeatureSpec, feature: Feature, kept: _Bools) -> Feature:
+    """Return the items of the boxes that are kept."""
+    if spec.is_raw:
+        items = np.frombuffer(b"".join(feature.values), np.uint8).reshape(len(kept), -1)  # type: ignore[arg-type]
+        return Feature("bytes", [items[kept].tobytes()])
+    each = math.prod(spec.each)
+    values = list(feature.values)
+    starts = (int(place) * each for place in np.flatnonzero(kept))
+    return Feature(feature.kind, list(itertools.chain.from_iterable(values[start : start + each] for start in starts)))

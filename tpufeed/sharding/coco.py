@@ -1,0 +1,278 @@
+"""COCO's JSON as a source: boxes, their categories, and keypoints where there are some.
+
+A file of 450 MB says the outlines of 860,000 objects. Only what becomes a feature is taken out of it, into arrays.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError, TpufeedError, UnavailableError
+from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.rows import Row, listing, resolve
+from tpufeed.storage.reading import open_compared
+from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
+
+SUFFIXES = (".json",)
+BOXES, KEYPOINTS, CROWD, IMAGE_ID = "boxes", "keypoints", "iscrowd", "image_id"
+_TRIED_IMAGES = 16
+_MOST_FOLDERS = 1000  # that are looked into for the images
+_AT_ONCE = 2048
+_EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
+_BOX = 4
+_POINT = 3
+
+
+class _Image(msgspec.Struct, gc=False):
+    id: int
+    file_name: str
+
+
+class _Annotation(msgspec.Struct, gc=False):
+    image_id: int
+    category_id: int
+    bbox: list[float]
+    iscrowd: int = 0
+    keypoints: list[float] | None = None
+
+
+class _Category(msgspec.Struct, gc=False):
+    id: int
+    name: str
+
+
+class _Content(msgspec.Struct, gc=False):
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category]
+
+
+@dataclass(frozen=True, slots=True)
+class Coco:
+    """Contents of a file.
+
+    Attributes:
+        where: its URL.
+        images: ids and file names, in the file's order.
+        categories: names, in the order of their ids.
+        stops: place of each image's last annotation, plus one, among all annotations in the order of their images.
+        labels: of each annotation, its category's place, or -1.
+        boxes: (annotations, 4) left, top, width and height, in pixels.
+        crowds: of each annotation, 1 for one box around many objects.
+        points: (annotations, keypoints, 3), or None where no annotation has any.
+        odd: annotations that are not of these shapes: what is wrong, by their place.
+    """
+
+    where: str
+    images: list[tuple[int, str]]
+    categories: tuple[str, ...]
+    stops: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+    boxes: npt.NDArray[np.float64]
+    crowds: npt.NDArray[np.int64]
+    points: npt.NDArray[np.float64] | None
+    odd: dict[int, str]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Its columns besides the label, and their types."""
+        columns = {IMAGE_ID: "int64", BOXES: f"float32[,{_BOX}]", CROWD: "int64[]"}
+        if self.points is not None:
+            columns[KEYPOINTS] = f"float32[,{self.points.shape[1]},{_POINT}]"
+        return columns
+
+
+def read_coco(store: Store, name: str) -> Coco:
+    """Read the file `name`.
+
+    Raises:
+        SourceError: it is not COCO's, or contradicts itself; says where.
+        NoInputsError: it has no images.
+        UnavailableError, AccessError: the store does not answer, or refuses.
+    """
+    where = f"{store.url}/{name}"
+    with listing(f"{where} cannot be read"), open_compared(store, name) as file:
+        data = file.read()
+    try:
+        content = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=_Content)
+    except msgspec.ValidationError as error:
+        raise SourceError(
+            f"{where}: no annotations of COCO's instances or keypoints: {error}; {_EXPECTED}. A table as JSON has an "
+            "object on each line, and is called .jsonl"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SourceError(f"{where}: not JSON: {error}. The file was cut short or not copied well") from error
+    del data
+    return _arrange(content, where)
+
+
+def _check_ids(content: _Content, where: str) -> None:
+    """Raise where two images or categories are the same."""
+    if not content.images:
+        raise NoInputsError(f"{where}: it names no images")
+    named = ("images", content.images), ("categories", content.categories)
+    for what, ids in ((what, Counter(one.id for one in each)) for what, each in named):
+        ((number, times),) = ids.most_common(1) or [(0, 0)]
+        if times > 1:
+            raise SourceError(f"{where}: {times} of its {what} have the id {number}")
+    ((name, times),) = Counter(category.name for category in content.categories).most_common(1) or [("", 0)]
+    if times > 1:
+        raise SourceError(f"{where}: {times} of its categories are called {name!r}")
+
+
+def _arrange(content: _Content, where: str) -> Coco:
+    _check_ids(content, where)
+    places = {image.id: place for place, image in enumerate(content.images)}
+    categories = sorted(content.categories, key=lambda category: category.id)
+    labels = {category.id: place for place, category in enumerate(categories)}
+    of_images = np.empty(len(content.annotations), np.int64)
+    for number, annotation in enumerate(content.annotations):
+        place = places.get(annotation.image_id)
+        if place is None:
+            raise SourceError(
+                f"{where}: annotation {number} (from 0) is of the image {annotation.image_id}, which is none of its "
+                f"{len(places):,} images; take such annotations out"
+            )
+        of_images[number] = place
+    order = np.argsort(of_images, kind="stable")
+    annotations = [content.annotations[number] for number in order]
+    each = next((len(one.keypoints) // _POINT for one in annotations if one.keypoints), 0)
+    boxes = np.zeros((len(annotations), _BOX))
+    points = np.zeros((len(annotations), each, _POINT)) if each else None
+    odd = dict[int, str]()
+    for place, one in enumerate(annotations):
+        if len(one.bbox) == _BOX:
+            boxes[place] = one.bbox
+        else:
+            odd[place] = f"'bbox' {one.bbox[: _BOX + 1]}; expected left, top, width and height"
+        if one.keypoints and points is not None:
+            if len(one.keypoints) == each * _POINT:
+                points[place] = np.reshape(one.keypoints, (each, _POINT))
+            else:
+                odd[place] = f"'keypoints' of {len(one.keypoints)} numbers; expected {each * _POINT}, as others have"
+        if one.category_id not in labels:
+            odd[place] = f"'category_id' {one.category_id}, which is none of its {len(labels)} categories"
+    return Coco(
+        where,
+        [(image.id, image.file_name) for image in content.images],
+        tuple(category.name for category in categories),
+        np.cumsum(np.bincount(of_images, minlength=len(places))),
+        np.array([labels.get(one.category_id, -1) for one in annotations], np.int64),
+        boxes,
+        np.array([one.iscrowd for one in annotations], np.int64),
+        points,
+        odd,
+    )
+
+
+def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
+    """Find the folder that the names of images are relative to.
+
+    COCO's files lie in `annotations`, next to `train2017` and the like: the folder of the file is looked into, the one
+    above it, and the folders in these two.
+
+    Args:
+        coco: names the images.
+        store: the folder that its file lies in.
+        folder: the folder of the images, where the user says it.
+
+    Raises:
+        OptionError: there is none, or more than one; says what to give.
+        UnavailableError, AccessError: the store does not answer, or refuses.
+    """
+    if folder is not None:
+        return open_store(folder)
+    step = max(1, len(coco.images) // _TRIED_IMAGES)
+    names = [name for _, name in coco.images[::step][:_TRIED_IMAGES]]
+    if all(file.startswith("/") or "://" in file for file in (resolve(store.url, name) for name in names)):
+        return store  # they are no relative names
+    above = open_store(store.url.rstrip("/").rpartition("/")[0] or "/") if _has_parent(store.url) else None
+    tried, found = 0, dict[str, int]()
+    with listing(f"the images of {coco.where} cannot be looked for"):
+        for candidate in _iter_folders([store, *([] if above is None else [above])]):
+            tried += 1
+            looked = Files(candidate.url).stats([resolve(candidate.url, name) for name in names])
+            for info in looked:
+                if isinstance(info, UnavailableError | AccessError):
+                    raise info
+            count = sum(isinstance(info, ObjectInfo) for info in looked)
+            if count:
+                found[candidate.url] = count
+    best = [url for url, count in found.items() if count == max(found.values())]
+    if len(best) == 1:
+        return open_store(best[0])
+    give = "say which folder its file names are relative to: --image DIR"
+    if not best:
+        raise OptionError(
+            f"{coco.where}: its images, like {names[0]}, are in none of {tried} folders around {store.url}; {give}"
+        )
+    raise OptionError(f"{coco.where}: images like {names[0]} are in {' and in '.join(best[:3])}; {give}")
+
+
+def _has_parent(url: str) -> bool:
+    scheme, _, rest = url.rpartition("://")
+    return "/" in rest.strip("/") if scheme else url != "/"
+
+
+def _iter_folders(roots: Sequence[Store]) -> Iterator[Store]:
+    seen = set[str]()
+    below = (open_store(f"{root.url.rstrip('/')}/{name}") for root in roots for name in sorted(root.iter_folders()))
+    for store in itertools.islice(itertools.chain(roots, below), _MOST_FOLDERS):
+        if store.url not in seen:
+            seen.add(store.url)
+            yield store
+
+
+def iter_coco(coco: Coco, base: str, labelled: bool) -> Iterator[Row]:
+    """The images of a file, each with its boxes; one without annotations is a sample without boxes.
+
+    Args:
+        coco: the file.
+        base: the folder that its names are relative to.
+        labelled: each box has its category's name.
+
+    Raises:
+        UnavailableError, AccessError: a store does not answer, or refuses.
+    """
+    files = Files(base)
+    for first in range(0, len(coco.images), _AT_ONCE):
+        chunk = coco.images[first : first + _AT_ONCE]
+        names = [resolve(base, name) for _, name in chunk]
+        for place, ((_, path), file, info) in enumerate(zip(chunk, names, files.stats(names), strict=True), first):
+            if isinstance(info, UnavailableError | AccessError):
+                raise info
+            yield _to_row(coco, place, path, file, info, labelled)
+
+
+def _to_row(  # of one image
+    coco: Coco, place: int, path: str, file: str, info: ObjectInfo | TpufeedError | None, labelled: bool
+) -> Row:
+    number = coco.images[place][0]
+    start, stop = int(coco.stops[place - 1]) if place else 0, int(coco.stops[place])
+    boxes = coco.boxes[start:stop]
+    columns: dict[str, Any] = {
+        IMAGE_ID: number,
+        BOXES: np.hstack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]]).tolist(),
+        CROWD: coco.crowds[start:stop].tolist(),
+    }
+    if coco.points is not None:
+        columns[KEYPOINTS] = coco.points[start:stop].tolist()
+    label = tuple(coco.categories[label] for label in coco.labels[start:stop] if label >= 0) if labelled else None
+    problem = None
+    if isinstance(info, TpufeedError):
+        problem = "unreadable", f"the image {number} of {coco.where}: {info}"
+    elif info is None or info.version == BROKEN_LINK:
+        problem = "unreadable", f"there is no such file; the image {number} of {coco.where} names it"
+    else:
+        wrong = next((coco.odd[one] for one in range(start, stop) if one in coco.odd), None) if coco.odd else None
+        if wrong is not None:
+            problem = "bad_box", f"an annotation of the image {number} of {coco.where} has the {wrong}"
+    size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
+    return Row(path, size, version, label, None, "" if file == path else file, 0, columns, problem)
