@@ -305,7 +305,7 @@ def over_collectives():
 
 
 def compiled():
-    """Graphs that were compiled by each of four steps that normalise, flip, shift and mix; and the pixels of the last."""
+    """Graphs that each of four steps has compiled, which flip, shift, mix and normalise; and the pixels of the last."""
     images = torch.arange(4 * 8 * 16 * 3).reshape(4, 8, 16, 3).to(torch.uint8)
     counts, fetched = [], metrics.metric_data("TransferFromDeviceTime")[0]
     for step in range(4):

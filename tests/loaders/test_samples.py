@@ -1,0 +1,227 @@
+"""Masks, boxes, keypoints, further images and views, from files to batches: they move with the crop of their image."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import tpufeed
+from tpufeed.cache import warmup
+from tpufeed.errors import OptionError, RecordError
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize, Rotate
+
+COUNT, COLOURS = 12, ((250, 20, 20), (20, 250, 20), (20, 20, 250))
+RANDOM_OPS = [RandomResizedCrop(64, scale=(0.4, 1.0)), HorizontalFlip(), Rotate(15)]
+WHOLE = [Resize((60, 80))]
+COLUMNS = ["image", "mask", "boxes", "label", "iscrowd", "corners", "depth", "again", "window", "sample"]
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    """A table of photographs with up to three rectangles each, and what is known of them."""
+    folder, random, rows = tmp_path_factory.mktemp("scenes"), np.random.default_rng(4), []
+    for number in range(COUNT):
+        height, width = random.integers(90, 130, 2).tolist()
+        image, mask = np.full((height, width, 3), 128, np.uint8), np.zeros((height, width), np.uint8)
+        boxes, names, corners = [], [], []
+        for kind in range(number % 4):  # side by side, so that none hides another
+            left, right = kind * width // 3 + 3, (kind + 1) * width // 3 - 4
+            top, bottom = int(random.integers(2, 30)), int(random.integers(50, height))
+            image[top:bottom, left:right], mask[top:bottom, left:right] = COLOURS[kind], kind + 1
+            boxes.append([left, top, right - left, bottom - top])
+            names.append(["red", "green", "blue"][kind])
+            corners.append([left, top, 2])
+        Image.fromarray(image).save(folder / f"{number}.png")
+        Image.fromarray(mask).save(folder / f"{number}-mask.png")
+        Image.fromarray(mask.astype(np.uint16) * 1000).save(folder / f"{number}-depth.png")
+        Image.fromarray(255 - image).save(folder / f"{number}-again.png")
+        row = {"path": f"{number}.png", "label": names, "boxes": boxes, "iscrowd": [len(boxes)] * len(boxes)}
+        files = {name: f"{number}-{name}.png" for name in ("mask", "depth", "again")}
+        rows.append(row | {f"{name}_file": file for name, file in files.items()} | {"corners": corners})
+    (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    images = {"mask": "mask_file:mask", "depth": "depth_file:depth", "again": "again_file:image"}
+    result = tpufeed.shard(
+        folder / "table.jsonl",
+        folder / "dataset",
+        workers=1,
+        image_columns=images,
+        boxes="boxes",
+        box_format="xywh",
+        keypoints="corners",
+        box_columns=["iscrowd"],
+    )
+    return result.url
+
+
+def batches(url, columns=tuple(COLUMNS), **options):
+    """One epoch as dicts of a sample each."""
+    options = {"batch_size": COUNT, "columns": columns, "seed": 3, "processes": 0, **options}
+    with tpufeed.numpy_loader(url, **options) as loader:
+        return dict(zip(loader.form.names, next(iter(loader)), strict=True))
+
+
+def check_agreement(batch, tolerance=1.6):
+    """The colours of the image, its mask and its boxes say the same of where things are."""
+    seen = 0
+    for row in range(len(batch["image"])):
+        image, mask = batch["image"][row].astype(int), batch["mask"][row]
+        np.testing.assert_array_equal(batch["depth"][row], mask.astype(np.int32) * 1000)
+        count = batch["boxes_length"][row]
+        assert (batch["label"][row, count:] == -1).all()
+        names = batch["label"][row, :count]
+        for box, label in zip(batch["boxes"][row, :count], names, strict=True):
+            kind = {2: 0, 1: 1, 0: 2}[int(label)]  # classes are sorted: blue, green, red
+            rows, columns = np.nonzero(mask == kind + 1)
+            if min(box[2] - box[0], box[3] - box[1]) < 4:
+                continue
+            found = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            np.testing.assert_allclose(box, found, atol=tolerance)
+            middle = int(np.median(rows)), int(np.median(columns))
+            if mask[middle] == kind + 1:
+                assert np.abs(image[middle] - COLOURS[kind]).max() < 60
+                assert np.abs(255 - batch["again"][row][middle].astype(int) - image[middle]).max() <= 2
+                seen += 1
+        assert (batch["boxes"][row, count:] == 0).all()
+    return seen
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("ops", [WHOLE, RANDOM_OPS, [Resize(70), CenterCrop(60)]])
+def test_all_of_a_sample_moves_together(scenes, ops, processes):
+    batch = batches(scenes, ops=ops, processes=processes)
+    size = batch["image"].shape[1:3]
+    assert batch["mask"].shape == batch["depth"].shape == (COUNT, *size)
+    assert [batch[name].dtype for name in ("mask", "depth", "boxes", "corners", "window", "boxes_length")] == [
+        np.uint8, np.int32, np.float32, np.float32, np.float32, np.int32,
+    ]  # fmt: skip
+    assert batch["boxes"].shape == (COUNT, 3, 4)
+    assert batch["corners"].shape == (COUNT, 3, 3)
+    assert batch["corners_visible"].dtype == np.bool_
+    assert check_agreement(batch) >= 6
+    assert "label_length" not in batch  # `boxes_length` counts them
+    if ops is WHOLE:
+        assert batch["boxes_length"].tolist() == [
+            number % 4 for number in batch["sample"] * 0 + _numbers(scenes, batch)
+        ]
+        np.testing.assert_allclose(batch["corners"][..., :2], batch["boxes"][..., :2], atol=1e-3)
+
+
+def _numbers(url, batch):
+    with tpufeed.numpy_loader(url, columns=["filename"], shuffle=False, batch_size=COUNT, processes=0) as loader:
+        names = next(iter(loader))
+    return np.array([int(names[sample].partition(".")[0]) for sample in batch["sample"]])
+
+
+def test_padding_lengths_and_visibility(scenes):
+    everything = batches(scenes, ops=[CenterCrop(40)])
+    visible = batches(scenes, ops=[CenterCrop(40)], min_visibility=0.5, pad={"boxes": 5}, fill={"boxes": -1, "mask": 9})
+    assert visible["boxes"].shape == (COUNT, 5, 4)
+    assert (visible["boxes"][visible["boxes_length"] == 0] == -1).all()
+    assert visible["boxes_length"].sum() < everything["boxes_length"].sum()
+    with tpufeed.numpy_loader(scenes, columns=["boxes"], ops=[CenterCrop(40)], batch_size=COUNT, processes=0) as loader:
+        next(iter(loader))
+        assert (
+            loader.stats().dropped_boxes
+            == sum(number % 4 for number in range(COUNT)) - everything["boxes_length"].sum()
+        )
+    with pytest.raises(RecordError, match="boxes has 3 items, and the batch has room for 2"):
+        batches(scenes, ops=WHOLE, pad={"boxes": 2})
+    cut = batches(scenes, ops=WHOLE, pad={"boxes": 2, "label": 2}, truncate=True, columns=["boxes", "label"])
+    assert cut["boxes_length"].max() == 2
+
+
+def test_the_window_is_the_part_of_the_stored_image(scenes):
+    batch = batches(scenes, ops=[CenterCrop(40)], columns=["window", "height", "width"])
+    expected = np.stack([(batch["height"] - 40) // 2, (batch["width"] - 40) // 2], 1)
+    np.testing.assert_array_equal(batch["window"][:, :2], expected)
+    assert (batch["window"][:, 2:] == 40).all()
+
+
+@pytest.mark.parametrize("encode", ["raw", "png"])
+def test_a_cache_holds_what_its_variants_moved(scenes, encode, tmp_path):
+    cache = warmup(scenes, tmp_path / "cache", ops=RANDOM_OPS, variants=2, encode=encode, workers=1, seed=5).url
+    assert tpufeed.verify(cache, decode="all").records == 2 * COUNT
+    with tpufeed.numpy_loader(cache, columns=COLUMNS, batch_size=COUNT, processes=0) as loader:
+        for batch in (next(iter(loader)), next(iter(loader))):
+            assert check_agreement(dict(zip(loader.form.names, batch, strict=True))) >= 6
+    again = warmup(cache, tmp_path / "again", ops=WHOLE, encode="raw", workers=1, allow_augmented=True).url
+    assert check_agreement(batches(again)) >= 6
+    flipped = batches(cache, ops=[HorizontalFlip(1.0)])
+    assert check_agreement(flipped) >= 6
+
+
+def test_every_loader_gives_the_same(scenes):
+    options = {"columns": COLUMNS, "ops": RANDOM_OPS, "batch_size": 8, "seed": 9}
+    with tpufeed.numpy_loader(scenes, **options) as loader:
+        names, expected = loader.form.names, next(iter(loader))
+    for make in (tpufeed.torch_loader, tpufeed.jax_loader):
+        with make(scenes, **options) as loader:
+            for name, one, other in zip(names, next(iter(loader)), expected, strict=True):
+                np.testing.assert_array_equal(np.asarray(one), other, err_msg=name)
+    feed = tpufeed.tf_dataset(scenes, deterministic=True, **options)
+    for one, other in zip(tf.nest.flatten(next(iter(feed))), expected, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other)
+    single = tpufeed.TFRecordImages(scenes, columns=COLUMNS, ops=RANDOM_OPS, seed=9)
+    sample = int(expected[-1][2])
+    for name, one, other in zip(names, single[sample], expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), other[2], err_msg=name)
+
+
+# Views
+
+
+def test_views_of_one_size_are_an_axis(scenes):
+    crop = [RandomResizedCrop(32), HorizontalFlip()]
+    batch = batches(scenes, columns=["image", "sample"], views=[(crop, 3)])
+    assert batch["image"].shape == (COUNT, 3, 32, 32, 3)
+    alone = batches(scenes, columns=["image", "sample"], ops=crop)
+    np.testing.assert_array_equal(batch["image"][:, 0], alone["image"])
+    assert (batch["image"][:, 1] != batch["image"][:, 2]).any(axis=(1, 2, 3)).mean() > 0.8
+    again = batches(scenes, columns=["image", "sample"], views=[crop, crop, crop], processes=1)
+    np.testing.assert_array_equal(batch["image"], again["image"])
+
+
+def test_views_of_several_sizes_are_columns(scenes):
+    large, small = [RandomResizedCrop(48)], [RandomResizedCrop((16, 24), scale=(0.05, 0.3)), HorizontalFlip()]
+    options = {"views": [(large, 2), (small, 4)], "batch_size": 4}
+    with tpufeed.torch_loader(scenes, **options, columns=["image", "sample"]) as loader:
+        two, four, sample = next(iter(loader))
+    assert (two.shape, four.shape) == ((4, 2, 48, 48, 3), (4, 4, 16, 24, 3))
+    with tpufeed.numpy_loader(scenes, **options, columns=None) as loader:
+        assert {"image_48", "image_16x24"} < set(next(iter(loader)))
+    single = tpufeed.TFRecordImages(scenes, columns=["image"], views=options["views"])
+    one, other = single[int(sample[0])]
+    np.testing.assert_array_equal(one, two[0])
+    np.testing.assert_array_equal(other, four[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"views": [WHOLE], "ops": WHOLE}, "either ops.* or views"),
+        ({"views": [WHOLE, WHOLE], "columns": ["image", "mask"]}, "views are crops of the image alone"),
+        ({"views": [[HorizontalFlip()], WHOLE], "columns": ["image"]}, "of views each one fixes a size"),
+        ({"views": [(WHOLE, 0)], "columns": ["image"]}, "the number of views is a whole number, at least 1"),
+        ({"columns": ["mask"]}, "differ in size"),
+    ],
+)
+def test_views_that_cannot_be(scenes, options, said):
+    with pytest.raises(OptionError, match=said):
+        tpufeed.numpy_loader(scenes, **options)
+
+
+def test_the_padding_mask_has_another_name_beside_a_column_mask(scenes):
+    with tpufeed.numpy_loader(scenes, columns=["mask", "sample"], ops=WHOLE, batch_size=8, remainder="pad") as loader:
+        assert loader.form.names == ("mask", "sample", "sample_mask")
+        assert sum(int(real.sum()) for *_, real in loader) == COUNT
+
+
+def test_the_contact_sheet_draws_masks_and_boxes(scenes, tmp_path):
+    from tpufeed.diagnosis.contact_sheet import SheetOptions, make_contact_sheet
+
+    sheet = make_contact_sheet(tpufeed.open_dataset(scenes), options=SheetOptions(count=COUNT))
+    pixels = np.asarray(sheet.image).reshape(-1, 3)
+    assert not sheet.problems
+    assert (pixels == (0, 255, 0)).all(1).sum() > 50  # the outline of a second box
