@@ -102,9 +102,7 @@ def test_all_of_a_sample_moves_together(scenes, ops, processes):
     assert check_agreement(batch) >= 6
     assert "label_length" not in batch  # `boxes_length` counts them
     if ops is WHOLE:
-        assert batch["boxes_length"].tolist() == [
-            number % 4 for number in batch["sample"] * 0 + _numbers(scenes, batch)
-        ]
+        assert batch["boxes_length"].tolist() == [number % 4 for number in _numbers(scenes, batch)]
         np.testing.assert_allclose(batch["corners"][..., :2], batch["boxes"][..., :2], atol=1e-3)
 
 
@@ -178,7 +176,9 @@ def test_views_of_one_size_are_an_axis(scenes):
     assert batch["image"].shape == (COUNT, 3, 32, 32, 3)
     alone = batches(scenes, columns=["image", "sample"], ops=crop)
     np.testing.assert_array_equal(batch["image"][:, 0], alone["image"])
-    assert (batch["image"][:, 1] != batch["image"][:, 2]).any(axis=(1, 2, 3)).mean() > 0.8
+    assert (batch["image"][:, 1] != batch["image"][:, 2]).any(
+        axis=(1, 2, 3)
+    ).mean() > 0.7  # some scenes are of one colour
     again = batches(scenes, columns=["image", "sample"], views=[crop, crop, crop], processes=1)
     np.testing.assert_array_equal(batch["image"], again["image"])
 
@@ -189,8 +189,8 @@ def test_views_of_several_sizes_are_columns(scenes):
     with tpufeed.torch_loader(scenes, **options, columns=["image", "sample"]) as loader:
         two, four, sample = next(iter(loader))
     assert (two.shape, four.shape) == ((4, 2, 48, 48, 3), (4, 4, 16, 24, 3))
-    with tpufeed.numpy_loader(scenes, **options, columns=None) as loader:
-        assert {"image_48", "image_16x24"} < set(next(iter(loader)))
+    with tpufeed.numpy_loader(scenes, **options, columns=["image"]) as loader:
+        assert loader.form.names == ("image_48", "image_16x24")
     single = tpufeed.TFRecordImages(scenes, columns=["image"], views=options["views"])
     one, other = single[int(sample[0])]
     np.testing.assert_array_equal(one, two[0])

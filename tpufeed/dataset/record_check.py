@@ -197,19 +197,17 @@ def _items(spec: FeatureSpec, feature: Feature) -> float:
 
 def _shape_problem(spec: FeatureSpec, feature: Feature) -> str:
     """Say what is wrong with the number, or the range, of a feature's values."""
-    if spec.is_picture and spec.shape == ():
-        return ""  # a file
-    if spec.is_raw or spec.is_picture:
-        size = sum(map(len, feature.values))
-        expected = None if spec.shape is None else math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
-        if expected is not None and size != expected and spec.dtype != "bytes":
-            return f"has {size} bytes; {spec.dtype} of {list(spec.shape or ())} takes {expected}"
+    if (spec.is_raw or spec.is_picture) and spec.shape:
+        size, expected = sum(map(len, feature.values)), math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+        return "" if size == expected else f"has {size} bytes; {spec.dtype} of {list(spec.shape)} takes {expected}"
     if spec.shape is None and isinstance(spec.lengths, tuple):
         items, (least, most) = _items(spec, feature), spec.lengths
-        if not (items.is_integer() if isinstance(items, float) else True) or not least <= items <= most:
+        if not items.is_integer() or not least <= items <= most:
             return f"has {items:g} items of shape {list(spec.each)}; the manifest says {least} to {most}"
-    if spec.is_picture:
-        return ""
+    return "" if spec.is_raw or spec.is_picture else _value_problem(spec, feature)
+
+
+def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
     if spec.dtype in ("int32", "bool"):
         low, high = (0, 1) if spec.dtype == "bool" else (-(1 << 31), (1 << 31) - 1)
         odd = next((value for value in feature.values if not low <= int(value) <= high), None)
