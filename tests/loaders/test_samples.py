@@ -170,7 +170,7 @@ def test_every_loader_gives_the_same(scenes):
 # Views
 
 
-def test_views_of_one_size_are_an_axis(scenes):
+def test_views_of_one_size_are_an_axis(scenes):  # of which some are of one colour
     crop = [RandomResizedCrop(32), HorizontalFlip()]
     batch = batches(scenes, columns=["image", "sample"], views=[(crop, 3)])
     assert batch["image"].shape == (COUNT, 3, 32, 32, 3)
@@ -178,7 +178,7 @@ def test_views_of_one_size_are_an_axis(scenes):
     np.testing.assert_array_equal(batch["image"][:, 0], alone["image"])
     assert (batch["image"][:, 1] != batch["image"][:, 2]).any(
         axis=(1, 2, 3)
-    ).mean() > 0.7  # some scenes are of one colour
+    ).mean() > 0.7
     again = batches(scenes, columns=["image", "sample"], views=[crop, crop, crop], processes=1)
     np.testing.assert_array_equal(batch["image"], again["image"])
 
