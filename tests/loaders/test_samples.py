@@ -9,8 +9,8 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.errors import OptionError, RecordError
-from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize, Rotate
+from tpufeed.errors import OpError, OptionError, RecordError
+from tpufeed.images import CenterCrop, Custom, HorizontalFlip, RandomResizedCrop, Resize, Rotate
 
 COUNT, COLOURS = 12, ((250, 20, 20), (20, 250, 20), (20, 20, 250))
 RANDOM_OPS = [RandomResizedCrop(64, scale=(0.4, 1.0)), HorizontalFlip(), Rotate(15)]
@@ -176,9 +176,7 @@ def test_views_of_one_size_are_an_axis(scenes):  # of which some are of one colo
     assert batch["image"].shape == (COUNT, 3, 32, 32, 3)
     alone = batches(scenes, columns=["image", "sample"], ops=crop)
     np.testing.assert_array_equal(batch["image"][:, 0], alone["image"])
-    assert (batch["image"][:, 1] != batch["image"][:, 2]).any(
-        axis=(1, 2, 3)
-    ).mean() > 0.7
+    assert (batch["image"][:, 1] != batch["image"][:, 2]).any(axis=(1, 2, 3)).mean() > 0.7
     again = batches(scenes, columns=["image", "sample"], views=[crop, crop, crop], processes=1)
     np.testing.assert_array_equal(batch["image"], again["image"])
 
@@ -225,3 +223,68 @@ def test_the_contact_sheet_draws_masks_and_boxes(scenes, tmp_path):
     pixels = np.asarray(sheet.image).reshape(-1, 3)
     assert not sheet.problems
     assert (pixels == (0, 255, 0)).all(1).sum() > 50  # the outline of a second box
+
+
+# Functions of the user's over whole samples
+
+
+def whole(sample, random):
+    """Mirror everything, and add a box over all of it."""
+    image = sample["image"][:, ::-1]
+    height, width = image.shape[:2]
+    left, top, right, bottom = sample["boxes"].T
+    boxes = np.stack([width - right, top, width - left, bottom], 1)
+    corners = sample["corners"] * (-1, 1, 1) + (width, 0, 0)
+    return {
+        "image": np.ascontiguousarray(image),
+        "mask": sample["mask"][:, ::-1],
+        "depth": sample["depth"][:, ::-1],
+        "boxes": np.concatenate([boxes, [[0, 0, width, height]]]).astype(np.float32),
+        "label": np.append(sample["label"], 2),
+        "iscrowd": np.append(sample["iscrowd"], -5),
+        "corners": np.concatenate([corners, np.zeros((1, 3))]).astype(np.float32),
+    }
+
+
+def shrunk(sample, random):
+    return sample | {"mask": sample["mask"][:-1]}
+
+
+def no_dict(sample, random):
+    return sample["image"]
+
+
+@pytest.mark.parametrize("behind", [[], [CenterCrop(50), HorizontalFlip(1.0)]])
+def test_a_function_changes_a_whole_sample(scenes, behind):
+    columns = [name for name in COLUMNS if name != "again"]
+    ops = [Resize((60, 80)), Custom(whole, sample=True), *behind]
+    pad = {name: 4 for name in ("boxes", "label", "iscrowd", "corners")}
+    batch = batches(scenes, ops=ops, columns=columns, pad=pad, truncate=True)
+    plain = batches(scenes, ops=[Resize((60, 80)), HorizontalFlip(1.0), *behind], columns=columns, pad=pad)
+    np.testing.assert_array_equal(batch["boxes_length"], plain["boxes_length"] + 1)
+    for name in ("image", "mask", "depth"):
+        np.testing.assert_array_equal(batch[name], plain[name])
+    for row, count in enumerate(plain["boxes_length"]):
+        for name in ("boxes", "label", "iscrowd"):
+            np.testing.assert_allclose(batch[name][row, :count], plain[name][row, :count], atol=1e-3)
+        size = batch["image"].shape[1:3]
+        assert batch["boxes"][row, count].tolist() == [0, 0, size[1], size[0]]
+        assert batch["iscrowd"][row, count] == -5
+
+
+@pytest.mark.parametrize(
+    ("function", "columns", "error", "said"),
+    [
+        (shrunk, ["image", "mask"], OpError, "returned 'mask' of shape .*return a mask of"),
+        (no_dict, ["image", "mask"], OpError, "returned ndarray: return a dict of image, mask"),
+        (whole, ["image", "again", "mask"], OptionError, "not 'again': leave it out"),
+    ],
+)
+def test_functions_that_give_something_else(scenes, function, columns, error, said):
+    with pytest.raises(error, match=said):
+        batches(scenes, ops=[Resize((60, 80)), Custom(function, sample=True)], columns=columns)
+
+
+def test_a_cache_takes_no_function_over_whole_samples(scenes, tmp_path):
+    with pytest.raises(OptionError, match="changes whole samples, which only loaders do"):
+        warmup(scenes, tmp_path / "cache", ops=[Resize((8, 8)), Custom(whole, sample=True)], workers=1)

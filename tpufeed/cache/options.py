@@ -94,6 +94,8 @@ class CacheOptions:
         for op in self.applied:
             if isinstance(op, Custom) and op.obstacle:  # also where this process does all: another one may go on
                 raise OptionError(op.obstacle)
+            if isinstance(op, Custom) and op.sample:
+                raise OptionError(f"{op} changes whole samples, which only loaders do: pass it to them, in ops=[...]")
         for op in final:
             if isinstance(op, Custom):
                 raise OptionError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Draws, SameSizeOp
+from tpufeed.images.protocols import Draws, SameSizeOp, keep
 from tpufeed.images.rng import generator
 from tpufeed.images.validation import shown
 
@@ -21,9 +21,13 @@ Augmentation = Callable[[Pixels, np.random.Generator], Pixels]
 _WAY_OUT = "put it, by `def` and under a name of its own, into a module that workers can import, and give 'module:name'"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Custom(SameSizeOp):
     """Any function of (uint8 RGB array, numpy Generator) that returns a uint8 array of the same shape.
+
+    With `sample=True` it is a function of (dict, Generator) that returns a dict: `image`, and with it whatever else of
+    the sample moves and is asked for, under the names of its columns: masks (height, width), boxes float32 (n, 4) in
+    pixels of the image, keypoints, and what belongs to boxes. It may return other boxes, and another number of them.
 
     The function gets a copy of the image, which it may change and return. All its random numbers must come from the
     Generator; then any number of threads and processes gives the same pixels. It is imported when the op first runs,
@@ -33,6 +37,7 @@ class Custom(SameSizeOp):
     Attributes:
         target: "module:function", or "module:Class.method"; a function is taken, too, and held as such a text.
         version: of the function, by the user's own count: another version means other pixels.
+        sample: the function takes and gives a dict.
 
     Raises:
         OptionError: made of what has no name that workers could import; run where the import fails.
@@ -41,6 +46,7 @@ class Custom(SameSizeOp):
 
     target: str | Augmentation
     version: str = "1"
+    sample: bool = False
     draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
@@ -51,6 +57,12 @@ class Custom(SameSizeOp):
         if not isinstance(text, str) or not 0 < len(text) <= 100 or not text.isprintable() or text != text.strip():
             raise OptionError(f"Custom: a version is a short text, like '2', not {shown(version)}")
         object.__setattr__(self, "version", text)
+        if not isinstance(self.sample, bool):
+            raise OptionError(f"Custom: sample is True or False, not {shown(self.sample)}")
+
+    def __repr__(self) -> str:
+        whole = ", sample=True" if self.sample else ""
+        return f"Custom(target={self.target!r}, version={self.version!r}{whole})"
 
     def skips(self, draws: Draws) -> bool:
         return False
@@ -68,17 +80,51 @@ class Custom(SameSizeOp):
         return _find(str(self.target)) if self.obstacle else _load(str(self.target))
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        function, given = self.load(), np.array(image, order="C")
-        try:
-            result: object = function(given, generator(draws))
-        except Exception as error:
-            raise OpError(f"{self} raised {type(error).__name__}: {error}") from error
+        given = np.array(image, order="C")
+        if self.sample:
+            return keep(self.apply_sample({"image": given}, draws)["image"], out)
+        result = self._call(given, draws)
         pixels = self._check(result, image.shape)
         if out is None:
             # Its own array may be one that the function keeps and fills again for the next image.
             return pixels if pixels is given else pixels.copy()
         np.copyto(out, pixels)
         return out
+
+    def apply_sample(self, sample: dict[str, Any], draws: Draws) -> dict[str, Any]:
+        """Return what the function makes of a sample, as arrays of its own. Raises OpError where it gives others.
+
+        Args:
+            sample: arrays by name, which the function may change; `image` is uint8 RGB.
+            draws: for its Generator.
+        """
+        given = {name: np.array(values, order="C") for name, values in sample.items()}
+        result = self._call(dict(given), draws)
+        if not isinstance(result, dict) or result.keys() != sample.keys():
+            found = sorted(result) if isinstance(result, dict) else type(result).__name__
+            raise OpError(f"{self} returned {found}: return a dict of {', '.join(sample)}")
+        changed = {"image": self._check(result["image"], sample["image"].shape).copy()}
+        for name, before in sample.items():
+            if name == "image":
+                continue
+            after = np.asarray(result[name])
+            is_mask = after.shape[:2] == before.shape[:2] == sample["image"].shape[:2]
+            if after.dtype.kind != before.dtype.kind or after.shape[1:] != before.shape[1:]:
+                raise OpError(
+                    f"{self} returned {name!r} as {after.dtype} of shape {after.shape} for {before.dtype} of shape "
+                    f"{before.shape}: only the number of boxes, points and what belongs to them may change"
+                )
+            if before.shape[:2] == sample["image"].shape[:2] and before.ndim == 2 and not is_mask:
+                raise OpError(f"{self} returned {name!r} of shape {after.shape}: return a mask of {before.shape}")
+            changed[name] = after.astype(before.dtype)
+        return changed
+
+    def _call(self, given: Any, draws: Draws) -> object:
+        function: Any = self.load()
+        try:
+            return function(given, generator(draws))
+        except Exception as error:
+            raise OpError(f"{self} raised {type(error).__name__}: {error}") from error
 
     def _check(self, result: object, shape: tuple[int, ...]) -> Pixels:
         if not isinstance(result, np.ndarray):

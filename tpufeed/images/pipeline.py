@@ -40,8 +40,8 @@ class Pipeline:
                 )
         self.ops = tuple(ops)
         self.seed = seed
-        self._fast = fast
-        self._upright = upright
+        self.fast = fast
+        self.upright = upright
         # Asked once: isinstance of a Protocol takes 13 us on Python 3.11, all of them with the GIL held.
         self._steps: list[_Step] = [
             (op, None, op.fill) if isinstance(op, WindowOp) else (None, op if isinstance(op, PixelOp) else None, 0)
@@ -115,7 +115,7 @@ class Pipeline:
         if segments is None:
             return None
         # Interpolation looks at neighbours: the decoder's between colour samples, `resize_reduced` between pixels.
-        down, across = segments.frame.mcu if not self._fast else (reduce, reduce) if reduce > 1 else (0, 0)
+        down, across = segments.frame.mcu if not self.fast else (reduce, reduce) if reduce > 1 else (0, 0)
         return segments.cut(
             Box(
                 min(window.top for window in windows) - down,
@@ -192,9 +192,9 @@ def run_views(
     """
     one = pipelines[0]
     firsts = [pipeline._first_window for pipeline in pipelines]
-    orientation = orientation_of(data) if one._upright else 1
+    orientation = orientation_of(data) if one.upright else 1
     if None in firsts:
-        pixels = turn(decode(data, 1, buffer, one._fast), orientation)
+        pixels = turn(decode(data, 1, buffer, one.fast), orientation)
         return [pipeline.run(pixels, drawn, out) for pipeline, drawn, out in zip(pipelines, draws, outs, strict=True)]
     size = image_size(data)
     if orientation >= 5:
@@ -210,7 +210,7 @@ def run_views(
     origin, cut = (0, 0), one._cut_bytes(data, windows, reduce) if orientation == 1 else None
     if cut is not None:
         data, origin, size = memoryview(cut.data), (cut.top, cut.left), (cut.height, cut.width)
-    pixels = turn(decode(data, reduce, buffer, one._fast), orientation)
+    pixels = turn(decode(data, reduce, buffer, one.fast), orientation)
     reduced = 1 if pixels.shape[:2] == size else reduce
     return [
         pipeline._run(pixels, window, drawn, out, reduced, origin)

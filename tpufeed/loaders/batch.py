@@ -28,6 +28,7 @@ from tpufeed.images.protocols import Draws, Op
 from tpufeed.images.validation import shown
 from tpufeed.loaders.buffers import ArraySpec
 from tpufeed.loaders.columns import SAMPLE, Column, Columns, Picture, Rows, Sample, resolve_columns
+from tpufeed.loaders.joint import JointPipeline
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.tfrecord.example import decode_arrays
 from tpufeed.tfrecord.layout import FixedLayout
@@ -214,12 +215,25 @@ class Decoder:
         self._targets = _view_targets(self.columns.images, self.sizes)
         self._pictures = [each for each in self.columns.fields if isinstance(each, Picture)]
         self._fields = [each for each in self.columns.fields if not isinstance(each, Picture)]
+        self._joint = self._cut_at_whole_samples()
         self._local = threading.local()
 
     def check_sizes(self) -> None:
         """Raise OptionError where images, or what goes with them, differ in size from sample to sample."""
         if None in self.sizes and self.columns.pooled:
             raise OptionError(f"{self._url}: {_NO_SIZE}")
+
+    def _cut_at_whole_samples(self) -> JointPipeline | None:
+        """Return the pipeline for ops of the user's that change whole samples; None where there is none to change."""
+        moving = {each.columns[0].name: each.spec for each in self._fields if each.moves and each.spec is not None}
+        moving = {spec.of: self._specs[spec.of] for spec in moving.values() if isinstance(spec.of, str)} | moving
+        custom = next((op for op in self.pipelines[0].ops if isinstance(op, Custom) and op.sample), None)
+        if custom is None or not moving:
+            return None
+        if self._pictures:
+            (column,) = self._pictures[0].columns
+            raise OptionError(f"{custom} changes a sample's image, masks and boxes, not {column.name!r}: leave it out")
+        return JointPipeline(self.pipelines[0], moving)
 
     def draw(self, epoch: int, samples: npt.NDArray[np.int64]) -> list[DrawnBatch]:
         """Draw the random numbers of some samples: `[view][op][sample]`."""
@@ -238,7 +252,7 @@ class Decoder:
         Raises:
             ImageError, RecordError, OpError: the sample is damaged, or does not fit its row.
         """
-        if self.columns.images and not copied:
+        if self.columns.images and not copied and self._joint is None:
             self._fill_image(record.image, draws, rows, row)
         if not self.columns.fields:
             return 0
@@ -250,6 +264,10 @@ class Decoder:
             lambda: pipeline.geometry(*size(), drawn),
             self._min_visibility,
         )
+        if self._joint is not None:
+            pixels, sample = self._joint.run(partial(self._run_part, record.image), sample, drawn)
+            for column in self.columns.images:
+                rows[column.name][row] = pixels
         for each in self._fields:
             each.fill(sample, rows, row)
         for picture in self._pictures:
@@ -284,6 +302,10 @@ class Decoder:
                     target[row] = pixels.copy()
                 else:
                     target[row] = [*(target[row] or ()), pixels.copy()]
+
+    def _run_part(self, image: memoryview, pipeline: Pipeline, draws: Sequence[Draws]) -> Pixels:
+        """Run the first ops, of which the last may fix no size. The result is not a view of scratch."""
+        return self._run(pipeline, image, draws, None).copy()
 
     def _run(self, pipeline: Pipeline, image: memoryview, draws: Sequence[Draws], out: Pixels | None) -> Pixels:
         if self._tensor_shape is None:

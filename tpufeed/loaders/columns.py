@@ -175,6 +175,10 @@ class Field(Protocol):
     columns: tuple[Column, ...]
     moves: bool  # it needs to know where the pixels went
 
+    @property
+    def spec(self) -> FeatureSpec | None:
+        """The feature that fills it."""
+
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
         """Fill a row of the field's columns. Raises RecordError."""
 
@@ -226,7 +230,7 @@ class Items:
     def __init__(
         self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, fill: float, counted: bool
     ) -> None:
-        self._spec, self._most, self._truncate, self._fill = spec, most, truncate, fill
+        self.spec, self._most, self._truncate, self._fill = spec, most, truncate, fill
         shape = spec.shape or () if most is None else (most, *spec.each)
         lengths = (Column(f"{name}_length", "int32"),) if counted else ()
         self.columns: tuple[Column, ...] = (Column(name, spec.dtype, shape), *lengths)
@@ -237,14 +241,14 @@ class Items:
         return self._most is not None
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        self._put(sample.items(self._spec), sample, rows, row)
+        self._put(sample.items(self.spec), sample, rows, row)
 
     def _put(self, items: Array, sample: Sample, rows: Rows, row: int) -> None:
         """Write a sample's items to their row. Raises RecordError where they do not fit."""
         column = self.columns[0]
         if self._most is None:
             if items.shape != column.shape:
-                raise RecordError(f"{sample.where}: {self._spec.key} has the shape {items.shape}, not {column.shape}")
+                raise RecordError(f"{sample.where}: {self.spec.key} has the shape {items.shape}, not {column.shape}")
             rows[column.name][row] = items.astype(column.dtype, copy=False)
             return
         if len(items) > self._most:
@@ -270,14 +274,12 @@ class OwnedItems(Items):
 class MultiHot:
     """The labels of a sample as one float for each class, 1 for its own."""
 
-    moves = False
-
     def __init__(self, spec: FeatureSpec, classes: int) -> None:
-        self._spec = spec
+        self.spec, self.moves = spec, isinstance(spec.of, str)
         self.columns: tuple[Column, ...] = (Column("label", "float32", (classes,)),)
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        labels, (column,) = sample.items(self._spec), self.columns
+        labels, (column,) = sample.items(self.spec), self.columns
         if len(labels) and not 0 <= labels.min() <= labels.max() < column.shape[0]:
             raise RecordError(f"{sample.where}: a label of {labels.tolist()} is no class; there are {column.shape[0]}")
         hot = np.zeros(column.shape, np.float32)
@@ -291,7 +293,7 @@ class Boxes(Items):
     moves = True
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        self._put(sample.boxes(self._spec), sample, rows, row)
+        self._put(sample.boxes(self.spec), sample, rows, row)
 
 
 class Keypoints(Items):
@@ -306,7 +308,7 @@ class Keypoints(Items):
         self.columns = (*self.columns, Column(f"{name}_visible", "bool", self.columns[0].shape[:-1]))
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        points, visible = sample.points(self._spec)
+        points, visible = sample.points(self.spec)
         self._put(points, sample, rows, row)
         seen = np.zeros(self.columns[-1].shape, np.bool_)
         seen[: len(visible)] = visible[: len(seen)]
@@ -319,16 +321,16 @@ class Mask:
     moves = True
 
     def __init__(self, name: str, spec: FeatureSpec, size: tuple[int, int] | None, fill: int) -> None:
-        self._spec, self._fill = spec, fill
+        self.spec, self._fill = spec, fill
         self._dtype = "uint8" if spec.kind == "mask" else "int32"
         self.columns: tuple[Column, ...] = (Column(name, self._dtype, () if size is None else size),)
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
         target = rows[self.columns[0].name]
         if isinstance(target, list):
-            target[row] = sample.mask(self._spec, self._fill).astype(self._dtype, copy=False)
+            target[row] = sample.mask(self.spec, self._fill).astype(self._dtype, copy=False)
         else:
-            sample.mask(self._spec, self._fill, target[row])
+            sample.mask(self.spec, self._fill, target[row])
 
 
 class Picture:
@@ -344,7 +346,7 @@ class Picture:
 class WindowField:
     """The part of the stored image that the result shows: top, left, height and width in pixels."""
 
-    moves = True
+    moves, spec = True, None
     columns: tuple[Column, ...] = (Column(WINDOW, "float32", (4,)),)
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
