@@ -181,6 +181,8 @@ OPTIONS = {
 }
 OF_OTHER_TESTS = {
     "--column",  # test_shaped_columns.py
+    *("--image-column", "--masks"),  # test_pictures.py
+    *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
     "--workers",
     "--engine",
     "--ray-address",

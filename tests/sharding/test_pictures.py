@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -9,19 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import tpufeed
+from tests.gcs_server import GcsServer
 from tests.sharding.previews import preview_shard
-from tests.sharding.test_joined import begun
+from tests.sharding.test_joined import PLAN, begun, forge
 from tests.sharding.test_tars import encode_tar, rejects_of
+from tpufeed import cache
+from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DuplicateWriterError, OptionError, SourceError
+from tpufeed.errors import DatasetNotFoundError, DuplicateWriterError, ManifestError, OptionError, SourceError
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.store import read_span
 
 PALETTE = np.array([[230, 20, 20], [20, 200, 30], [30, 30, 220], [240, 240, 240]], np.uint8)
 MASKS = {"image_columns": {"mask": "mask:mask"}}
-IMAGES = Path(__file__).name
 
 
 def png(values, mode=None):
@@ -379,3 +383,157 @@ def test_the_same_command_with_other_masks_is_another_build(few, folders, tmp_pa
     assert shard(str(images), tmp_path / "e", masks=f"{masks}/").earlier_images == 3
     with pytest.raises(DuplicateWriterError, match="masks is"):
         shard(images, tmp_path / "e")
+
+
+IMAGES = 9  # the place of an input's further images in a plan
+
+
+def plant(folder, **values):
+    """The first input of the plan at `folder` says other things of its mask."""
+
+    def change(_, tasks):
+        (mask,) = tasks[0]["inputs"][0][IMAGES]
+        places = {"file": 0, "bytes": 1, "version": 2, "offset": 3}
+        for name, value in values.items():
+            mask[places[name]] = value
+
+    forge(folder, change)
+
+
+def refused(source, folder, match="which is none of its", **options):
+    with pytest.raises(ManifestError, match=match):
+        shard(source, folder, **options)
+    with pytest.raises(ManifestError, match=match):
+        preview_shard(source, folder, **options)
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["plan.jsonl"]
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A mask that nobody has named."""
+    (tmp_path / "private").mkdir()
+    path = tmp_path / "private/secret.png"
+    path.write_bytes(png(classes()))
+    return {"file": str(path), "bytes": path.stat().st_size, "version": str(path.stat().st_mtime_ns)}
+
+
+def test_a_plan_of_a_table_names_no_foreign_mask(few, secret, tmp_path):
+    shard(few, tmp_path / "d", **MASKS)
+    honest = (begun(tmp_path / "d") / PLAN).read_bytes()
+    for values in (secret, {"file": "../private/secret.png"}, {"file": "http://127.0.0.1:1/secret.png"}):
+        plant(tmp_path / "d", **values)
+        refused(few, tmp_path / "d", **MASKS)
+        (tmp_path / "d" / PLAN).write_bytes(honest)
+    plant(tmp_path / "d", offset=-1)
+    refused(few, tmp_path / "d", match="cannot be", **MASKS)
+    (tmp_path / "d" / PLAN).write_bytes(honest)
+    assert shard(few, tmp_path / "d", **MASKS).images == 3
+
+
+def test_a_plan_of_a_folder_names_no_foreign_mask(folders, secret, tmp_path):
+    images, masks = folders
+    shard(images, tmp_path / "d", masks=masks)
+    honest = (begun(tmp_path / "d") / PLAN).read_bytes()
+    others = ("train/a/0.txt", "train/b/0.png", "../private/secret.png", ".hidden/0.png", "")
+    for file in (secret["file"], *(f"{masks}/{name}" for name in others), f"{masks}/../private/secret.png", "x.png"):
+        plant(tmp_path / "d", file=file)
+        refused(images, tmp_path / "d", masks=masks)
+        (tmp_path / "d" / PLAN).write_bytes(honest)
+    assert shard(images, tmp_path / "d", masks=masks).images == 3
+
+
+def test_a_plan_of_tars_names_no_mask_elsewhere(secret, tmp_path):
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    for name in ("a.tar", "b.tar"):
+        (tars / name).write_bytes(encode_tar([("0.png", picture(classes())), ("0.mask.png", png(classes()))]))
+    options = {"image_columns": {"mask": "mask.png:mask"}}
+    shard(tars / "a.tar", tmp_path / "d", **options)
+    begun(tmp_path / "d")
+    for file in (secret["file"], "b.tar", "../private/secret.png"):
+        plant(tmp_path / "d", file=file)
+        refused(tars / "a.tar", tmp_path / "d", **options)
+
+
+def test_a_plan_with_more_or_fewer_images_than_columns_is_refused(few, tmp_path):
+    shard(few, tmp_path / "d", **MASKS)
+    honest = (begun(tmp_path / "d") / PLAN).read_bytes()
+
+    def without_images(_, tasks):
+        tasks[0]["inputs"][0][IMAGES] = []
+
+    def without_features(header, _):
+        header["features"].pop()
+
+    for change in (without_images, without_features):
+        forge(tmp_path / "d", change)
+        refused(few, tmp_path / "d", match="no plan of", **MASKS)
+        (tmp_path / "d" / PLAN).write_bytes(honest)
+
+
+def test_killed_and_run_again_it_ends_with_the_same_bytes(command, folders, bytes_of, tmp_path):
+    images, masks = folders
+    for number in range(20):
+        (images / f"train/a/n{number}.png").write_bytes(picture(classes(seed=number)))
+        (masks / f"train/a/n{number}.png").write_bytes(png(classes(seed=number)))
+    (masks / "train/a/n3.png").unlink()
+    flags = ["--masks", masks, "--shard-size", "6KB", "--presize", 40, "--max-rejects", 5]
+    calm = command(images, flags)
+    assert calm.run_here(tmp_path / "expected", "--workers", 1).returncode == 0
+    expected = bytes_of(tmp_path / "expected")
+    assert len(expected) > 6
+    killed = command(images, flags)
+    killed.order("os.link", "/reports/", "kill_group()", 3)
+    killed.run_killed(tmp_path / "d", "--workers", 2)
+    with pytest.raises(DatasetNotFoundError):
+        open_dataset(tmp_path / "d")
+    done = command(images, flags).run_here(tmp_path / "d", "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    assert bytes_of(tmp_path / "d") == expected
+    assert rejects_of(tmp_path / "d")["train/a/n3.png"][0] == "bad_mask"
+
+
+def test_masks_in_a_bucket(folders, few, monkeypatch, tmp_path):
+    images, masks = folders
+    with GcsServer(process=True) as server:
+        for key, value in server.environment().items():
+            monkeypatch.setenv(key, value)
+        for folder in (images, masks, few.parent):
+            for path in filter(Path.is_file, folder.rglob("*")):
+                server.put("bucket", f"raw/{path.relative_to(tmp_path)}", path.read_bytes())
+        options = {"masks": "gs://bucket/raw/masks"}
+        result = shard("gs://bucket/raw/images", "gs://bucket/d", **options)
+        local = shard(images, tmp_path / "d", masks=masks)
+        assert samples_of(result.url) == samples_of(local.url)
+        assert shard("gs://bucket/raw/images", "gs://bucket/d", **options).manifest == result.manifest
+        table = shard("gs://bucket/raw/source/table.jsonl", tmp_path / "t", **MASKS)
+        assert [sample["mask"] for sample in samples_of(table.url).values()]
+        assert table.images == 3
+
+
+def test_a_cache_of_raw_images_is_not_made_of_them(few, tmp_path):
+    with pytest.raises(OptionError, match="warmup has no option 'image_columns'; make a dataset of them with"):
+        cache.warmup(few, tmp_path / "c", size=32, **MASKS)
+
+
+def test_flags(run_cli, few, folders, tmp_path):
+    images, masks = folders
+    assert run_cli("shard", few, tmp_path / "d", "--image-column", "mask=mask:mask").exit_code == 0
+    assert samples_of(tmp_path / "d")["1.png"]["mask"] == png(classes(seed=1))
+    assert run_cli("shard", images, tmp_path / "e", "--masks", masks).exit_code == 0
+    assert open_dataset(tmp_path / "e").manifest.options["masks"] == str(masks)
+    for flags, said in (
+        (["mask"], "write it like mask=mask_path:mask"),
+        (["m=a:mask", "m=b:mask"], "m is given twice"),
+    ):
+        done = run_cli("shard", few, tmp_path / "f", *(word for flag in flags for word in ("--image-column", flag)))
+        assert done.exit_code == 2
+        assert said in done.stderr
+
+
+@pytest.fixture
+def run_cli():
+    def run(*words):
+        return CliRunner().invoke(app, list(map(str, words)), env={**os.environ, "COLUMNS": "400"})
+
+    return run

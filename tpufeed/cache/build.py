@@ -44,9 +44,13 @@ _READ_WHOLE_BYTES = 2 * 10**9  # of a finished cache, to verify it
 _PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
 _PROBED_SECONDS = 1.0  # an op may take seconds an image
 _NOT_HERE = "a cache has all images of one size: give size=..., or ops=[...] of which one fixes it"
+_SHARD_FIRST = "make a dataset of them with tpufeed.shard, and warm that"
 _RENAMED = {
     **{name: new for name, new in RENAMED.items() if new not in ("presize", "shards")},
     **dict.fromkeys(("presize", "presize_px", "resize"), _NOT_HERE),
+    **dict.fromkeys(
+        ("columns", "image_columns", "masks", "boxes", "box_format", "keypoints", "box_columns"), _SHARD_FIRST
+    ),
     "new_dir": "give another destination",
     "transform": "ops",
     "augment": "ops",

@@ -134,6 +134,12 @@ class Warmable:
                 inventory = stack.enter_context(take_inventory(self.url, self._raw))
                 samples = {name: count for name, (count, _, _) in inventory.totals.items()}
                 features = inventory.features
+                moving = [feature.name for feature in features if isinstance(feature.kind, str)]
+                if moving:
+                    raise OptionError(
+                        f"{self.url} has {', '.join(moving)}, which move with the crop: make a dataset of it first "
+                        "(tpufeed shard), and warm that"
+                    )
                 facts = {
                     "input_digest": inventory.digest,
                     "class_names": inventory.classes.names,

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.schema import FeatureSpec, Kind
+from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, Kind
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.geometry import Geometry
 from tpufeed.sharding.columns import Declared
@@ -48,6 +48,8 @@ def declare(boxes: str | None, keypoints: str | None, columns: Sequence[Declared
     Raises:
         OptionError: a user has declared these to be of another type.
     """
+    if boxes is not None and boxes == keypoints:
+        raise OptionError(f"the column {boxes!r} cannot hold both boxes and keypoints")
     declared = {column.name: column for column in columns}
     kinds: tuple[tuple[str | None, Kind, tuple[int, ...] | None], ...] = (
         (boxes, "boxes", (_BOX,)),
@@ -153,9 +155,10 @@ class BoxMover:
             for spec in self._owned:
                 count = _count(spec, features[spec.name])
                 if count != len(boxes):
+                    name = "label" if spec.name in (LABEL, TEXT) else spec.name
                     raise ImageError(
                         "bad_box",
-                        f"the column {spec.name!r} has {_say(list(features[spec.name].values))}, {count:g} for the "
+                        f"the column {name!r} has {_say(list(features[spec.name].values))}, {count:g} for the "
                         f"{len(boxes)} boxes in {self._boxes.name!r}; expected one for each",
                     )
             corners = np.clip(corners, 0, [width, height, width, height]).astype(np.float32)

@@ -3,7 +3,6 @@
 A file of 450 MB says the outlines of 860,000 objects. Only what becomes a feature is taken out of it, into arrays.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError, TpufeedError, UnavailableError
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.rows import Row, listing, resolve
+from tpufeed.sharding.rows import Row, is_hidden, listing, resolve
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
@@ -23,6 +22,7 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 SUFFIXES = (".json",)
 BOXES, KEYPOINTS, CROWD, IMAGE_ID = "boxes", "keypoints", "iscrowd", "image_id"
 _TRIED_IMAGES = 16
+_LEVELS = 3
 _MOST_FOLDERS = 1000  # that are looked into for the images
 _AT_ONCE = 2048
 _EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
@@ -175,8 +175,8 @@ def _arrange(content: _Content, where: str) -> Coco:
 def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     """Find the folder that the names of images are relative to.
 
-    COCO's files lie in `annotations`, next to `train2017` and the like: the folder of the file is looked into, the one
-    above it, and the folders in these two.
+    COCO's files lie in `annotations`, next to `train2017` and the like. The folder of the file is looked into and the
+    one above it; then the folders in these two; then those in one of them that is called `images`.
 
     Args:
         coco: names the images.
@@ -193,41 +193,45 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     names = [name for _, name in coco.images[::step][:_TRIED_IMAGES]]
     if all(file.startswith("/") or "://" in file for file in (resolve(store.url, name) for name in names)):
         return store  # they are no relative names
-    above = open_store(store.url.rstrip("/").rpartition("/")[0] or "/") if _has_parent(store.url) else None
-    tried, found = 0, dict[str, int]()
+    roots = [store.url]
+    parent = store.url.rstrip("/").rpartition("/")[0]
+    if parent and not parent.endswith((":", "/")):  # above a bucket is nothing
+        roots.append(parent)
+    tried, found = set[str](), dict[str, int]()
     with listing(f"the images of {coco.where} cannot be looked for"):
-        for candidate in _iter_folders([store, *([] if above is None else [above])]):
-            tried += 1
-            looked = Files(candidate.url).stats([resolve(candidate.url, name) for name in names])
-            for info in looked:
-                if isinstance(info, UnavailableError | AccessError):
-                    raise info
-            count = sum(isinstance(info, ObjectInfo) for info in looked)
-            if count:
-                found[candidate.url] = count
+        for _ in range(_LEVELS):
+            for url in roots[: _MOST_FOLDERS - len(tried)]:
+                found |= {url: count} if (count := _count_files(url, names)) else {}
+                if found.get(store.url) == len(names):  # they are relative to their file
+                    return store
+            if found:
+                break
+            inner = roots if not tried else [url for url in roots if url.rpartition("/")[2].lower() == "images"]
+            tried.update(roots)
+            roots = [url for root in inner for url in _folders_in(root) if url not in tried]
     best = [url for url, count in found.items() if count == max(found.values())]
     if len(best) == 1:
         return open_store(best[0])
     give = "say which folder its file names are relative to: --image DIR"
-    if not best:
-        raise OptionError(
-            f"{coco.where}: its images, like {names[0]}, are in none of {tried} folders around {store.url}; {give}"
-        )
-    raise OptionError(f"{coco.where}: images like {names[0]} are in {' and in '.join(best[:3])}; {give}")
+    if best:
+        raise OptionError(f"{coco.where}: images like {names[0]} are in {' and in '.join(best[:3])}; {give}")
+    raise OptionError(
+        f"{coco.where}: its images, like {names[0]}, are in none of {len(tried)} folders around {store.url}; {give}"
+    )
 
 
-def _has_parent(url: str) -> bool:
-    scheme, _, rest = url.rpartition("://")
-    return "/" in rest.strip("/") if scheme else url != "/"
+def _count_files(base: str, names: Sequence[str]) -> int:
+    """Return how many of some names are those of files below `base`."""
+    looked = Files(base).stats([resolve(base, name) for name in names])
+    for info in looked:
+        if isinstance(info, UnavailableError | AccessError):
+            raise info
+    return sum(isinstance(info, ObjectInfo) for info in looked)
 
 
-def _iter_folders(roots: Sequence[Store]) -> Iterator[Store]:
-    seen = set[str]()
-    below = (open_store(f"{root.url.rstrip('/')}/{name}") for root in roots for name in sorted(root.iter_folders()))
-    for store in itertools.islice(itertools.chain(roots, below), _MOST_FOLDERS):
-        if store.url not in seen:
-            seen.add(store.url)
-            yield store
+def _folders_in(url: str) -> list[str]:
+    """Return the URLs of the folders right below one, without hidden ones."""
+    return [f"{url.rstrip('/')}/{name}" for name in sorted(open_store(url).iter_folders()) if not is_hidden(name)]
 
 
 def iter_coco(coco: Coco, base: str, labelled: bool) -> Iterator[Row]:

@@ -119,11 +119,13 @@ class Declared(NamedTuple):
                 raise BadValue(f"is {value[:_SAID]!r}") from None
         try:
             found = np.array(value)
-            if found.dtype.kind in "US":
-                found = found.astype(np.float64)
         except ValueError:
-            ragged = isinstance(value, list) and any(isinstance(item, list) for item in value)
-            raise BadValue("has rows of several lengths" if ragged else f"is {str(value)[:_SAID]!r}") from None
+            raise BadValue("has rows of several lengths") from None
+        if found.dtype.kind in "US":
+            try:
+                found = found.astype(np.float64)
+            except ValueError:
+                raise BadValue(f"is {str(value)[:_SAID]!r}") from None
         if found.dtype.kind not in "biuf":
             raise BadValue(f"is {str(value)[:_SAID]!r}")
         return self._cast(found, dtype)

@@ -1,0 +1,440 @@
+"""Boxes and keypoints: checked, and stored in pixels of the stored image."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from typer.testing import CliRunner
+
+import tpufeed
+from tests.sharding.previews import preview_shard
+from tests.sharding.test_tars import encode_tar, rejects_of
+from tpufeed.cli.app import app
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import DuplicateWriterError, ImageError, OptionError
+from tpufeed.images.policy import ImagePolicy, store_image, stored_geometry
+from tpufeed.sharding.boxes import BoxMover, check_format, declare
+from tpufeed.sharding.columns import ColumnTypes
+from tpufeed.tfrecord.example import Feature
+
+HEIGHT, WIDTH = 60, 80
+BOXES = [[10.0, 20.0, 30.0, 50.0], [40.5, 0.0, 80.0, 60.0]]
+COLOURS = [(230, 20, 20), (20, 200, 30), (30, 30, 220)]
+
+
+def encoded(size=(HEIGHT, WIDTH), boxes=(), orientation=1):
+    """A PNG of grey with rectangles of the boxes, whole pixels of the upright image, stored as `orientation` turns."""
+    image = np.full((*size, 3), 128, np.uint8)
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        image[top:bottom, left:right] = COLOURS[number]
+    turns = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
+    picture, exif, buffer = Image.fromarray(image), Image.Exif(), io.BytesIO()
+    if orientation != 1:
+        picture, exif[0x0112] = picture.transpose(Image.Transpose(turns[orientation])), orientation
+    picture.save(buffer, "PNG", exif=exif)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def table(tmp_path):
+    """`table(rows)`: a table of rows, each with an image of its own."""
+
+    def make(rows, name="table.jsonl", size=(HEIGHT, WIDTH)):
+        folder = tmp_path / "source"
+        folder.mkdir(exist_ok=True)
+        for number in range(len(rows)):
+            (folder / f"{number}.png").write_bytes(encoded(size))
+        lines = (json.dumps({"path": f"{number}.png", **row}) + "\n" for number, row in enumerate(rows))
+        (folder / name).write_text("".join(lines))
+        return folder / name
+
+    return make
+
+
+def shard(url, folder, **options):
+    result = tpufeed.shard(url, folder, **{"workers": 1, "max_rejects": 20, "boxes": "boxes", **options})
+    tpufeed.verify(result.url, decode="all")
+    return result
+
+
+def samples_of(url):
+    """Lists of values by column and file name; texts as such."""
+    found, dataset = {}, open_dataset(url)
+    for split in dataset.manifest.splits:
+        for features in dataset.iter_examples(split):
+            values = {
+                name: [bytes(value).decode("latin-1") if feature.kind == "bytes" else value for value in feature.values]
+                for name, feature in features.items()
+            }
+            found[values["image/filename"][0]] = values
+    return found
+
+
+def spec_of(result, name):
+    return next(feature for feature in result.manifest.features if feature.name == name)
+
+
+def from_corners(boxes, box_format):
+    form, comma, _ = box_format.partition(",")
+    boxes = np.array(boxes)
+    first, second = boxes[:, :2], boxes[:, 2:]
+    if form == "xywh":
+        second = second - first
+    elif form == "cxcywh":
+        first, second = (first + second) / 2, second - first
+    return (np.hstack([first, second]) / ([WIDTH, HEIGHT, WIDTH, HEIGHT] if comma else 1)).tolist()
+
+
+@pytest.mark.parametrize("relative", ["", ",relative"])
+@pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh"])
+def test_each_format_is_stored_as_corners_in_pixels(form, relative, table, tmp_path):
+    source = table([{"boxes": from_corners(BOXES, form + relative)}, {"boxes": []}, {"boxes": None}, {}])
+    result = shard(source, tmp_path / "d", box_format=form + relative)
+    samples = samples_of(result.url)
+    assert samples["0.png"]["boxes"] == pytest.approx(np.ravel(BOXES), abs=1e-4)
+    assert [samples[f"{number}.png"]["boxes"] for number in (1, 2, 3)] == [[], [], []]
+    spec = spec_of(result, "boxes")
+    assert (spec.dtype, spec.shape, spec.item_shape, spec.lengths, spec.kind) == (
+        "float32",
+        None,
+        (4,),
+        (0, 2),
+        "boxes",
+    )
+
+
+def test_whole_pixels_are_the_default(table, tmp_path):
+    source = table([{"boxes": [[1, 2, 3, 4]]}])
+    assert samples_of(shard(source, tmp_path / "d").url)["0.png"]["boxes"] == [1, 2, 3, 4]
+
+
+def test_boxes_that_are_text_in_a_csv(tmp_path):
+    (tmp_path / "0.png").write_bytes(encoded())
+    (tmp_path / "t.csv").write_text('path,boxes,crowd\n0.png,"[[1, 2, 3, 4], [5, 6, 7, 8.5]]","[0, 1]"\n')
+    result = shard(tmp_path / "t.csv", tmp_path / "d", columns={"crowd": "int32[]"}, box_columns=["crowd"])
+    sample = samples_of(result.url)["0.png"]
+    assert (sample["boxes"], sample["crowd"]) == ([1, 2, 3, 4, 5, 6, 7, 8.5], [0, 1])
+
+
+def test_labels_and_columns_of_boxes_say_whose_they_are(table, tmp_path):
+    rows = [
+        {"boxes": BOXES, "label": ["cat", "dog"], "crowd": [0, 1], "score": [0.5, 0.25], "note": ["a", "b"], "id": 7},
+        {"boxes": [], "label": [], "crowd": [], "score": [], "note": [], "id": 8},
+        {"boxes": BOXES[:1], "label": ["cow"], "crowd": [1], "score": [1], "note": ["ä"], "id": 9},
+    ]
+    columns = ["crowd", "score", "note"]
+    result = shard(table(rows), tmp_path / "d", box_columns=columns)
+    assert [spec_of(result, name).of for name in ("image/class/label", "image/class/text", *columns)] == ["boxes"] * 5
+    assert not isinstance(spec_of(result, "id").of, str)
+    assert result.manifest.class_names == ("cat", "cow", "dog")
+    sample = samples_of(result.url)["0.png"]
+    assert (sample["image/class/label"], sample["image/class/text"]) == ([0, 2], ["cat", "dog"])
+    assert (sample["crowd"], sample["score"], sample["id"]) == ([0, 1], [0.5, 0.25], [7])
+
+
+def test_one_label_is_that_of_the_image(table, tmp_path):
+    result = shard(table([{"boxes": BOXES, "label": "cat"}]), tmp_path / "d")
+    assert spec_of(result, "image/class/label").shape == ()
+
+
+def test_boxes_of_a_tar(tmp_path):
+    parts = {"boxes": BOXES, "cats": ["a", "b"], "points": [[1, 2], [3, 4]]}
+    members = [("0.png", encoded()), ("0.json", json.dumps(parts).encode()), ("1.png", encoded()), ("1.json", b"{}")]
+    (tmp_path / "a.tar").write_bytes(encode_tar(members))
+    result = shard(tmp_path / "a.tar", tmp_path / "d", label="cats", keypoints="points")
+    sample = samples_of(result.url)["a.tar/0.png"]
+    assert sample["boxes"] == list(np.ravel(BOXES))
+    assert sample["points"] == [1, 2, 3, 4]
+    assert samples_of(result.url)["a.tar/1.png"]["points"] == []
+
+
+# Presizing and turning.
+
+
+def rectangles(size):
+    height, width = size
+    return [
+        [0, 0, width // 3, height // 2],
+        [width // 2, height // 4, width, height // 2 + 3],
+        [width // 4, height - 9, width // 4 * 3, height],
+    ]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["short", "long", "fit"])
+@pytest.mark.parametrize("size", [(60, 97), (700, 331)])
+def test_boxes_move_with_the_pixels(size, mode, orientation, tmp_path):
+    boxes = rectangles(size)
+    (tmp_path / "0.png").write_bytes(encoded(size, boxes, orientation))
+    centres = [[(left + right) / 2, (top + bottom) / 2] for left, top, right, bottom in boxes]
+    row = {"path": "0.png", "boxes": boxes, "points": centres, "number": [0, 1, 2]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    options = {"presize": 40, "presize_mode": mode, "keypoints": "points", "box_columns": ["number"]}
+    sample = samples_of(shard(tmp_path / "t.jsonl", tmp_path / "d", **options).url)["0.png"]
+    image = np.asarray(Image.open(io.BytesIO(sample["image/encoded"][0].encode("latin-1")))).astype(int)
+    assert len(sample["number"]) == (2 if (size, mode) == ((700, 331), "fit") else 3)
+    for number, (left, top, right, bottom) in zip(sample["number"], np.reshape(sample["boxes"], (-1, 4)), strict=True):
+        shown = np.abs(image - COLOURS[number]).sum(axis=2) < np.abs(image - 128).sum(axis=2)
+        rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
+        found = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+        assert found == pytest.approx([left, top, right, bottom], abs=1)
+    if mode != "fit":
+        middle = np.reshape(sample["boxes"], (-1, 2, 2)).mean(axis=1)
+        assert np.reshape(sample["points"], (-1, 2)) == pytest.approx(middle, abs=1e-3)
+
+
+def test_an_orientation_that_is_ignored_turns_no_boxes(tmp_path):
+    (tmp_path / "0.png").write_bytes(encoded((60, 80), [], 6))  # 60 wide and 80 high as it is stored, 80x60 upright
+    (tmp_path / "t.jsonl").write_text(json.dumps({"path": "0.png", "boxes": [[0, 70, 50, 80]]}))
+    shard(tmp_path / "t.jsonl", tmp_path / "d", policy={"exif": "ignore"})
+    with pytest.raises(tpufeed.errors.BuildError, match="lies outside the image of 80x60 pixels"):
+        shard(tmp_path / "t.jsonl", tmp_path / "e")
+
+
+def test_boxes_outside_the_square_are_left_out_with_all_that_is_theirs(table, tmp_path):
+    boxes = [[0, 0, 9, 60], [10, 0, 30, 60], [70, 0, 75, 9], [5, 30, 15, 40]]  # of 80x60: 10 to 70 is cut out
+    points = [[[left, top, 2], [right, bottom, 1]] for left, top, right, bottom in boxes]
+    rows = [
+        {
+            "boxes": boxes,
+            "label": ["a", "b", "c", "d"],
+            "crowd": [1, 2, 3, 4],
+            "grey": [1, 2, 3, 4],
+            "pose": points,
+            "note": ["w", "x", "y", "z"],
+        },
+        {"boxes": boxes[1:2], "label": ["b"], "crowd": [9], "grey": [9], "pose": points[1:2], "note": ["u"]},
+    ]
+    options = {"keypoints": "pose", "box_columns": ["crowd", "grey", "note"], "columns": {"grey": "uint8[]"}}
+    result = shard(table(rows), tmp_path / "d", presize=30, presize_mode="fit", **options)
+    sample = samples_of(result.url)["0.png"]
+    assert np.reshape(sample["boxes"], (-1, 4)).tolist() == [[0, 0, 10, 30], [0, 15, 2.5, 20]]
+    assert (sample["image/class/text"], sample["crowd"], sample["grey"]) == (["b", "d"], [2, 4], ["\2\4"])
+    assert sample["note"] == ["x", "z"]
+    assert np.reshape(sample["pose"], (2, 2, 3)).tolist() == [[[0, 0, 2], [10, 30, 1]], [[-2.5, 15, 0], [2.5, 20, 1]]]
+    assert result.manifest.odd["box outside"] == 2
+    assert [split.class_counts for split in result.manifest.splits.values()] == [(0, 2, 0, 1)]
+    for name in ("boxes", "crowd", "grey", "pose", "note", "image/class/label", "image/class/text"):
+        assert spec_of(result, name).lengths == (0, 4)
+
+
+# Bad input.
+
+
+BAD = {
+    "not a number": (
+        [[1, 2, float("nan"), 4]],
+        r"number 1 of the 1 in the column 'boxes' is \[1.0, 2.0, nan, 4.0\]",
+    ),
+    "infinite": ([BOXES[0], [1, 2, float("inf"), 4]], r"number 2 of the 2 .* inf.*finite"),
+    "upside down": (
+        [[1, 30, 20, 10]],
+        r"\[1.0, 30.0, 20.0, 10.0\]: it is upside down or empty; expected",
+    ),
+    "empty": ([[1, 2, 1, 10]], "upside down or empty"),
+    "outside": ([[1, 2, 82, 10]], r"outside the image of 80x60 pixels"),
+    "beyond the top": ([[1, -3, 8, 10]], r"outside the image"),
+    "just beyond": ([[80.2, 1, 80.9, 10]], r"outside the image"),
+    "three numbers": ([[1, 2, 3]], r"the column 'boxes' has the shape \[1, 3\]; it was declared as float32\[,4\]"),
+    "several lengths": ([[1, 2, 3, 4], [1, 2, 3]], "the column 'boxes' has rows of several lengths"),
+    "no list": ("a box", "the column 'boxes' is 'a box'"),
+    "text": ([[1, 2, 3, "x"]], "the column 'boxes' is .*x"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_box_is_a_reject_with_its_value(bad, table, tmp_path):
+    value, said = BAD[bad]
+    result = shard(table([{"boxes": BOXES}, {"boxes": value}]), tmp_path / "d")
+    assert set(samples_of(result.url)) == {"0.png"}
+    ((path, (reason, message)),) = rejects_of(tmp_path / "d").items()
+    assert (path, reason) == ("1.png", "bad_box")
+    assert re.search(said, message), message
+
+
+@pytest.mark.parametrize(
+    ("box_format", "box"),
+    [
+        ("xywh", [1, 2, 0, 4]),
+        ("xywh", [1, 2, 3, -4]),
+        ("cxcywh,relative", [0.5, 0.5, 0, 1]),
+        ("xywh,relative", [0, 0, 2, 1]),
+    ],
+)
+def test_bad_boxes_of_other_formats(box_format, box, table, tmp_path):
+    good = from_corners(BOXES, box_format)
+    shard(table([{"boxes": good}, {"boxes": [box]}]), tmp_path / "d", box_format=box_format)
+    ((reason, message),) = rejects_of(tmp_path / "d").values()
+    assert reason == "bad_box"
+    assert f"is {[float(number) for number in box]}" in message
+
+
+def test_a_box_is_clipped_that_reaches_a_pixel_beyond(table, tmp_path):
+    result = shard(table([{"boxes": [[-1, -0.5, 81, 60.9]]}]), tmp_path / "d")
+    assert samples_of(result.url)["0.png"]["boxes"] == [0, 0, 80, 60]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"label": ["cat"]}, r"the column 'label' has \[0\], 1 for the 2 boxes in 'boxes'"),
+        (
+            {"crowd": [0, 0, 1]},
+            r"the column 'crowd' has \[0, 0, 1\], 3 for the 2 boxes in 'boxes'; expected one",
+        ),
+        ({"crowd": [0, None]}, r"the column 'crowd' has \[0\], 1 for the 2 boxes"),
+        ({"pose": [[[1, 2], [3, 4]]]}, "the column 'pose' has .* 1 for the 2 boxes"),
+    ],
+)
+def test_as_many_labels_and_values_as_boxes(values, said, table, tmp_path):
+    good = {"boxes": BOXES, "label": ["cat", "dog"], "crowd": [0, 1], "pose": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]}
+    source = table([good, {**good, **values}])
+    shard(source, tmp_path / "d", box_columns=["crowd"], keypoints="pose")
+    ((path, (reason, message)),) = rejects_of(tmp_path / "d").items()
+    assert (path, reason) == ("1.png", "bad_box")
+    assert re.search(said, message), message
+
+
+# Keypoints.
+
+
+def test_keypoints_without_boxes(table, tmp_path):
+    rows = [{"eyes": [[1.5, 2], [3, 4]]}, {"eyes": []}, {"eyes": [[5, float("nan")]]}, {"eyes": [[100, -5]]}]
+    result = shard(table(rows), tmp_path / "d", boxes=None, keypoints="eyes", presize=30)
+    samples = samples_of(result.url)
+    assert samples["0.png"]["eyes"] == [0.75, 1, 1.5, 2]
+    assert samples["3.png"]["eyes"] == [50, -2.5]  # a point may lie outside
+    assert rejects_of(tmp_path / "d") == {
+        "2.png": (
+            "bad_box",
+            "number 1 of the 1 in the column 'eyes' is [5.0, nan]: a keypoint is of finite numbers",
+        )
+    }
+    spec = spec_of(result, "eyes")
+    assert (spec.dtype, spec.shape, spec.item_shape, spec.kind) == ("float32", None, (2,), "keypoints")
+
+
+def test_keypoints_of_boxes_keep_what_was_not_marked(table, tmp_path):
+    pose = [[[0, 0, 0], [40, 30, 2]], [[80, 60, 1], [0, 0, 0]]]
+    result = shard(
+        table([{"boxes": BOXES, "pose": pose}]), tmp_path / "d", keypoints="pose", presize=30, presize_mode="fit"
+    )
+    assert spec_of(result, "pose").item_shape == (2, 3)
+    assert spec_of(result, "pose").of == "boxes"
+    found = np.reshape(samples_of(result.url)["0.png"]["pose"], (2, 2, 3))
+    assert found.tolist() == [[[0, 0, 0], [15, 15, 2]], [[35, 30, 0], [0, 0, 0]]]
+
+
+def test_shares_of_width_and_height_are_those_of_keypoints_too(table, tmp_path):
+    rows = [{"boxes": [[0.5, 0.5, 1, 1]], "eyes": [[0.25, 0.5, 1]]}]
+    result = shard(table(rows), tmp_path / "d", keypoints="eyes", box_format="cxcywh,relative")
+    sample = samples_of(result.url)["0.png"]
+    assert (sample["boxes"], sample["eyes"]) == ([0, 0, 80, 60], [20, 30, 1])
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"box_format": "ltrb"}, "the box format 'ltrb' is not known: it is one of xyxy, xywh, cxcywh"),
+        ({"box_format": "xywh,percent"}, "not known"),
+        ({"boxes": None, "box_format": "xywh"}, "box_format is of boxes"),
+        ({"boxes": None, "box_columns": ["crowd"]}, "--boxes COLUMN"),
+        ({"boxes": "bbox"}, "no sample has a column 'bbox'; its further columns are: boxes, crowd, eyes, id"),
+        ({"box_columns": ["crowds"]}, "no sample has a column 'crowds'"),
+        ({"box_columns": ["id"]}, "the column 'id' is to have a value for each box; it holds int64"),
+        ({"keypoints": "boxes"}, "the column 'boxes' cannot hold both boxes and keypoints"),
+        (
+            {"columns": {"boxes": "int64[,4]"}},
+            r"the column 'boxes' of boxes is declared as int64\[,4\]",
+        ),
+        (
+            {"boxes": None, "keypoints": "eyes"},
+            r"items of the shape \[2, 2\]; expected x, y and maybe a vis",
+        ),
+    ],
+)
+def test_options_that_cannot_be(options, match, table, tmp_path):
+    row = {"boxes": BOXES, "crowd": [0, 1], "id": 7, "eyes": [[[1, 2], [3, 4]], [[1, 2], [3, 4]]]}
+    with pytest.raises(OptionError, match=match):
+        shard(table([row]), tmp_path / "d", **options)
+
+
+def test_the_same_command_with_another_format_is_another_build(table, tmp_path):
+    source = table([{"boxes": BOXES}, {"boxes": []}])
+    first = shard(source, tmp_path / "d", box_format="xyxy")
+    assert shard(source, tmp_path / "d", box_format="xyxy").manifest == first.manifest
+    with pytest.raises(DuplicateWriterError, match=r'box_format is "xyxy" there and "xywh" here'):
+        shard(source, tmp_path / "d", box_format="xywh")
+    with pytest.raises(DuplicateWriterError, match=r'boxes is "boxes" there and not set here'):
+        tpufeed.shard(source, tmp_path / "d")
+    assert first.manifest.options["boxes"] == "boxes"
+    assert preview_shard(source, tmp_path / "e", boxes="boxes").columns["boxes"] == "float32[0 to 2, 4] boxes"
+
+
+def test_flags(table, tmp_path):
+    row = {"boxes": from_corners(BOXES, "xywh"), "crowd": [0, 1], "area": [1, 2], "eyes": [[1, 2, 1]]}
+    flags = ["--boxes", "boxes", "--box-format", "xywh", "--keypoints", "eyes", "--box-columns", "crowd,area"]
+    words = ["shard", str(table([row])), str(tmp_path / "d"), *flags]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    given = open_dataset(tmp_path / "d").manifest.options
+    assert [given[name] for name in ("boxes", "box_format", "keypoints", "box_columns")] == [
+        "boxes",
+        "xywh",
+        "eyes",
+        ["crowd", "area"],
+    ]
+    assert samples_of(tmp_path / "d")["0.png"]["boxes"] == list(np.ravel(BOXES))
+
+
+# For all boxes.
+
+SIDES = st.integers(8, 300)
+SHARES = st.tuples(*[st.integers(0, 64).map(lambda share: share / 64)] * 4)
+
+
+FORMS = st.sampled_from(["xyxy", "xywh", "cxcywh"])
+
+
+@given(SIDES, SIDES, st.lists(SHARES, max_size=6), FORMS, st.booleans(), st.data())
+def test_what_is_stored_lies_within_the_image_or_is_refused(height, width, shares, form, relative, data):
+    mode = data.draw(st.sampled_from(["short", "long", "fit"]))
+    policy = ImagePolicy(presize_px=data.draw(st.integers(8, 64)), presize_mode=mode, check="header")
+    image = store_image(encoded((height, width)), policy)
+    boxes = np.sort(np.array(shares, np.float64).reshape(-1, 2, 2), axis=1).reshape(-1, 4)
+    if form == "xywh":
+        boxes[:, 2:] -= boxes[:, :2]
+    elif form == "cxcywh":
+        boxes = np.hstack([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]])
+    if not relative:
+        boxes *= [width, height, width, height]
+    types = ColumnTypes(declare("boxes", None, ()))
+    values, wrong = types.convert({"boxes": boxes.tolist()})
+    assert wrong is None
+    types.add(values)
+    mover = BoxMover(types.schema(), form + ",relative" * relative)
+    features = {"boxes": Feature("float", boxes.ravel().tolist())}
+    if len(boxes) and (boxes[:, 2:] - (boxes[:, :2] if form == "xyxy" else 0)).min() <= 0:
+        with pytest.raises(ImageError, match="upside down or empty"):
+            mover.move(features, image.source, stored_geometry(image, policy))
+        return
+    moved, dropped = mover.move(features, image.source, stored_geometry(image, policy))
+    stored = np.reshape(moved["boxes"].values, (-1, 4))
+    assert len(stored) + dropped == len(boxes)
+    assert dropped == 0 or mode == "fit"
+    assert (stored >= 0).all()
+    assert (stored <= [image.width, image.height, image.width, image.height]).all()
+    assert (stored[:, 2:] >= stored[:, :2]).all()
+
+
+@pytest.mark.parametrize("text", ["", "XYXY", "xyxy,", "xyxy,relative,relative", "relative"])
+def test_formats_that_are_none(text):
+    with pytest.raises(OptionError, match="is not known"):
+        check_format(text)

@@ -1,0 +1,354 @@
+"""COCO's JSON as a source, in the layout in which COCO is unpacked."""
+
+import io
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import tpufeed
+from tests.gcs_server import GcsServer
+from tests.sharding.previews import preview_shard
+from tests.sharding.test_boxes import encoded, samples_of, spec_of
+from tests.sharding.test_joined import PLAN, begun, forge
+from tests.sharding.test_tars import rejects_of
+from tpufeed import cache
+from tpufeed.cli.app import app
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError
+
+CATEGORIES = [{"id": 90, "name": "zebra"}, {"id": 1, "name": "person"}, {"id": 3, "name": "car"}]
+
+
+def content(annotations=None, images=4, **others):
+    """What a file of COCO says: images of 80x60 and 4 annotations of 3 of them, besides much that is not needed."""
+    if annotations is None:
+        annotations = [
+            {"image_id": 102, "category_id": 3, "bbox": [10, 20, 30, 25.5], "iscrowd": 0},
+            {"image_id": 101, "category_id": 1, "bbox": [0, 0, 80, 60], "iscrowd": 0},
+            {"image_id": 102, "category_id": 1, "bbox": [1.25, 2, 3, 4], "iscrowd": 1, "segmentation": {"counts": [1]}},
+            {"image_id": 100, "category_id": 3, "bbox": [5, 6, 7, 8]},
+        ]
+    annotations = [
+        {"id": 7 + number, "segmentation": [[1, 2, 3]], "area": 3.5, **one} for number, one in enumerate(annotations)
+    ]
+    return {
+        "info": {"year": 2017},
+        "licenses": [{"id": 1}],
+        "images": [
+            {"id": 100 + number, "file_name": f"{number:012d}.png", "height": 60, "width": 80}
+            for number in range(images)
+        ],
+        "annotations": annotations,
+        "categories": CATEGORIES,
+        **others,
+    }
+
+
+@pytest.fixture
+def coco(tmp_path):
+    """`coco(content)`: `annotations/instances_val2017.json`, with the images in `val2017`."""
+
+    def make(said=None, folder="val2017", images=4):
+        root = tmp_path / "coco"
+        (root / "annotations").mkdir(parents=True, exist_ok=True)
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(images):
+            (root / folder / f"{number:012d}.png").write_bytes(encoded())
+        path = root / "annotations/instances_val2017.json"
+        path.write_bytes(said if isinstance(said, bytes) else json.dumps(content() if said is None else said).encode())
+        return path
+
+    return make
+
+
+def shard(url, folder, **options):
+    result = tpufeed.shard(url, folder, **{"workers": 1, "max_rejects": 20, **options})
+    tpufeed.verify(result.url, decode="all")
+    return result
+
+
+def test_boxes_categories_and_crowds(coco, tmp_path):
+    result = shard(coco(), tmp_path / "d")
+    assert result.manifest.class_names == ("person", "car", "zebra")  # in the order of their ids
+    assert [split.class_counts for split in result.manifest.splits.values()] == [(2, 2, 0)]
+    samples = samples_of(result.url)
+    assert set(samples) == {f"{number:012d}.png" for number in range(4)}
+    sample = samples["000000000002.png"]
+    assert np.reshape(sample["boxes"], (-1, 4)).tolist() == [[10, 20, 40, 45.5], [1.25, 2, 4.25, 6]]
+    assert (sample["image/class/label"], sample["image/class/text"]) == ([1, 0], ["car", "person"])
+    assert (sample["iscrowd"], sample["image_id"]) == ([0, 1], [102])
+    empty = samples["000000000003.png"]
+    assert [empty[name] for name in ("boxes", "image/class/label", "iscrowd", "image_id")] == [[], [], [], [103]]
+    assert {
+        name: spec_of(result, name).type_text for name in ("boxes", "iscrowd", "image_id", "image/class/label")
+    } == {
+        "boxes": "float32[0 to 2, 4] boxes",
+        "iscrowd": "int64[0 to 2] of boxes",
+        "image_id": "int64",
+        "image/class/label": "int64[0 to 2] of boxes",
+    }
+    assert "keypoints" not in [feature.name for feature in result.manifest.features]
+
+
+def test_boxes_are_presized_and_split_with_their_images(coco, tmp_path):
+    result = shard(coco(), tmp_path / "d", presize=30, presize_mode="fit", shares="train=0.5,val=0.5")
+    assert set(result.manifest.splits) == {"train", "val"}
+    samples = samples_of(result.url)
+    assert np.reshape(samples["000000000002.png"]["boxes"], (-1, 4)).tolist() == [[0, 10, 15, 22.75]]
+    assert samples["000000000002.png"]["image/class/text"] == ["car"]
+    assert samples["000000000000.png"]["boxes"] == [0, 3, 1, 7]
+    assert result.manifest.odd["box outside"] == 1
+
+
+def test_keypoints_of_people(coco, tmp_path):
+    body = [[10 + joint, 20, 2] if joint % 2 else [0, 0, 0] for joint in range(17)]
+    annotations = [
+        {
+            "image_id": 100,
+            "category_id": 1,
+            "bbox": [5, 6, 7, 8],
+            "keypoints": np.ravel(body).tolist(),
+            "num_keypoints": 8,
+        },
+        {"image_id": 100, "category_id": 1, "bbox": [1, 2, 3, 4]},
+    ]
+    people = [{"id": 1, "name": "person", "keypoints": ["nose"], "skeleton": [[1, 2]]}]
+    result = shard(coco(content(annotations, categories=people)), tmp_path / "d", presize=30)
+    spec = spec_of(result, "keypoints")
+    assert (spec.item_shape, spec.kind, spec.of) == ((17, 3), "keypoints", "boxes")
+    points = np.reshape(samples_of(result.url)["000000000000.png"]["keypoints"], (2, 17, 3))
+    assert points[0].tolist() == [[x / 2, y / 2, v] for x, y, v in body]
+    assert not points[1].any()
+
+
+def test_no_annotation_at_all(coco, tmp_path):
+    result = shard(coco(content([])), tmp_path / "d")
+    assert result.images == 4
+    assert result.manifest.class_names == ("person", "car", "zebra")
+    assert spec_of(result, "boxes").lengths == (0, 0)
+
+
+def test_categories_may_be_left_out_or_be_given_places(coco, tmp_path):
+    path = coco()
+    result = shard(path, tmp_path / "d", label="none")
+    assert result.manifest.class_names == ()
+    assert len(samples_of(result.url)["000000000002.png"]["boxes"]) == 8
+    result = shard(path, tmp_path / "e", classes=["car", "person"])
+    assert samples_of(result.url)["000000000002.png"]["image/class/label"] == [0, 1]
+    shard(path, tmp_path / "f", classes=["car"])
+    assert {reason for reason, _ in rejects_of(tmp_path / "f").values()} == {"bad_label"}
+
+
+@pytest.mark.parametrize("folder", ["val2017", "annotations", "images/val2017", ".", "annotations/pictures"])
+def test_the_folder_of_the_images_is_found(folder, coco, tmp_path):
+    assert shard(coco(folder=folder), tmp_path / "d").images == 4
+
+
+def test_names_with_folders_and_absolute_ones(coco, tmp_path):
+    said = content()
+    for image in said["images"]:
+        image["file_name"] = f"val2017/{image['file_name']}"
+    path = coco(said)
+    assert set(samples_of(shard(path, tmp_path / "d").url)) == {f"val2017/{number:012d}.png" for number in range(4)}
+    shutil.copytree(path.parent.parent / "val2017", path.parent.parent / "copy/val2017")
+    for image in said["images"]:
+        image["file_name"] = f"../{image['file_name']}"
+    assert shard(coco(said), tmp_path / "f").images == 4
+    for image in said["images"]:
+        image["file_name"] = str(path.parent / image["file_name"])
+    assert shard(coco(said), tmp_path / "e").images == 4
+
+
+def test_a_folder_that_cannot_be_told_is_to_be_given(coco, tmp_path):
+    path = coco()
+    coco(folder="copy")
+    with pytest.raises(OptionError, match=r"are in \S+/copy and in \S+/val2017; say which folder .*: --image DIR"):
+        shard(path, tmp_path / "d")
+    assert shard(path, tmp_path / "d", image=str(path.parent.parent / "copy")).images == 4
+    (path.parent.parent / "copy/000000000001.png").unlink()
+    assert shard(path, tmp_path / "e").images == 4  # not all of them are in the other
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    path.rename(elsewhere / "x.json")
+    with pytest.raises(OptionError, match=r"its images, like 0+\.png, are in none of \d+ folders .* --image DIR"):
+        shard(elsewhere / "x.json", tmp_path / "f")
+
+
+# Bad input.
+
+
+def test_images_that_are_missing_or_damaged_are_rejects(coco, tmp_path):
+    path = coco()
+    images = path.parent.parent / "val2017"
+    (images / "000000000000.png").unlink()
+    (images / "000000000002.png").write_bytes(b"no image")
+    assert shard(path, tmp_path / "d").images == 2
+    rejects = rejects_of(tmp_path / "d")
+    assert rejects["000000000000.png"] == (
+        "unreadable",
+        f"there is no such file; the image 100 of {path} names it",
+    )
+    assert rejects["000000000002.png"][0] == "not_an_image"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "said"),
+    [
+        ({"bbox": [1, 2, 0, 4]}, "upside down or empty"),
+        ({"bbox": [1, 2, 100, 4]}, "outside the image of 80x60 pixels"),
+        (
+            {"bbox": [1, 2, 3]},
+            r"annotation of the image 101 of .*json has the 'bbox' \[1.0, 2.0, 3.0\]; expected",
+        ),
+        ({"bbox": []}, r"'bbox' \[\]"),
+        ({"bbox": [1, 2, 3, 4], "category_id": 99}, "'category_id' 99, which is none of its 3 categories"),
+        (
+            {"bbox": [1, 2, 3, 4], "keypoints": [1, 2, 2, 3, 4, 2]},
+            "'keypoints' of 6 numbers; expected 3, as others",
+        ),
+    ],
+)
+def test_bad_annotations_are_rejects(annotation, said, coco, tmp_path):
+    first = {"image_id": 100, "category_id": 1, "bbox": [1, 2, 3, 4], "keypoints": [1, 2, 2]}
+    shard(coco(content([first, {"image_id": 101, "category_id": 1, **annotation}])), tmp_path / "d")
+    ((path, (reason, message)),) = rejects_of(tmp_path / "d").items()
+    assert (path, reason) == ("000000000001.png", "bad_box")
+    assert re.search(said, message), message
+
+
+def test_a_box_that_is_no_number_is_not_json(coco, tmp_path):
+    nan = {"image_id": 101, "category_id": 1, "bbox": [1, 2, 3, float("nan")]}
+    with pytest.raises(SourceError, match=r"not JSON: .*byte"):
+        shard(coco(content([nan])), tmp_path / "d")
+
+
+DAMAGED = {
+    "cut short": (lambda data: data[:-30], "not JSON: .* cut short"),
+    "empty": (lambda _: b"", "not JSON"),
+    "no UTF-8": (lambda data: data.replace(b"zebra", b"z\xffbra"), "not JSON|UTF-8|utf-8"),
+    "a list": (lambda _: b"[]", "no annotations of COCO's"),
+    "no annotations": (lambda _: b'{"images": [], "categories": []}', r"missing required field `annotations`.*\.jsonl"),
+    "captions": (
+        lambda _: json.dumps({**content([]), "annotations": [{"image_id": 100, "caption": "a"}]}).encode(),
+        r"missing required field `category_id` - at `\$\.annotations\[\.\.\.\]`|annotations",
+    ),
+    "text for an id": (lambda data: data.replace(b'"id": 100', b'"id": "100"'), r"Expected `int`, got `str`.*images"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_file_is_an_error(damage, coco, tmp_path):
+    change, said = DAMAGED[damage]
+    path = coco(change(json.dumps(content()).encode()))
+    with pytest.raises(SourceError, match=said) as caught:
+        shard(path, tmp_path / "d")
+    assert str(path) in str(caught.value)
+    with pytest.raises(SourceError, match=said):
+        preview_shard(path, tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        (
+            content([{"image_id": 999, "category_id": 1, "bbox": [1, 2, 3, 4]}]),
+            r"annotation 0 .* image 999",
+        ),
+        (content(images=0, annotations=[]), "it names no images"),
+        (content(categories=[*CATEGORIES, {"id": 3, "name": "truck"}]), "2 of its categories have the id 3"),
+        (content(categories=[*CATEGORIES, {"id": 4, "name": "car"}]), "2 of its categories are called 'car'"),
+        ({**content([]), "images": content()["images"] * 2}, "2 of its images have the id 100"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_an_error(said, match, coco, tmp_path):
+    with pytest.raises((SourceError, NoInputsError), match=match):
+        shard(coco(said), tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"label": "area"}, "the labels of COCO's boxes are its categories, or none; not 'area'"),
+        ({"split_by": "folder"}, "is split by shares"),
+        ({"boxes": "boxes"}, "leave out boxes"),
+        ({"columns": {"area": "float32"}}, "leave out columns"),
+        ({"masks": "masks"}, "is no folder"),
+    ],
+)
+def test_options_that_a_file_of_coco_does_not_have(options, match, coco, tmp_path):
+    with pytest.raises(OptionError, match=match):
+        shard(coco(), tmp_path / "d", **options)
+
+
+def test_several_files_have_to_be_sharded_apart(coco, tmp_path):
+    path = coco()
+    (path.parent / "instances_train2017.json").write_bytes(path.read_bytes())
+    with pytest.raises(OptionError, match="2 files of COCO"):
+        shard(path.parent / "instances_*.json", tmp_path / "d")
+
+
+# Going on, forged plans, stores.
+
+
+def test_the_same_command_goes_on_and_finds_what_has_changed(coco, bytes_of, tmp_path):
+    path = coco()
+    first = shard(path, tmp_path / "d")
+    expected = bytes_of(tmp_path / "d")
+    begun(tmp_path / "d")
+    assert shard(path, tmp_path / "d").manifest.content_digest == first.manifest.content_digest
+    assert bytes_of(tmp_path / "d") == expected
+    assert shard(path, tmp_path / "d").earlier_images == 4
+    coco(content([{"image_id": 101, "category_id": 1, "bbox": [1, 2, 3, 4]}]))
+    with pytest.raises(tpufeed.errors.DatasetExistsError, match="has changed since"):
+        shard(path, tmp_path / "d")
+
+
+def test_a_plan_names_no_other_file(coco, tmp_path):
+    path = coco()
+    (path.parent.parent / "val2017/secret.png").write_bytes(encoded())
+    shard(path, tmp_path / "d")
+    begun(tmp_path / "d")
+
+    def change(_, tasks):
+        tasks[0]["inputs"][0][0] = "secret.png"
+
+    forge(tmp_path / "d", change)
+    with pytest.raises(ManifestError, match="which is none of its"):
+        shard(path, tmp_path / "d")
+    assert (tmp_path / "d" / PLAN).exists()
+
+
+def test_coco_in_a_bucket(coco, monkeypatch, tmp_path):
+    path = coco()
+    root = path.parent.parent
+    with GcsServer(process=True) as server:
+        for key, value in server.environment().items():
+            monkeypatch.setenv(key, value)
+        for file in (path, *root.glob("val2017/*")):
+            server.put("bucket", f"coco/{file.relative_to(root)}", file.read_bytes())
+        result = shard("gs://bucket/coco/annotations/instances_val2017.json", "gs://bucket/d")
+        local = shard(path, tmp_path / "d")
+        assert result.manifest.content_digest == local.manifest.content_digest
+        server.put("bucket", "x.json", path.read_bytes())
+        with pytest.raises(OptionError, match="say which folder"):
+            shard("gs://bucket/x.json", "gs://bucket/e")
+        assert shard("gs://bucket/x.json", "gs://bucket/e", image="gs://bucket/coco/val2017").images == 4
+
+
+def test_a_cache_is_made_of_a_dataset_only(coco, tmp_path):
+    with pytest.raises(OptionError, match="has boxes, which move with the crop: make a dataset of it first"):
+        cache.warmup(coco(), tmp_path / "c", size=32, workers=1)
+
+
+def test_the_command(coco, tmp_path):
+    done = CliRunner().invoke(app, ["shard", str(coco()), str(tmp_path / "d"), "--presize", "30"])
+    assert done.exit_code == 0, done.stderr
+    assert open_dataset(tmp_path / "d").manifest.options["presize"] == 30
+    sample = samples_of(tmp_path / "d")["000000000001.png"]
+    assert np.asarray(Image.open(io.BytesIO(sample["image/encoded"][0].encode("latin-1")))).shape == (30, 40, 3)
+    assert sample["boxes"] == [0, 0, 40, 30]
