@@ -288,3 +288,40 @@ def test_functions_that_give_something_else(scenes, function, columns, error, sa
 def test_a_cache_takes_no_function_over_whole_samples(scenes, tmp_path):
     with pytest.raises(OptionError, match="changes whole samples, which only loaders do"):
         warmup(scenes, tmp_path / "cache", ops=[Resize((8, 8)), Custom(whole, sample=True)], workers=1)
+
+
+def test_records_of_the_object_detection_api_are_adopted(tmp_path):
+    """As `create_coco_tf_record.py` writes them: four lists of shares, classes that count from 1, and their names."""
+    image = np.full((40, 50, 3), 90, np.uint8)
+    records = []
+    for count in range(4):
+        boxes = np.array([[0.1 * n, 0.2, 0.1 * n + 0.2, 0.6] for n in range(count)]).reshape(-1, 4)
+        features = {
+            "image/encoded": tf.train.Feature(bytes_list={"value": [tf.io.encode_jpeg(image).numpy()]}),
+            "image/height": tf.train.Feature(int64_list={"value": [40]}),
+            "image/width": tf.train.Feature(int64_list={"value": [50]}),
+            "image/filename": tf.train.Feature(bytes_list={"value": [b"%d.jpg" % count]}),
+            "image/object/class/label": tf.train.Feature(int64_list={"value": [1 + n % 2 for n in range(count)]}),
+            "image/object/class/text": tf.train.Feature(
+                bytes_list={"value": [[b"cat", b"dog"][n % 2] for n in range(count)]}
+            ),
+        }
+        for number, side in enumerate(("xmin", "ymin", "xmax", "ymax")):
+            features[f"image/object/bbox/{side}"] = tf.train.Feature(float_list={"value": boxes[:, number]})
+        records.append(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    with tf.io.TFRecordWriter(str(tmp_path / "train-00000-of-00001.tfrecord")) as writer:
+        for record in records:
+            writer.write(record)
+    tpufeed.adopt(tmp_path)
+    dataset = tpufeed.open_dataset(tmp_path)
+    assert dataset.manifest.class_names == ("0", "cat", "dog")
+    assert dataset.split("train").class_counts == (0, 3, 2)
+    assert tpufeed.verify(tmp_path).records == 4
+    batch = batches(tmp_path, ["image", "boxes", "label"], batch_size=4, shuffle=False, ops=[Resize((80, 100))])
+    assert batch["boxes_length"].tolist() == [0, 1, 2, 3]
+    assert batch["label"].tolist() == [[-1, -1, -1], [1, -1, -1], [1, 2, -1], [1, 2, 1]]
+    np.testing.assert_allclose(batch["boxes"][2, 1], [10, 16, 30, 48], atol=1e-3)
+    cache = warmup(tmp_path, tmp_path / "cache", ops=[Resize((80, 100))], workers=1).url
+    again = batches(cache, ["image", "boxes", "label"], batch_size=4, shuffle=False)
+    np.testing.assert_allclose(again["boxes"], batch["boxes"], atol=1e-3)
+    np.testing.assert_array_equal(again["label"], batch["label"])

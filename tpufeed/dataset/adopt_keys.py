@@ -32,6 +32,7 @@ _NO_LABELS = frozenset(key for keys in _SIZE_KEYS.values() for key in keys) | {"
 _OWN_NAMES = frozenset(
     (schema.ENCODED, schema.TENSOR, schema.LABEL, schema.TEXT, *_SIZE_KEYS, schema.FORMAT, schema.FILENAME)
 )
+_BOXES = FeatureSpec("boxes", "float32", None, schema.OBJECT_BOXES, item_shape=(4,), kind="boxes")
 _DTYPES: dict[Kind, DType] = {"bytes": "bytes", "float": "float32", "int64": "int64"}
 
 
@@ -101,7 +102,10 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
                 "serialized, cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the files; "
                 f"{there}; choose with --image-key"
             )
-    label = _choose_label(told["label"], image, found, records, there)
+    several = _has_boxes(found) and told["label"] in (None, schema.OBJECT_LABEL)
+    label: str | None = schema.OBJECT_LABEL if schema.OBJECT_LABEL in found else None
+    if not several:
+        label = _choose_label(told["label"], image, found, records, there)
     others: dict[str, str | None] = {}
     for role in ("text", "filename"):
         choice = told[role]
@@ -111,7 +115,12 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
         elif choice != NONE and found[choice].kind not in ("bytes", None):
             raise OptionError(f"--{role}-key {choice} is of kind {found[choice].kind}, not bytes; {there}")
         others[role] = None if choice == NONE else choice
-    return Keys(image, label, **others)
+    return Keys(image, label, **others, several=several and label is not None)
+
+
+def _has_boxes(found: Mapping[str, Glimpse]) -> bool:
+    """Return true for records of TensorFlow's Object Detection API."""
+    return all(key in found and found[key].kind in ("float", None) for key in _BOXES.keys)
 
 
 def _find_image(found: Mapping[str, Glimpse], records: Sequence[FirstRecord]) -> str | None:
@@ -174,17 +183,29 @@ def make_features(keys: Keys, tallies: dict[str, Tally], records: int) -> tuple[
             shape = () if tally.single and tally.records == records else None
             if (dtypes and dtype not in dtypes) or (scalar and shape is None):
                 continue
-            specs.append(FeatureSpec(name, dtype, shape, msgspec.UNSET if key == name else key))
+            lengths: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
+            if shape is None:
+                lengths = (tally.least or 0) if tally.records == records else 0, tally.most
+            specs.append(FeatureSpec(name, dtype, shape, msgspec.UNSET if key == name else key, lengths))
             taken.add(key)
             return
 
     take(schema.ENCODED, [keys.image])
-    take(schema.LABEL, [keys.label], "int64", scalar=True)
+    if not keys.several:
+        take(schema.LABEL, [keys.label], "int64", scalar=True)
     for name, choices in _SIZE_KEYS.items():
         take(name, choices, "int64", scalar=True)
     take(schema.FORMAT, _FORMAT_KEYS, "string", scalar=True)
     take(schema.FILENAME, [keys.filename], "string", "bytes")
     take(schema.TEXT, [keys.text], "string", "bytes")
+    sides = [tallies[key] for key in _BOXES.keys if key in tallies]
+    if len(sides) == len(_BOXES.keys):
+        taken.update(_BOXES.keys)
+        specs.append(msgspec.structs.replace(_BOXES, lengths=(0, max(side.most for side in sides))))
+        if keys.several and keys.label in tallies:
+            taken.add(keys.label)
+            most = tallies[keys.label].most
+            specs.append(FeatureSpec(schema.LABEL, "int64", None, keys.label, (0, most), of=_BOXES.name))
     for key in tallies:
         take(key, () if key in _OWN_NAMES else (key,))
     return tuple(specs), [key for key in tallies if key not in taken]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpufeed.dataset.index import Offsets
+from tpufeed.dataset.schema import OBJECT_TEXT
 from tpufeed.dataset.walk import Walker
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images.decoding import orientation_of
@@ -30,27 +31,42 @@ class Keys(NamedTuple):
         label: the class, one int64.
         text: the class's name.
         filename: the path, or what else names a sample.
+        several: the label is a list, of the classes of a sample's boxes.
     """
 
     image: str
     label: str | None = None
     text: str | None = None
     filename: str | None = None
+    several: bool = False
 
     @property
     def class_texts(self) -> tuple[str, ...]:
         """Keys that may name the classes, the best first."""
+        if self.several:
+            return (OBJECT_TEXT,)
         return () if self.label is None else tuple(filter(None, (self.text, _SYNSET)))
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sum over one feature: how many records have it, of which kinds, always one value, and all of it UTF-8."""
+    """Sum over one feature: records that have it, their kinds, the least and the most values, and all of it UTF-8."""
 
     records: int = 0
     kinds: set[Kind] = field(default_factory=set)
-    single: bool = True
+    least: int | None = None
+    most: int = 0
     is_text: bool = True
+
+    @property
+    def single(self) -> bool:
+        """True where there is always one value."""
+        return self.least == self.most == 1
+
+    def add(self, values: int) -> None:
+        """Count a list of so many values."""
+        self.least = values if self.least is None else min(self.least, values)
+        self.most = max(self.most, values)
 
 
 @dataclass(slots=True)
@@ -86,14 +102,28 @@ class Contents:
             tally.records += 1
             if feature.kind is not None:
                 tally.kinds.add(feature.kind)
-            tally.single = tally.single and len(feature.values) == 1
+            tally.add(len(feature.values))
             if tally.is_text and feature.kind == "bytes":
                 tally.is_text = key != keys.image and None not in map(_read_text, feature.values)
-        if label is not None:
+        if keys.several:
+            self._add_labels(features, keys, classes, place)
+        elif label is not None:
             self.class_counts[label] += 1
             for key in self.texts:
                 named = features.get(key)
                 if named is not None and len(named.values) == 1 and (text := _read_text(named.values[0])):
+                    self._name(key, label, text)
+
+    def _add_labels(self, features: dict[str, Feature], keys: Keys, classes: int, place: str) -> None:
+        """Count the classes of a record's boxes. Raises RecordError or OptionError."""
+        none = Feature(None, ())
+        labels = [int(label) for label in features.get(str(keys.label), none).values]
+        if labels and not 0 <= min(labels) <= max(labels) < classes:
+            raise OptionError(f"{place}: the labels {keys.label!r} are {labels[:9]}, but there are {classes:,} classes")
+        self.class_counts.update(set(labels))
+        for key in self.texts:
+            for label, text in zip(labels, map(_read_text, features.get(key, none).values), strict=False):
+                if text:
                     self._name(key, label, text)
 
     def merge(self, other: "Contents") -> None:
@@ -102,7 +132,8 @@ class Contents:
             mine = self.tallies.setdefault(key, Tally())
             mine.records += tally.records
             mine.kinds |= tally.kinds
-            mine.single = mine.single and tally.single
+            for values in (tally.most, *(() if tally.least is None else (tally.least,))):
+                mine.add(values)
             mine.is_text = mine.is_text and tally.is_text
         self.class_counts += other.class_counts
         self.formats += other.formats
@@ -174,14 +205,14 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
 
 def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: str) -> tuple[memoryview, int | None]:
     """Return the image and the label of a record. Raises as `Contents.add` does."""
-    for key in (keys.image, keys.label):
+    for key in (keys.image, None if keys.several else keys.label):
         feature = None if key is None else features.get(key)
         if key is not None and (feature is None or len(feature.values) != 1):
             raise missing_value(key, None if feature is None else len(feature.values), keys.image, place, features)
     (image,) = features[keys.image].values
     if not isinstance(image, memoryview):
         raise RecordError(f"{place}: feature {keys.image!r} holds {image!r}, no image")
-    label = None if keys.label is None else features[keys.label].values[0]
+    label = None if keys.label is None or keys.several else features[keys.label].values[0]
     if label is not None:
         if not isinstance(label, int):
             raise RecordError(f"{place}: feature {keys.label!r} is no int64, so no label; see --label-key")

@@ -172,7 +172,7 @@ class RecordCheck:
             problem = _owner_problem(spec, specs, features)
             if problem:
                 problems.append(f"feature {spec.key!r} {problem}")
-        unknown = sorted(features.keys() - {spec.key for spec in specs} - self._left_out)
+        unknown = sorted(features.keys() - {key for spec in specs for key in spec.keys} - self._left_out)
         return [*problems, *(f"feature {key!r} is not in the manifest's schema" for key in unknown)]
 
     def _label_problem(self, spec: FeatureSpec, feature: Feature) -> str:
@@ -225,7 +225,9 @@ def _owner_problem(spec: FeatureSpec, specs: Sequence[FeatureSpec], features: Ma
     if owner is None:
         return ""
     none = Feature(None, ())
-    items, boxes = (_items(each, features.get(each.key, none)) for each in (spec, owner))
+    items = _items(spec, features.get(spec.key, none))
+    parts = [features.get(key, none) for key in owner.keys]
+    boxes = _items(owner, parts[0]) if len(parts) == 1 else float(len(parts[0].values))
     return "" if items == boxes else f"has {items:g} items for {boxes:g} boxes in {owner.key!r}"
 
 

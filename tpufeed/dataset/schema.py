@@ -20,6 +20,9 @@ CHANNELS = "image/channels"
 FORMAT = "image/format"
 FILENAME = "image/filename"
 
+OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax in shares of the image's sides
+OBJECT_LABEL, OBJECT_TEXT = "image/object/class/label", "image/object/class/text"
+
 DType = Literal["uint8", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
 Kind = Literal["image", "mask", "depth", "boxes", "keypoints"]
 _LISTS: dict[DType, example.Kind] = {"bool": "int64", "int32": "int64", "int64": "int64", "float32": "float"}
@@ -57,6 +60,13 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def key(self) -> str:
         """The feature's key in the records."""
         return self.name if self.stored_as is msgspec.UNSET else self.stored_as
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the records that hold it: boxes of TensorFlow's Object Detection API stand in four lists."""
+        if not self.key.endswith(OBJECT_BOXES[-2:]):
+            return (self.key,)
+        return tuple(self.key[:-1] + side for side in ("xmin", "ymin", "xmax", "ymax"))
 
     @property
     def each(self) -> tuple[int, ...]:

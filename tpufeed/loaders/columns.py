@@ -97,6 +97,8 @@ class Sample:
 
         Those of boxes that the crop drops are left out. Raises RecordError.
         """
+        if len(spec.keys) > 1:
+            return self._object_boxes(spec)
         found, each = self.values(spec), spec.each if spec.shape is None else spec.shape[1:]
         if spec.is_raw:
             data = b"" if not len(found) else found[0]
@@ -109,6 +111,16 @@ class Sample:
             raise RecordError(f"{self.where}: {spec.key} has {len(found)} values, which are no items of shape {each}")
         items = np.asarray(found).reshape(-1, *each)
         return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
+
+    def _object_boxes(self, spec: FeatureSpec) -> Array:
+        """Boxes of TensorFlow's Object Detection API, which are shares of the image's sides."""
+        height, width = self.geometry.source
+        sides = [self._features.get(key, Feature("float", ())).values for key in spec.keys]
+        if len({len(side) for side in sides}) > 1:
+            raise RecordError(f"{self.where}: {spec.key} has {', '.join(str(len(side)) for side in sides)} values")
+        pixels = np.array([width, height, width, height], np.float32)
+        boxes: Array = np.stack([np.asarray(side, np.float32) for side in sides], 1) * pixels
+        return boxes
 
     def boxes(self, spec: FeatureSpec) -> npt.NDArray[np.float32]:
         """Return the boxes that are left, in pixels of the result."""
@@ -521,7 +533,7 @@ class _Finder:
             if is_adopted and lengths is None:  # a record that has not one value may be skipped
                 return Scalar(name, spec, None, fill)
             if lengths is not None and lengths[1] <= 1 and lengths[0] == 0:  # some samples lack the value
-                if fill is None:
+                if fill is None and not is_adopted:
                     raise OptionError(
                         f"the column {name!r} cannot be batched: some samples have no value in it; give what stands "
                         f"for it, like fill={{{name!r}: {0 if spec.dtype not in _TEXTS else ''!r}}}, or leave it out "
