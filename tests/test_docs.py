@@ -97,7 +97,7 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
     rows, annotations = [], []
     for name in ("road", "street/images", "street/masks", "scenes", "coco/annotations", "coco/val2017"):
         (folder / name).mkdir(parents=True)
-    tars = [tarfile.open(folder / f"scenes/scenes-{part:04d}.tar", "w") for part in range(2)]
+    members: dict[str, list[tuple[str, bytes]]] = {"0000": [], "0001": []}
     for number, photo in enumerate(photos):
         mask, depth = io.BytesIO(), io.BytesIO()
         Image.fromarray(rng.integers(0, 5, (225, 300), np.uint8)).save(mask, "PNG")
@@ -122,16 +122,14 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
             shutil.copy(photo, folder / name)
         for name in (f"road/{number}.png", f"street/masks/{number}.png"):
             (folder / name).write_bytes(mask.getvalue())
-        for suffix, data in (
-            ("jpg", photo.read_bytes()),
-            ("mask.png", mask.getvalue()),
-            ("depth.png", depth.getvalue()),
-        ):
-            info = tarfile.TarInfo(f"{number:06d}.{suffix}")
-            info.size = len(data)
-            tars[number % 2].addfile(info, io.BytesIO(data))
-    for tar in tars:
-        tar.close()
+        parts = {"jpg": photo.read_bytes(), "mask.png": mask.getvalue(), "depth.png": depth.getvalue()}
+        members[f"{number % 2:04d}"] += [(f"{number:06d}.{suffix}", data) for suffix, data in parts.items()]
+    for part, files in members.items():
+        with tarfile.open(folder / f"scenes/scenes-{part}.tar", "w") as tar:
+            for name, data in files:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
     (folder / "road/frames.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     images = [{"id": number, "file_name": f"{number:012d}.jpg"} for number in range(len(photos))]
     content = {"images": images, "annotations": annotations, "categories": [{"id": 3, "name": "car"}]}
