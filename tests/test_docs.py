@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import shlex
 import shutil
@@ -11,7 +12,9 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import tpufeed
 from tests.docs.pages import ROOT, blocks, commands, make_photos, run, run_here
@@ -70,6 +73,67 @@ def test_the_commands_for_sharding_run_as_they_stand(sources: Path) -> None:
     assert tpufeed.open_dataset(sources / "out/tars").manifest.class_names == ("0", "1", "2")
     assert not (sources / "out/never").exists()
     assert (sources / "sheet.png").stat().st_size > 1000
+
+
+def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    make_scenes(sorted((sources / "photos").glob("*/*.jpg"))[:12], tmp_path)
+    run_here(commands("samples.md"), tmp_path)
+    types = {
+        name: {spec.name: spec.type_text for spec in tpufeed.open_dataset(tmp_path / "out" / name).manifest.features}
+        for name in ("vectors", "tags", "masks", "scenes", "street", "boxes", "coco")
+    }
+    assert (types["vectors"]["embedding"], types["vectors"]["lanes"]) == ("float32[4]", "int32[0 to 3]")
+    assert types["tags"]["image/class/label"] == "int64[1 to 2]"
+    assert (types["masks"]["mask"], types["street"]["mask"]) == ("mask", "mask")
+    assert types["scenes"]["depth"] == "depth"
+    assert types["boxes"]["poses"] == "float32[2, 2, 3] keypoints"
+    assert types["boxes"]["boxes"] == "float32[2, 4] boxes"
+    assert types["coco"]["boxes"] == "float32[0 to 2, 4] boxes"
+
+
+def make_scenes(photos: list[Path], folder: Path) -> None:
+    """The sources of the page: photographs of 300x225 with masks, depth, boxes and more, drawn at random."""
+    rng = np.random.default_rng(0)
+    rows, annotations = [], []
+    for name in ("road", "street/images", "street/masks", "scenes", "coco/annotations", "coco/val2017"):
+        (folder / name).mkdir(parents=True)
+    members: dict[str, list[tuple[str, bytes]]] = {"0000": [], "0001": []}
+    for number, photo in enumerate(photos):
+        mask, depth = io.BytesIO(), io.BytesIO()
+        Image.fromarray(rng.integers(0, 5, (225, 300), np.uint8)).save(mask, "PNG")
+        Image.fromarray(rng.integers(0, 9000, (225, 300), np.uint16)).save(depth, "PNG")
+        boxes = [[10 * number, 20, 50, 60], [0, 0, 300, 225]]
+        rows.append(
+            {
+                "path": f"{number}.jpg",
+                "mask_path": f"{number}.png",
+                "embedding": rng.random(4).tolist(),
+                "lanes": list(range(number % 4)),
+                "tags": ["car", "bus"][: 1 + number % 2],
+                "boxes": boxes,
+                "kinds": ["car", "road"],
+                "hidden": [0, 1],
+                "poses": [[[12, 30, 2], [0, 0, 0]]] * 2,
+            }
+        )
+        for box in boxes[: number % 3]:
+            annotations.append({"image_id": number, "category_id": 3, "bbox": box, "iscrowd": 0})
+        for name in (f"road/{number}.jpg", f"street/images/{number}.jpg", f"coco/val2017/{number:012d}.jpg"):
+            shutil.copy(photo, folder / name)
+        for name in (f"road/{number}.png", f"street/masks/{number}.png"):
+            (folder / name).write_bytes(mask.getvalue())
+        parts = {"jpg": photo.read_bytes(), "mask.png": mask.getvalue(), "depth.png": depth.getvalue()}
+        members[f"{number % 2:04d}"] += [(f"{number:06d}.{suffix}", data) for suffix, data in parts.items()]
+    for part, files in members.items():
+        with tarfile.open(folder / f"scenes/scenes-{part}.tar", "w") as tar:
+            for name, data in files:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    (folder / "road/frames.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    images = [{"id": number, "file_name": f"{number:012d}.jpg"} for number in range(len(photos))]
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 3, "name": "car"}]}
+    (folder / "coco/annotations/instances_val2017.json").write_text(json.dumps(content))
 
 
 def test_the_commands_for_caches_run_as_they_stand(sources: Path, tmp_path: Path) -> None:

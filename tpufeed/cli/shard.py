@@ -122,7 +122,6 @@ def shard_command(
     Examples:
       tpufeed shard photos flowers --shares train=0.9,val=0.1
       tpufeed shard flowers.csv from-table --image path --label species --dry-run
-      tpufeed shard annotations/instances_train2017.json coco --presize 640
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
     from tpufeed.sharding.build import preview_shard, shard
