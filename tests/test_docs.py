@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import tpufeed
-from tests.docs.pages import ROOT, blocks, commands, make_photos, run, run_here
+from tests.docs.pages import ROOT, blocks, commands, make_photos, run, run_here, run_program
 from tests.gcs_server import GcsServer
 from tpufeed.tfrecord.example import Feature, encode_example
 from tpufeed.tfrecord.framing import encode_record
@@ -89,6 +89,10 @@ def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path,
     assert types["boxes"]["poses"] == "float32[2, 2, 3] keypoints"
     assert types["boxes"]["boxes"] == "float32[2, 4] boxes"
     assert types["coco"]["boxes"] == "float32[0 to 2, 4] boxes"
+    printed = run_program("\n".join(blocks("samples.md")), tmp_path)
+    assert "boxes float32 (4, 8, 4)\n" in printed
+    assert "poses_visible bool (4, 2, 2)\n" in printed
+    assert "(4, 2, 64, 64, 3) (4, 4, 32, 32, 3)\n" in printed
 
 
 def make_scenes(photos: list[Path], folder: Path) -> None:
