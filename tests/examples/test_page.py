@@ -13,7 +13,8 @@ COMMANDS = re.findall(r"python examples/(\w+\.py) (.*?)\"?$", PAGE, re.MULTILINE
 def test_the_page_names_every_example():
     files = {file.name for file in EXAMPLES.iterdir() if file.suffix in (".py", ".ipynb")}
     assert set(re.findall(r"^\| \[(\S+)\]\(\1\)", PAGE, re.MULTILINE)) == files
-    on_a_cpu = re.findall(r"^(?:\w+=\S+ )*python examples/(\w+\.py) .*--data flowers ", PAGE, re.MULTILINE)
+    command = r"^(?:\w+=\S+ )*python examples/(\w+\.py) .*--data (?:flowers|scenes-tfrecord) "
+    on_a_cpu = re.findall(command, PAGE, re.MULTILINE)
     assert set(on_a_cpu) == files - {"tfdata_service.py", "quickstart.ipynb"}
 
 
