@@ -22,6 +22,7 @@ from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.loaders.batch import Decoder
+from tpufeed.loaders.options import LoaderOptions
 
 SAMPLES, BATCH, SEED = 70, OPTIONS["batch_size"], OPTIONS["seed"]
 SAVERS = [name for name, feed in FEEDS.items() if feed.saves]
@@ -90,10 +91,17 @@ def pixels(stored, ops, request):
         held = stored(url, "train", 0 if source == "dataset" else epoch % 2)
         if source == "cache":
             return held.pixels
-        decoder = Decoder(open_dataset(url), ops if source == "dataset" else None, SEED)
-        images = held.column("image/encoded" if source == "dataset" else "image/tensor")
-        draws = decoder.pipeline.draw(epoch, np.arange(SAMPLES))
-        return np.stack([decoder.decode(image, [op[s] for op in draws]).copy() for s, image in enumerate(images)])
+        dataset = open_dataset(url)
+        (pipeline,) = Decoder(dataset, LoaderOptions(ops=ops if source == "dataset" else None, seed=SEED)).pipelines
+        shape, drawn = dataset.manifest.tensor_shape, pipeline.draw(epoch, np.arange(SAMPLES))
+        draws = [[op[sample] for op in drawn] for sample in range(SAMPLES)]
+        if shape is None:
+            images = held.column("image/encoded")
+            return np.stack(
+                [pipeline.run_encoded(memoryview(image), each) for image, each in zip(images, draws, strict=True)]
+            )
+        images = [np.frombuffer(image, np.uint8).reshape(shape) for image in held.column("image/tensor")]
+        return np.stack([pipeline.run(image, each) for image, each in zip(images, draws, strict=True)])
 
     return functools.cache(make)
 

@@ -49,9 +49,7 @@ def test_without_images_none_is_decoded_and_no_op_is_needed(processes, dataset_u
 
 
 def test_an_unknown_column_is_an_error_that_names_the_known_ones(cache_url):
-    with pytest.raises(
-        OptionError, match="no column 'lable'; this dataset has image, sample, window, label, text"
-    ) as caught:
+    with pytest.raises(OptionError, match="no column 'lable'; this dataset has image, sample, label, text") as caught:
         tpufeed.numpy_loader(cache_url, columns=["image", "lable"])
     for name in str(caught.value).partition(" has ")[2].split(", "):
         first(cache_url, columns=[name])  # each can be had

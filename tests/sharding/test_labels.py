@@ -164,10 +164,15 @@ def test_values_of_all_types_as_labels(value, label):
     assert (found, type(found)) == (label, type(label))
 
 
-@pytest.mark.parametrize("value", [[1, 2], [], {"a": 1}, (1,)], ids=str)
-def test_several_labels_are_none(value):
-    with pytest.raises(SourceError, match=r"is no label: a sample has one class.*--label none"):
+@pytest.mark.parametrize("value", [{"a": 1}, [{"a": 1}]], ids=str)
+def test_an_object_is_no_label(value):
+    with pytest.raises(SourceError, match=r"is no label: a sample has a class, or a list of classes.*--label none"):
         to_label(value)
+
+
+@pytest.mark.parametrize(("value", "labels"), [([1, 2.0], (1, 2)), ([], ()), (["a", None, ""], ("a",))], ids=str)
+def test_several_labels(value, labels):
+    assert to_label(value) == labels
 
 
 def test_a_file_of_classes(tmp_path):

@@ -569,7 +569,7 @@ class _Finder:
     def _unknown(self, name: str) -> OptionError:
         features = self._features
         shorts = [short for short, feature in _FEATURE_OF_NAME.items() if feature in features]
-        known = dict.fromkeys((IMAGE, SAMPLE, WINDOW, *shorts, *sorted(features.keys() - _OWN_NAMES)))
+        known = dict.fromkeys((IMAGE, SAMPLE, *shorts, *sorted(features.keys() - _OWN_NAMES), WINDOW))
         renamed = [feature.name for feature in features.values() if feature.key == name]
         hint = f". What the records call {name!r} is {renamed[0]}" if renamed else ""
         return OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
