@@ -238,8 +238,8 @@ class ManifestVersionError(ManifestError):
 class ImageError(TpufeedError, ValueError):
     """One image that cannot be taken.
 
-    `reason` is one of unreadable, truncated, not_an_image, zero_bytes, unsupported, too_large, too_small,
-    changed_during_build.
+    `reason` is one of unreadable, truncated, not_an_image, zero_bytes, unsupported, too_large, too_small, bad_mask,
+    bad_box, changed_during_build.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -237,6 +237,7 @@ BAD = {
         r"\[1.0, 30.0, 20.0, 10.0\]: it is upside down or empty; expected",
     ),
     "empty": ([[1, 2, 1, 10]], "upside down or empty"),
+    "next to nothing": ([[1, 2, 1.0000002, 2.0000002]], "upside down or empty"),
     "outside": ([[1, 2, 82, 10]], r"outside the image of 80x60 pixels"),
     "beyond the top": ([[1, -3, 8, 10]], r"outside the image"),
     "just beyond": ([[80.2, 1, 80.9, 10]], r"outside the image"),
@@ -304,11 +305,11 @@ def test_as_many_labels_and_values_as_boxes(values, said, table, tmp_path):
 
 
 def test_keypoints_without_boxes(table, tmp_path):
-    rows = [{"eyes": [[1.5, 2], [3, 4]]}, {"eyes": []}, {"eyes": [[5, float("nan")]]}, {"eyes": [[100, -5]]}]
-    result = shard(table(rows), tmp_path / "d", boxes=None, keypoints="eyes", presize=30)
+    rows = [{"eyes": [[1.5, 2], [0, 0]]}, {"eyes": []}, {"eyes": [[5, float("nan")]]}, {"eyes": [[100, -5]]}]
+    result = shard(table(rows), tmp_path / "d", boxes=None, keypoints="eyes", presize=30, presize_mode="fit")
     samples = samples_of(result.url)
-    assert samples["0.png"]["eyes"] == [0.75, 1, 1.5, 2]
-    assert samples["3.png"]["eyes"] == [50, -2.5]  # a point may lie outside
+    assert samples["0.png"]["eyes"] == [-4.25, 1, -5, 0]
+    assert samples["3.png"]["eyes"] == [45, -2.5]  # a point may lie outside
     assert rejects_of(tmp_path / "d") == {
         "2.png": (
             "bad_box",

@@ -17,6 +17,7 @@ from tpufeed.tfrecord.example import Feature
 
 FORMATS = ("xyxy", "xywh", "cxcywh")
 _OUTSIDE_PX = 1.0  # so far a box may reach beyond its image: tools round, and count pixels from 0 or from 1
+_LEAST_AREA = 1e-6  # of a box, in square pixels: what float32 keeps of less may be nothing
 _SAID = 80  # characters of a value
 _BOX = 4
 _Numbers: TypeAlias = npt.NDArray[Any]
@@ -143,7 +144,7 @@ class BoxMover:
         for spec in self._points:
             points = _numbers(spec, features, spec.each[-1])
             _refuse(spec, points, ~np.isfinite(points).all(axis=1), "a keypoint is of finite numbers")
-            unset = ~points.any(axis=1)  # as COCO says that a point was not marked
+            unset = ~points.any(axis=1) & (spec.each[-1] == 3)  # as COCO says that a point was not marked
             points[:, :2] *= scale
             points = stored.move_points(points.astype(np.float32))[0]
             points[unset] = 0
@@ -184,11 +185,12 @@ class BoxMover:
         sizes = corners[:, 2:] - corners[:, :2]
         ends = "the width and height" if self._form != "xyxy" else "the right and bottom edges"
         above = "above 0" if self._form != "xyxy" else "beyond the left and top ones"
-        _refuse(spec, boxes, (sizes <= 0).any(axis=1), f"it is upside down or empty; expected {ends} {above}")
+        empty = (sizes <= 0).any(axis=1) | (sizes.prod(axis=1) < _LEAST_AREA)
+        _refuse(spec, boxes, empty, f"it is upside down or empty; expected {ends} {above}")
         most = np.array([width, height, width, height])
         outside = (corners < -_OUTSIDE_PX).any(axis=1) | (corners > most + _OUTSIDE_PX).any(axis=1)
         inside = np.clip(corners, 0, most)
-        outside |= (inside[:, 2:] <= inside[:, :2]).any(axis=1)
+        outside |= (inside[:, 2:] - inside[:, :2]).prod(axis=1) < _LEAST_AREA
         of = f"the image of {width}x{height} pixels"
         _refuse(spec, boxes, outside, f"it lies outside {of}; look at the box format, and at EXIF turning", corners)
 

@@ -255,7 +255,7 @@ def iter_coco(coco: Coco, base: str, labelled: bool) -> Iterator[Row]:
             yield _to_row(coco, place, path, file, info, labelled)
 
 
-def _to_row(  # of one image
+def _to_row(
     coco: Coco, place: int, path: str, file: str, info: ObjectInfo | TpufeedError | None, labelled: bool
 ) -> Row:
     number = coco.images[place][0]

@@ -23,7 +23,7 @@ _FORM = "write them like train=0.9,val=0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 19.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 25.
 
     Attributes:
         size_bytes: `shard_bytes` as a number.

@@ -113,10 +113,9 @@ class ParallelFolder:
         """Return the mask of the image with this relative path, or why there is none."""
         stem = stem_of(image)
         with _in_utf8():
-            used = self._database.execute(
-                "UPDATE masks SET used = 1 WHERE stem = ? RETURNING name, bytes, version", (stem,)
-            )
-            masks = sorted(used)
+            query = "SELECT name, bytes, version FROM masks WHERE stem = ? ORDER BY name"
+            masks = self._database.execute(query, (stem,)).fetchall()
+            self._database.execute("UPDATE masks SET used = 1 WHERE stem = ?", (stem,))
         if not masks:
             return f"there is no mask of it: expected {self._root}/{stem}.png"
         if len(masks) > 1:

@@ -50,7 +50,7 @@ Record = Mapping[str, Any]
 class TableColumns:
     """Columns of a table that are image, label, split and further images. Raises OptionError where they are unknown."""
 
-    def __init__(  # a column each
+    def __init__(
         self,
         where: str,
         names: Sequence[str],
@@ -124,7 +124,7 @@ class TableColumns:
         return None
 
 
-def iter_table(  # a column each
+def iter_table(
     store: Store, name: str, image: str | None, label: str, split: str | None, pictures: Sequence[Picture] = ()
 ) -> Iterator[Row]:
     """The rows of the table `name`.

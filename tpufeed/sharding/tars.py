@@ -27,7 +27,7 @@ _ZEROS_AT_ONCE = 1 << 20
 _Part = tuple[int, int, bytes]  # where its bytes stand: offset and size; and the bytes, of a text
 
 
-def iter_tars(  # the parts of a sample
+def iter_tars(
     store: Store,
     files: Sequence[ObjectInfo],
     image: str | None,
@@ -64,9 +64,8 @@ def iter_tars(  # the parts of a sample
                 empty = False
                 yield row
         except SourceError as error:
-            if store.local_path(info.name) is None and _find_error(
-                store, info, where, _Wanted(image, label, Found(), pictures)
-            ) != str(error):
+            again = _Wanted(image, label, Found(), pictures)
+            if store.local_path(info.name) is None and _find_error(store, info, where, again) != str(error):
                 raise DamagedReadError(f"{where}: another reading did not end with the same error: {error}") from error
             raise
     if empty:
