@@ -191,19 +191,16 @@ def run_views(
     The pipelines are equal in `fast` and `upright`.
     """
     one = pipelines[0]
-    firsts = [pipeline._first_window for pipeline in pipelines]
     orientation = orientation_of(data) if one.upright else 1
-    if None in firsts:
+    firsts = [first for pipeline in pipelines if (first := pipeline._first_window) is not None]
+    if len(firsts) < len(pipelines):
         pixels = turn(decode(data, 1, buffer, one.fast), orientation)
         return [pipeline.run(pixels, drawn, out) for pipeline, drawn, out in zip(pipelines, draws, outs, strict=True)]
-    size = image_size(data)
+    height, width = image_size(data)
     if orientation >= 5:
-        size = size[::-1]
-    windows = [
-        first.window(size[0], size[1], drawn[0])
-        for first, drawn in zip(firsts, draws, strict=True)
-        if first is not None
-    ]
+        height, width = width, height
+    size = height, width
+    windows = [first.window(height, width, drawn[0]) for first, drawn in zip(firsts, draws, strict=True)]
     reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
     while orientation > 1 and (size[0] % reduce or size[1] % reduce):
         reduce //= 2  # a last pixel that stands for less than the others must not become the first

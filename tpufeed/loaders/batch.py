@@ -274,6 +274,17 @@ class Decoder:
             self._fill_picture(picture, sample, draws[0], rows, row)
         return sample.dropped
 
+    def single_images(self, rows: Rows) -> Array | None:
+        """Return the array of images where nothing but one view of each is to be filled, which is nearly always."""
+        if len(self.pipelines) > 1 or self.columns.fields or len(self.columns.images) != 1:
+            return None
+        images = rows[self.columns.images[0].name]
+        return None if isinstance(images, list) or images.ndim != 4 else images
+
+    def run(self, image: memoryview, draws: Sequence[Draws], out: Pixels) -> None:
+        """Decode an image, and apply the ops of the first view. Raises ImageError, OpError."""
+        self._run(self.pipelines[0], image, draws, out)
+
     def stored_size(self, record: "_Record") -> tuple[int, int]:
         """Return `(height, width)` of a record's image, upright. Raises ImageError."""
         if self._tensor_shape is not None:
@@ -426,7 +437,7 @@ def decode_samples(
     copy = decoder.copier(reader.layout, rows)
     payloads = reader.read_many(places, copy)
     read_seconds, dropped, columns = perf_counter() - begun, 0, decoder.columns
-    found = list[tuple[int, ...]]()
+    found, images = list[tuple[int, ...]](), decoder.single_images(rows)
     for row, payload in enumerate(payloads):
         try:
             image, ints = reader.layout.decode(payload)
@@ -434,6 +445,9 @@ def decode_samples(
             found.append(ints)
             copied = copy is not None and reader.layout.is_fixed(payload)
             if not columns.fields and (copied or not columns.images):
+                continue
+            if images is not None:
+                decoder.run(image, [op[row] for op in draws[0]], images[row])
                 continue
             drawn = [[op[row] for op in view] for view in draws]
             where = reader.place(*places[row]) if columns.fields else ""
