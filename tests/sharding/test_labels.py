@@ -164,7 +164,7 @@ def test_values_of_all_types_as_labels(value, label):
     assert (found, type(found)) == (label, type(label))
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, [{"a": 1}]], ids=str)
+@pytest.mark.parametrize("value", [{"a": 1}, [{"a": 1}], [["a"], "b"]], ids=str)
 def test_an_object_is_no_label(value):
     with pytest.raises(SourceError, match=r"is no label: a sample has a class, or a list of classes.*--label none"):
         to_label(value)

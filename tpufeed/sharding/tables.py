@@ -241,12 +241,12 @@ def to_label(value: Any) -> Label | Labels:
     Raises:
         SourceError: an object, or a list of lists, which are no classes.
     """
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not any(isinstance(item, list | tuple) for item in value):
         labels = [to_label(item) for item in value]
         return tuple(label for label in labels if isinstance(label, str | int))
     if value is None or value == "" or value != value:  # noqa: PLR0124  # NaN
         return None
-    if isinstance(value, dict):
+    if isinstance(value, dict | list | tuple):
         raise SourceError(
             f"{str(value)[:60]} is no label: a sample has a class, or a list of classes. To keep the values as a "
             "further column, say --label none; or call it otherwise, and say which column is the label"
