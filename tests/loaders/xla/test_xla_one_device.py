@@ -93,6 +93,15 @@ def test_length_is_that_of_an_epoch(one_device):
     assert one_device[0]["lengths"] == [8, 9, 9]
 
 
+def test_masks_boxes_and_labels_of_several_classes_are_those_of_numpy_loader(one_device):
+    names, expected, found = one_device[0]["samples"]
+    for name, wanted, (device, values) in zip(names[:-1], expected, found, strict=False):
+        assert (name, device) == (name, "xla")
+        np.testing.assert_array_equal(values, wanted, err_msg=name)
+    assert names[-1] == "filename"
+    assert found[-1].tolist() == expected[-1].tolist()
+
+
 def test_options_are_those_of_the_other_loaders(one_device):
     assert one_device[0]["differing options"] == []
 

@@ -5,6 +5,7 @@ xla_one_device.py CACHE FLAT DAMAGED OUT
 
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -21,6 +22,7 @@ import tpufeed
 from tests.loaders.signatures import differing_options
 from tpufeed.errors import LoaderError, RecordError
 
+sys.path.append(str(Path(__file__).parents[3] / "scripts"))
 OPEN = []
 
 os.environ.setdefault("TPUFEED_PROCESSES", "0")  # worker processes take a second to start
@@ -184,6 +186,18 @@ def lightning(cache, folder):
     return {name: json.loads(Path(folder, f"{name}.json").read_text()) for name in ("whole", "left", "0")}
 
 
+def samples_of_every_kind(folder):
+    """Masks, boxes and labels of several classes, by xla_loader and by numpy_loader."""
+    importlib.import_module("make_scenes").main(folder / "scenes", 20)
+    kinds = {"label": "kinds", "boxes": "boxes", "box_format": "xywh", "keypoints": "spot"}
+    source, target = folder / "scenes/scenes.jsonl", folder / "dataset"
+    tpufeed.shard(source, target, workers=1, image_columns={"mask": "mask_path:mask"}, **kinds)
+    columns = ["image", "mask", "boxes", "label", "spot", "window", "filename"]
+    options = {"columns": columns, "batch_size": 8, "ops": [tpufeed.images.RandomResizedCrop(32)]}
+    with tpufeed.numpy_loader(target, **options) as host, tpufeed.xla_loader(target, **options) as device:
+        return host.form.names, next(iter(host)), on_host(next(iter(device)))
+
+
 def main(cache, flat, damaged, out):
     found = {
         "wrapping": xla_wrapping.collect(cache),  # first: before there is a runtime
@@ -195,6 +209,7 @@ def main(cache, flat, damaged, out):
         "wrong device": wrong_device(cache),
         "floats": floats(),
         "differing options": differing_options(tpufeed.xla_loader, 22),
+        "samples": samples_of_every_kind(Path(out).parent),
         "lengths": [len(tpufeed.xla_loader(cache, batch_size=8, remainder=how)) for how in ("drop", "pad", "repeat")],
         "lightning": lightning(cache, Path(out).parent),
     }
