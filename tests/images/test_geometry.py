@@ -13,6 +13,7 @@ from tpufeed.images.orientation import turn
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 
+FINER = 8
 OBJECT, GROUND, BEYOND = 255, 128, 0  # levels in the image, which the mask calls 1, 0 and 9
 sides = st.integers(16, 70)
 ops = st.lists(
@@ -70,20 +71,17 @@ def test_pixels_masks_and_boxes_agree(scene, chain, seed):
         assert (np.abs(pixels[inner].astype(int) - level) <= 3).all()
 
     moved, kept = geometry.move_boxes(np.array([[left, top, right, bottom]], np.float32))
-    rows, columns = np.nonzero(warped == 1)
+    # Finer than the result: the sharp corner of a turned box may hold the middle of no pixel.
+    out_height, out_width = geometry.size
+    fine = geometry.window(Window(0, 0, out_height, out_width, FINER * out_height, FINER * out_width)).warp(mask, 9)
+    rows, columns = np.nonzero(fine == 1)
     if not kept[0]:
         assert not len(rows)
     elif not len(rows):
-        assert np.minimum(moved[0, 2] - moved[0, 0], moved[0, 3] - moved[0, 1]) <= 1 or _is_sliver(geometry, moved[0])
+        assert np.minimum(moved[0, 2] - moved[0, 0], moved[0, 3] - moved[0, 1]) <= 1
     else:
-        found = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
-        turned = 2 if any(isinstance(op, Rotate) for op in chain) else 1  # the corner of a turned box has few pixels
-        np.testing.assert_allclose(moved[0], found, atol=turned)
-
-
-def _is_sliver(geometry, box):
-    """A corner of a turned box may be seen without the middle of any pixel."""
-    return geometry.to_source[1] != 0 and (box[2] - box[0]) * (box[3] - box[1]) <= 16
+        found = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]) / FINER
+        np.testing.assert_allclose(moved[0], found, atol=1)
 
 
 @settings(max_examples=150, deadline=None)
@@ -117,7 +115,7 @@ def test_randaugment_moves_masks_as_it_moves_pixels(scene, seed, magnitude):
     pixels = pipeline.run(image, draws).astype(int)
     warped = pipeline.geometry(height, width, draws).warp(mask, 9)
     for value in (0, 1):
-        inner = cv2.erode((warped == value).astype(np.uint8), np.ones((9, 9), np.uint8), borderValue=0).astype(bool)
+        inner = cv2.erode((warped == value).astype(np.uint8), np.ones((13, 13), np.uint8), borderValue=0).astype(bool)
         levels = pixels[inner]
         assert len(levels) == 0 or (np.ptp(levels, axis=0) <= 12).all()
 

@@ -6,6 +6,7 @@ points as the images are moved, without looking at a pixel.
 Places are continuous: x to the right in [0, width], y down in [0, height], the middle of the first pixel at (0.5, 0.5).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -107,16 +108,28 @@ class Geometry:
             result[(rows < top - _SLACK) | (rows > bottom + _SLACK)] = fill
             result[:, (columns < left - _SLACK) | (columns > right + _SLACK)] = fill
         else:
-            x = across * a + (down * b + c)[:, None]
-            y = across * d + (down * e + f)[:, None]
-            numbers = np.clip(y.astype(np.intp), 0, self.source[0] - 1) * self.source[1]
-            numbers += np.clip(x.astype(np.intp), 0, self.source[1] - 1)
-            result = image.ravel().take(numbers)
-            result[~_within(self.visible, x, y)] = fill
+            across, down = across.astype(np.float32), down.astype(np.float32)[:, None]
+            x, y = across * np.float32(a) + (down * b + c), across * np.float32(d) + (down * e + f)
+            rows = np.clip(y, 0, self.source[0] - 1, dtype=np.int32, casting="unsafe")
+            columns = np.clip(x, 0, self.source[1] - 1, dtype=np.int32, casting="unsafe")
+            result = image.ravel().take(rows * np.int32(self.source[1]) + columns)
+            for outside in self._iter_outside(across, down):
+                result[outside] = fill
         if out is None:
             return result
         out[...] = result
         return out
+
+    def _iter_outside(self, across: Array, down: Array) -> Iterator[Bools]:
+        """Yield the pixels of the result beyond each side of `visible`, but for sides that all of them lie within."""
+        a, b, c, d, e, f = self.to_source
+        height, width = self.size
+        for (x, y), (along_x, along_y) in _sides(self.visible):
+            # How far within, as a function of the place in the result.
+            by_x, by_y = along_x * d - along_y * a, along_x * e - along_y * b
+            start = along_x * (f - y) - along_y * (c - x) + _SLACK * (abs(along_x) + abs(along_y))
+            if start + min(0.0, by_x * width) + min(0.0, by_y * height) < 0:
+                yield across * np.float32(by_x) + (down * np.float32(by_y) + np.float32(start)) < 0
 
     def move_boxes(self, boxes: Array, min_visibility: float = 0.0) -> tuple[Boxes, Bools]:
         """Return boxes in pixels of the result, the smallest that hold all that is visible of each; and which are kept.
@@ -238,11 +251,7 @@ def _intersect(one: Polygon, other: Polygon) -> Polygon:
         spans = [(max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(_spans(one), _spans(other), strict=True)]
         (left, right), (top, bottom) = spans
         return _rectangle(left, top, right, bottom) if left < right and top < bottom else ()
-    clockwise = _signed_area(other) > 0
-    corners = other if clockwise else other[::-1]
-    for number, (x, y) in enumerate(corners):
-        next_x, next_y = corners[(number + 1) % len(corners)]
-        along_x, along_y = next_x - x, next_y - y
+    for (x, y), (along_x, along_y) in _sides(other):
         one = _cut(one, [along_x * (py - y) - along_y * (px - x) for px, py in one])
         if not one:
             return ()
@@ -278,13 +287,18 @@ def _area(polygon: Polygon) -> float:
     return abs(_signed_area(polygon))
 
 
+def _sides(polygon: Polygon) -> Iterator[tuple[Point, Point]]:
+    """Yield where each side begins and where it goes to, clockwise: what lies within is to its right."""
+    corners = polygon if _signed_area(polygon) > 0 else polygon[::-1]
+    for number, (x, y) in enumerate(corners):
+        next_x, next_y = corners[(number + 1) % len(corners)]
+        yield (x, y), (next_x - x, next_y - y)
+
+
 def _within(polygon: Polygon, x: Array, y: Array) -> Bools:
     """Return which places lie in a convex polygon."""
-    inside = np.ones(np.broadcast_shapes(x.shape, y.shape), np.bool_)
-    corners = polygon if _signed_area(polygon) > 0 else polygon[::-1]
-    for number, (left, top) in enumerate(corners):
-        right, bottom = corners[(number + 1) % len(corners)]
-        along_x, along_y = right - left, bottom - top
+    inside = np.ones(x.shape, np.bool_)
+    for (left, top), (along_x, along_y) in _sides(polygon):
         slack = _SLACK * (abs(along_x) + abs(along_y))
         inside &= along_x * (y - top) - along_y * (x - left) >= -slack
     return inside
