@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.quick_xla import QUICK
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")  # JAX reads it once
+os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")  # JAX reads it once
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: more spin while they wait, and take cores from other tests
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so it is in what a shell starts with `&`, and in all below
     signal.signal(signal.SIGINT, signal.default_int_handler)

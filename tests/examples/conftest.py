@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.quick_xla import QUICK
 from tpufeed import cache
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +102,7 @@ def run_example() -> Callable[..., Output]:
             "PJRT_DEVICE": "CPU",
             "CPU_NUM_DEVICES": "1",
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": None,
+            "XLA_FLAGS": QUICK,
             "TPU_NAME": None,
             "TPU_SKIP_MDS_QUERY": None,  # jax sets it for good, and torch_xla stumbles over it
             "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.conftest import Output
+from tests.quick_xla import QUICK
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Two trainings in one process: a whole one, and one with a SIGKILL in the second epoch, with params written and the
@@ -39,7 +40,7 @@ def test_it_learns_and_goes_on_after_a_kill_as_if_there_were_none(
 ):
     """The devices' rounding is the same each time, so losses come out equal where batches do."""
     compiled = str(tmp_path_factory.mktemp("compiled"))
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_COMPILATION_CACHE_DIR": compiled}
+    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {QUICK}", "JAX_COMPILATION_CACHE_DIR": compiled}
     devices["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     arguments = page_arguments("jax_flowers.py")
     (workplace / "program.py").write_text(PROGRAM)

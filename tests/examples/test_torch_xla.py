@@ -11,7 +11,6 @@ from tests.examples.conftest import Output
 from tpufeed.images import RandomResizedCrop
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}  # to compile
 # Runs in one process, so that all but the first find their steps compiled: with our order, with DistributedSampler, and
 # one that dies when its second checkpoint is to take the first one's place, and goes on.
 ONE_DEVICE = """
@@ -110,7 +109,7 @@ def arguments(flowers, page_arguments):
 @pytest.fixture(scope="module")
 def one_device(run_example, folder, arguments):
     """What each run on one device printed."""
-    text = run_example(folder / "one_device.py", EXAMPLES, *arguments, folder=folder, **QUICK).text
+    text = run_example(folder / "one_device.py", EXAMPLES, *arguments, folder=folder).text
     return [Output(part) for part in text.split("== \n")[1:]]
 
 
@@ -144,7 +143,7 @@ def test_killed_in_mid_epoch_on_two_devices_it_goes_on_with_the_very_next_sample
     given = [EXAMPLES, *arguments, "--every", "3", "--epochs", "1", "--out", "two", "--blocks", "1", "--no-measure"]
     # Each device compiles for itself, and the second process reads what the first one compiled.
     compiled = {"XLA_PERSISTENT_CACHE_PATH": str(folder / "compiled"), "XLA_PERSISTENT_CACHE_READ_ONLY": "0"}
-    two = {"folder": folder, "CPU_NUM_DEVICES": "2", **QUICK, **compiled}
+    two = {"folder": folder, "CPU_NUM_DEVICES": "2", **compiled}
     killed, rest = run_example(folder / "two_devices.py", *given, **two).text.split("== killed\n")
     assert "saved: epoch 0, 48 samples\n" in killed
     assert "saved: epoch 0, 96 samples\n" not in killed

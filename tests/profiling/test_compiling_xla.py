@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import tpufeed
+from tests.quick_xla import QUICK
 from tpufeed.profiling.compiling import compile_advice, xla_counts
 
 PAGE = (Path(__file__).parents[2] / "docs/measuring.md").read_text()
@@ -38,7 +39,7 @@ def found(photo_files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "page.py").write_text("\n".join(blocks))
     # jax sets the last of these for good, and torch_xla stumbles over it.
     environment = {name: value for name, value in os.environ.items() if name != "TPU_SKIP_MDS_QUERY"}
-    environment |= {"PJRT_DEVICE": "CPU", "TPUFEED_PROCESSES": "0", "KERAS_BACKEND": "jax", "XLA_FLAGS": ""}
+    environment |= {"PJRT_DEVICE": "CPU", "TPUFEED_PROCESSES": "0", "KERAS_BACKEND": "jax", "XLA_FLAGS": QUICK}
     done = subprocess.run(
         [sys.executable, Path(__file__).parent / "xla_clock.py", "found.json", "page.py"],
         cwd=folder,

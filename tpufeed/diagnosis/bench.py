@@ -219,6 +219,7 @@ def serve(measurement: Measurement, connection: Connection) -> None:
 
     def end_with_launcher() -> None:
         wait([connection])  # the launcher sends nothing more: this returns when it hangs up
+        # `sys.exit` would end this thread alone, and leave a measurement running that nobody waits for.
         os._exit(1)
 
     threading.Thread(target=end_with_launcher, daemon=True).start()

@@ -78,6 +78,7 @@ def place_of(dataset: Dataset) -> dict[str, Any]:
         return found | {"file_system": None, "free_gb": None}
     folder = Path(path).resolve().parent
     mounts = [line.split()[1:3] for line in _read_lines("/proc/mounts")]
+    # Mounts lie within mounts: the longest path is the innermost. A blank is written as \040 there.
     above = [(len(at), kind) for at, kind in mounts if folder.is_relative_to(at.replace("\\040", " "))]
     free = round(shutil.disk_usage(folder).free / 1e9, 1)
     return found | {"file_system": max(above, default=(0, "unknown"))[1], "free_gb": free}

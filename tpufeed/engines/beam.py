@@ -139,7 +139,9 @@ class BeamEngine:
                     break
                 assert isinstance(message, Progress), "there is no other message of a pipeline"
                 yield message
+            # Beam counts what its elements did, and does not say which of them are done: all are, at the end.
             yield from map(Done, range(len(tasks)))
+        # GeneratorExit, too: a caller that leaves the iteration early stops the pipeline.
         except BaseException:
             self._stop()
             raise
@@ -148,6 +150,7 @@ class BeamEngine:
 
     def _start(self) -> Child:
         """Start the process in which Beam works, and wait until it has taken the arguments."""
+        # Python processes that a runner starts inherit the variable, but not the child's own -P.
         self._child = child = Child(ENTRY, variables={"PYTHONSAFEPATH": "1"}, apart=True)
         self._elsewhere = False
         try:

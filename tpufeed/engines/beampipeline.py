@@ -57,6 +57,7 @@ def serve(arguments: tuple[str, ...], connection: Connection) -> None:
         while True:
             work: Work = connection.recv()
             pipeline = Pipeline(arguments, work, connection)
+            # In a thread, so that this one hears the launcher hang up in mid-pipeline, and cancels it.
             threading.Thread(target=pipeline.run, daemon=True).start()
     except (EOFError, ConnectionError):
         return
@@ -109,6 +110,7 @@ class Pipeline:
             self._pipeline
             | "Plan" >> beam.Create(pack(work.tasks))
             | "Tasks" >> beam.FlatMap(unpack).with_output_types(tuple[int, bytes])
+            # Beam fuses steps that follow each other: without this one worker would run all tasks of a block.
             | "Deal" >> beam.Reshuffle()
             | "Run" >> beam.ParDo(RunTask(work))
         )
@@ -131,6 +133,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001  # each runner has its own
             failed = explain("".join(traceback.format_exception(error)))
         self._ended.set()
+        # It was never started where `run` raised. Where it was, its last progress has to be sent before the end is.
         if telling.ident is not None:
             telling.join()
         self._send(Ended() if failed is None else failed)
@@ -157,6 +160,7 @@ class Pipeline:
         except Exception:  # noqa: BLE001  # it does not say, or not now
             return NOTHING
         for metric in query["counters"]:
+            # Some runners never commit a count. What they attempted has tasks that were tried again more than once.
             totals[metric.key.metric.name] += metric.committed or metric.attempted or 0
         before, self._seen = self._seen, Progress(**totals)
         return self._seen.minus(before)
@@ -186,6 +190,7 @@ class RunTask(beam.DoFn):
         self._job, (_, self._first_task) = work.job, work.tasks[0]
         self._launcher = work.launcher
 
+    # Beam calls it in each worker before that one's first element: hosts that join late are checked as well.
     def setup(self) -> None:
         try:
             check_hosts([view_here(self._job, self._first_task)], self._launcher)

@@ -85,6 +85,7 @@ class Child:
         one_thread: bool = True,
     ) -> None:
         fill_streams()
+        # The user's own numbers of threads win over ours.
         environment = {**(_ONE_THREAD if one_thread else {}), **os.environ, **(variables or {})}
         # For -P: the same modules as here, never those that happen to lie in the working folder.
         environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
@@ -97,6 +98,7 @@ class Child:
         ours, theirs = socket.socketpair()
         if patience_seconds is not None:
             whole, rest = divmod(min(patience_seconds, _LONGEST_PATIENCE_SECONDS), 1)
+            # To the kernel a limit of zero is none.
             limit = struct.pack("ll", int(whole), int(rest * 1e6) or 1)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._connection = Connection(ours.detach())
@@ -139,6 +141,7 @@ class Child:
         """
         try:
             self._connection.send(message)
+        # SO_SNDTIMEO ends in EAGAIN. A part of the message may have gone, so no other can follow it.
         except BlockingIOError:
             self.hang_up()
             raise TimeoutError from None
@@ -191,6 +194,8 @@ class Child:
 
     def hang_up(self) -> None:
         """End the conversation, whoever holds our end open: the child leaves, and a thread that listens wakes up."""
+        # Of a duplicate: `with` closes that, and a thread may still listen at ours. The shutdown is the socket's,
+        # for all who hold it.
         with suppress(OSError, TypeError), socket.socket(fileno=os.dup(self.fileno())) as ours:  # closed meanwhile, say
             ours.shutdown(socket.SHUT_RDWR)
 
@@ -204,6 +209,7 @@ class Child:
         """Kill it, and where it is `apart` all that it has started. A child that waits for a dead drive dies later."""
         if self._apart:
             with suppress(ProcessLookupError, PermissionError):
+                # As leader of a session of its own it has given its number to the group.
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
 
@@ -217,6 +223,7 @@ def stop_all(children: Sequence[Child], patience_seconds: float, terminate: bool
         terminate: send SIGTERM as well, which reaches one in the middle of its work.
     """
     for child in children:
+        # Closing alone shows in no child as long as a fork of this process has the same end.
         child.hang_up()
         child.close()
         if terminate:

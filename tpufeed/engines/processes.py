@@ -50,6 +50,7 @@ class ProcessEngine:
 
     @contextmanager
     def prepare(self, entry: str) -> Iterator[None]:
+        # They import while the plan is made. `run` takes them from this list, and stops those that it took.
         self._prepared = [_Worker(entry) for _ in range(min(self.workers, _PREPARED))]
         try:
             yield
@@ -159,6 +160,7 @@ class _Pool:
         if worker.task_number == _IDLE:
             return NOTHING
         self._deaths.note(worker.task_number, death, advice)
+        # First in line again: a task that kills every worker ends the build now, not after hours with the others.
         self._waiting.appendleft(worker.task_number)
         return NOTHING.minus(worker.progress)
 

@@ -113,6 +113,7 @@ class _Build:
         self._launcher = view_here(data, self._first)
         if self._launcher.problem:
             raise BuildError(self._launcher.problem)
+        # By reference: each actor's arguments would carry the whole job again.
         self._arguments = __version__, ray.put(data)
         self._actor = ray.remote(_Worker)
         self._options = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
@@ -136,6 +137,7 @@ class _Build:
     def _preflight(self, nodes: Sequence[str]) -> None:
         """Ask each node, all at the same time, whether it can do the work. Raises BuildError."""
         place = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        # Without a core, so that a node whose cores are all busy answers, too.
         self._workers = [self._start({"num_cpus": 0, "scheduling_strategy": place(node, soft=False)}) for node in nodes]
         asked = {worker.look.remote(self._first): node for worker, node in zip(self._workers, nodes, strict=True)}
         ready, silent = self._ray.wait(list(asked), num_returns=len(asked), timeout=_PREFLIGHT_SECONDS)
@@ -149,6 +151,7 @@ class _Build:
             try:
                 views.append(HostView(**self._ray.get(ref)))
             except self._ray.exceptions.RayError as error:
+                # A node that has died since it was listed gets no work. One that lives and starts none is an error.
                 if any(node["NodeID"] == asked[ref] and node["Alive"] for node in self._ray.nodes()):
                     raise BuildError(
                         f"Ray cannot start a worker on node {asked[ref]}: {_first_lines(error)}"

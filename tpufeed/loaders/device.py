@@ -92,6 +92,7 @@ class Transfer(ABC):
         """Return the next batch, sent, and the source's state behind it; None at the end, and after an exception."""
         if self._ended:
             return None
+        # Until the batch is sent: fetches that were queued before an exception then find the end, not a broken source.
         self._ended = True
         try:
             batch = self.next_batch()
@@ -301,6 +302,7 @@ class DeviceIterator(Iterator[Any]):
         """End the thread, after the batch that it is at; those ahead are dropped. The next `next` raises `why`."""
         if self._closed:
             return
+        # Before the transfer is closed: that wakes a loop in another thread, which looks here for what to raise.
         self._why, self._closed = why, True
         transfer, self._transfer = self._transfer, None
         executor, ahead = self._executor, list(self._ahead)

@@ -127,6 +127,7 @@ class ThreadExecutor:
         try:
             chunks = [self._threads.submit(self._decoder.fill, job, *rows) for rows in self._decoder.chunks]
         except RuntimeError as error:
+            # `shutdown` in another thread raises the same kind of error.
             if not self._closed:  # the system has no room for a thread
                 raise
             raise LoaderError(CLOSED) from error
@@ -269,6 +270,7 @@ class ProcessExecutor:
         self._closed = self._hung_up = False
         self._owner = os.getpid()
         self._pool = pool
+        # Reentrant, as `listen` runs the finalizer, which takes it again.
         self._lock = threading.RLock()  # held while replies are waited for, so that no thread closes a socket meanwhile
         self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _stop, self._workers, pool, self._owner, self._lock)
@@ -303,6 +305,7 @@ class ProcessExecutor:
         if os.getpid() == self._owner:
             self._closed = self._hung_up = True
             for worker in self._workers:
+                # Before the lock is taken: this wakes the thread that listens, which has it.
                 worker.hang_up()
             with self._lock:
                 self._finalizer()
@@ -317,6 +320,7 @@ class ProcessExecutor:
             if self.closed:
                 raise LoaderError(_CLOSED_MEANWHILE)
             try:
+                # `poll` takes whole milliseconds. Rounded down, the last part of one would be spent in a busy loop.
                 for descriptor, _ in self._poll.poll(math.ceil(min(timeout_seconds, _LONGEST_WAIT_SECONDS) * 1e3)):
                     self._by_descriptor[descriptor].take_reply()
             except BaseException as error:  # a Ctrl-C may have come within a message
@@ -385,6 +389,7 @@ class _Worker(Child):
         patience = config.options.timeout_seconds
         super().__init__(_ENTRY, descriptors=[config.file], variables=variables, patience_seconds=patience)
         self.futures: dict[int, ProcessFuture] = {}
+        # Any thread appends, the one that gives orders pops: each is atomic in a deque, so this needs no lock.
         self._unwanted: deque[int] = deque()
         self._last = 0
         self.begin(_ENTRY, config)

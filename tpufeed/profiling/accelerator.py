@@ -298,6 +298,7 @@ class RepeatedEpochs:
                 for batch in iterator:
                     given += 1
                     yield batch
+                    # A generator's variable would hold one more of the loader's buffers than a device's queue does.
                     del batch
             finally:
                 close = getattr(iterator, "close", None)

@@ -155,6 +155,7 @@ class StepClock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
+        # Arrays of plain numbers: lists would hold an object for each figure, as long as the training lasts.
         self._waits, self._syncs, self._computes = array("d"), array("d"), array("d")
         self._images, self._nbytes = array("q"), array("q")  # -1 stands for unknown
         self._end_wait = 0.0  # the time to learn that an epoch is over is a wait, too, but of no step
@@ -307,6 +308,7 @@ class _TimedEpoch(Iterator[Batch]):
         """Return the next batch, which ends the step before."""
         clock = self._clock
         asked = clock._now()
+        # In nested loops the step that ends here may be the inner loop's: no sync of this loader is a part of it.
         is_mine = clock._step is self._step
         ended = clock._finish(asked)
         before = ended if is_mine else None

@@ -106,6 +106,7 @@ class CompileWatch:
         """Add what was counted since the last time; nothing where someone has cleared torch_xla's counts meanwhile."""
         if self._before is not None:
             total = self._read()
+            # The minus of Counters leaves out what is not above zero, as counts are that were cleared since.
             (self._later if self._settled else self._first).update(total - self._before)
             self._before = total
 

@@ -46,6 +46,7 @@ class GcsStore(Store):
         self._counting = threading.Lock()
         check_installed()
 
+    # Locks and connections stay behind: a worker process makes its own.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.url, self._folder.patience)
 

@@ -156,6 +156,7 @@ class Tries:
             ) from error
         doublings = min(self._in_a_row - 1, 30)  # a float would overflow
         longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**doublings)
+        # Drawn from zero on: workers that failed together spread over the whole pause, and do not come back together.
         pause = min(error.retry_after_seconds + _random.uniform(0, longest), left)
         level = logging.INFO if self._in_a_row < _TRIES_BEFORE_A_WARNING else logging.WARNING
         said, where = mask_secrets(str(error)), self._target.where
@@ -500,6 +501,7 @@ def _connect(credentials: Any) -> tuple[Any, str]:
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0))
     try:
+        # Only for its rules of endpoints. With a project given it looks for none, which may ask a metadata server.
         endpoint = Client(project="<none>", credentials=credentials, _http=session).api_endpoint.rstrip("/")
     except ValueError as error:  # the credentials are another universe's, or for TLS on both sides
         raise AccessError(f"the credentials do not fit Google Cloud Storage as it is set up here: {error}") from error

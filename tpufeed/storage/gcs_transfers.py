@@ -133,6 +133,7 @@ class Download:
                     raise StoreError(f"{self._where}: it became shorter than {first + 1} bytes while it was read")
                 return
             size = object_size(self._where, response.status_code, response.headers, first, self.generation)
+            # From the first answer on the read is of this generation: a retry must not join the halves of two objects.
             self.generation = self.generation or response.headers.get("X-Goog-Generation", "")
             if size is None:
                 try:
@@ -264,6 +265,7 @@ class Upload:
             start, stop = self._stored, min(self._stored + CHUNK_BYTES, self._content.size_bytes)
             body = _Body(self._content, start, stop)
             found = self._send_range(send, f"bytes {start}-{stop - 1}/{self._content.size_bytes}", body)
+            # As an error it is counted, and ends with patience; else this loop would send the same bytes for ever.
             if found is None and self._stored <= start:
                 raise TransientError(f"the service has kept nothing of the bytes from {start} to {stop}")
         return found
@@ -301,6 +303,7 @@ class Upload:
                     self._url = ""
                     raise TransientError(f"HTTP {response.status_code}: the upload is gone and begins again")
                 return self._folder.decode(self._where, response.content, Resource)
+        # What the service has kept of this upload is damaged: a new one sends all of it again.
         except ChecksumError:
             self._url = ""
             raise
@@ -477,6 +480,7 @@ class _Reader:
             headers["Range"] = f"bytes={span.start}-{'' if span.stop is None else span.stop - 1}"
         credentials = self._service.credentials
         if credentials is not None:
+            # google.auth blocks, hence a thread. And 64 requests whose token has expired ask for one new token.
             async with self._renewing:
                 if not credentials.valid:
                     await asyncio.to_thread(self._service.refresh, target)

@@ -119,6 +119,7 @@ class LocalStore(Store):
                     path.replace(final)
                 else:
                     _move_to_new(path, final)
+                # A name is content of its folder: without this a crash of the machine could lose it and keep the bytes.
                 os.fsync(descriptor)
         return ObjectInfo(name, status.st_size, str(status.st_mtime_ns))
 
@@ -263,6 +264,7 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        # Under the lock to the end, or another process would take the rest for a dead one's.
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
         if parent is not None:
@@ -284,6 +286,7 @@ def _make_locked(parent: Path, prefix: str) -> tuple[Path, int]:
             continue  # another process has tidied up in between
         with suppress(OSError):  # a file system without locks: nothing is tidied there
             fcntl.flock(descriptor, fcntl.LOCK_SH)
+        # Between `mkdir` and the lock another process may have taken it for a dead one's, and removed it.
         if folder.exists():
             return folder, descriptor
         os.close(descriptor)
@@ -299,6 +302,7 @@ def _remove_abandoned(parent: Path, prefix: str) -> None:
         if not name.startswith(prefix):
             continue
         with suppress(OSError), ExitStack() as stack:
+            # In the system's folder any user may have put a link of such a name.
             descriptor = os.open(parent / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             stack.callback(os.close, descriptor)
             if os.fstat(descriptor).st_uid == os.getuid():  # the system's folder is everyone's
@@ -320,6 +324,7 @@ def map_file(descriptor: int, size_bytes: int) -> memoryview:
         OSError: it cannot be mapped.
     """
     libc = _libc()
+    # Not Python's mmap, which keeps a duplicate of the descriptor: a reader of many shards would run out of them.
     address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
@@ -345,6 +350,7 @@ class _Mapping:
 @cache
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
+    # The default is an int of 32 bits, which would cut addresses short.
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long
     libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t

@@ -89,6 +89,7 @@ class SpanReader:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(_AT_ONCE, "tpufeed-read")
+            # Under the lock, as `close` in another thread could shut the executor down before all spans are submitted.
             results = self._executor.map(partial(read_span, self._store), spans)
         return list(results)
 
@@ -152,6 +153,7 @@ def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
                 f"{store.url}/{name}: no room for a copy of {info.size_bytes:,} bytes in {folder.parent}: "
                 f"{error.strerror}; set TMPDIR to a folder that has some"
             ) from error
+        # Ranges go straight into the file's pages, so that an object larger than memory can be compared, too.
         view = memoryview(mmap.mmap(copy.fileno(), info.size_bytes))
 
         def read() -> int:

@@ -62,6 +62,7 @@ class ShardStage:
         self._folder = StageFolder(parent, budget_bytes)
         self._stats = StageStats()
         self._make_fetcher = partial(Fetcher, store, self._folder, self._stats, connections, range_bytes)
+        # Weakly: only views keep a copy in use. When the last one goes its mapping does, and the lock with that.
         self._mapped: weakref.WeakValueDictionary[RemoteShard, mmap.mmap] = weakref.WeakValueDictionary()
         self._renew()
         os.register_at_fork(after_in_child=partial(_after_fork, weakref.ref(self)))

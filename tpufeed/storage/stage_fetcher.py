@@ -227,6 +227,7 @@ class Download:
             except Exception as error:  # noqa: BLE001  # the thread goes on, and the last one raises it
                 self.error = error
         with self._lock:
+            # `-=` is a read and a write: without the lock two threads could both be the last one, or neither.
             self._left -= 1
             return not self._left
 
@@ -340,6 +341,7 @@ class Fetcher:
 
     def close_descriptors(self) -> None:
         """Close all descriptors in a forked process, which would keep locked what this holds and fetches."""
+        # Not `release`: a fork shares the parent's locks, and to unlock here would unlock them there.
         for descriptor in (*(each.part.descriptor for each in self._downloads), *self._queue.ahead.values()):
             if descriptor is not None:
                 with suppress(OSError):
@@ -370,6 +372,7 @@ class Fetcher:
                     later = min(self._queue.put_off.values(), default=None)
                     return None if later is None else max(0.0, later - now)
             try:
+                # Room comes when other processes let go of copies, of which nobody tells this one.
                 if not self._begin(first):
                     return _POLL_SECONDS
             except Exception as error:  # noqa: BLE001  # logged, and the thread goes on
@@ -426,11 +429,13 @@ class Fetcher:
             self._queue.begin(shard)
             self._downloads.add(download)
             self._counts.retries += shard in self._failures
+            # A `stop` since the claim has sent the readers home: the part goes here, and not when the process ends.
             if self._stopped:
                 ranges = []
                 download.cancel()
             for start, stop in ranges:
                 self._ranges.put((download, start, stop))
+        # An empty shard has no last range whose reader would finish it.
         if not ranges:
             self._finish(download)
 
@@ -442,6 +447,7 @@ class Fetcher:
                 buffer = memoryview(bytearray(stop - start))
             if download.read(start, stop, buffer):
                 self._finish(download)
+            # The queue runs dry: the next shard is begun now, while other connections read the last ranges of this one.
             if self._ranges.qsize() < self._connections:
                 with self._changed:
                     self._tell()
@@ -486,6 +492,7 @@ class Fetcher:
             with suppress(OSError):
                 used, budget = self._folder.used_bytes(), self._folder.budget_bytes
                 if used < budget:
+                    # From now on a claim evicts something first, instead of running into the full disk again.
                     self._folder.budget_bytes = used
                     text = f"{self._folder.path} is full: the stage there goes on with {used:,} bytes"
                     _logger.warning(f"{text} instead of {budget:,}")
@@ -493,6 +500,7 @@ class Fetcher:
             if self._stopped:
                 return
             times = self._failures[shard] = self._failures.get(shard, 0) + 1
+            # The power is capped as well: 2.0 ** 1024 is an OverflowError, after 17 hours of failures.
             delay = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0 ** min(times - 1, 10))
             place = f"{mask_secrets(self._store.url)}/{shard.name}"
             if times == 1 and not full:

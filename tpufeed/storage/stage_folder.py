@@ -36,6 +36,7 @@ _LEAST_ROOM_BYTES = 2 << 30  # a default place with less is passed over for the 
 _IN_MEMORY = {"tmpfs", "ramfs"}
 FULL = {errno.ENOSPC, errno.EDQUOT}
 _SHARD, _PART, _LOCK = ".shard", ".part", "lock"
+# No program that is executed may inherit a lock, and no link may lead out of the folder.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
+        # Not `stat`: in /dev/shm another user may have put a link of this name to a folder of ours.
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             found = f"{stat.filemode(status.st_mode)} of user {status.st_uid}"
@@ -99,6 +101,7 @@ def free_bytes(folder: Path) -> int:
     """Return how much more fits into an existing folder; in memory no more than the machine or container has."""
     free = [shutil.disk_usage(folder).free]
     if is_in_memory(folder):
+        # A tmpfs promises up to its own limit, whatever memory is left behind it.
         left = memory_left()
         free += [] if left is None else [left]
         lines = _read_lines(Path("/proc/meminfo"))
@@ -288,12 +291,14 @@ class StageFolder:
                         self.evictions += 1
                 if excess > 0 and not exceed:
                     return Refusal.FULL
+            # A hole, which others count from now on. `reserve` fills it outside of the lock, as that may take seconds.
             os.ftruncate(descriptor, size_bytes)
             stack.pop_all()
             return PartialCopy(key, size_bytes, path, descriptor)
 
     def reserve(self, part: PartialCopy) -> None:
         """Allocate the bytes of a partial copy. Raises OSError, with one of `FULL` where they do not fit."""
+        # In memory fallocate would go on taking pages until the container is killed.
         if part.size_bytes > free_bytes(self.path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if part.size_bytes:
@@ -304,6 +309,8 @@ class StageFolder:
         if not self._in_memory:  # a copy that a crash of the machine has emptied would be trusted after it
             os.fdatasync(part.descriptor)
         with self._locked():
+            # To turn an exclusive lock into a shared one lets go of it for a moment, see flock(2). Nobody can evict
+            # the copy then: that takes `lock`, which we have.
             part.path.rename(self.path / f"{part.key}{_SHARD}")
             _touch(part.descriptor)
             fcntl.flock(part.descriptor, fcntl.LOCK_SH)
@@ -335,6 +342,7 @@ class StageFolder:
         except FileNotFoundError:
             return False
         try:
+            # The path still names what was opened: a new copy gets this name under `lock`, which our callers hold.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             return True

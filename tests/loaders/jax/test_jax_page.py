@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.quick_xla import QUICK
+
 PAGE = Path(__file__).parents[3] / "docs/jax.md"
 
 
@@ -14,7 +16,10 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 4
     (tmp_path / "program.py").write_text("\n".join(blocks))
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}",
+    }
     command = [sys.executable, "program.py"]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=120

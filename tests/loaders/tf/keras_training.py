@@ -1,7 +1,8 @@
 """Trainings with Keras that write down which samples each step took, on the backend that KERAS_BACKEND names.
 
 As a program: `keras_training.py URL FOLDER STEP` trains without a break and with breaks after some steps, and
-says what differs; then it trains until it kills itself after STEP steps. `keras_training.py URL FOLDER` goes on there.
+says what differs; then it trains until it kills itself after STEP steps, and another process goes on there. Both
+processes are forks of one that has imported the frameworks, which takes longer than to train; these start in each.
 """
 
 import json
@@ -107,11 +108,7 @@ def saved_after(steps, save_freq, epoch_steps):
     return steps - steps % (epoch_steps if save_freq == "epoch" else save_freq)
 
 
-def main(url, folder, step=None):
-    folder = Path(folder)
-    if step is None:
-        print(json.dumps(train(url, folder / "killed")))
-        return
+def train_until_killed(url, folder, step):
     whole, weights = train(url, folder / "whole")
     stops = {}
     for steps in (9, 10, 14) if keras.backend.backend() == "tensorflow" else ():
@@ -120,7 +117,22 @@ def main(url, folder, step=None):
         rest, again = train(url, place)
         stops[steps] = [first, rest, again]
     print(json.dumps([whole, weights, stops]), flush=True)
-    train(url, folder / "killed", steps=int(step), end=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    train(url, folder / "killed", steps=step, end=lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def go_on(url, folder):
+    print(json.dumps(train(url, folder / "killed")), flush=True)
+
+
+def main(url, folder, step):
+    folder, statuses = Path(folder), []
+    for run in (lambda: train_until_killed(url, folder, int(step)), lambda: go_on(url, folder)):
+        child = os.fork()
+        if not child:
+            run()
+            sys.exit()
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(json.dumps(statuses))
 
 
 if __name__ == "__main__":

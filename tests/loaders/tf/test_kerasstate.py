@@ -35,23 +35,21 @@ def all_steps(url, epochs=3, batch=7, epoch_steps=None):
 def test_a_training_that_is_killed_takes_the_steps_that_were_left(cache_url, tmp_path, backend):
     """In the middle of an epoch or at its end, with weights of every fourth step; see keras_training.py."""
     environment = os.environ | {"KERAS_BACKEND": backend}
-    command = [sys.executable, str(HERE / "keras_training.py"), cache_url, str(tmp_path)]
-    given = {"env": environment, "capture_output": True, "text": True, "timeout": 200}
-    killed = subprocess.run([*command, "17"], check=False, **given)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    whole, weights, stops = json.loads(killed.stdout)
+    command = [sys.executable, str(HERE / "keras_training.py"), cache_url, str(tmp_path), "17"]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *told, statuses = map(json.loads, done.stdout.splitlines())
+    assert statuses == [-signal.SIGKILL, 0], done.stderr[-3000:]
+    (whole, weights, stops), (rest, resumed) = told
     expected = all_steps(cache_url)
     assert whole == expected
-    for stopped, (first, rest, again) in stops.items():
-        assert first == expected[: int(stopped)]
-        assert rest == expected[saved_after(int(stopped), 4, EPOCH) :]
+    for stopped, (before, after, again) in stops.items():
+        assert before == expected[: int(stopped)]
+        assert after == expected[saved_after(int(stopped), 4, EPOCH) :]
         assert again == pytest.approx(weights)
-    resumed = subprocess.run(command, check=False, **given)
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    assert "ran out of data" not in killed.stderr + resumed.stderr
-    rest, again = json.loads(resumed.stdout)
+    assert "ran out of data" not in done.stderr
     assert rest == expected[16:]
-    assert again == pytest.approx(weights)
+    assert resumed == pytest.approx(weights)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,8 @@ def _exchange(client: Any, processes: Sequence[int], patience_seconds: float, sp
     """
     me, group = jax.process_index(), hashlib.blake2b(str(list(processes)).encode(), digest_size=8).hexdigest()
     folder, count = f"tpufeed/{group}", f"tpufeed/{group}/count/{me}"
+    # The store counts, as all loaders over these processes meet under one row of numbers. Of a folder that is not there
+    # yet it gives no values at once; to ask for a key would be to wait for it.
     number = 1 + sum(int(value) for _, value in client.key_value_dir_get(f"{count}/"))
     client.key_value_set(f"{count}/number", str(number), allow_overwrite=True)
     if number > 2:  # whoever began the last one was through with the one before it, and all have begun the last

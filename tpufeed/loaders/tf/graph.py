@@ -34,6 +34,7 @@ _BUFFER_BYTES = 256 << 10
 _MOST_MARKS, _MOST_INDEXED = 1 << 16, 1 << 23
 _NO_RECORD = 1 << 40  # bytes, more than any file has
 _FEWEST_IN_GROUP = 16
+# 2^64 by the golden ratio, as an int64: its multiples by epoch lie far apart, in whatever epochs are compared.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _NOT_HERE = ("processes", "max_bad_records", "timeout_seconds", "stage_dir", "stage_bytes")
 _DTYPES = {"int64": tf.int64, "float32": tf.float32}
@@ -89,6 +90,7 @@ class DirectGraph:
         self._mask = loader.columns.mask
         self._dealt = sharding in ("dynamic", "file")
         self._world = World() if self._dealt else loader.world
+        # The same 64 bits, as the signed number that TensorFlow takes.
         self._seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)
         self._identity, self._handed = place_identity(loader), handed
         # The epoch that was read last, by which the next iteration knows its own; a service has tables of its own.
@@ -184,6 +186,7 @@ class DirectGraph:
         if not tf.executing_eagerly():
             # A seed of the user's for all of TensorFlow would change our order; and 0 is compared with a tensor there.
             tf.compat.v1.get_default_graph().seed = None
+        # Below 2^62, as epochs are: their sum still is an int64.
         seed = tf.constant(self._seed % (1 << 62), tf.int64)
         return records.shuffle(buffer, seed=seed + epoch, reshuffle_each_iteration=False)
 

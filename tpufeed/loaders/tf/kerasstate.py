@@ -124,6 +124,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
                     f"epoch {restored} was restored, but not the optimizer, whose count is {self._count} as at the "
                     "beginning: restore it with the weights"
                 )
+            # As Keras' own BackupAndRestore does: `fit` reads it after `on_train_begin`, and has no public way.
             self.model._initial_epoch = place.epoch
         elif self._count:
             _logger.warning(
@@ -156,6 +157,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             )
         if first and self._segments != self._written:
             self._write()
+        # Keras tells callbacks the first of the steps that it executes together: the last such group begins there.
         together = self.model.steps_per_execution
         self._last = None if place.steps_left == steps else (place.steps_left - 1) // together * together
         self._stream.begin_at(place.state)

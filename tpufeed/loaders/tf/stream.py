@@ -203,6 +203,7 @@ class StreamSource:
         if threading.get_ident() in self._calls:
             return  # the garbage collector came by in a call: there is nobody else to wait for
         deadline = time.monotonic() + _SETTLE_SECONDS
+        # TensorFlow may be about to call again when no call is in progress: only a while without any shows the end.
         while time.monotonic() < deadline and (self._calls or time.monotonic() - self._last_call < _QUIET_SECONDS):
             time.sleep(_QUIET_SECONDS / 10)
         # TensorFlow keeps what py_function calls, and so this object, as long as the process lives.

@@ -110,10 +110,12 @@ class _TorchTransfer(Transfer):
 
         # The stream also makes its device the current one, which each thread has of its own and pinning asks for.
         with self._stream or nullcontext():
+            # From pageable memory the driver would copy at once, in this thread, whatever `non_blocking` says.
             if self._pinned:
                 batch = _map_tensors(batch, torch.Tensor.pin_memory)
             batch = _map_tensors(batch, move)
             copied = None if self._stream is None else self._stream.record_event()
+        # Without an event that the step could wait for, this thread waits for the copies, and the step does not.
         if self._asynchronous and self._stream is None:
             torch.accelerator.synchronize(self._device)
         return (batch, copied), size

@@ -263,10 +263,12 @@ def _exchange(spec: EpochSpec) -> list[EpochSpec]:
         store.delete_key(f"tpufeed/exchange/{number - 2}/{rank}")
     keys = [f"{meeting}/{other}" for other in range(size)]
     store.set(keys[rank], spec.packed())
+    # After the key is set: who counts all ranks finds all keys.
     store.add(meeting, 1)
     # Until all have come. The store's own waiting cannot be interrupted.
     seconds = store.timeout.total_seconds()
     deadline, pause = time.monotonic() + seconds, 0.001
+    # To add nothing is to read the count without waiting for it, as `get` would.
     while store.add(meeting, 0) < size:
         if time.monotonic() > deadline:
             missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
