@@ -275,7 +275,12 @@ def test_a_function_changes_a_whole_sample(scenes, behind):
 @pytest.mark.parametrize(
     ("function", "columns", "error", "said"),
     [
-        (shrunk, ["image", "mask"], OpError, "returned 'mask' of shape .*return a mask of"),
+        (
+            shrunk,
+            ["image", "mask"],
+            OpError,
+            r"returned 'mask' as uint8 of shape \(59, 80\) for",
+        ),
         (no_dict, ["image", "mask"], OpError, "returned ndarray: return a dict of image, mask"),
         (whole, ["image", "again", "mask"], OptionError, "not 'again': leave it out"),
     ],

@@ -107,15 +107,13 @@ class Custom(SameSizeOp):
         for name, before in sample.items():
             if name == "image":
                 continue
-            after = np.asarray(result[name])
-            is_mask = after.shape[:2] == before.shape[:2] == sample["image"].shape[:2]
-            if after.dtype.kind != before.dtype.kind or after.shape[1:] != before.shape[1:]:
+            after, is_mask = np.asarray(result[name]), before.shape == sample["image"].shape[:2]
+            fits = after.shape == before.shape if is_mask else after.shape[1:] == before.shape[1:] and after.ndim > 0
+            if not fits or after.dtype.kind != before.dtype.kind:
                 raise OpError(
                     f"{self} returned {name!r} as {after.dtype} of shape {after.shape} for {before.dtype} of shape "
                     f"{before.shape}: only the number of boxes, points and what belongs to them may change"
                 )
-            if before.shape[:2] == sample["image"].shape[:2] and before.ndim == 2 and not is_mask:
-                raise OpError(f"{self} returned {name!r} of shape {after.shape}: return a mask of {before.shape}")
             changed[name] = after.astype(before.dtype)
         return changed
 

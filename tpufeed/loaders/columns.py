@@ -483,6 +483,21 @@ def _view_columns(sizes: Sequence[tuple[int, int] | None]) -> tuple[Column, ...]
     )
 
 
+def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
+    """Raises OptionError for a value that the column's type does not hold."""
+    dtype = np.dtype("O" if spec.dtype in _TEXTS else "uint8" if spec.kind == "mask" else spec.dtype)
+    if dtype.kind == "O":
+        fits = isinstance(fill, str)
+    elif isinstance(fill, bool) or not isinstance(fill, int | float | np.number):
+        fits = False
+    else:
+        whole = dtype.kind not in "f"
+        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max) if whole else (0, 0)
+        fits = not whole or bool(float(fill).is_integer() and low <= fill <= high)
+    if not fits:
+        raise OptionError(f"fill of {name!r} is a value of {spec.dtype}, not {fill!r}")
+
+
 class _Finder:
     def __init__(
         self,
@@ -505,6 +520,8 @@ class _Finder:
             raise self._unknown(name)
         spec = features[wanted]
         fill = (options.fill or {}).get(name)
+        if fill is not None:
+            _check_fill(name, spec, fill)
         if spec.kind in ("mask", "depth"):
             return Mask(name, spec, self._size, int(fill or 0))
         if spec.kind == "image":
