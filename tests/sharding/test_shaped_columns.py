@@ -145,6 +145,12 @@ def test_tensorflow_reads_the_records(table):
         ("int64[2]", [1, 2], "many", "is 'many'"),
         ("float32", 1, ["a"], "is "),
         ("float32[,2]", [[1, 2]], [[1, 2, 3]], r"has the shape \[1, 3\]"),
+        ("int64", 1, 2.0**63, "holds 9.22"),
+        ("int64", 1, "9223372036854775808", "holds 9223372036854775808"),
+        ("int64[]", [1], [2**63, -1], "holds 9223372036854775808"),
+        ("float32", 1, "1e400", "holds 1e400"),
+        ("bool", "true", "yes", "is 'yes'"),
+        ("string", "a", ["a", "b"], "it was declared as string"),
     ],
 )
 def test_a_value_that_does_not_fit_is_a_reject_that_names_it(declared, good, bad, said, table):
@@ -154,6 +160,37 @@ def test_a_value_that_does_not_fit_is_a_reject_that_names_it(declared, good, bad
     assert reject["reason"] == "bad_column"
     assert reject["path"].endswith("03.jpg")
     assert re.search(said, reject["message"])
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "becomes"),
+    [
+        ("int64", "9007199254740993", 9007199254740993),  # float64 has no such number
+        ("int64", " 7.0 ", 7),
+        ("int64[]", [9007199254740993, 1.0], [9007199254740993, 1]),
+        ("int32[]", "[1, 2]", [1, 2]),
+        ("int32[,2]", b"\1\0\0\0\2\0\0\0", [[1, 2]]),
+        ("bool", "False", False),
+        ("bool[2]", ["true", "0"], [True, False]),
+        ("bool[2]", b"\1\0", [True, False]),
+        ("float16[2]", b"\0\x3c\0\x40", [1.0, 2.0]),
+        ("string", b"a", "a"),
+        ("bytes", b"\xff", b"\xff"),
+    ],
+)
+def test_values_in_other_forms_are_converted(declared, value, becomes):
+    values, problem = ColumnTypes([Declared.parse("x", declared)]).convert({"x": value})
+    assert (values, problem) == ({"x": becomes}, None)
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [("bool[2]", b"\1\2"), ("uint8[2]", b"\1"), ("bytes", "a"), ("bytes", [b"a"]), ("string", b"\xff")],
+)
+def test_bytes_that_do_not_fit_are_no_value(declared, value):
+    _, problem = ColumnTypes([Declared.parse("x", declared)]).convert({"x": value})
+    assert problem is not None
+    assert problem[0] == "bad_column"
 
 
 def test_too_many_bad_values_fail_the_build(table):
