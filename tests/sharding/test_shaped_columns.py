@@ -162,6 +162,23 @@ def test_a_value_that_does_not_fit_is_a_reject_that_names_it(declared, good, bad
     assert re.search(said, reject["message"])
 
 
+def test_a_reject_says_nothing_about_types(table):
+    """The others are one number each, and lists of 2."""
+    rows = [{"x": n, "pair": [n, n], "speed": n / 2} for n in range(12)]
+    rows[3] |= {"x": "no", "speed": "fast"}
+    rows[5] |= {"pair": [1, "?", 3]}
+    dataset = table(rows, columns={"x": "int64", "pair": "int64[]"})
+    assert dataset.manifest.rejects == {"bad_column": 2}
+    assert further_columns(dataset.manifest.features) == {"x": "int64", "pair": "int64[2]", "speed": "float32"}
+    assert batch_of(dataset, ["x"])["x"].tolist() == [0, 1, 2, 4, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_column_that_no_row_has_cannot_be_declared(table):
+    for name in ("y", "path"):
+        with pytest.raises(OptionError, match=rf"no sample has a column '{name}'; its further columns are: x "):
+            table([{"x": n} for n in range(12)], columns={name: "int64"})
+
+
 @pytest.mark.parametrize(
     ("declared", "value", "becomes"),
     [

@@ -215,7 +215,6 @@ class ColumnTypes:
             except BadValue as error:
                 reason = "bad_column" if declared.kind is None else "bad_box"
                 problem = problem or (reason, f"the column {name!r} {error}; it was declared as {declared}")
-                converted.pop(name, None)
         return converted, problem
 
     def add(self, values: Mapping[str, Any] | None) -> None:
@@ -265,7 +264,10 @@ class ColumnTypes:
         missing = self._declared.keys() - self._met
         if missing:
             have = ", ".join(sorted(self._met)) or "none"
-            raise OptionError(f"no sample has a column {min(missing)!r}; its further columns are: {have}")
+            raise OptionError(
+                f"no sample has a column {min(missing)!r}; its further columns are: {have} (those of images, labels "
+                "and splits are none)"
+            )
         specs = []
         for name, column in self._columns.items():
             if name in self._declared:
