@@ -309,15 +309,19 @@ def test_every_loader_gives_the_same_columns(table):
 
 def test_damage_in_lists_is_named(table, tmp_path):
     """A record whose list is longer than the manifest says, as another tool may write."""
-    dataset = table([{"label": ["a"], "few": [n] * (1 + n % 2)} for n in range(12)])
+    rows = [{"label": ["a"], "few": [n] * (1 + n % 2), "raw": [n, 1], "byte": n} for n in range(12)]
+    dataset = table(rows, columns={"raw": "uint8[2]", "byte": "uint8"})
     (payload,) = dataset.reader("train").read_many([(0, 0)])
     check = RecordCheck(dataset.manifest)
     check.check(payload)
     whole = dict(decode_example(payload))
-    for name, values, said in (
-        ("few", [1, 2, 3], "has 3 items.*the manifest says 1 to 2"),
-        ("image/class/label", [1], "has the label 1, and there are 1 classes"),
+    for name, kind, values, said in (
+        ("few", "int64", [1, 2, 3], "has 3 items.*the manifest says 1 to 2"),
+        ("image/class/label", "int64", [1], "has the label 1, and there are 1 classes"),
+        ("raw", "bytes", [b"123"], r"has 3 bytes; uint8 of \[2\] takes 2"),
+        ("raw", "int64", [1, 2], "holds int64, not uint8"),
+        ("byte", "int64", [256], "holds 256, which uint8 cannot"),
     ):
-        bad = encode_example(whole | {name: Feature("int64", values)})
+        bad = encode_example(whole | {name: Feature(kind, values)})
         with pytest.raises(RecordError, match=said):
             check.check(memoryview(bad))
