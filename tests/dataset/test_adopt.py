@@ -48,7 +48,9 @@ def imagenet(folder, photos, write):
                 "image/class/label": 1 + number % 3,
                 "image/class/synset": f"n0000000{number % 3}".encode(),
                 "image/class/text": [b"tench", b"crane", "Käfer".encode()][number % 3],
-                "image/object/bbox/xmin": [0.25, 0.5] if number % 2 else [],
+                **{f"image/object/bbox/{side}min": [0.25, 0.5] if number % 2 else [] for side in "xy"},
+                **{f"image/object/bbox/{side}max": [0.5, 0.75] if number % 2 else [] for side in "xy"},
+                "image/object/bbox/label": [1 + number % 3] * 2 if number % 2 else [],
             }
             for number, data in enumerate(photos.values())
         ]
@@ -76,7 +78,7 @@ EXPECTED = {
         {schema.ENCODED: "image", schema.LABEL: "class", schema.FILENAME: "id"},
         ("0", "1", "2"),
     ),
-    "imagenet": (("train", "validation"), {}, ("0", "tench", "crane", "Käfer")),
+    "imagenet": (("train", "validation"), {"boxes": "image/object/bbox/*"}, ("0", "tench", "crane", "Käfer")),
     "tfds": (
         ("train", "test"),
         {schema.ENCODED: "image", schema.LABEL: "label", schema.FILENAME: "file_name"},

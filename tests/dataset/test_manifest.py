@@ -176,7 +176,17 @@ def set_variants(change):
     return lambda data: change(data["splits"]["train"]["variants"])
 
 
+def set_feature(**fields):
+    return lambda data: data["features"][-1].update(fields)
+
+
 CONTRADICTIONS = {
+    "lists shorter than the shortest": set_feature(shape=None, lengths=[3, 2]),
+    "lists of fewer than no items": set_feature(shape=None, lengths=[-1, 2]),
+    "lists that no record can hold": set_feature(shape=None, lengths=[0, 1 << 20], item_shape=[1 << 20]),
+    "items of no size": set_feature(shape=None, lengths=[0, 2], item_shape=[0]),
+    "a tensor of a negative size": set_feature(shape=[4, -1]),
+    "boxes of three numbers": set_feature(dtype="float32", shape=None, item_shape=[3], kind="boxes"),
     "fewer records than said": set_split(records=6),
     "more records than said": set_shard(0, records=4),
     "negative records": lambda data: (set_shard(0, records=-1)(data), set_shard(1, records=6)(data)),

@@ -65,7 +65,7 @@ def test_every_op_is_described_by_name_version_and_parameters():
         described = to_dict(op)
         assert is_op(op)
         assert described["op"] == name == kind.__name__
-        assert set(described) == {"op", "version", *names}
+        assert set(described) == {"op", "version", *names} - {"sample"}  # which only those that have it describe
         assert described["version"] == ("1" if kind is Custom else 1)
         assert from_dict(described) == op
         assert not hasattr(op, "__dict__")
@@ -92,7 +92,10 @@ def test_descriptions_never_change():
 def test_signatures_are_what_one_writes():
     assert signature(RandomCrop) == "RandomCrop(size, padding=0, fill=0)"
     assert signature(RandomResizedCrop) == "RandomResizedCrop(size=224, scale=(0.08, 1), ratio=(0.75, 1.333))"
-    assert signature(Custom) == "Custom(target, version='1')"
+    assert signature(Custom) == "Custom(target, version='1', sample=False)"
+    whole = Custom("a:b", sample=True)
+    assert to_dict(whole)["sample"] is True
+    assert from_dict(to_dict(whole)) == parse_op(repr(whole)) == whole
 
 
 @pytest.mark.parametrize(

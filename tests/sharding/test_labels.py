@@ -105,7 +105,7 @@ def test_classes_of_few_images_are_told():
     (said,) = warnings({f"red,{name}": 2 for name in names})
     assert said == (
         "30 of 30 classes have fewer than 5 images, like 'red,00': labels of several parts (',') are a class for each "
-        "combination. To train on the parts, give each a column of 0 and 1 in the table, and say --label none"
+        'combination. To train on the parts, give lists of labels, like ["cat", "dog"] in a table of JSON lines'
     )
 
 

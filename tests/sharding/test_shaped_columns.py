@@ -145,6 +145,12 @@ def test_tensorflow_reads_the_records(table):
         ("int64[2]", [1, 2], "many", "is 'many'"),
         ("float32", 1, ["a"], "is "),
         ("float32[,2]", [[1, 2]], [[1, 2, 3]], r"has the shape \[1, 3\]"),
+        ("int64", 1, 2.0**63, "holds 9.22"),
+        ("int64", 1, "9223372036854775808", "holds 9223372036854775808"),
+        ("int64[]", [1], [2**63, -1], "holds 9223372036854775808"),
+        ("float32", 1, "1e400", "holds 1e400"),
+        ("bool", "true", "yes", "is 'yes'"),
+        ("string", "a", ["a", "b"], "it was declared as string"),
     ],
 )
 def test_a_value_that_does_not_fit_is_a_reject_that_names_it(declared, good, bad, said, table):
@@ -154,6 +160,54 @@ def test_a_value_that_does_not_fit_is_a_reject_that_names_it(declared, good, bad
     assert reject["reason"] == "bad_column"
     assert reject["path"].endswith("03.jpg")
     assert re.search(said, reject["message"])
+
+
+def test_a_reject_says_nothing_about_types(table):
+    """The others are one number each, and lists of 2."""
+    rows = [{"x": n, "pair": [n, n], "speed": n / 2} for n in range(12)]
+    rows[3] |= {"x": "no", "speed": "fast"}
+    rows[5] |= {"pair": [1, "?", 3]}
+    dataset = table(rows, columns={"x": "int64", "pair": "int64[]"})
+    assert dataset.manifest.rejects == {"bad_column": 2}
+    assert further_columns(dataset.manifest.features) == {"x": "int64", "pair": "int64[2]", "speed": "float32"}
+    assert batch_of(dataset, ["x"])["x"].tolist() == [0, 1, 2, 4, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_column_that_no_row_has_cannot_be_declared(table):
+    for name in ("y", "path"):
+        with pytest.raises(OptionError, match=rf"no sample has a column '{name}'; its further columns are: x "):
+            table([{"x": n} for n in range(12)], columns={name: "int64"})
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "becomes"),
+    [
+        ("int64", "9007199254740993", 9007199254740993),  # float64 has no such number
+        ("int64", " 7.0 ", 7),
+        ("int64[]", [9007199254740993, 1.0], [9007199254740993, 1]),
+        ("int32[]", "[1, 2]", [1, 2]),
+        ("int32[,2]", b"\1\0\0\0\2\0\0\0", [[1, 2]]),
+        ("bool", "False", False),
+        ("bool[2]", ["true", "0"], [True, False]),
+        ("bool[2]", b"\1\0", [True, False]),
+        ("float16[2]", b"\0\x3c\0\x40", [1.0, 2.0]),
+        ("string", b"a", "a"),
+        ("bytes", b"\xff", b"\xff"),
+    ],
+)
+def test_values_in_other_forms_are_converted(declared, value, becomes):
+    values, problem = ColumnTypes([Declared.parse("x", declared)]).convert({"x": value})
+    assert (values, problem) == ({"x": becomes}, None)
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [("bool[2]", b"\1\2"), ("uint8[2]", b"\1"), ("bytes", "a"), ("bytes", [b"a"]), ("string", b"\xff")],
+)
+def test_bytes_that_do_not_fit_are_no_value(declared, value):
+    _, problem = ColumnTypes([Declared.parse("x", declared)]).convert({"x": value})
+    assert problem is not None
+    assert problem[0] == "bad_column"
 
 
 def test_too_many_bad_values_fail_the_build(table):
@@ -255,15 +309,19 @@ def test_every_loader_gives_the_same_columns(table):
 
 def test_damage_in_lists_is_named(table, tmp_path):
     """A record whose list is longer than the manifest says, as another tool may write."""
-    dataset = table([{"label": ["a"], "few": [n] * (1 + n % 2)} for n in range(12)])
+    rows = [{"label": ["a"], "few": [n] * (1 + n % 2), "raw": [n, 1], "byte": n} for n in range(12)]
+    dataset = table(rows, columns={"raw": "uint8[2]", "byte": "uint8"})
     (payload,) = dataset.reader("train").read_many([(0, 0)])
     check = RecordCheck(dataset.manifest)
     check.check(payload)
     whole = dict(decode_example(payload))
-    for name, values, said in (
-        ("few", [1, 2, 3], "has 3 items.*the manifest says 1 to 2"),
-        ("image/class/label", [1], "has the label 1, and there are 1 classes"),
+    for name, kind, values, said in (
+        ("few", "int64", [1, 2, 3], "has 3 items.*the manifest says 1 to 2"),
+        ("image/class/label", "int64", [1], "has the label 1, and there are 1 classes"),
+        ("raw", "bytes", [b"123"], r"has 3 bytes; uint8 of \[2\] takes 2"),
+        ("raw", "int64", [1, 2], "holds int64, not uint8"),
+        ("byte", "int64", [256], "holds 256, which uint8 cannot"),
     ):
-        bad = encode_example(whole | {name: Feature("int64", values)})
+        bad = encode_example(whole | {name: Feature(kind, values)})
         with pytest.raises(RecordError, match=said):
             check.check(memoryview(bad))

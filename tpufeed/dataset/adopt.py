@@ -183,7 +183,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         features=features,
         options={
             **options,
-            "keys": keys._asdict(),
+            "keys": keys.roles,
             "splits": list(by_split),
             "left_out": left_out,
         },

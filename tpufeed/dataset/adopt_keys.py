@@ -102,8 +102,9 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
                 "serialized, cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the files; "
                 f"{there}; choose with --image-key"
             )
+    # ImageNet's records have boxes as well, and one label an image.
     several = _has_boxes(found) and told["label"] in (None, schema.OBJECT_LABEL)
-    label: str | None = schema.OBJECT_LABEL if schema.OBJECT_LABEL in found else None
+    label: str | None = schema.OBJECT_LABEL
     if not several:
         label = _choose_label(told["label"], image, found, records, there)
     others: dict[str, str | None] = {}
@@ -115,12 +116,13 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
         elif choice != NONE and found[choice].kind not in ("bytes", None):
             raise OptionError(f"--{role}-key {choice} is of kind {found[choice].kind}, not bytes; {there}")
         others[role] = None if choice == NONE else choice
-    return Keys(image, label, **others, several=several and label is not None)
+    return Keys(image, label, **others, several=several)
 
 
 def _has_boxes(found: Mapping[str, Glimpse]) -> bool:
-    """Return true for records of TensorFlow's Object Detection API."""
-    return all(key in found and found[key].kind in ("float", None) for key in _BOXES.keys)
+    """Return true for records of TensorFlow's Object Detection API: with boxes, and a class of each."""
+    sides = all(key in found and found[key].kind in ("float", None) for key in _BOXES.keys)
+    return sides and schema.OBJECT_LABEL in found
 
 
 def _find_image(found: Mapping[str, Glimpse], records: Sequence[FirstRecord]) -> str | None:

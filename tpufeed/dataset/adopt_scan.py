@@ -41,6 +41,11 @@ class Keys(NamedTuple):
     several: bool = False
 
     @property
+    def roles(self) -> dict[str, str | None]:
+        """The keys by what they are taken for."""
+        return {"image": self.image, "label": self.label, "text": self.text, "filename": self.filename}
+
+    @property
     def class_texts(self) -> tuple[str, ...]:
         """Keys that may name the classes, the best first."""
         if self.several:

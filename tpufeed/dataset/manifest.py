@@ -223,6 +223,9 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     image = manifest.features[0]
     if image.dtype == "uint8" and not _is_image(image.shape):
         yield f"{image.name} of shape {image.shape} is no image"
+    for feature in manifest.features:
+        if not _can_be(feature):
+            yield f"{feature.name} cannot be {feature.type_text}"
     if manifest.cache is not None and not _is_image(manifest.cache.shape):
         yield f"a cache of shape {manifest.cache.shape} holds no images"
     if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
@@ -253,6 +256,14 @@ def _iter_split_problems(name: str, split: Split, several_labels: bool) -> Itera
         for shard in variant.shards:
             if shard.records * OVERHEAD_BYTES > shard.bytes:  # readers ask for memory by the count
                 yield f"{shard.name} with {shard.bytes} bytes cannot hold {shard.records} records"
+
+
+def _can_be(feature: FeatureSpec) -> bool:
+    """Return true where a record can hold a feature: loaders ask for the memory of a batch of it."""
+    least, most = feature.lengths if isinstance(feature.lengths, tuple) else (0, 1)
+    sizes = (*((max(most, 1),) if feature.shape is None else feature.shape), *feature.each)
+    are_boxes = feature.kind != "boxes" or (feature.dtype, feature.shape, feature.each) == ("float32", None, (4,))
+    return are_boxes and 0 <= least <= most and min(sizes, default=1) >= 1 and math.prod(sizes) < _IMAGE_BYTES
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:

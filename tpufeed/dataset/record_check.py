@@ -18,6 +18,7 @@ from tpufeed.tfrecord.example import Feature, decode_entries, decode_example
 from tpufeed.tfrecord.layout import ScalarEntry
 
 _PLAIN = ("bytes", "string", "int64", "float32")  # of which any value will do
+_RANGES = {"bool": (0, 1), "uint8": (0, 255), "int32": (-(1 << 31), (1 << 31) - 1)}  # of what int64 stores
 Picks = Callable[[str, int], bool]  # (shard's name, record) -> whether its image is decoded
 
 
@@ -208,8 +209,8 @@ def _shape_problem(spec: FeatureSpec, feature: Feature) -> str:
 
 
 def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
-    if spec.dtype in ("int32", "bool"):
-        low, high = (0, 1) if spec.dtype == "bool" else (-(1 << 31), (1 << 31) - 1)
+    if spec.dtype in _RANGES:
+        low, high = _RANGES[spec.dtype]
         odd = next((value for value in feature.values if not low <= int(value) <= high), None)
         return "" if odd is None else f"holds {odd!r}, which {spec.dtype} cannot"
     if spec.kind == "boxes":

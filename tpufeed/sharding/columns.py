@@ -28,6 +28,7 @@ _LONGEST_INTEGER = 30  # digits, more than 64 bits hold
 _LARGEST_FLOAT = 3.4028234663852886e38  # of 32 bits
 _EXACT_FLOAT = 1 << 24  # up to this, float32 holds all whole numbers
 _KEPT_DIGITS = 7  # by float32
+_EXACT_DOUBLE = 1 << 53  # up to this, float64 holds all whole numbers
 _WIDER: dict[tuple[DType, DType], DType] = {("int64", "float32"): "float32", ("float32", "int64"): "float32"}
 
 
@@ -88,7 +89,7 @@ class Declared(NamedTuple):
     def convert(self, value: Any) -> Any:
         """Return a value as numbers, in lists of lists; None where there is none. Raises BadValue."""
         if self.dtype in ("bytes", "string"):
-            return None if _is_missing(value) else value
+            return None if _is_missing(value) else self._check_text(value)
         if _is_missing(value):
             if self.shape:
                 raise BadValue("has no value")
@@ -104,14 +105,25 @@ class Declared(NamedTuple):
             raise BadValue(f"has the shape {list(array.shape)}")
         return array.tolist()
 
+    def _check_text(self, value: Any) -> Any:
+        if isinstance(value, list | tuple) or (self.dtype == "bytes" and not isinstance(value, bytes)):
+            raise BadValue(f"is {str(value)[:_SAID]!r}")
+        if self.dtype == "string" and isinstance(value, bytes):
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                raise BadValue("is not UTF-8") from None
+        return value
+
     def _to_array(self, value: Any) -> npt.NDArray[Any]:
         dtype = np.dtype(self.dtype)
         if isinstance(value, bytes):
             shape = self.shape if self.shape is not None else (-1, *(self.each or ()))
             try:
-                return np.frombuffer(value, dtype.newbyteorder("<")).reshape(shape)
+                found = np.frombuffer(value, dtype.newbyteorder("<")).reshape(shape)
             except ValueError:
                 raise BadValue(f"has {len(value)} bytes") from None
+            return self._cast(found.view(np.uint8), dtype) if dtype.kind == "b" else found
         if isinstance(value, str) and self.shape != ():
             try:
                 value = json.loads(value)
@@ -121,14 +133,30 @@ class Declared(NamedTuple):
             found = np.array(value)
         except ValueError:
             raise BadValue("has rows of several lengths") from None
-        if found.dtype.kind in "US":
-            try:
-                found = found.astype(np.float64)
-            except ValueError:
-                raise BadValue(f"is {str(value)[:_SAID]!r}") from None
-        if found.dtype.kind not in "biuf":
-            raise BadValue(f"is {str(value)[:_SAID]!r}")
+        # float64 does not keep all digits of an int64; Python's numbers do.
+        is_inexact = found.dtype.kind == "f" and dtype.kind in "iu" and bool((np.abs(found) >= _EXACT_DOUBLE).any())
+        if found.dtype.kind not in "biuf" or is_inexact:
+            numbers = [self._to_number(item) for item in flatten([value])]
+            found = np.array(numbers, np.float64 if dtype.kind == "f" else np.object_).reshape(found.shape)
         return self._cast(found, dtype)
+
+    def _to_number(self, item: Any) -> int | float:
+        """Return one item with all the digits that its type can hold. Raises BadValue where it is no number."""
+        if isinstance(item, str):
+            text = item.strip()
+            if self.dtype == "bool" and text.lower() in ("true", "false"):
+                return text.lower() == "true"
+            if not _NUMBER.fullmatch(text):
+                raise BadValue(f"is {item[:_SAID]!r}")
+            item = _to_int(text) if _WHOLE.fullmatch(text) and len(text) <= _LONGEST_INTEGER else float(text)
+            if isinstance(item, float) and math.isinf(item) and "n" not in text.lower():
+                raise BadValue(f"holds {text[:_SAID]}")
+        if not isinstance(item, int | float):
+            raise BadValue(f"is {str(item)[:_SAID]!r}")
+        try:
+            return float(item) if self.dtype in ("float16", "float32") else item
+        except OverflowError:
+            raise BadValue(f"holds {str(item)[:_SAID]}") from None
 
     def _cast(self, found: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return numbers as the declared type. Raises BadValue where it does not hold one of them."""
@@ -138,12 +166,11 @@ class Declared(NamedTuple):
             bad = np.isinf(cast) & np.isfinite(found.astype(np.float64))
         else:
             low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            bad = (found < low) | (found > high) if found.dtype.kind != "b" else np.zeros(found.shape, np.bool_)
-            if found.dtype.kind == "f":
-                bad |= ~np.isfinite(found) | (found != np.floor(found))
+            with np.errstate(invalid="ignore"):  # of infinity there is no remainder
+                bad = ~((found >= low) & (found <= high)) | (found % 1 != 0)
             cast = np.where(bad, 0, found).astype(dtype)
         if bad.any():
-            raise BadValue(f"holds {found[bad].flat[0]}")
+            raise BadValue(f"holds {str(found[bad].flat[0])[:_SAID]}")
         return cast
 
 
@@ -188,7 +215,6 @@ class ColumnTypes:
             except BadValue as error:
                 reason = "bad_column" if declared.kind is None else "bad_box"
                 problem = problem or (reason, f"the column {name!r} {error}; it was declared as {declared}")
-                converted.pop(name, None)
         return converted, problem
 
     def add(self, values: Mapping[str, Any] | None) -> None:
@@ -238,7 +264,10 @@ class ColumnTypes:
         missing = self._declared.keys() - self._met
         if missing:
             have = ", ".join(sorted(self._met)) or "none"
-            raise OptionError(f"no sample has a column {min(missing)!r}; its further columns are: {have}")
+            raise OptionError(
+                f"no sample has a column {min(missing)!r}; its further columns are: {have} (those of images, labels "
+                "and splits are none)"
+            )
         specs = []
         for name, column in self._columns.items():
             if name in self._declared:

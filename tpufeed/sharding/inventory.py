@@ -94,11 +94,9 @@ class Inventory:
         )
         self._database.execute("BEGIN")
         while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-            chunk = [_convert(row, types) for row in chunk]
+            chunk = [_learn(row, types) for row in chunk]
             labels.update(iter_labels(row.label for row in chunk))
             list_lengths.update(len(row.label) for row in chunk if isinstance(row.label, tuple))
-            for row in chunk:
-                types.add(row.columns)
             lines = [_to_line(row, options.seed, shares, self._by_file) for row in chunk]
             try:
                 self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 14)})", lines)
@@ -249,10 +247,17 @@ def input_digest(inputs: Iterable[Input]) -> str:
     return digest.hexdigest()
 
 
-def _convert(row: Row, types: ColumnTypes) -> Row:
-    """A row whose declared columns have their types; one with a value that does not fit is a reject."""
+def _learn(row: Row, types: ColumnTypes) -> Row:
+    """Take note of a row's values, and return it with declared columns converted.
+
+    A row with a value that does not fit its declaration is a reject. It has no columns then and says nothing about
+    their types: one bad number would make its column one of lists, of 0 or 1 numbers.
+    """
     columns, wrong = types.convert(row.columns)
-    return row._replace(columns=columns, problem=row.problem or wrong)
+    if wrong is not None:
+        return row._replace(columns=None, problem=row.problem or wrong)
+    types.add(columns)
+    return row._replace(columns=columns)
 
 
 def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool) -> _Line:

@@ -108,7 +108,7 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
         if of_several is not None:
             remedy = (
                 f": labels of several parts ({of_several!r}) are a class for each combination. To train on the parts, "
-                "give each a column of 0 and 1 in the table, and say --label none"
+                'give lists of labels, like ["cat", "dog"] in a table of JSON lines'
             )
         yield (
             f"{len(few):,} of {len(images):,} classes have fewer than {_FEW_IMAGES} images, like "
