@@ -17,7 +17,7 @@ from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
 from tpufeed.errors import ImageError, OpError
-from tpufeed.images.decoding import Pixels
+from tpufeed.images.decoding import Pixels, make_scratch
 from tpufeed.images.mending import mend
 from tpufeed.images.pipeline import DrawnBatch, Pipeline
 from tpufeed.images.protocols import Draws
@@ -160,5 +160,5 @@ class Augmenter:
 
     def _memory(self, size: int) -> Pixels:
         if size > len(self._scratch):
-            self._scratch = np.empty(size, np.uint8)
+            self._scratch = make_scratch(size)
         return self._scratch[:size]

@@ -21,7 +21,7 @@ from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import HEIGHT, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
-from tpufeed.images.decoding import Pixels, image_size, orientation_of
+from tpufeed.images.decoding import Pixels, image_size, make_scratch, orientation_of
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
@@ -364,7 +364,7 @@ class Decoder:
         """Return memory of this thread to decode into: fresh memory would cost page faults for each image."""
         scratch: Pixels | None = getattr(self._local, "scratch", None)
         if scratch is None or size > len(scratch):
-            scratch = self._local.scratch = np.empty(size, np.uint8)
+            scratch = self._local.scratch = make_scratch(size)
         return scratch[:size]
 
 
