@@ -1,5 +1,6 @@
 """Masks, boxes, keypoints, further images and views, from files to batches: they move with the crop of their image."""
 
+import io
 import json
 
 import numpy as np
@@ -9,8 +10,10 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
+from tpufeed.dataset.record_check import RecordCheck
 from tpufeed.errors import OpError, OptionError, RecordError
 from tpufeed.images import CenterCrop, Custom, HorizontalFlip, RandomResizedCrop, Resize, Rotate
+from tpufeed.tfrecord.example import Feature, decode_example, encode_example
 
 COUNT, COLOURS = 12, ((250, 20, 20), (20, 250, 20), (20, 20, 250))
 RANDOM_OPS = [RandomResizedCrop(64, scale=(0.4, 1.0)), HorizontalFlip(), Rotate(15)]
@@ -330,3 +333,20 @@ def test_records_of_the_object_detection_api_are_adopted(tmp_path):
     again = batches(cache, ["image", "boxes", "label"], batch_size=4, shuffle=False)
     np.testing.assert_allclose(again["boxes"], batch["boxes"], atol=1e-3)
     np.testing.assert_array_equal(again["label"], batch["label"])
+
+
+def test_verify_decodes_masks(scenes):
+    """A mask that was replaced by another tool, with the CRCs right."""
+    dataset = tpufeed.open_dataset(scenes)
+    (payload,) = dataset.reader("train").read_many([(0, 0)])
+    features, buffer = dict(decode_example(payload)), io.BytesIO()
+    Image.fromarray(np.zeros((5, 6), np.uint8)).save(buffer, "PNG")
+    check = RecordCheck(dataset.manifest)
+    check.check_image(check.check(payload))
+    for data, said in (
+        (buffer.getvalue(), "'mask' has 6x5 pixels; its image has"),
+        (b"\xff\xd8\xff", r"'mask' does not decode \(bad_mask\)"),
+    ):
+        bad = memoryview(encode_example(features | {"mask": Feature("bytes", [data])}))
+        with pytest.raises(RecordError, match=said):
+            check.check_image(check.check(bad))

@@ -170,7 +170,9 @@ def test_an_object_is_no_label(value):
         to_label(value)
 
 
-@pytest.mark.parametrize(("value", "labels"), [([1, 2.0], (1, 2)), ([], ()), (["a", None, ""], ("a",))], ids=str)
+@pytest.mark.parametrize(
+    ("value", "labels"), [([1, 2.0], (1, 2)), ([], ()), (["a", None, ""], ("a", None, None))], ids=str
+)
 def test_several_labels(value, labels):
     assert to_label(value) == labels
 

@@ -13,6 +13,7 @@ from tpufeed.dataset.schema import CHANNELS, HEIGHT, LABEL, WIDTH, FeatureSpec, 
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.header import read_header
+from tpufeed.images.masks import decode_mask
 from tpufeed.images.mending import mend
 from tpufeed.tfrecord.example import Feature, decode_entries, decode_example
 from tpufeed.tfrecord.layout import ScalarEntry
@@ -28,6 +29,7 @@ class Sample(NamedTuple):
     image: memoryview
     label: int | None
     sizes: Mapping[str, int]
+    payload: memoryview
 
 
 def parse_picks(share: str | None) -> Picks | None:
@@ -76,6 +78,7 @@ class RecordCheck:
         # is theirs: loaders decode to three in any case.
         self._left_out = frozenset(manifest.options.get("left_out") or ())
         self._foreign = manifest.options.get("command") == "adopt"
+        self._pictures = [spec for spec in features[1:] if spec.is_picture and not spec.shape]
         self._local = threading.local()
 
     @property
@@ -116,7 +119,7 @@ class RecordCheck:
             problems.append(f"label {label}, and there are {self._classes} classes, 0 to {self._classes - 1}")
         if problems:
             raise RecordError("; ".join(problems))
-        return Sample(image, label, ints)
+        return Sample(image, label, ints, payload)
 
     def check_image(self, sample: Sample) -> None:
         """Decode the image. Raises RecordError where it does not, or has another size than its record says."""
@@ -135,8 +138,27 @@ class RecordCheck:
         if self._foreign:
             channels = sample.sizes.get(CHANNELS, channels)
         problems = _size_problems(sample.sizes, (height, width, channels))
+        if self._pictures and not problems:
+            problems = self._picture_problems(decode_example(sample.payload), (height, width))
         if problems:
             raise RecordError("; ".join(problems))
+
+    def _picture_problems(self, features: Mapping[str, Feature], size: tuple[int, int]) -> list[str]:
+        """Decode further images and masks, of which the latter have the size of the image."""
+        problems = []
+        for spec in self._pictures:
+            (data,) = features[spec.key].values
+            try:
+                if spec.kind == "image":
+                    decode(data, buffer=self._memory)  # type: ignore[arg-type]  # its kind was compared
+                    continue
+                found = decode_mask(data, "mask" if spec.kind == "mask" else "depth").shape  # type: ignore[arg-type]
+            except ImageError as error:
+                problems.append(f"{spec.key!r} does not decode ({error.reason}): {error}")
+                continue
+            if found != size:
+                problems.append(f"{spec.key!r} has {found[1]}x{found[0]} pixels; its image has {size[1]}x{size[0]}")
+        return problems
 
     def _is_sound(self, rest: bytes) -> bool:
         """Return true for the features behind the integers, in order and shortest encoding; False is no verdict."""

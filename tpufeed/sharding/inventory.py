@@ -208,9 +208,11 @@ class Inventory:
         further = () if images is None else tuple(ImageRef(*image) for image in json.loads(images))
         if self.several_labels:
             found = json.loads(listed) if listed is not None else [] if label is None else [label]
-            unknown = next((each for each in found if each not in self.classes.ids), None)
-            if unknown is not None and wrong is None:
-                wrong = bad_label(unknown, self.classes)
+            unknown = [each for each in found if each not in self.classes.ids]
+            if unknown and wrong is None:
+                wrong = bad_label(unknown[0], self.classes)
+                if unknown[0] is None:
+                    wrong = "bad_label", f"one of its {len(found)} labels is empty"
             numbers = tuple(self.classes.ids.get(each, -1) for each in found)
             return Input(path, size, version, -1, file, offset, values, wrong, numbers, further)
         number = self.classes.ids.get(label, -1)

@@ -13,7 +13,7 @@ from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableErro
 from tpufeed.storage.registry import url_scheme
 
 Label = str | int | None
-Labels = tuple[str | int, ...]  # of a sample of several classes
+Labels = tuple[Label, ...]  # of a sample of several classes
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 

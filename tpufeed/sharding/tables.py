@@ -242,8 +242,7 @@ def to_label(value: Any) -> Label | Labels:
         SourceError: an object, or a list of lists, which are no classes.
     """
     if isinstance(value, list | tuple) and not any(isinstance(item, list | tuple) for item in value):
-        labels = [to_label(item) for item in value]
-        return tuple(label for label in labels if isinstance(label, str | int))
+        return tuple(label for item in value if not isinstance(label := to_label(item), tuple))
     if value is None or value == "" or value != value:  # noqa: PLR0124  # NaN
         return None
     if isinstance(value, dict | list | tuple):
