@@ -278,6 +278,19 @@ def test_ids_and_fixed_classes(table, tmp_path):
     assert dataset.split("train").class_counts == (4, 4, 12, 0)
 
 
+def test_lists_of_at_most_one_label_are_lists(table):
+    dataset = table([{"label": ["a"] if n % 2 else []} for n in range(12)])
+    batch = batch_of(dataset, ["label"])
+    assert batch["label"].tolist() == [[0] if n % 2 else [-1] for n in range(12)]
+    assert batch["label_length"].tolist() == [n % 2 for n in range(12)]
+    one_box = {"boxes": [[0, 0, 5, 5]], "label": ["a"]}
+    none = {"boxes": [], "label": []}
+    boxed = table([one_box if n % 2 else none for n in range(12)], boxes="boxes", overwrite=True)
+    found = batch_of(boxed, ["boxes", "label"], ops=RESIZE)
+    assert (found["boxes"].shape, found["label"].shape) == ((12, 1, 4), (12, 1))
+    assert found["boxes_length"].tolist() == [n % 2 for n in range(12)]
+
+
 def test_an_unknown_class_among_several_is_a_bad_label(table):
     dataset = table([{"label": ["a", "x" if n == 5 else "b"]} for n in range(12)], classes=["a", "b"])
     assert dataset.manifest.rejects == {"bad_label": 1}

@@ -539,14 +539,13 @@ class _Finder:
         return self._list(name, spec, fill)
 
     def _list(self, name: str, spec: FeatureSpec, fill: float | str | None) -> Field:
-        options, is_adopted, is_boxes = (
-            self._options,
-            self._manifest.options.get("command") == "adopt",
-            spec.kind == "boxes",
-        )
+        options, is_boxes = self._options, spec.kind == "boxes"
+        is_adopted = self._manifest.options.get("command") == "adopt"
+        owner = spec.of if isinstance(spec.of, str) else None
         lengths = None if isinstance(spec.lengths, msgspec.UnsetType) else spec.lengths
         given = (options.pad or {}).get(name)
-        if spec.shape is None and not spec.each and given is None:
+        # A list of at most one value is a value that may be missing, but for labels and what belongs to boxes.
+        if spec.shape is None and not spec.each and given is None and not owner and spec.name != schema.LABEL:
             if is_adopted and lengths is None:  # a record that has not one value may be skipped
                 return Scalar(name, spec, None, fill)
             if lengths is not None and lengths[1] <= 1 and lengths[0] == 0:  # some samples lack the value
@@ -563,7 +562,6 @@ class _Finder:
                 f"{spec.dtype}[]). Leave it out of columns=, or store one text a sample"
             )
         truncate = options.truncate if isinstance(options.truncate, bool) else name in options.truncate
-        owner = spec.of if isinstance(spec.of, str) else None
         most: int | None = None  # of a tensor
         if spec.shape is not None:
             pass
