@@ -1,11 +1,15 @@
 """mixup and cutmix: torchvision's definitions, the same in every framework."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorflow as tf
 import torch
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tpufeed.errors import OptionError
 from tpufeed.images import cutmix, mixup
@@ -19,7 +23,7 @@ MAKERS = {"torch": torch.from_numpy, "jax": jnp.asarray, "tf": tf.constant}
 
 def drawn(purpose, seed, alpha):
     random = np.random.default_rng([purpose, *seed])
-    return np.float32(random.beta(alpha, alpha)), *random.random(2).astype(np.float32)
+    return random.beta(alpha, alpha), *random.random(2)
 
 
 @pytest.fixture(params=MAKERS)
@@ -39,13 +43,13 @@ def test_mixup_is_torchvision_s(make, labels, dtype):
     np.testing.assert_allclose(np.asarray(mixed_labels), HOT * share + np.roll(HOT, 1, 0) * (1 - share), atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(12), 49])  # for 49, 1 - share is 1 in float32, and below it in float64
 def test_cutmix_is_torchvision_s(make, seed):
     """torchvision/transforms/v2/_augment.py, CutMix: the box, and the share by what of it lies in the image."""
-    images, labels = cutmix(make(IMAGES), make(LABELS), seed=seed, classes=5)
-    share, x, y = drawn(4, (seed,), 1.0)
+    images, labels = cutmix(make(IMAGES), make(LABELS), seed=seed, alpha=0.2, classes=5)
+    share, x, y = drawn(4, (seed,), 0.2)
     height, width = IMAGES.shape[1:3]
-    r_x, r_y, r = int(x * width), int(y * height), 0.5 * np.sqrt(np.float32(1) - share)
+    r_x, r_y, r = int(x * width), int(y * height), 0.5 * np.sqrt(1 - share)
     r_w_half, r_h_half = int(r * width), int(r * height)
     x1, y1, x2, y2 = (
         max(r_x - r_w_half, 0),
@@ -75,25 +79,118 @@ def test_within_a_jitted_step_a_key_draws(mix):
     assert (results[0][0] != results[1][0]).any()
     np.testing.assert_allclose(results[1][1].sum(1), 1, atol=1e-6)
     with pytest.raises(OptionError, match=r"would be constants of a compiled step.*key of jax"):
-        jax.jit(lambda images: mix(images, LABELS, seed=1, classes=5))(IMAGES)
+        jax.jit(lambda images, labels: mix(images, labels, seed=1, classes=5))(IMAGES, LABELS)
+    with pytest.raises(OptionError, match=r"\(7, step\), not \(7, .*or give seed a key of jax.random"):
+        jax.jit(lambda step, images, labels: mix(images, labels, seed=(7, step), classes=5))(1, IMAGES, LABELS)
+    with pytest.raises(OptionError, match=r"is a key of jax.random, not int32 of \(\)"):
+        step(3, IMAGES, LABELS)
 
 
+@pytest.mark.parametrize("spec", [P("data"), P("data", None, "model")], ids=["rows", "rows and columns"])
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("mix", [mixup, cutmix])
-def test_sharded_arrays_stay_sharded(mix):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
-    assert mesh.size == 8
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    images, labels = (jax.device_put(values, sharding) for values in (IMAGES, LABELS))
+def test_sharded_arrays_stay_sharded(mix, axis_type, spec):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(axis_type,) * 2)
+    sharding, rows = NamedSharding(mesh, spec), NamedSharding(mesh, P("data"))
+    images, labels = jax.device_put(IMAGES, sharding), jax.device_put(LABELS, rows)
     mixed, hot = mix(images, labels, seed=5, classes=5)
     alone, alone_hot = mix(jnp.asarray(IMAGES), jnp.asarray(LABELS), seed=5, classes=5)
-    assert mixed.sharding.is_equivalent_to(sharding, 4)
     np.testing.assert_array_equal(mixed, alone)
     np.testing.assert_array_equal(hot, alone_hot)
+    within, within_hot = jax.jit(partial(mix, classes=5))(images, labels, seed=jax.random.key(1))
+    for found in (mixed, within):
+        assert found.sharding.is_equivalent_to(sharding, 4)
+    for found in (hot, within_hot):
+        assert found.sharding.is_equivalent_to(rows, 2)
 
 
 @pytest.mark.parametrize("mix", [mixup, cutmix])
-def test_within_a_tf_function_a_tensor_draws(mix):
-    @tf.function
+def test_jax_compiles_for_the_first_step_alone(mix):
+    images, labels = jnp.asarray(IMAGES[:7]), jnp.asarray(LABELS[:7])
+    compiled = []
+
+    def listen(event, _seconds, **_options):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled[-1] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for step in range(4):
+            compiled.append(0)
+            mix(images, labels, seed=(7, step), classes=5)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled[0] > 0
+    assert compiled[1:] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.2, 1.0, 4.0])
+def test_within_a_step_shares_are_of_the_same_distribution(alpha):
+    """By the largest distance of the cumulative distributions, of 4000 draws each; 0.036 is exceeded once in 100."""
+    images, labels, count = np.zeros((2, 1, 1, 1), np.uint8), np.array([0, 1]), 4000
+
+    @tf.function(jit_compile=True)
+    def share_of(seed):
+        return mixup(tf.constant(images), tf.constant(labels), seed=seed, alpha=alpha, classes=2)[1][0, 0]
+
+    def share_by(key):
+        return mixup(jnp.asarray(images), jnp.asarray(labels), seed=key, alpha=alpha, classes=2)[1][0, 0]
+
+    expected = np.sort(np.random.default_rng(1).beta(alpha, alpha, count))
+    places = np.concatenate([np.linspace(0, 1, 101)[1:-1], [1e-6, 1e-4, 1e-3]])
+    for shares in (
+        np.array([share_of(tf.constant([3, number])) for number in range(count)]),
+        np.asarray(jax.vmap(share_by)(jax.random.split(jax.random.key(3), count))),
+    ):
+        distance = np.searchsorted(np.sort(shares), places) - np.searchsorted(expected, places)
+        assert np.abs(distance).max() / count < 0.036
+
+
+def test_a_box_changes_no_number(make):
+    """Of float64, and of pixels next to infinite ones."""
+    images = RANDOM.random((4, 9, 8, 1)).astype(np.float64)
+    images[0] = np.inf
+    with jax.enable_x64(True):
+        mixed = np.asarray(cutmix(make(images), make(LABELS[:4]), seed=1, classes=5)[0])
+    assert mixed.dtype == np.float64
+    own, other = mixed == images, mixed == np.roll(images, 1, 0)
+    assert (own | other).all()
+    assert own.any()
+    assert other.any()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64])
+@pytest.mark.parametrize("mix", [mixup, cutmix])
+def test_ids_of_any_integer_type_and_of_no_class(make, dtype, mix):
+    ids = np.array([1, 9, 0, 4]).astype(dtype)
+    _, labels = mix(make(IMAGES[:4]), make(ids), seed=2, classes=5)
+    _, expected = mix(make(IMAGES[:4]), make((ids[:, None] == np.arange(5)).astype(np.float32)), seed=2)
+    np.testing.assert_array_equal(np.asarray(labels), np.asarray(expected))
+
+
+@pytest.mark.parametrize("mix", [mixup, cutmix])
+def test_a_tf_function_need_not_know_the_batch(mix):
+    signature = [tf.TensorSpec((2,), tf.int32), tf.TensorSpec((None, 12, 10, 3), tf.uint8), tf.TensorSpec((None,))]
+    signature[2] = tf.TensorSpec((None,), tf.int64)
+    step = tf.function(lambda *given: mix(*given[1:], seed=given[0], classes=5), input_signature=signature)
+    mixed, labels = step(tf.constant([1, 2]), tf.constant(IMAGES), tf.constant(LABELS))
+    assert (mixed.shape, labels.shape) == (IMAGES.shape, HOT.shape)
+    for shape, said in (((None, None, None, 3), "cutmix takes images of shape"), (None, "images have the shape")):
+        if mix is mixup and shape:
+            continue
+        signature[1] = tf.TensorSpec(shape, tf.uint8)
+        with pytest.raises(OptionError, match=said):
+            tf.function(
+                lambda *given: mix(*given[1:], seed=given[0], classes=5), input_signature=signature, autograph=False
+            ).get_concrete_function()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("mix", [mixup, cutmix])
+def test_within_a_tf_function_a_tensor_draws(mix, jit):
+    """Compiled by XLA, too, as TPUs need it."""
+
+    @tf.function(jit_compile=jit)
     def step(seed, images, labels):
         return mix(images, labels, seed=seed, alpha=0.5, classes=5)
 
@@ -103,17 +200,29 @@ def test_within_a_tf_function_a_tensor_draws(mix):
     assert (results[0][0].numpy() != results[1][0].numpy()).any()
     np.testing.assert_allclose(results[1][1].numpy().sum(1), 1, atol=1e-5)
     with pytest.raises(OptionError, match=r"would be constants of a compiled step.*tensor of two ints"):
-        tf.function(lambda images: mix(images, LABELS, seed=1, classes=5), autograph=False)(tf.constant(IMAGES))
+        tf.function(lambda images: mix(images, tf.constant(LABELS), seed=1, classes=5), autograph=False)(
+            tf.constant(IMAGES)
+        )
+    with pytest.raises(OptionError, match=r"that is a tensor has two ints, not int32 of shape \(\)"):
+        mix(tf.constant(IMAGES), tf.constant(LABELS), seed=tf.constant(3), classes=5)
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "options", "said"),
     [
         (IMAGES, LABELS, {}, "a tensor of torch or TensorFlow, or an array of JAX, not ndarray"),
+        (torch.zeros(8, 4, 4, 3), jnp.asarray(LABELS), {}, "images and labels are of one framework, not torch and jax"),
+        (
+            jnp.asarray(IMAGES),
+            LABELS,
+            {},
+            "labels are a tensor of torch or TensorFlow, or an array of JAX, not ndarray",
+        ),
+        (torch.zeros(8, 4, 4, 3, dtype=torch.int32), LABELS, {}, "are uint8 or floats, not torch.int32 of"),
         (torch.zeros(4, 4, 3), LABELS, {}, r"images have the shape \(batch"),
         (torch.zeros(8, 4, 4, 3), LABELS[:4], {}, r"labels have the shape \(8,\) or \(8, classes\), not \(4,\)"),
         (torch.zeros(8, 4, 4, 3), LABELS, {"classes": None}, "say how many classes there are"),
-        (torch.zeros(8, 4, 4, 3), LABELS.astype(float), {}, "are ids, not float64"),
+        (torch.zeros(8, 4, 4, 3), LABELS.astype(float), {}, "are ids, not torch.float64"),
         (torch.zeros(8, 4, 4, 3), HOT, {"classes": 7}, "labels have 5 classes; classes=7"),
         (torch.zeros(8, 4, 4, 3), LABELS, {"alpha": 0}, "alpha is a number above 0"),
         (torch.zeros(8, 4, 4, 3), LABELS, {"seed": -1}, "seed is a number of at least 0"),
@@ -122,5 +231,6 @@ def test_within_a_tf_function_a_tensor_draws(mix):
     ],
 )
 def test_what_cannot_be_mixed_is_refused(images, labels, options, said):
+    labels = torch.from_numpy(labels) if isinstance(images, torch.Tensor) and isinstance(labels, np.ndarray) else labels
     with pytest.raises(OptionError, match=said):
         cutmix(images, labels, **{"seed": 0, "classes": 5, **options})

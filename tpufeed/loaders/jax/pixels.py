@@ -1,11 +1,12 @@
 """Convert and mix images for models in JAX, on the devices where they are."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.errors import MissingExtraError
+from tpufeed.errors import MissingExtraError, OptionError
 
 try:
     import jax
@@ -14,7 +15,7 @@ except ImportError as error:
     raise MissingExtraError("JAX", "jax") from error
 
 ARRAYS: Any = jnp
-KEY = "key of jax.random"
+OR_KEY = ", or give seed a key of jax.random"
 
 
 def scaled(images: jax.Array, scale: list[float], shift: list[float], dtype: Any, layout: str | None) -> jax.Array:
@@ -24,12 +25,21 @@ def scaled(images: jax.Array, scale: list[float], shift: list[float], dtype: Any
     return result.transpose(0, 3, 1, 2) if layout == "NCHW" else result
 
 
-def blend(values: jax.Array, weights: Any) -> jax.Array:
-    """`weights * values + (1 - weights) * rolled` along the batch, in the type of `values`; see `mixup`."""
-    whole = jnp.issubdtype(values.dtype, jnp.integer)
-    floats = values.astype(jnp.float32)
-    mixed = floats * weights + jnp.roll(floats, 1, 0) * (1 - weights)
-    return (jnp.round(mixed) if whole else mixed).astype(values.dtype)
+def roll(values: jax.Array) -> jax.Array:
+    """Each row at the place of the next one, the last at that of the first, sharded as they are."""
+    sharding = jax.typeof(values).sharding if hasattr(jax, "typeof") else None
+    if sharding is None or not any(sharding.spec):
+        return jnp.roll(values, 1, 0)
+    # Along explicit axes of a mesh `jnp.roll` raises: it cuts off a row, which cannot be shared out.
+    return jax.sharding.auto_axes(partial(jnp.roll, shift=1, axis=0), out_sharding=sharding)(values)  # type: ignore[no-any-return]
+
+
+@jax.jit  # else float32 images would lie on the devices between its steps, several times over
+def blend(values: jax.Array, share: Any) -> jax.Array:
+    """`share * values + (1 - share) * rolled` along the batch, in the type of `values`; see `mixup`."""
+    wide = jnp.promote_types(values.dtype, jnp.float32)
+    mixed = values.astype(wide) * share + roll(values).astype(wide) * (1 - share)
+    return (jnp.round(mixed) if jnp.issubdtype(values.dtype, jnp.integer) else mixed).astype(values.dtype)
 
 
 def one_hot(labels: jax.Array, classes: int | None) -> jax.Array:
@@ -38,19 +48,22 @@ def one_hot(labels: jax.Array, classes: int | None) -> jax.Array:
 
 
 def send(draws: npt.NDArray[np.float32], _images: jax.Array) -> Any:
-    """The draws as data of a compiled step."""
-    return jnp.asarray(draws)
+    """The draws as they are: numbers of numpy are data of JAX's programs, on all devices that these run on."""
+    return draws
 
 
-def draw(key: Any, alpha: float) -> Any:
+def draw(key: Any, alpha: float, purpose: int) -> Any:
     """A number of Beta(alpha, alpha) and two uniform ones, by a key."""
-    first, second = jax.random.split(key)
+    try:
+        first, second = jax.random.split(jax.random.fold_in(key, purpose))
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"a seed that is an array is a key of jax.random, not {key.dtype} of {key.shape}") from error
     return jax.random.beta(first, alpha, alpha), *jax.random.uniform(second, (2,))
 
 
-def count(stop: int, _share: jax.Array) -> jax.Array:
-    """0.0, 1.0 ... below `stop`."""
-    return jnp.arange(stop, dtype=jnp.float32)
+def count(stop: int, _images: jax.Array) -> jax.Array:
+    """0, 1 ... below `stop`."""
+    return jnp.arange(stop)
 
 
 def is_traced(images: Any) -> bool:

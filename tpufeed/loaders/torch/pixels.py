@@ -92,13 +92,18 @@ def _check(images: torch.Tensor) -> None:
 
 
 ARRAYS: Any = torch
-KEY = "number before the step"
+OR_KEY = ""
 
 
-def blend(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`weights * values + (1 - weights) * rolled` along the batch, in the type of `values`; see `mixup`."""
-    floats = values.to(torch.float32)
-    mixed = floats * weights + floats.roll(1, 0) * (1 - weights)
+def roll(values: torch.Tensor) -> torch.Tensor:
+    """Each row at the place of the next one, the last at that of the first."""
+    return values.roll(1, 0)
+
+
+def blend(values: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """`share * values + (1 - share) * rolled` along the batch, in the type of `values`; see `mixup`."""
+    floats, share = values.to(torch.promote_types(values.dtype, torch.float32)), share.to(values.device)
+    mixed = floats * share + roll(floats) * (1 - share)
     return (mixed if values.is_floating_point() else mixed.round()).to(values.dtype)
 
 
@@ -114,14 +119,14 @@ def send(draws: npt.NDArray[np.float32], images: torch.Tensor) -> Any:
     return torch.from_numpy(draws).to(images.device, non_blocking=True).unbind()
 
 
-def draw(seed: Any, _alpha: float) -> Any:
+def draw(seed: Any, _alpha: float, _purpose: int) -> Any:
     """Raise OptionError: torch has no draws by a seed within a step."""
     raise OptionError(f"seed is a number of at least 0, or several like (7, step), not {seed!r}")
 
 
-def count(stop: int, share: torch.Tensor) -> torch.Tensor:
-    """0.0, 1.0 ... below `stop`, on the device of `share`."""
-    return torch.arange(stop, device=share.device, dtype=torch.float32)
+def count(stop: int, images: torch.Tensor) -> torch.Tensor:
+    """0, 1 ... below `stop`, on the images' device."""
+    return torch.arange(stop, device=images.device)
 
 
 def is_traced(_images: Any) -> bool:
