@@ -245,15 +245,15 @@ def workers_of(parent):
 def test_what_cannot_leave_this_process_is_decoded_in_it(cache_url, ops, monkeypatch):
     monkeypatch.delenv("TPUFEED_PROCESSES")
     dataset = tpufeed.open_dataset(cache_url)
-    assert plan_workers(dataset, LoaderOptions()).processes >= 1
+    assert plan_workers([dataset], LoaderOptions()).processes >= 1
     monkeypatch.setattr(type(ops[0]), "__module__", "__main__")
     given = LoaderOptions(ops=ops)
-    assert plan_workers(dataset, given).processes == 0
+    assert plan_workers([dataset], given).processes == 0
     with pytest.raises(OptionError, match=r"RandomResizedCrop is of __main__.*; give processes=0 instead of 2"):
-        plan_workers(dataset, LoaderOptions(ops=ops, processes=2))
-    assert plan_workers(dataset, LoaderOptions(ops=[Custom("__main__:f")])).processes == 0
+        plan_workers([dataset], LoaderOptions(ops=ops, processes=2))
+    assert plan_workers([dataset], LoaderOptions(ops=[Custom("__main__:f")])).processes == 0
     with pytest.raises(OptionError, match=r"cannot import __main__:f, .*; give processes=0 instead of 2"):
-        plan_workers(dataset, LoaderOptions(ops=[Custom("__main__:f")], processes=2))
+        plan_workers([dataset], LoaderOptions(ops=[Custom("__main__:f")], processes=2))
 
 
 def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch):
@@ -270,9 +270,9 @@ def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr("tpufeed.loaders.executor.available_cores", lambda cores=cores: cores)
             patch.setenv(variable, str(ranks))
-            found = plan_workers(dataset, LoaderOptions())
+            found = plan_workers([dataset], LoaderOptions())
             assert (found.processes, found.threads) == expected
-            assert plan_workers(dataset, LoaderOptions(processes=0)).threads == max(1, cores // ranks)
+            assert plan_workers([dataset], LoaderOptions(processes=0)).threads == max(1, cores // ranks)
 
 
 def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cache_url):

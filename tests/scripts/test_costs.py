@@ -69,7 +69,7 @@ def test_a_loader_s_defaults(costs, monkeypatch):
     dataset = SimpleNamespace(url="gs://bucket/made-up", shards=SimpleNamespace(url="gs://bucket/made-up"))
     for cores in (2, 16, 96, 224):
         monkeypatch.setattr(workers, "available_cores", lambda cores=cores: cores)
-        planned = workers.plan_workers(dataset, LoaderOptions())
+        planned = workers.plan_workers([dataset], LoaderOptions())
         assert costs.worker_processes(cores) == planned.processes
 
 

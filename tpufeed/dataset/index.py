@@ -22,7 +22,7 @@ from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
 from tpufeed.storage.local import open_plain
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage import ShardStage, StageOfStore
 from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -102,7 +102,11 @@ class Index:
     """Offsets of a variant's records. Thread-safe."""
 
     def __init__(
-        self, store: Store, variant: Variant, reader: SpanReader | None = None, stage: ShardStage | None = None
+        self,
+        store: Store,
+        variant: Variant,
+        reader: SpanReader | None = None,
+        stage: ShardStage | StageOfStore | None = None,
     ) -> None:
         self._store = store
         self._reader = reader or SpanReader(store)

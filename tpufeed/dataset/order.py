@@ -10,7 +10,7 @@ Within a segment the records of each shard's part are permuted. Global sample g 
 rank r of W owns the g with g mod W = r. So any W that divides L gives the same global sequence.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, starmap
 from typing import Any, NamedTuple, TypeVar
@@ -72,7 +72,7 @@ class EpochOrder:
         shards, line_start = np.arange(len(counts)), 0
         if shuffle:
             # A bit less, so that they fit an int64: one for each shard's rotation, and the last for that of the line.
-            words = (_words(len(counts) + 1, self._key, _ROTATIONS) >> np.uint64(1)).astype(np.int64)
+            words = (random_words(len(counts) + 1, self._key, _ROTATIONS) >> np.uint64(1)).astype(np.int64)
             self._rotations = words[:-1] % np.maximum(counts, 1)
             shards = _permutation(len(counts), self._key, _SHARDS)
             # A whole number of shards where all are of equal length: lanes that hold whole shards go on to do so.
@@ -120,9 +120,18 @@ class EpochOrder:
 
     def due_shards(self, lanes: Iterable[int], position: int = 0) -> list[int]:
         """The shards that these lanes read from global position `position` on, the one that is due first, first."""
+        due = self.due_positions({lane: max(0, -(-(position - lane) // self.lanes)) for lane in lanes})
+        return sorted(due, key=due.__getitem__)
+
+    def due_positions(self, done: Mapping[int, int]) -> dict[int, int]:
+        """Return the shards that lanes still read, each with the global position at which it is due.
+
+        Args:
+            done: by lane how many of its samples are read already.
+        """
         due: dict[int, int] = {}
-        for lane in lanes:
-            read, at = max(0, -(-(position - lane) // self.lanes)), 0
+        for lane, read in done.items():
+            at = 0
             shards, _, lengths = self._lane_cuts(lane)
             for shard, length in zip(shards.tolist(), lengths.tolist(), strict=True):
                 after = at + length
@@ -130,7 +139,7 @@ class EpochOrder:
                     when = max(at, read) * self.lanes + lane
                     due[shard] = min(when, due.get(shard, when))
                 at = after
-        return sorted(due, key=due.__getitem__)
+        return due
 
     def _lane_cuts(self, lane: int) -> tuple[Ints, Ints, Ints]:
         """Shards of a lane's parts, with which record of the rotated shard each begins, and how many it has."""
@@ -208,10 +217,10 @@ def _starts(lengths: Ints) -> Ints:
 
 def _permutation(length: int, key: tuple[int, int], *purpose: int) -> Ints:
     """A permutation of `range(length)`: ranks of random words."""
-    return np.argsort(_words(length, key, *purpose), kind="stable").astype(np.int64, copy=False)
+    return np.argsort(random_words(length, key, *purpose), kind="stable").astype(np.int64, copy=False)
 
 
-def _words(length: int, key: tuple[int, int], *purpose: int) -> npt.NDArray[np.uint64]:
+def random_words(length: int, key: tuple[int, int], *purpose: int) -> npt.NDArray[np.uint64]:
     """Random words that no version of numpy may change: the raw Philox-4x64 stream."""
     counter = [0, *(part & 0xFFFFFFFFFFFFFFFF for part in (*purpose, 0, 0, 0)[:3])]
     seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in key)

@@ -21,7 +21,7 @@ from tpufeed.errors import (
 )
 from tpufeed.images.header import format_of_name
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage import ShardStage, StageOfStore
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import Feature, decode_example
 
@@ -115,7 +115,11 @@ class Dataset:
         return {label: balanced / count if count else 1.0 for label, count in enumerate(counts)}
 
     def reader(
-        self, split: str, variant: int = 0, stage: ShardStage | None = None, open_shards: int | None = None
+        self,
+        split: str,
+        variant: int = 0,
+        stage: ShardStage | StageOfStore | None = None,
+        open_shards: int | None = None,
     ) -> Reader:
         """A reader of the records of one variant of a split; see `Reader`."""
         return Reader(self, split, variant, stage, open_shards)

@@ -17,7 +17,7 @@ from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, OptionError, RecordError, ShardError, StoreError
 from tpufeed.storage.local import map_file, open_plain
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage import ShardStage, StageOfStore
 from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.framing import decode_records
@@ -59,7 +59,7 @@ class Reader:
         dataset: "Dataset",
         split: str,
         variant: int = 0,
-        stage: ShardStage | None = None,
+        stage: ShardStage | StageOfStore | None = None,
         open_shards: int | None = None,
     ) -> None:
         variants = dataset.split(split).variants

@@ -12,6 +12,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import ShardError, mask_secrets
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sources import Source
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
 
@@ -23,17 +24,49 @@ _STALE_TOUCHES = 64
 _JUDGED_RECORDS = 256  # that were refused, before a warning judges the order
 
 
-def make_stage(dataset: Dataset, options: LoaderOptions, connections: int = 16) -> ShardStage | None:
-    """Return the stage of a remote dataset, or None where the options want none; `connections` as in `ShardStage`."""
-    if options.stage_bytes == 0 or not dataset.is_remote:
+def make_stage(datasets: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> ShardStage | None:
+    """Return the one stage of remote datasets; None where the options want none. `connections` as in `ShardStage`."""
+    stores = [dataset.shards for dataset in datasets if dataset.is_remote]
+    if options.stage_bytes == 0 or not stores:
         return None
     folder, budget = options.stage_dir, options.stage_bytes
     return ShardStage(
-        dataset.shards,
+        stores[0],
         None if folder is None else Path(folder),
         None if budget is None else int(budget),
         connections,
+        others={store.url: store for store in stores},
     )
+
+
+def pick_staged(sources: Sequence[Source], shares: Sequence[float], lanes: int, budget_bytes: int) -> frozenset[int]:
+    """Return the sources of a mixture whose shards are fetched whole; records of the others come by ranges.
+
+    A rank reads one shard of each source in each of its lanes at a time, and those of a source that is rarely due
+    would fill the stage for hours. Where the sources do not fit it together, those go first that give the most samples
+    for the bytes they hold, until they hold half of it: the other half is for the shards that are due next.
+
+    Args:
+        sources: of the mixture.
+        shares: of the samples that each gives.
+        lanes: of this rank.
+        budget_bytes: of the stage.
+    """
+    sizes = [sum(shard.bytes for shard in source.entry.variants[0].shards) for source in sources]
+    if sum(sizes) <= budget_bytes:
+        return frozenset(range(len(sources)))
+    held = [
+        min(size, lanes * size // max(1, len(source.entry.variants[0].shards)))
+        for source, size in zip(sources, sizes, strict=True)
+    ]
+    remote = [number for number, source in enumerate(sources) if source.dataset.is_remote]
+    picked, taken = set[int](), 0
+    for number in sorted(remote, key=lambda number: -shares[number] / max(1, held[number])):
+        taken += held[number]
+        if picked and taken > budget_bytes // 2:
+            break
+        picked.add(number)
+    return frozenset(picked)
 
 
 class ShardAdmission:

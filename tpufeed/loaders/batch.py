@@ -6,19 +6,21 @@ A thread holds the GIL for some 20 us a JPEG and 10 us a raw image; the rest of 
 import hashlib
 import math
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.order import Places
+from tpufeed.dataset.order import Ints, Places
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
-from tpufeed.dataset.schema import HEIGHT, WIDTH, fixed_ints
+from tpufeed.dataset.schema import HEIGHT, LABEL, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
 from tpufeed.images.decoding import Pixels, image_size, make_scratch, orientation_of
@@ -27,9 +29,21 @@ from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
 from tpufeed.images.validation import shown
 from tpufeed.loaders.buffers import ArraySpec
-from tpufeed.loaders.columns import SAMPLE, Column, Columns, Picture, Rows, Sample, resolve_columns
+from tpufeed.loaders.columns import (
+    IMAGE,
+    SAMPLE,
+    SOURCE,
+    Column,
+    Columns,
+    Items,
+    Picture,
+    Rows,
+    Sample,
+    resolve_columns,
+)
 from tpufeed.loaders.joint import JointPipeline
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sources import JoinedClasses, Source
 from tpufeed.tfrecord.example import decode_arrays
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -38,6 +52,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 # Chunks of fewer rows cost more to hand over than they gain; larger ones leave threads without work.
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
+_thread = threading.local()  # has the scratch memory, one for all decoders
 _ADVICE = "To skip some, give max_bad_records=N; tpufeed verify lists all damage"
 _NO_SIZE = (
     "its images may differ in size and none of the ops fixes one; pass for training "
@@ -46,19 +61,30 @@ _NO_SIZE = (
 )
 
 
-class BatchRequest(NamedTuple):
-    """A batch to be filled: where its samples lie in an epoch; the mask is False where a slot is padding."""
+class RequestPart(NamedTuple):
+    """Samples of a batch that are of one source and of one epoch of it.
 
+    `rows` are those that they fill, in increasing order; None where they fill the batch.
+    """
+
+    source: int
     epoch: int
     places: Places
+    rows: Ints | None = None
+
+
+class BatchRequest(NamedTuple):
+    """A batch to be filled: where its samples lie; the mask is False where a slot is padding."""
+
+    parts: tuple[RequestPart, ...]
     mask: Mask
 
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was skipped: `where` is its variant, shard and number, `message` says what is wrong."""
+    """A record that was skipped: `where` is its source, variant, shard and number, `message` says what is wrong."""
 
-    where: tuple[int, int, int]
+    where: tuple[int, int, int, int]
     message: str
 
 
@@ -84,15 +110,30 @@ class DecodedBatch:
 
 
 @dataclass(slots=True)
-class BatchJob:
-    """A batch that is being filled: its samples and their random numbers, its memory, and its bad rows by number."""
+class JobPart:
+    """A part of a request with what it is read and decoded by, and the random numbers of its samples."""
 
-    reader: Reader
+    source: int
+    epoch: int
     variant: int
+    reader: Reader
+    decoder: "Decoder"
     places: list[tuple[int, int]]
     draws: list[DrawnBatch]
+    rows: list[int] | None
+
+    def within(self, start: int, stop: int) -> tuple[int, int]:
+        """Return which of the samples `[first, last)` fill rows from `start` to `stop`."""
+        return (start, stop) if self.rows is None else (bisect_left(self.rows, start), bisect_left(self.rows, stop))
+
+
+@dataclass(slots=True)
+class BatchJob:
+    """A batch that is being filled: its parts, its memory, and its bad rows by number."""
+
+    parts: list[JobPart]
     arrays: dict[str, Array]
-    bad: dict[int, str] = field(default_factory=dict)
+    bad: dict[int, BadRecord] = field(default_factory=dict)
 
 
 class ChunkResult(NamedTuple):
@@ -108,7 +149,7 @@ class BatchDecoder:
     """Fills the rows of batches; shared by all threads, each of which takes one of `chunks` at a time.
 
     Attributes:
-        decoder: decodes single samples.
+        decoders: decode single samples of each source.
         columns: the columns of a batch.
         pooled: the arrays of pixels, which lie in the memory of the loader's pool.
         chunks: the rows of a batch as ranges `(start, stop)`.
@@ -117,10 +158,11 @@ class BatchDecoder:
         OptionError: the options do not fit the dataset.
     """
 
-    def __init__(self, dataset: Dataset, options: LoaderOptions, threads: int) -> None:
-        self.decoder = Decoder(dataset, options)
-        self.columns = self.decoder.columns
-        self.decoder.check_sizes()
+    def __init__(self, sources: Sequence[Source], options: LoaderOptions, threads: int) -> None:
+        self.decoders = make_decoders(sources, options)
+        for decoder in self.decoders:
+            decoder.check_sizes()
+        self.columns = self.decoders[0].columns
         size = options.batch_size
         self.pooled = tuple(ArraySpec(each.name, each.dtype, (size, *each.shape)) for each in self.columns.pooled)
         names = {spec.name for spec in self.pooled}
@@ -129,31 +171,60 @@ class BatchDecoder:
         self.chunks = [(start, min(start + step, size)) for start in range(0, size, step)]
         self._skips = options.max_bad_records > 0
 
-    def begin(self, request: BatchRequest, reader: Reader, variant: int, pixels: dict[str, Array]) -> BatchJob:
-        """Return the job that fills a batch, in the memory of `pooled`, from the reader of this variant."""
-        epoch, places, mask = request
-        arrays: dict[str, Array] = {column.name: column.empty(len(places.sample)) for column in self._others}
-        arrays |= pixels | {SAMPLE: places.sample, self.columns.mask: mask}
-        where = list(zip(places.shard.tolist(), places.record.tolist(), strict=True))
-        return BatchJob(reader, variant, where, self.decoder.draw(epoch, places.sample), arrays)
+    def begin(self, request: BatchRequest, readers: Sequence[tuple[int, Reader]], pixels: dict[str, Array]) -> BatchJob:
+        """Return the job that fills a batch, in the memory of `pooled`.
+
+        Args:
+            request: what is to be filled.
+            readers: for each part the variant and its reader.
+            pixels: arrays of `pooled`.
+        """
+        size = len(request.mask)
+        arrays: dict[str, Array] = {column.name: column.empty(size) for column in self._others}
+        if request.parts[0].rows is None:
+            samples = request.parts[0].places.sample
+        else:
+            samples = np.empty(size, np.int64)
+        arrays |= pixels | {SAMPLE: samples, self.columns.mask: request.mask}
+        parts = list[JobPart]()
+        for (source, epoch, places, rows), (variant, reader) in zip(request.parts, readers, strict=True):
+            if rows is not None:
+                samples[rows] = places.sample
+                if SOURCE in arrays:
+                    arrays[SOURCE][rows] = source
+            where, decoder = (
+                list(zip(places.shard.tolist(), places.record.tolist(), strict=True)),
+                self.decoders[source],
+            )
+            draws, filled = decoder.draw(epoch, places.sample), None if rows is None else rows.tolist()
+            parts.append(JobPart(source, epoch, variant, reader, decoder, where, draws, filled))
+        return BatchJob(parts, arrays)
 
     def fill(self, job: BatchJob, start: int, stop: int) -> ChunkResult:
         """Decode the rows `[start, stop)`. Raises RecordError for a bad record, unless such records are skipped."""
+        if len(job.parts) == 1:
+            return self._fill_part(job, job.parts[0], start, stop)
+        spans = ((part, *part.within(start, stop)) for part in job.parts)
+        return _sum(self._fill_part(job, part, first, last) for part, first, last in spans if first < last)
+
+    def _fill_part(self, job: BatchJob, part: JobPart, first: int, last: int) -> ChunkResult:
+        """Decode samples `[first, last)` of a part."""
         try:
             begun = perf_counter()
-            draws = [[op[start:stop] for op in view] for view in job.draws]
-            rows = {column.name: job.arrays[column.name][start:stop] for column in self.columns}
-            decoded = decode_samples(self.decoder, job.reader, job.places[start:stop], draws, rows)
+            draws = [[op[first:last] for op in view] for view in part.draws]
+            rows = range(first, last) if part.rows is None else part.rows[first:last]
+            decoded = decode_samples(part.decoder, part.reader, part.places[first:last], draws, job.arrays, rows)
             seconds = perf_counter() - begun - decoded.read_seconds
             return decoded._replace(decode_seconds=seconds)
         except RecordError as error:
             if not self._skips:
                 raise RecordError(f"{error}. {_ADVICE}") from error
-            if stop - start == 1:
-                job.bad[start] = str(error)
+            if last - first == 1:
+                where = (part.source, part.variant, *part.places[first])
+                job.bad[first if part.rows is None else part.rows[first]] = BadRecord(where, str(error))
                 return ChunkResult()
-        # Row by row, which finds the bad ones and fills the others.
-        return _sum(self.fill(job, row, row + 1) for row in range(start, stop))
+        # One by one, which finds the bad ones and decodes the others.
+        return _sum(self._fill_part(job, part, number, number + 1) for number in range(first, last))
 
     def finish(self, job: BatchJob, results: Iterable[ChunkResult]) -> DecodedBatch:
         """Return the batch when all of its rows are done. A bad row repeats the good one before it, masked.
@@ -163,15 +234,14 @@ class BatchDecoder:
         """
         bad = sorted(job.bad.items())
         if bad:
-            good = [row for row in range(len(job.places)) if row not in job.bad]
+            good = [row for row in range(len(job.arrays[self.columns.mask])) if row not in job.bad]
             if not good:
-                raise RecordError(f"all {len(bad)} records of a batch are bad, the first one: {bad[0][1]}")
+                raise RecordError(f"all {len(bad)} records of a batch are bad, the first one: {bad[0][1].message}")
             for row, _ in bad:
                 repeated = good[max(0, int(np.searchsorted(good, row)) - 1)]
                 for name, values in job.arrays.items():
                     values[row] = False if name == self.columns.mask else values[repeated]
-        skipped = tuple(BadRecord((job.variant, *job.places[row]), message) for row, message in bad)
-        return DecodedBatch(job.arrays, skipped, *_sum(results))
+        return DecodedBatch(job.arrays, tuple(record for _, record in bad), *_sum(results))
 
 
 def _sum(results: Iterable[ChunkResult]) -> ChunkResult:
@@ -193,8 +263,11 @@ class Decoder:
         OptionError: ops that are none, or those that the manifest names cannot be taken; columns that do not fit.
     """
 
-    def __init__(self, dataset: Dataset, options: LoaderOptions) -> None:
+    def __init__(self, dataset: Dataset, options: LoaderOptions, classes: JoinedClasses | None = None) -> None:
         manifest = dataset.manifest
+        self._classes = classes
+        if classes is not None:
+            manifest = msgspec.structs.replace(manifest, class_names=classes.names)
         views = options.view_ops or (_own_ops(dataset) if options.ops is None else options.ops,)
         self.pipelines = [
             Pipeline(ops, manifest.draws_seed(_view_seed(options.seed, view)), fast=True, upright=manifest.upright)
@@ -204,7 +277,7 @@ class Decoder:
         self.sizes = [pipeline.output_size(stored_size) for pipeline in self.pipelines]
         if options.views is not None and None in self.sizes:
             raise OptionError(f"{dataset.url}: {_NO_SIZE}; of views each one fixes a size")
-        self.columns: Columns = resolve_columns(manifest, options, self.sizes)
+        self.columns: Columns = resolve_columns(manifest, options, self.sizes, classes is not None)
         self._tensor_shape, self._upright = manifest.tensor_shape, manifest.upright
         self._url = dataset.url
         self._min_visibility = float(options.min_visibility)
@@ -216,7 +289,6 @@ class Decoder:
         self._pictures = [each for each in self.columns.fields if isinstance(each, Picture)]
         self._fields = [each for each in self.columns.fields if not isinstance(each, Picture)]
         self._joint = self._cut_at_whole_samples()
-        self._local = threading.local()
 
     def check_sizes(self) -> None:
         """Raise OptionError where images, or what goes with them, differ in size from sample to sample."""
@@ -263,6 +335,7 @@ class Decoder:
             self._specs,
             lambda: pipeline.geometry(*size(), drawn),
             self._min_visibility,
+            self._classes,
         )
         if self._joint is not None:
             pixels, sample = self._joint.run(partial(self._run_part, record.image), sample, drawn)
@@ -284,6 +357,13 @@ class Decoder:
     def run(self, image: memoryview, draws: Sequence[Draws], out: Pixels) -> None:
         """Decode an image, and apply the ops of the first view. Raises ImageError, OpError."""
         self._run(self.pipelines[0], image, draws, out)
+
+    def joined(self, labels: list[int]) -> list[int]:
+        """Return the ids that labels have in a mixture. Raises RecordError for one of no class."""
+        if self._classes is None or self._classes.ids is None:
+            return labels
+        ids: list[int] = self._classes.join(labels, self._url).tolist()
+        return ids
 
     def stored_size(self, record: "_Record") -> tuple[int, int]:
         """Return `(height, width)` of a record's image, upright. Raises ImageError."""
@@ -341,7 +421,7 @@ class Decoder:
         if self._tensor_shape is not None and len(image) != (size := math.prod(self._tensor_shape)):
             raise RecordError(f"the image has {len(image)} bytes; {self._tensor_shape} take {size}")
 
-    def copier(self, layout: FixedLayout, rows: Rows) -> Callable[[int, memoryview], None] | None:
+    def copier(self, layout: FixedLayout, rows: Rows, at: Sequence[int]) -> Callable[[int, memoryview], None] | None:
         """Return what copies pixels from their fixed place in a payload to a row; None where more than that is needed.
 
         The reader calls it before it verifies the payload's CRC, which then finds the bytes in the processor's cache.
@@ -356,16 +436,63 @@ class Decoder:
 
         def copy(number: int, payload: memoryview) -> None:
             if len(payload) >= start + size:
-                np.copyto(images[number], np.frombuffer(payload, np.uint8, size, start).reshape(shape))
+                np.copyto(images[at[number]], np.frombuffer(payload, np.uint8, size, start).reshape(shape))
 
         return copy
 
     def _scratch(self, size: int) -> Pixels:
         """Return memory of this thread to decode into: fresh memory would cost page faults for each image."""
-        scratch: Pixels | None = getattr(self._local, "scratch", None)
+        scratch: Pixels | None = getattr(_thread, "scratch", None)
         if scratch is None or size > len(scratch):
-            scratch = self._local.scratch = make_scratch(size)
+            scratch = _thread.scratch = make_scratch(size)
         return scratch[:size]
+
+
+def make_decoders(sources: Sequence[Source], options: LoaderOptions) -> list[Decoder]:
+    """Return a decoder of each source; all of them make the same columns.
+
+    Raises:
+        OptionError: a source does not fit the options, or two of them would make columns of other names or types.
+    """
+    if len(sources) == 1:
+        return [Decoder(sources[0].dataset, options, sources[0].classes)]
+    labelled = all(source.dataset.manifest.labelled for source in sources)
+    if options.columns is None or options.columns == "default":
+        own = [IMAGE, *(["label"] if labelled else []), *([SAMPLE] if options.columns is None else [])]
+        options = replace(options, columns=own)
+    for tries_left in (1, 0):
+        decoders, padded = list[Decoder](), dict[str, int]()
+        for source in sources:
+            try:
+                decoders.append(Decoder(source.dataset, options, source.classes))
+            except OptionError as error:
+                where = "" if source.dataset.url in str(error) else f"{source.label}: "
+                raise OptionError(f"{where}{error}. All sources of a mixture have the columns asked for") from error
+        first = {column.name: column for column in decoders[0].columns}
+        for source, decoder in zip(sources[1:], decoders[1:], strict=True):
+            found = {column.name: column for column in decoder.columns}
+            for name in first.keys() | found.keys():
+                if first.get(name) == found.get(name):
+                    continue
+                lists = [field for each in decoders for field in each.columns.fields if isinstance(field, Items)]
+                lengths = [field.columns[0].shape[0] for field in lists if name.startswith(field.columns[0].name)]
+                if not tries_left or not lengths:
+                    raise OptionError(_differing(name, sources[0], first.get(name), source, found.get(name)))
+                padded[next(each.columns[0].name for each in lists if name.startswith(each.columns[0].name))] = max(
+                    lengths
+                )
+        if not padded:
+            return decoders
+        options = replace(options, pad={**padded, **(options.pad or {})})
+    raise AssertionError("the second try returns or raises")
+
+
+def _differing(name: str, first: Source, column: Column | None, other: Source, found: Column | None) -> str:
+    said = ["missing" if each is None else f"{each.dtype} {each.shape}" for each in (column, found)]
+    return (
+        f"the column {name!r} is {said[0]} in {first.label} and {said[1]} in {other.label}; a batch needs one shape and "
+        "type: give ops that end in one size, or leave the column out of columns="
+    )
 
 
 class _Record(NamedTuple):
@@ -417,6 +544,7 @@ def decode_samples(
     places: Sequence[tuple[int, int]],
     draws: Sequence[DrawnBatch],
     rows: Rows,
+    at: Sequence[int],
 ) -> ChunkResult:
     """Fill a row of every column with each of the samples at `places`, (shard, record).
 
@@ -425,7 +553,8 @@ def decode_samples(
         reader: of the variant.
         places: where they lie.
         draws: `[view][op][sample]`.
-        rows: arrays of as many rows, or lists.
+        rows: arrays, or lists.
+        at: the row of each sample; a range where these adjoin.
 
     Raises:
         RecordError: one is damaged, or its image does not decode; names shard and record, and where the framing is
@@ -434,11 +563,11 @@ def decode_samples(
         ShardError: a shard is not the manifest's.
     """
     begun = perf_counter()
-    copy = decoder.copier(reader.layout, rows)
+    copy = decoder.copier(reader.layout, rows, at)
     payloads = reader.read_many(places, copy)
     read_seconds, dropped, columns = perf_counter() - begun, 0, decoder.columns
     found, images = list[tuple[int, ...]](), decoder.single_images(rows)
-    for row, payload in enumerate(payloads):
+    for number, payload in enumerate(payloads):
         try:
             image, ints = reader.layout.decode(payload)
             decoder.check_size(image)
@@ -447,17 +576,19 @@ def decode_samples(
             if not columns.fields and (copied or not columns.images):
                 continue
             if images is not None:
-                decoder.run(image, [op[row] for op in draws[0]], images[row])
+                decoder.run(image, [op[number] for op in draws[0]], images[at[number]])
                 continue
-            drawn = [[op[row] for op in view] for view in draws]
-            where = reader.place(*places[row]) if columns.fields else ""
-            dropped += decoder.fill(_Record(image, ints, payload, where), drawn, rows, row, copied)
+            drawn = [[op[number] for op in view] for view in draws]
+            where = reader.place(*places[number]) if columns.fields else ""
+            dropped += decoder.fill(_Record(image, ints, payload, where), drawn, rows, at[number], copied)
         except OpError as error:
-            raise OpError(f"{reader.place(*places[row])}: {error}") from error
+            raise OpError(f"{reader.place(*places[number])}: {error}") from error
         except (ImageError, RecordError) as error:  # no other ValueError: that would be a bug, not the record's fault
-            where = reader.place(*places[row])
+            where = reader.place(*places[number])
             said = str(error).removeprefix(f"{where}: ")
             raise RecordError(f"{where}: {said}") from error
+    index: Any = slice(at.start, at.stop) if isinstance(at, range) else at
     for scalar in columns.scalars:
-        rows[scalar.columns[0].name][:] = [ints[scalar.position or 0] for ints in found]
+        values = [ints[scalar.position or 0] for ints in found]
+        rows[scalar.columns[0].name][index] = decoder.joined(values) if scalar.spec.name == LABEL else values
     return ChunkResult(read_seconds, 0.0, sum(map(len, payloads)), dropped)

@@ -19,12 +19,13 @@ from tpufeed.tfrecord.example import Feature
 
 if TYPE_CHECKING:
     from tpufeed.loaders.options import LoaderOptions
+    from tpufeed.loaders.sources import JoinedClasses
 
 Array: TypeAlias = npt.NDArray[Any]
 Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 Rows: TypeAlias = Mapping[str, Array] | Mapping[str, list[Any]]  # a batch's arrays, or a list for each column
 
-IMAGE, SAMPLE, WINDOW = "image", "sample", "window"
+IMAGE, SAMPLE, SOURCE, WINDOW = "image", "sample", "source", "window"
 _OWN_NAMES = frozenset({IMAGE, SAMPLE})  # what loaders make; no feature can be asked for by these
 _FEATURE_OF_NAME = {
     "label": schema.LABEL,
@@ -60,6 +61,7 @@ class Sample:
         specs: the dataset's features by name.
         find_geometry: tells what the ops do to the image.
         min_visibility: of a box's area, below which it is dropped.
+        classes: of a mixture, into whose ids labels are turned.
 
     Attributes:
         dropped: boxes that were dropped.
@@ -72,10 +74,11 @@ class Sample:
         specs: Mapping[str, FeatureSpec],
         find_geometry: Callable[[], Geometry],
         min_visibility: float,
+        classes: "JoinedClasses | None" = None,
     ) -> None:
         self.where, self.dropped = where, 0
         self._features, self._specs = features, specs
-        self._find_geometry, self._min_visibility = find_geometry, min_visibility
+        self._find_geometry, self._min_visibility, self.classes = find_geometry, min_visibility, classes
         self._boxes: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = {}
 
     @cached_property
@@ -95,7 +98,7 @@ class Sample:
     def items(self, spec: FeatureSpec) -> Array:
         """Return the numbers of a list or tensor, of shape (items, *shape of an item).
 
-        Those of boxes that the crop drops are left out. Raises RecordError.
+        Those of boxes that the crop drops are left out; labels are ids of the mixture's classes. Raises RecordError.
         """
         if len(spec.keys) > 1:
             return self._object_boxes(spec)
@@ -110,6 +113,8 @@ class Sample:
         if len(found) % size:
             raise RecordError(f"{self.where}: {spec.key} has {len(found)} values, which are no items of shape {each}")
         items = np.asarray(found).reshape(-1, *each)
+        if spec.name == schema.LABEL and self.classes is not None:
+            items = self.classes.join(items, self.where)
         return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
 
     def _object_boxes(self, spec: FeatureSpec) -> Array:
@@ -217,6 +222,8 @@ class Scalar:
                     f"{column.name!r} out, or give each sample one value"
                 )
             found = [self.fill_value]
+        elif self.spec.name == schema.LABEL and sample.classes is not None:
+            found = sample.classes.join(found, sample.where)
         value = found[0]
         if isinstance(value, memoryview):
             value = str(value, "utf-8") if self.spec.dtype == "string" else bytes(value)
@@ -384,6 +391,7 @@ class Columns:
     """The columns of a loader's batches.
 
     Attributes:
+        own: the number of the source in a mixture, where it is asked for.
         images: those of the views of the image, in the order of the views' sizes; none where no image is asked for.
         scalars: fields that stand at fixed places: a record need not be parsed for them.
         fields: all others, but images and `sample`.
@@ -391,6 +399,7 @@ class Columns:
         mask: the name of the column that is False for padding.
     """
 
+    own: tuple[Column, ...]
     images: tuple[Column, ...]
     scalars: tuple[Scalar, ...]
     fields: tuple[Field | Picture, ...]
@@ -404,6 +413,7 @@ class Columns:
 
     def __iter__(self) -> Iterator[Column]:
         """Yield all columns but `sample` and the mask."""
+        yield from self.own
         yield from self.images
         for field in (*self.scalars, *self.fields):
             yield from field.columns
@@ -415,13 +425,16 @@ class Columns:
         return (*self.images, *masks)
 
 
-def resolve_columns(manifest: Manifest, options: "LoaderOptions", sizes: Sequence[tuple[int, int] | None]) -> Columns:
+def resolve_columns(
+    manifest: Manifest, options: "LoaderOptions", sizes: Sequence[tuple[int, int] | None], mixed: bool = False
+) -> Columns:
     """Return the columns of a loader.
 
     Args:
         manifest: of the dataset.
         options: `columns` and what says how they are batched.
         sizes: (height, width) of each view's images; None where they differ from sample to sample.
+        mixed: the dataset is one of several.
 
     Raises:
         OptionError: the dataset does not have a column, or it cannot be batched as the options say.
@@ -430,13 +443,16 @@ def resolve_columns(manifest: Manifest, options: "LoaderOptions", sizes: Sequenc
     if options.columns is None or options.columns == "default":
         asked = (IMAGE, *(("label",) if manifest.labelled else ()), *((SAMPLE,) if options.columns is None else ()))
     finder = _Finder(manifest, options, asked, sizes)
-    images, names = tuple[Column, ...](), list[str]()
+    own, images, names = tuple[Column, ...](), tuple[Column, ...](), list[str]()
     scalars, fields = list[Scalar](), list[Field | Picture]()
     for name in asked:
         if name == IMAGE:
             images = _view_columns(sizes)
             names += [column.name for column in images]
         elif name == SAMPLE:
+            names.append(name)
+        elif name == SOURCE and mixed:
+            own = (Column(SOURCE, "int32"),)
             names.append(name)
         else:
             field = finder.find(name)
@@ -463,7 +479,7 @@ def resolve_columns(manifest: Manifest, options: "LoaderOptions", sizes: Sequenc
             "would be another for each view; leave them out of columns=, or the views"
         )
     mask = "sample_mask" if any(feature.name == "mask" for feature in manifest.features) else "mask"
-    return Columns(images, tuple(scalars), tuple(fields), tuple(names), mask)
+    return Columns(own, images, tuple(scalars), tuple(fields), tuple(names), mask)
 
 
 def _view_columns(sizes: Sequence[tuple[int, int] | None]) -> tuple[Column, ...]:

@@ -1,10 +1,11 @@
 """Places in the epochs of a split: the samples of a rank's next batches, and the states that say where a loop is."""
 
 import operator
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,10 +14,12 @@ from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
 from tpufeed.images.validation import shown
-from tpufeed.loaders.batch import BatchRequest
+from tpufeed.loaders.batch import BatchRequest, RequestPart
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sources import Source
 
-_VERSION = 2  # of the order: 1 did not rotate shards
-_PLANNED_SAMPLES = 1024
+VERSION = 2  # of the order: 1 did not rotate shards
+PLANNED_SAMPLES = 1024
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class EpochCursor:
     shuffle: bool
     share: Share
     epoch: int = 0
+    due_every = sys.maxsize  # batches: all shards of the epoch are named at its start
 
     def at(self, epoch: int, samples: int = 0) -> "EpochCursor":
         """Return the place in `epoch` after so many samples of the whole world."""
@@ -63,27 +67,93 @@ class EpochCursor:
         To find the places of their samples costs 0.3 ms, for one batch as for several.
         """
         share = self.share
-        stop = min(len(share), first + max(1, _PLANNED_SAMPLES // share.batch_size))
+        stop = min(len(share), first + max(1, PLANNED_SAMPLES // share.batch_size))
         positions, masks = zip(*map(share.positions, range(first, stop)), strict=True)
         places = self.order.places_at(np.concatenate(positions))
         for batch, mask in enumerate(masks):
             rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
-            yield BatchRequest(self.epoch, Places(*(column[rows] for column in places)), mask)
+            part = RequestPart(0, self.epoch, Places(*(column[rows] for column in places)))
+            yield BatchRequest((part,), mask)
 
-    def due_shards(self) -> Sequence[tuple[int, Sequence[int]]]:
-        """Return the variants and shards that this rank reads from here to the end of the next epoch, in that order."""
+    def due_shards(self, batches: int = 0) -> Sequence[tuple[int, int, Sequence[int]]]:
+        """Return (source, variant, shards) that this rank reads to the end of the next epoch, the first ones first.
+
+        `batches` are done from this place on: their shards are open by now, so none of them is left out.
+        """
         world, following = self.share.world, self.at(self.epoch + 1)
         lanes = range(world.rank, self.lanes, world.size)
         return (
-            (self.variant, self.order.due_shards(lanes, self.share.start)),
-            (following.variant, following.order.due_shards(lanes)),
+            (0, self.variant, self.order.due_shards(lanes, self.share.start)),
+            (0, following.variant, following.order.due_shards(lanes)),
         )
+
+
+class DatasetFeed:
+    """One dataset as a loader reads it: its epochs, and what its states hold.
+
+    Args:
+        source: the dataset.
+        options: of the loader.
+    """
+
+    shares = (1.0,)
+    is_endless = False
+
+    def __init__(self, source: Source, options: LoaderOptions) -> None:
+        self.sources = (source,)
+        self._options = options
+
+    @property
+    def url(self) -> str:
+        """URL of the dataset."""
+        return self.sources[0].dataset.url
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; a label is a place among them."""
+        return self.sources[0].dataset.manifest.class_names
+
+    @property
+    def most_lanes(self) -> int:
+        """Lanes that the order may have: one a sample at most."""
+        return self.sources[0].entry.records
+
+    def records(self, lanes: int, global_batch: int) -> int:  # noqa: ARG002  # as `MixtureFeed.records`
+        """Return the samples of an epoch."""
+        return self.sources[0].entry.records
+
+    def cursor(self, lanes: int, share: Share) -> EpochCursor:
+        """Return the start of epoch 0, whose share is `share`."""
+        variants = [[shard.records for shard in variant.shards] for variant in self.sources[0].entry.variants]
+        return EpochCursor(variants, self._options.seed, lanes, self._options.shuffle, share)
+
+    def state(self, epoch: int, lanes: int, samples: int, global_batch: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return the state after `samples` samples of the whole world in `epoch`."""
+        return {**self._identity, "epoch": epoch, "lanes": lanes, "samples": samples}
+
+    def resumed(self, state: Mapping[str, Any], lanes: int, global_batch: int) -> Self:  # noqa: ARG002
+        """Return the feed that goes on from `state`. Raises OptionError for one of something else."""
+        check_identity(state, self._identity, "loader", self.url)
+        return self
+
+    def most_samples(self, records: int) -> int:
+        """Return how many samples of an epoch a state may tell of."""
+        return records
+
+    def after(self, samples: int, records: int) -> Self:  # noqa: ARG002
+        """Return the feed for the epoch after one of which all samples were given."""
+        return self
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        source, options = self.sources[0], self._options
+        return identity_of(source.dataset, source.split, options.seed, options.shuffle)
 
 
 def identity_of(dataset: Dataset, split: str, seed: int, shuffle: bool) -> dict[str, Any]:
     """Return what a state and the loader that it is loaded into must have in common."""
     return {
-        "version": _VERSION,
+        "version": VERSION,
         "content_digest": dataset.content_digest,
         "split": split,
         "seed": seed,
@@ -100,9 +170,20 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner:
         owner: what that is, a loader or a sampler.
         url: of its dataset.
     """
+    check_version(state, owner)
+    for name, value in identity.items():
+        if state.get(name) != value:
+            raise OptionError(
+                f"the state's {name} is {state.get(name)!r}, this {owner}'s {value!r}: it is of another dataset, split "
+                f"or order than {url} here. Load it into a {owner} made as the one that gave it"
+            )
+
+
+def check_version(state: Mapping[str, Any], owner: str) -> None:
+    """Raise OptionError where a state is of another version of the order."""
     version = state.get("version")
-    if version != _VERSION:
-        found = f"the state's version is {shown(version)}, this {owner}'s {_VERSION}"
+    if version != VERSION:
+        found = f"the state's version is {shown(version)}, this {owner}'s {VERSION}"
         if version is None or "epoch" not in state:
             raise OptionError(f"{found}: it is not what state_dict() gives")
         epoch = shown(state["epoch"])
@@ -111,12 +192,6 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner:
             f"epoch {epoch} is unknown here. Begin it again, with set_epoch({epoch}), or go on with the tpufeed that "
             "gave the state"
         )
-    for name, value in identity.items():
-        if state.get(name) != value:
-            raise OptionError(
-                f"the state's {name} is {state.get(name)!r}, this {owner}'s {value!r}: it is of another dataset, split "
-                f"or order than {url} here. Load it into a {owner} made as the one that gave it"
-            )
 
 
 def check_state_lanes(lanes: int, world: World) -> None:

@@ -31,11 +31,13 @@ from tpufeed.engines.engine import available_cores
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
 from tpufeed.images.validation import shown
-from tpufeed.loaders.admission import make_stage
+from tpufeed.loaders.admission import make_stage, pick_staged
 from tpufeed.loaders.batch import Array, BatchDecoder, BatchJob, BatchRequest, ChunkResult, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sources import Source, SourceAddress
 from tpufeed.storage.registry import url_scheme
+from tpufeed.storage.stage import ShardStage, StageOfStore
 from tpufeed.storage.stage_folder import RemoteShard
 
 _logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ _logger = logging.getLogger(__name__)
 CLOSED = "the loader was closed, or its last batch failed; iterate it again for the next epoch, or load a state"
 _CLOSED_MEANWHILE = "the loader was closed while a batch was waited for"
 _FEWEST_STAGED = 32  # shards that may be open
+_MOST_OPEN = 4096  # of all sources of a mixture together
 _ENTRY = "tpufeed.loaders.worker:serve"
 _LEAVE_SECONDS = 2.0
 _LONGEST_WAIT_SECONDS = 1e6  # more than that the system's calls do not take
@@ -51,8 +54,8 @@ _ENVIRONMENT = "TPUFEED_PROCESSES"
 # Threads of one process meet at the GIL, processes cost memory: 80 MB each.
 _CORES_A_PROCESS = 4
 
-# Numbers of shards by variant, the first ones due first.
-DueShards: TypeAlias = Sequence[tuple[int, Sequence[int]]]
+# (source, variant, numbers of shards), the first ones due first.
+DueShards: TypeAlias = Sequence[tuple[int, int, Sequence[int]]]
 
 
 class BatchTimeout(Exception):  # internal: loaders raise LoaderError
@@ -64,18 +67,16 @@ class WorkerConfig:
     """Configuration of the workers that fill batches.
 
     Attributes:
-        url: of the dataset.
-        content_digest: of the dataset; another one that is found there is refused.
-        split: the part of it.
+        sources: what samples are drawn from.
+        shares: of the samples that each gives.
         options: those of the loader.
         threads: that decode.
         lanes: of the order, that are read at a time.
         file: descriptor of the batches' memory, where that is shared.
     """
 
-    url: str
-    content_digest: str
-    split: str
+    sources: tuple[SourceAddress, ...]
+    shares: tuple[float, ...]
     options: LoaderOptions
     threads: int
     lanes: int
@@ -85,30 +86,36 @@ class WorkerConfig:
 class ThreadExecutor:
     """Fills batches in threads of this process, which start with the first batch.
 
-    Epoch e reads variant e modulo their number.
+    Epoch e of a source reads variant e modulo their number.
 
     Args:
-        dataset: what to read.
-        config: which part of it, and how.
+        sources: what to read.
+        config: how.
         decoder: fills the rows.
         pool: memory for pixels, where `submit` is given none.
     """
 
     def __init__(
-        self, dataset: Dataset, config: WorkerConfig, decoder: BatchDecoder, pool: BufferPool | None = None
+        self,
+        sources: Sequence[Source],
+        config: WorkerConfig,
+        decoder: BatchDecoder,
+        pool: BufferPool | None = None,
     ) -> None:
         self._closed = False
         self._owner = os.getpid()
-        self._dataset = dataset
-        self._split = config.split
-        self._variants = len(dataset.split(config.split).variants)
+        self._sources = sources
+        self._variants = [len(source.entry.variants) for source in sources]
         self._decoder = decoder
         self._pool = pool
-        self._readers: dict[int, Reader] = {}
-        self._last_variant = 0  # of the batches that were taken
-        self._stage = make_stage(dataset, config.options)
+        self._readers: dict[tuple[int, int], Reader] = {}  # by source and variant
+        self._newest = [0] * len(sources)  # epoch of each source, of the batches that were taken
+        self._stage = make_stage([source.dataset for source in sources], config.options)
+        budget = 0 if self._stage is None else self._stage.budget_bytes
+        self._staged = pick_staged(sources, config.shares, config.lanes, budget)
         # Twice the lanes: a shard for each lane that is read now, and one for each that batches ahead have come to.
-        self._open_shards = max(OPEN_SHARDS if self._stage is None else _FEWEST_STAGED, 2 * config.lanes)
+        wanted = max(OPEN_SHARDS if self._stage is None else _FEWEST_STAGED, 2 * config.lanes)
+        self._open_shards = wanted if len(sources) == 1 else max(1, min(wanted, _MOST_OPEN // len(sources)))
         self._name = f"tpufeed-decode-{id(self):x}"
         self._threads = ThreadPoolExecutor(config.threads, self._name)
 
@@ -122,8 +129,9 @@ class ThreadExecutor:
         if pixels is None:
             assert self._pool is not None, "one of the two is given"
             pixels = self._pool.take().arrays
-        variant = request.epoch % self._variants
-        job = self._decoder.begin(request, self._reader(variant), variant, pixels)
+        variants = [(part.source, part.epoch % self._variants[part.source]) for part in request.parts]
+        readers = [(variant, self._reader(source, variant)) for source, variant in variants]
+        job = self._decoder.begin(request, readers, pixels)
         try:
             chunks = [self._threads.submit(self._decoder.fill, job, *rows) for rows in self._decoder.chunks]
         except RuntimeError as error:
@@ -137,17 +145,20 @@ class ThreadExecutor:
         """Have these shards staged. Returns at once."""
         if self._stage is not None:
             shards = dict[RemoteShard, None]()
-            for variant, numbers in due:
-                shards |= dict.fromkeys(self._reader(variant).due(numbers))
+            for source, variant, numbers in due:
+                if source in self._staged:
+                    place = self._stage_of(source)
+                    found = self._reader(source, variant).due(numbers)
+                    shards |= dict.fromkeys(map(place.placed, found) if isinstance(place, StageOfStore) else found)
             self._stage.fetch(shards)
 
     def finish(self, job: BatchJob, results: Sequence[ChunkResult]) -> DecodedBatch:
         """Return the batch of a job whose chunks are done; readers of other variants let go of remote shards."""
         batch = self._decoder.finish(job, results)
-        # Local shards stay mapped: they may be deleted meanwhile.
-        if self._dataset.is_remote and job.variant != self._last_variant:
-            self._last_variant = job.variant
-            self._release(keep=job.variant)
+        for part in job.parts:
+            # Local shards stay mapped: they may be deleted meanwhile.
+            if part.epoch != self._newest[part.source] and self._sources[part.source].dataset.is_remote:
+                self._release_older(part.source, part.epoch)
         return batch
 
     def close(self, wait: bool = True) -> None:
@@ -156,18 +167,35 @@ class ThreadExecutor:
         # The garbage collector may come by in one of the threads themselves.
         wait = wait and not threading.current_thread().name.startswith(self._name)
         self._threads.shutdown(wait=wait, cancel_futures=True)
-        self._release(keep=None)
+        for reader in list(self._readers.values()):  # another thread may open one
+            reader.release()
         if self._stage is not None:
             self._stage.close()
 
-    def _reader(self, variant: int) -> Reader:
-        if variant not in self._readers:
-            self._readers[variant] = self._dataset.reader(self._split, variant, self._stage, self._open_shards)
-        return self._readers[variant]
+    def _reader(self, number: int, variant: int) -> Reader:
+        if (number, variant) not in self._readers:
+            source, stage = self._sources[number], self._stage_of(number)
+            self._readers[number, variant] = source.dataset.reader(source.split, variant, stage, self._open_shards)
+        return self._readers[number, variant]
 
-    def _release(self, keep: int | None) -> None:
-        for variant, reader in list(self._readers.items()):  # another thread may open one
-            if variant != keep:
+    def _stage_of(self, number: int) -> ShardStage | StageOfStore | None:
+        """Return the stage as the readers of a source see it."""
+        if self._stage is None or len(self._sources) == 1:
+            return self._stage
+        return StageOfStore(self._stage, self._sources[number].dataset.shards.url)
+
+    def _release_older(self, number: int, epoch: int) -> None:
+        """Let go of the remote shards of other variants, now that a source has come to another epoch.
+
+        The lanes of a mixture do not come to it at the same time: the epoch before is kept as well.
+        """
+        if len(self._sources) > 1 and epoch < self._newest[number]:
+            return
+        kept = {epoch, epoch - 1} if len(self._sources) > 1 else {epoch}
+        self._newest[number] = epoch
+        variants = {each % self._variants[number] for each in kept}
+        for (source, variant), reader in list(self._readers.items()):  # another thread may open one
+            if source == number and variant not in variants:
                 reader.release()
 
 
@@ -453,11 +481,11 @@ class Workers:
         return max(1, self.processes) * self.threads
 
 
-def plan_workers(dataset: Dataset, options: LoaderOptions) -> Workers:
+def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers:
     """Return the numbers that the options say, or that fit the cores of this rank.
 
     Raises:
-        OptionError: processes are asked for, and they cannot have the dataset or an op.
+        OptionError: processes are asked for, and they cannot have one of the datasets or an op.
     """
     # The ranks of this host, as torchrun and others say, or `torch_xla.launch`.
     ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "")
@@ -468,7 +496,7 @@ def plan_workers(dataset: Dataset, options: LoaderOptions) -> Workers:
             raise OptionError(f"{_ENVIRONMENT} in the environment is a number of processes, not {shown(text)}")
         wanted = int(text)
     processes = min(cores, max(_CORES_A_PROCESS, cores // _CORES_A_PROCESS)) if wanted is None else int(wanted)
-    obstacle = _obstacle(dataset, options) if processes else ""
+    obstacle = _obstacle(datasets, options) if processes else ""
     if obstacle and options.processes:
         raise OptionError(f"{obstacle}. Worker processes cannot have that; give processes=0 instead of {processes}")
     if obstacle:
@@ -477,9 +505,9 @@ def plan_workers(dataset: Dataset, options: LoaderOptions) -> Workers:
     return Workers(processes, options.threads or max(1, cores // max(1, processes)))
 
 
-def _obstacle(dataset: Dataset, options: LoaderOptions) -> str:
-    """Return why worker processes cannot have the dataset or an op, or an empty text."""
-    for url in (dataset.url, dataset.shards.url):
+def _obstacle(datasets: Sequence[Dataset], options: LoaderOptions) -> str:
+    """Return why worker processes cannot have a dataset or an op, or an empty text."""
+    for url in (url for dataset in datasets for url in (dataset.url, dataset.shards.url)):
         if url_scheme(url) == "memory":
             return f"{url} is memory of this process"
     for op in itertools.chain(options.ops or (), *options.view_ops):

@@ -22,7 +22,9 @@ class ArraySample(Sample):
     """A sample whose moving columns are arrays already, in pixels of its image."""
 
     def __init__(self, before: Sample, arrays: Mapping[str, Any], find_geometry: Callable[[], Any]) -> None:
-        super().__init__(before._features, before.where, before._specs, find_geometry, before._min_visibility)
+        super().__init__(
+            before._features, before.where, before._specs, find_geometry, before._min_visibility, before.classes
+        )
         self._arrays = arrays
         self.dropped = before.dropped
 

@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -19,11 +20,11 @@ from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest
 from tpufeed.loaders.buffers import BufferPool, stride_of
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.cursor import (
+    DatasetFeed,
     EpochCursor,
-    check_identity,
     check_lanes,
     check_state_lanes,
-    identity_of,
+    check_version,
     state_number,
 )
 from tpufeed.loaders.executor import (
@@ -37,9 +38,13 @@ from tpufeed.loaders.executor import (
     plan_workers,
 )
 from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
+from tpufeed.loaders.mixture import Mixture, MixtureCursor, MixtureFeed
 from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, take_options
 from tpufeed.loaders.rank_check import EpochSpec
+from tpufeed.loaders.sources import Source, SourceAddress
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
+
+Cursor: TypeAlias = EpochCursor | MixtureCursor
 
 _MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
 _LAST_EPOCH = 1 << 62
@@ -53,7 +58,7 @@ _SUPERSEDED = (
 
 @named_options(RENAMED)
 def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors show
-    url: str | Path,
+    url: str | Path | Dataset | Mixture,
     split: str = "train",
     *,
     batch_size: int = 128,
@@ -86,13 +91,14 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
     variant. The memory of a batch is its receiver's for as long as any array refers to it.
 
     Args:
-        url: a dataset, at a path or a URL.
+        url: a dataset, at a path or a URL; one that is open; or a `tpufeed.Mixture` of several.
         split: which part of it.
         batch_size: samples in a batch of one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
             come out equal in size. None: the `final` ops of a cache, or no op.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
-            width, filename, text, or the name of a feature. By default ("image", "label"), or images alone where the
+            width, filename, text, or the name of a feature; of a mixture also source, the number of the sample's
+            dataset in it. By default ("image", "label"), or images alone where the
             dataset has no labels. None: a dict of image, label and sample. Without image no image is decoded, and no
             op is needed.
         shuffle: False reads in the dataset's own order.
@@ -133,7 +139,12 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
     """
-    return NumpyLoader(open_dataset(url), split, take_options(locals()))
+    return NumpyLoader(open_feed(url), split, take_options(locals()))
+
+
+def open_feed(url: str | Path | Dataset | Mixture) -> Dataset | Mixture:
+    """Return what a loader reads: the dataset at a URL, or what is given. Raises as `open_dataset` does."""
+    return url if isinstance(url, Dataset | Mixture) else open_dataset(url)
 
 
 class NumpyLoader:
@@ -142,7 +153,7 @@ class NumpyLoader:
     Pickles and copies are loaders at the same place, without the workers.
 
     Args:
-        dataset: what to read.
+        dataset: what to read; or a mixture of several.
         split: which part of it.
         options: how.
         find: asked for the world when it is first needed, where the options name none.
@@ -155,19 +166,24 @@ class NumpyLoader:
     """
 
     def __init__(
-        self, dataset: Dataset, split: str, options: LoaderOptions, find: Callable[[], World] = find_world
+        self, dataset: Dataset | Mixture, split: str, options: LoaderOptions, find: Callable[[], World] = find_world
     ) -> None:
-        self.dataset = dataset
+        self._given = dataset
         self.split = split
-        self.options = options
         self.batch_size = options.batch_size
-        self._entry = dataset.split(split)
-        if not self._entry.records:
-            raise OptionError(f"{dataset.url}: split {split!r} is empty")
-        self._workers = plan_workers(dataset, options)
-        self._decoder = BatchDecoder(dataset, options, self._workers.threads)
+        self._feed: DatasetFeed | MixtureFeed
+        if isinstance(dataset, Mixture):
+            self._feed = MixtureFeed(dataset, dataset.open(split), options)
+            options = replace(options, repeat=True) if self._feed.is_endless else options
+        else:
+            self._feed = DatasetFeed(Source(dataset, split), options)
+            if not self._feed.sources[0].entry.records:
+                raise OptionError(f"{dataset.url}: split {split!r} is empty")
+        self.options = options
+        self._workers = plan_workers([source.dataset for source in self.sources], options)
+        self._decoder = BatchDecoder(self.sources, options, self._workers.threads)
         columns = self.columns = self._decoder.columns
-        self.pipeline = self._decoder.decoder.pipelines[0]
+        self.pipeline = self._decoder.decoders[0].pipelines[0]
         masked = options.remainder == "pad" or options.max_bad_records > 0
         self.form = BatchForm((*columns.names, *((columns.mask,) if masked else ())), options.columns is None)
         own = [*columns, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]
@@ -189,10 +205,30 @@ class NumpyLoader:
         self._world = thread_world() if options.world is None else None
         self._find_world = find
         self._lanes = options.lanes
-        self._start: EpochCursor | None = None  # the start of epoch 0, from which all other places are made
+        self._start: Cursor | None = None  # the start of an epoch, from which all other places are made
         self._next = 0, 0  # epoch and samples at which the next iteration begins
         self._current: EpochPrefetch | None = None  # of the iteration that was opened last
         self._ahead: EpochPrefetch | None = None  # of the next epoch, when batches of it are prepared already
+
+    @property
+    def url(self) -> str:
+        """URL of the dataset, or the mixture in words."""
+        return self._feed.url
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The datasets that samples are drawn from: one, or those of a mixture."""
+        return self._feed.sources
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset that is read; of a mixture the first one."""
+        return self.sources[0].dataset
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, of a mixture the joined ones; a label is a place among them."""
+        return self._feed.class_names
 
     def column(self, name: str) -> Column:
         """Return dtype and shape of a column; the shape is that of one sample."""
@@ -216,7 +252,7 @@ class NumpyLoader:
         """Lanes of the order: as given or loaded, else the default for the world."""
         world = self.world
         if self._lanes is None:
-            self._lanes = default_lanes(world) if self.options.shuffle else world.size
+            self._lanes = self._default_lanes(world)
         if self._lanes > self._most_lanes:
             raise OptionError(f"lanes are at most {self._most_lanes} for the split {self.split!r}, not {self._lanes}")
         check_lanes(self._lanes, world)
@@ -270,7 +306,7 @@ class NumpyLoader:
 
     def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
         """Return the state after `samples` samples of the whole world in `epoch`."""
-        return {**self._identity, "epoch": epoch, "lanes": self.lanes, "samples": samples}
+        return self._feed.state(epoch, self.lanes, samples, self._global_batch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
@@ -281,14 +317,16 @@ class NumpyLoader:
         """
         if not isinstance(state, Mapping):
             raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
-        check_identity(state, self._identity, "loader", self.dataset.url)
-        epoch = state_number(state, "epoch", 0, _LAST_EPOCH)
-        samples = state_number(state, "samples", 0, self._entry.records)
+        check_version(state, "loader")
         lanes = state_number(state, "lanes", 1, self._most_lanes)
+        feed = self._feed.resumed(state, lanes, self._global_batch)
+        epoch = state_number(state, "epoch", 0, _LAST_EPOCH)
         check_state_lanes(lanes, self.world)
-        if samples >= self._entry.records or not len(self._share(samples)):
-            epoch, samples = epoch + 1, 0
-        self._lanes = lanes
+        records = feed.records(lanes, self._global_batch)
+        samples = state_number(state, "samples", 0, feed.most_samples(records))
+        if samples >= records or not len(self._share(samples, records)):
+            feed, epoch, samples = feed.after(samples, records), epoch + 1, 0
+        self._lanes, self._feed = lanes, feed
         self._move(epoch, samples)
 
     def epoch_spec(self) -> EpochSpec:
@@ -318,7 +356,7 @@ class NumpyLoader:
     def __repr__(self) -> str:
         epoch, samples = self._place
         return (
-            f"{type(self).__name__}({mask_secrets(self.dataset.url)!r}, {self.split!r}, batch_size={self.batch_size}, "
+            f"{type(self).__name__}({mask_secrets(self.url)!r}, {self.split!r}, batch_size={self.batch_size}, "
             f"epoch={epoch}, samples={samples})"
         )
 
@@ -331,18 +369,26 @@ class NumpyLoader:
     def __reduce__(self) -> tuple[Any, ...]:
         current = self._current
         place = self._place if current is None or current.left else (current.cursor.epoch + 1, 0)
-        return type(self), (self.dataset, self.split, self.options, self._find_world), (self._lanes, place)
+        return type(self), (self._given, self.split, self.options, self._find_world), (self._lanes, place, self._feed)
 
-    def __setstate__(self, state: tuple[int | None, tuple[int, int]]) -> None:
-        self._lanes, self._next = state
-
-    @property
-    def _identity(self) -> dict[str, Any]:
-        return identity_of(self.dataset, self.split, self.options.seed, self.options.shuffle)
+    def __setstate__(self, state: "tuple[int | None, tuple[int, int], DatasetFeed | MixtureFeed]") -> None:
+        self._lanes, self._next, self._feed = state
 
     @property
     def _most_lanes(self) -> int:
-        return max(self._entry.records, _MOST_LANES, default_lanes(self.world))
+        return max(self._feed.most_lanes, _MOST_LANES, default_lanes(self.world))
+
+    def _default_lanes(self, world: World) -> int:
+        return default_lanes(world) if self.options.shuffle else world.size
+
+    @property
+    def _global_batch(self) -> int:
+        return self.batch_size * self.world.size
+
+    @property
+    def _records(self) -> int:
+        """Samples of an epoch."""
+        return self._feed.records(self.lanes, self._global_batch)
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -353,7 +399,7 @@ class NumpyLoader:
     @cached_property
     def _stages(self) -> bool:
         """True where shards are fetched into a stage."""
-        return self.options.stage_bytes != 0 and self.dataset.is_remote
+        return self.options.stage_bytes != 0 and any(source.dataset.is_remote for source in self.sources)
 
     def _move(self, epoch: int, samples: int) -> None:
         if self._current is not None:
@@ -363,12 +409,13 @@ class NumpyLoader:
         self._current = self._ahead = self._start = None
         self._next = epoch, samples
 
-    def _share(self, start: int) -> Share:
-        share = Share(self._entry.records, self.options.batch_size, self.world, self.options.remainder, start)
+    def _share(self, start: int, records: int | None = None) -> Share:
+        records = self._records if records is None else records
+        share = Share(records, self.options.batch_size, self.world, self.options.remainder, start)
         if not start and not len(share):
-            most = self._entry.records // self.world.size
+            most = records // self.world.size
             raise OptionError(
-                f"{self.dataset.url}: the {self._entry.records} samples of split {self.split!r} fill no batch of "
+                f"{self.url}: the {records} samples of split {self.split!r} fill no batch of "
                 f"{self.options.batch_size} on each of {self.world.size} ranks, and remainder='drop' leaves none; give "
                 f"{f'a batch_size of at most {most}, or ' if most else ''}remainder='pad' or 'repeat'"
             )
@@ -380,20 +427,18 @@ class NumpyLoader:
             lanes = self.lanes // self.world.size
             processes, threads = self._workers.processes, self._workers.threads
             pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
-            url, digest = self.dataset.url, self.dataset.content_digest
-            config = WorkerConfig(url, digest, self.split, self.options, threads, lanes, pool.file)
+            addresses = tuple(map(SourceAddress.of, self.sources))
+            config = WorkerConfig(addresses, self._feed.shares, self.options, threads, lanes, pool.file)
             if processes:
                 self._executor = ProcessExecutor(config, processes, pool, self._stages)
             else:
-                self._executor = ThreadExecutor(self.dataset, config, self._decoder, pool)
+                self._executor = ThreadExecutor(self.sources, config, self._decoder, pool)
         return self._executor
 
     def _open_ahead(self, executor: Executor) -> "EpochPrefetch":
         """Return the next epoch, of which batches may be prepared already."""
         if self._start is None:
-            variants = [[shard.records for shard in variant.shards] for variant in self._entry.variants]
-            options = self.options
-            self._start = EpochCursor(variants, options.seed, self.lanes, options.shuffle, self._share(0))
+            self._start = self._feed.cursor(self.lanes, self._share(0))
         ahead = self._ahead
         if ahead is None or ahead.executor is not executor or ahead.cursor.epoch != self._next[0]:
             ahead = self._ahead = EpochPrefetch(self._start.at(*self._next), executor)
@@ -464,9 +509,9 @@ class EpochIterator(Iterator[Batch]):
             loader._ahead = None  # it may have stopped half-way in a batch
             raise
         prefetch.returned += 1
-        if prefetch.returned == 1 and loader._stages:
+        if loader._stages and prefetch.returned % prefetch.cursor.due_every == 1 % prefetch.cursor.due_every:
             # Not before: whole shards would take the network from the records of the first batch.
-            prefetch.executor.fetch(prefetch.cursor.due_shards())
+            prefetch.executor.fetch(prefetch.cursor.due_shards(prefetch.returned - 1))
         return batch.arrays
 
     def _begin(self) -> "EpochPrefetch":
@@ -498,7 +543,7 @@ class EpochPrefetch:
     keep its workers until the garbage collector comes by.
     """
 
-    def __init__(self, cursor: EpochCursor, executor: Executor) -> None:
+    def __init__(self, cursor: Cursor, executor: Executor) -> None:
         self.cursor = cursor
         self.executor = executor
         self.futures: deque[BatchFuture] = deque()

@@ -61,7 +61,7 @@ class LoaderMetrics:
 
     def __init__(self, max_bad_records: int, stats: LoaderStats) -> None:
         self._max_bad_records = max_bad_records
-        self._bad: set[tuple[int, int, int]] = set()
+        self._bad: set[tuple[int, ...]] = set()
         self._stats = stats
         self._first = 0.0
         self._ready = 0

@@ -62,7 +62,8 @@ class SplitSamples:
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
         rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns}
-        decode_samples(self.decoder, reader, places, self.decoder.draw(epoch, samples), rows)
+        draws = self.decoder.draw(epoch, samples)
+        decode_samples(self.decoder, reader, places, draws, rows, range(len(samples)))
         if self._admission is not None:
             self._admission.touch(reader, variant, shards.tolist())
         for column in self.columns.images:
@@ -77,7 +78,7 @@ class SplitSamples:
             for reader in self._readers.values():
                 reader.release()
             if self._admission is None:
-                made = make_stage(self.dataset, self._options, max(2, _CONNECTIONS // self._workers))
+                made = make_stage([self.dataset], self._options, max(2, _CONNECTIONS // self._workers))
                 where = f"{self.dataset.url}, split {self._split!r}"
                 self._admission = None if made is None else ShardAdmission(made, self._variants, where)
             if self._admission is not None:

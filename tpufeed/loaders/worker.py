@@ -8,10 +8,10 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
-from tpufeed.dataset.reader import reopen_dataset
 from tpufeed.engines.child import Failure
 from tpufeed.loaders.batch import BatchDecoder
 from tpufeed.loaders.buffers import MappedBuffers
+from tpufeed.loaders.sources import reopen_sources
 from tpufeed.loaders.executor import Cancel, Fetch, Fill, Reply, ThreadExecutor, ThreadFuture, WorkerConfig
 
 _BUG = "a worker process failed: "
@@ -26,9 +26,9 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)
     assert config.file is not None, "the loader shares its batches' memory"
     try:
-        dataset = reopen_dataset(config.url, config.content_digest)
-        decoder = BatchDecoder(dataset, config.options, config.threads)
-        executor = ThreadExecutor(dataset, config, decoder)
+        sources = reopen_sources(config.sources)
+        decoder = BatchDecoder(sources, config.options, config.threads)
+        executor = ThreadExecutor(sources, config, decoder)
     except Exception as error:  # noqa: BLE001  # the loader raises it
         connection.send(Failure.of(error, _BUG))
         return

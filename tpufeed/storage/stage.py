@@ -11,7 +11,7 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ShardStage:
-    """Copies of the shards of one store, for one consumer. Thread-safe; a forked process goes on with a fresh plan.
+    """Copies of the shards of one store or several, for one consumer. Thread-safe; a fork goes on with a fresh plan.
 
     Threads start with the first `fetch`; who only opens needs none.
 
@@ -40,6 +40,7 @@ class ShardStage:
         budget_bytes: what all processes together may take of it, or None for half of what is free there.
         connections: ranges to read at once.
         range_bytes: how long they are; each connection has a buffer of this size.
+        others: further stores by their URLs, see `StageOfStore`.
 
     Raises:
         OptionError: no folder for copies, or numbers that are none.
@@ -52,6 +53,7 @@ class ShardStage:
         budget_bytes: int | None = None,
         connections: int = 16,
         range_bytes: int = 8 << 20,
+        others: Mapping[str, Store] | None = None,
     ) -> None:
         if connections < 1 or range_bytes < 1 or (budget_bytes is not None and budget_bytes < 1):
             raise OptionError(
@@ -61,7 +63,7 @@ class ShardStage:
         self._store = store
         self._folder = StageFolder(parent, budget_bytes)
         self._stats = StageStats()
-        self._make_fetcher = partial(Fetcher, store, self._folder, self._stats, connections, range_bytes)
+        self._make_fetcher = partial(Fetcher, store, others or {}, self._folder, self._stats, connections, range_bytes)
         # Weakly: only views keep a copy in use. When the last one goes its mapping does, and the lock with that.
         self._mapped: weakref.WeakValueDictionary[RemoteShard, mmap.mmap] = weakref.WeakValueDictionary()
         self._renew()
@@ -128,7 +130,7 @@ class ShardStage:
             _logger.warning(
                 "%s: this copy of %s was damaged. It is removed, and ranges are read until it is fetched again",
                 path,
-                mask_secrets(f"{self._store.url}/{shard.name}"),
+                mask_secrets(f"{shard.place or self._store.url}/{shard.name}"),
             )
             self._fetcher.evicted(shard)
         return True
@@ -184,6 +186,25 @@ class ShardStage:
             return None
         self._mapped[shard] = mapping
         return memoryview(mapping)
+
+
+class StageOfStore:
+    """The stage of several stores, for the shards of one of them."""
+
+    def __init__(self, stage: ShardStage, url: str) -> None:
+        self._stage, self._url = stage, url
+
+    def open(self, shard: RemoteShard) -> memoryview | None:
+        """See `ShardStage.open`."""
+        return self._stage.open(self.placed(shard))
+
+    def evict_damaged(self, shard: RemoteShard, view: memoryview) -> bool:
+        """See `ShardStage.evict_damaged`."""
+        return self._stage.evict_damaged(self.placed(shard), view)
+
+    def placed(self, shard: RemoteShard) -> RemoteShard:
+        """Return the shard as the stage of all stores knows it."""
+        return replace(shard, place=self._url)
 
 
 def _after_fork(reference: weakref.ref[ShardStage]) -> None:

@@ -243,6 +243,7 @@ class Fetcher:
 
     Args:
         store: where the shards are.
+        others: where the shards with a place of their own are, by its URL.
         folder: where the copies go.
         counts: counted up.
         connections: ranges to read at once.
@@ -250,10 +251,17 @@ class Fetcher:
     """
 
     def __init__(
-        self, store: Store, folder: StageFolder, counts: StageStats, connections: int, range_bytes: int
+        self,
+        store: Store,
+        others: Mapping[str, Store],
+        folder: StageFolder,
+        counts: StageStats,
+        connections: int,
+        range_bytes: int,
     ) -> None:
         self._counts = counts
         self._store = store
+        self._others = others
         self._folder = folder
         self._connections = connections
         self._range_bytes = range_bytes
@@ -384,7 +392,7 @@ class Fetcher:
         if shard.size_bytes > self._folder.budget_bytes:
             self.warn_once(
                 "large",
-                f"{self._store.url}/{shard.name} has {shard.size_bytes:,} bytes, the stage in {self._folder.path} a "
+                f"{shard.place or self._store.url}/{shard.name} has {shard.size_bytes:,} bytes, the stage in {self._folder.path} a "
                 f"budget of {self._folder.budget_bytes:,}: shards like it are read by ranges. Give more stage_bytes",
             )
             with self._changed:
@@ -418,7 +426,7 @@ class Fetcher:
         return claimed
 
     def _launch(self, shard: RemoteShard, part: PartialCopy) -> None:
-        download = Download(self._store, shard, part)
+        download = Download(self._others.get(shard.place, self._store), shard, part)
         try:
             self._folder.reserve(part)
             ranges = download.cut(self._range_bytes)
@@ -502,7 +510,7 @@ class Fetcher:
             times = self._failures[shard] = self._failures.get(shard, 0) + 1
             # The power is capped as well: 2.0 ** 1024 is an OverflowError, after 17 hours of failures.
             delay = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0 ** min(times - 1, 10))
-            place = f"{mask_secrets(self._store.url)}/{shard.name}"
+            place = f"{mask_secrets(shard.place or self._store.url)}/{shard.name}"
             if times == 1 and not full:
                 bug = None if isinstance(error, OSError | ShardError) else error  # of ours: it shows its trace
                 text = "%s is not staged: %s. It is read by ranges, and will be tried again"
@@ -512,7 +520,7 @@ class Fetcher:
                 delay = 0.0
                 if wrong == _DAMAGED_AFTER:
                     found = f"{place}: {error}, in each of {wrong} downloads"
-                    self._damaged[shard] = f"{found}. Run: tpufeed verify {self._store.url}"
+                    self._damaged[shard] = f"{found}. Run: tpufeed verify {shard.place or self._store.url}"
             self._retry_at[shard] = time.monotonic() + delay
             if shard in self._damaged:
                 self._queue.drop(shard)

@@ -131,18 +131,20 @@ class RemoteShard:
         name: in its store.
         size_bytes: how long it is.
         crc32c: of all its bytes.
+        place: the URL of its store, in a stage of several.
     """
 
     name: str
     size_bytes: int
     crc32c: int
+    place: str = ""
 
 
 @lru_cache(1 << 14)  # a loader asks for the same keys at each list of shards
 def copy_key(url: str, shard: RemoteShard) -> str:
-    """Return the name of the copy of a shard of the store at `url`."""
+    """Return the name of the copy of a shard of the store at `url`, or at its own place."""
     # A token that was renewed leads to the same shard.
-    identity = f"{mask_secrets(url)}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
+    identity = f"{mask_secrets(shard.place or url)}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
     return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 

@@ -81,7 +81,7 @@ def jax_loader(  # noqa: PLR0913  # each option is a parameter that editors show
         OptionError: options that do not fit it; a sharding that does not fit the batch says so with the first one.
     """
     options, placement = take_options(locals()), Placement(sharding)
-    return JaxLoader(NumpyLoader(open_dataset(url), split, options, placement.world), placement, device_prefetch)
+    return JaxLoader(NumpyLoader(open_feed(url), split, options, placement.world), placement, device_prefetch)
 
 
 class JaxLoader(StatefulDeviceLoader):

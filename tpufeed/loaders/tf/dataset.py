@@ -144,7 +144,7 @@ def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that edi
         )
     if direct:
         options = replace(options, processes=processes or 0)  # never started: here the loader only knows the options
-    loader = NumpyLoader(open_dataset(url), split, options, find_tf_world)
+    loader = NumpyLoader(open_feed(url), split, options, find_tf_world)
     if state is not None:
         loader.load_state_dict(state)
     length, _ = len(loader), loader.lanes  # raises here what would else come out of TensorFlow

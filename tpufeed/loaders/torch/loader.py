@@ -77,7 +77,7 @@ def torch_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
     """
-    return TorchLoader(NumpyLoader(open_dataset(url), split, take_options(locals())))
+    return TorchLoader(NumpyLoader(open_feed(url), split, take_options(locals())))
 
 
 class Undivided:
@@ -119,7 +119,7 @@ class TorchLoader(Undivided):
         """The samples of the split by number, as a map-style dataset."""
         options = self.source.options
         return TFRecordImages(
-            self.source.dataset.url,
+            self.source.url,
             self.source.split,
             ops=options.ops,
             columns=options.columns,

@@ -87,13 +87,13 @@ def xla_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     given = locals()
     try:
         options = take_options(given)
-        if isinstance(source, str | Path):
-            source = NumpyLoader(open_dataset(source), split, options, runtime.xla_world)
+        if isinstance(source, str | Path | Dataset | Mixture):
+            source = NumpyLoader(open_feed(source), split, options, runtime.xla_world)
         elif options != LoaderOptions() or split != "train":
             named = ", ".join(name for name in LoaderOptions.__slots__ if given[name] != getattr(LoaderOptions(), name))
             raise OptionError(f"{named or 'split'}: options of reading a dataset; the loader given has its own")
     except Exception as error:
-        if not isinstance(source, str | Path) or runtime.xla_world().size == 1:
+        if not isinstance(source, str | Path | Dataset | Mixture) or runtime.xla_world().size == 1:
             raise
         source = _Unopened(error)  # the other ranks would wait for this one
     return XlaLoader(source, device, sharding, device_prefetch, check_ranks)

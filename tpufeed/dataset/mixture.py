@@ -1,0 +1,165 @@
+"""The order of a mixture: which source gives each sample of a lane. Pure, the same on every machine and for every world.
+
+Lane l of a mixture draws from lane l of each source, so that a rank reads its own share of every source's shards. A
+lane is cut into blocks of B numbers, a power of two of at least 1 / least weight. At the end of block b source s has
+given `round(share * b * B)` samples, rounded by largest remainders: within one of its share. A block is halved again
+and again: a source whose samples cannot be halved gives the odd one to a half that is drawn by lot. Leaves of 256 are
+permuted. So the source of any number, and how many samples it has given before, is found in O(sources) memory.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tpufeed.dataset.order import Ints, random_words
+
+LEAF = 256  # numbers of a lane that are permuted at once
+_UNIT = 1 << 40  # all shares of a phase together
+_LEAST_SHARE = 1 << 14  # of that: lighter sources would need blocks of more than 67 million
+_LOTS, _LEAVES = 1, 2
+
+
+class Phase(NamedTuple):
+    """Shares of the sources from number `first` of each lane on, as `whole_shares` gives them."""
+
+    first: int
+    shares: tuple[int, ...]
+
+    @property
+    def block(self) -> int:
+        """Numbers after which each source has had its share, within one sample."""
+        least = min(share for share in self.shares if share)
+        return max(LEAF, 1 << (-(-_UNIT // least) - 1).bit_length())
+
+
+class Drawn(NamedTuple):
+    """Samples of a lane: the number of the source of each, and which of the source's samples in this lane it is."""
+
+    source: Ints
+    number: Ints
+
+
+class _Leaf(NamedTuple):
+    first: int
+    before: Ints  # samples of each source before `first`
+    source: Ints
+    number: Ints
+
+
+def whole_shares(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return the weights as whole numbers that add up to 2**40. Weights are finite, not negative, and not all 0."""
+    total = sum(weights)
+    exact = [weight / total * _UNIT for weight in weights]
+    shares = [int(share) if not share else max(_LEAST_SHARE, int(share)) for share in exact]
+    shares[shares.index(max(shares))] += _UNIT - sum(shares)
+    return tuple(shares)
+
+
+class MixtureOrder:
+    """Draws the sources of all lanes. Not thread-safe: it keeps the last leaves.
+
+    Args:
+        phases: the first one begins at number 0, and the others at numbers that increase.
+        seed: of the draws.
+    """
+
+    def __init__(self, phases: Sequence[Phase], seed: int) -> None:
+        self.phases = tuple(phases)
+        self._firsts = [phase.first for phase in phases]
+        self._blocks = [phase.block for phase in phases]
+        self._seed = seed
+        self._leaves: dict[int, _Leaf] = {}
+        self._bases: dict[tuple[int, int], Ints] = {}
+
+    def draw(self, lane: int, numbers: Ints) -> Drawn:
+        """Return the source of each of these numbers of a lane, which are sorted."""
+        source, number = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
+        done = 0
+        while done < len(numbers):
+            leaf = self._leaf(lane, int(numbers[done]))
+            stop = int(np.searchsorted(numbers, leaf.first + len(leaf.source)))
+            places = numbers[done:stop] - leaf.first
+            source[done:stop], number[done:stop] = leaf.source[places], leaf.number[places]
+            done = stop
+        return Drawn(source, number)
+
+    def counts(self, lane: int, number: int) -> Ints:
+        """Return how many samples each source gives to a lane before this number."""
+        leaf = self._leaf(lane, number)
+        return leaf.before + np.bincount(leaf.source[: number - leaf.first], minlength=len(leaf.before))
+
+    def find(self, lane: int, source: int, sample: int) -> int | None:
+        """Return the number at which a source gives its sample of this number to a lane; None where it never does."""
+        for phase, (first, shares) in enumerate(self.phases):
+            before = int(self._base(phase, lane)[source])
+            ends = phase + 1 < len(self.phases)
+            if not shares[source] or (ends and int(self._base(phase + 1, lane)[source]) <= sample):
+                continue
+            block = self._blocks[phase]
+            # The last block that begins with no more of its samples than are wanted.
+            low, high = 0, 1
+            while self._given(phase, high)[source] <= sample - before:
+                low, high = high, 2 * high
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if self._given(phase, middle)[source] <= sample - before else (low, middle)
+            start, stop = first + low * block, first + high * block
+            while stop - start > LEAF:
+                middle = (start + stop) // 2
+                start, stop = (middle, stop) if self._leaf(lane, middle).before[source] <= sample else (start, middle)
+            leaf = self._leaf(lane, start)
+            return start + int(np.flatnonzero((leaf.source == source) & (leaf.number == sample))[0])
+        return None
+
+    def _leaf(self, lane: int, number: int) -> _Leaf:
+        last = self._leaves.get(lane)
+        if last is None or not last.first <= number < last.first + len(last.source):
+            last = self._leaves[lane] = self._make_leaf(lane, number)
+        return last
+
+    def _make_leaf(self, lane: int, number: int) -> _Leaf:
+        phase = bisect_right(self._firsts, number) - 1
+        first, size = self._firsts[phase], self._blocks[phase]
+        block, at = divmod(number - first, size)
+        given, after = self._given(phase, block), self._given(phase, block + 1)
+        before, counts = self._base(phase, lane) + given, after - given
+        start = first + block * size
+        while size > LEAF:
+            size //= 2
+            odd = np.flatnonzero(counts & 1)
+            lots = random_words(len(odd), (self._seed, _LOTS), lane, start, size)
+            left = counts >> 1
+            left[odd[np.argsort(lots, kind="stable")[: len(odd) // 2]]] += 1
+            if at < size:
+                counts = left
+            else:
+                before, counts, start, at = before + left, counts - left, start + size, at - size
+        lots = random_words(size, (self._seed, _LEAVES), lane, start)
+        source = np.repeat(np.arange(len(counts)), counts)[np.argsort(lots, kind="stable")]
+        within = np.empty(size, np.int64)
+        within[np.argsort(source, kind="stable")] = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
+        length = size if phase + 1 == len(self._firsts) else min(size, self._firsts[phase + 1] - start)
+        return _Leaf(start, before, source[:length], (before[source] + within)[:length])
+
+    def _base(self, phase: int, lane: int) -> Ints:
+        """Return how many samples each source gives to a lane before a phase."""
+        if not phase:
+            return np.zeros(len(self.phases[0].shares), np.int64)
+        found = self._bases.get((phase, lane))
+        if found is None:
+            last = self._make_leaf(lane, self._firsts[phase] - 1)
+            found = last.before + np.bincount(last.source, minlength=len(last.before))
+            self._bases[phase, lane] = found
+        return found
+
+    def _given(self, phase: int, blocks: int) -> Ints:
+        """Return how many samples each source gives in the first blocks of a phase: the same in every lane."""
+        numbers, shares = blocks * self._blocks[phase], self.phases[phase].shares
+        exact = [divmod(numbers * share, _UNIT) for share in shares]
+        missing = numbers - sum(whole for whole, _ in exact)
+        largest = sorted(range(len(shares)), key=lambda source: -exact[source][1])[:missing]
+        found = np.array([whole for whole, _ in exact], np.int64)
+        found[largest] += 1
+        return found
