@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tpufeed.loaders.devicefloat import to_device_float
     from tpufeed.loaders.jax.loader import jax_loader
     from tpufeed.loaders.loader import numpy_loader
+    from tpufeed.loaders.mixture import Mixture
     from tpufeed.loaders.tf.dataset import keras_state, tf_dataset
     from tpufeed.loaders.torch.device import device_loader
     from tpufeed.loaders.torch.host import TFRecordImages
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LaneSampler",
+    "Mixture",
     "StepClock",
     "TFRecordImages",
     "World",
@@ -57,6 +59,7 @@ __all__ = [
 _ROOMS = ("cache", "errors", "images")
 _ROOM_OF_NAME = {
     "LaneSampler": "loaders.torch.lanesampler",
+    "Mixture": "loaders.mixture",
     "StepClock": "profiling.clock",
     "TFRecordImages": "loaders.torch.host",
     "World": "dataset.partition",

@@ -1,4 +1,4 @@
-"""The order of a mixture: which source gives each sample of a lane. Pure, the same on every machine and for every world.
+"""The order of a mixture: which source gives each sample of a lane. Pure, and the same for every world.
 
 Lane l of a mixture draws from lane l of each source, so that a rank reads its own share of every source's shards. A
 lane is cut into blocks of B numbers, a power of two of at least 1 / least weight. At the end of block b source s has

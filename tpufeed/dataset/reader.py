@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,9 +121,10 @@ class Dataset:
         variant: int = 0,
         stage: ShardStage | StageOfStore | None = None,
         open_shards: int | None = None,
+        threads: ThreadPoolExecutor | None = None,
     ) -> Reader:
         """A reader of the records of one variant of a split; see `Reader`."""
-        return Reader(self, split, variant, stage, open_shards)
+        return Reader(self, split, variant, stage, open_shards, threads)
 
     def iter_examples(self, split: str, variant: int = 0) -> Iterator[dict[str, Feature]]:
         """Every sample of a split as its features, in the order of the shards."""

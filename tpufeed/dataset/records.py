@@ -52,6 +52,7 @@ class Reader:
         stage: local copies of remote shards, see `due`.
         open_shards: how many are kept open, as far as the process may, 128 by default; a staged one is in use as long
             as it is open.
+        threads: of several readers, that ask for ranges of remote shards; by default it has its own.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Reader:
         variant: int = 0,
         stage: ShardStage | StageOfStore | None = None,
         open_shards: int | None = None,
+        threads: ThreadPoolExecutor | None = None,
     ) -> None:
         variants = dataset.split(split).variants
         if not 0 <= variant < len(variants):
@@ -79,7 +81,7 @@ class Reader:
                     f"{dataset.manifest.tensor_shape}, as the manifest says. It was edited or damaged; build the "
                     "dataset again"
                 )
-        self._readers = SpanReader(dataset.store), SpanReader(self._store)
+        self._readers = SpanReader(dataset.store, threads), SpanReader(self._store, threads)
         # An adopted dataset may have its index elsewhere: what is staged comes from the store of the shards.
         index_stage = stage if dataset.store.url == self._store.url else None
         self._index = Index(dataset.store, variants[variant], self._readers[0], index_stage)

@@ -160,8 +160,6 @@ class BatchDecoder:
 
     def __init__(self, sources: Sequence[Source], options: LoaderOptions, threads: int) -> None:
         self.decoders = make_decoders(sources, options)
-        for decoder in self.decoders:
-            decoder.check_sizes()
         self.columns = self.decoders[0].columns
         size = options.batch_size
         self.pooled = tuple(ArraySpec(each.name, each.dtype, (size, *each.shape)) for each in self.columns.pooled)
@@ -181,10 +179,8 @@ class BatchDecoder:
         """
         size = len(request.mask)
         arrays: dict[str, Array] = {column.name: column.empty(size) for column in self._others}
-        if request.parts[0].rows is None:
-            samples = request.parts[0].places.sample
-        else:
-            samples = np.empty(size, np.int64)
+        first = request.parts[0]
+        samples = first.places.sample if first.rows is None else np.empty(size, np.int64)
         arrays |= pixels | {SAMPLE: samples, self.columns.mask: request.mask}
         parts = list[JobPart]()
         for (source, epoch, places, rows), (variant, reader) in zip(request.parts, readers, strict=True):
@@ -455,7 +451,9 @@ def make_decoders(sources: Sequence[Source], options: LoaderOptions) -> list[Dec
         OptionError: a source does not fit the options, or two of them would make columns of other names or types.
     """
     if len(sources) == 1:
-        return [Decoder(sources[0].dataset, options, sources[0].classes)]
+        decoder = Decoder(sources[0].dataset, options, sources[0].classes)
+        decoder.check_sizes()
+        return [decoder]
     labelled = all(source.dataset.manifest.labelled for source in sources)
     if options.columns is None or options.columns == "default":
         own = [IMAGE, *(["label"] if labelled else []), *([SAMPLE] if options.columns is None else [])]
@@ -465,6 +463,7 @@ def make_decoders(sources: Sequence[Source], options: LoaderOptions) -> list[Dec
         for source in sources:
             try:
                 decoders.append(Decoder(source.dataset, options, source.classes))
+                decoders[-1].check_sizes()
             except OptionError as error:
                 where = "" if source.dataset.url in str(error) else f"{source.label}: "
                 raise OptionError(f"{where}{error}. All sources of a mixture have the columns asked for") from error
@@ -490,8 +489,8 @@ def make_decoders(sources: Sequence[Source], options: LoaderOptions) -> list[Dec
 def _differing(name: str, first: Source, column: Column | None, other: Source, found: Column | None) -> str:
     said = ["missing" if each is None else f"{each.dtype} {each.shape}" for each in (column, found)]
     return (
-        f"the column {name!r} is {said[0]} in {first.label} and {said[1]} in {other.label}; a batch needs one shape and "
-        "type: give ops that end in one size, or leave the column out of columns="
+        f"the column {name!r} is {said[0]} in {first.label} and {said[1]} in {other.label}; a batch needs one shape "
+        "and type: give ops that end in one size, or leave the column out of columns="
     )
 
 

@@ -443,16 +443,13 @@ def resolve_columns(
     if options.columns is None or options.columns == "default":
         asked = (IMAGE, *(("label",) if manifest.labelled else ()), *((SAMPLE,) if options.columns is None else ()))
     finder = _Finder(manifest, options, asked, sizes)
-    own, images, names = tuple[Column, ...](), tuple[Column, ...](), list[str]()
+    images, names = tuple[Column, ...](), list[str]()
     scalars, fields = list[Scalar](), list[Field | Picture]()
     for name in asked:
         if name == IMAGE:
             images = _view_columns(sizes)
             names += [column.name for column in images]
-        elif name == SAMPLE:
-            names.append(name)
-        elif name == SOURCE and mixed:
-            own = (Column(SOURCE, "int32"),)
+        elif name == SAMPLE or (name == SOURCE and mixed):
             names.append(name)
         else:
             field = finder.find(name)
@@ -479,6 +476,7 @@ def resolve_columns(
             "would be another for each view; leave them out of columns=, or the views"
         )
     mask = "sample_mask" if any(feature.name == "mask" for feature in manifest.features) else "mask"
+    own = (Column(SOURCE, "int32"),) if mixed and SOURCE in names else ()
     return Columns(own, images, tuple(scalars), tuple(fields), tuple(names), mask)
 
 

@@ -118,7 +118,7 @@ class DatasetFeed:
         """Lanes that the order may have: one a sample at most."""
         return self.sources[0].entry.records
 
-    def records(self, lanes: int, global_batch: int) -> int:  # noqa: ARG002  # as `MixtureFeed.records`
+    def records(self, lanes: int, global_batch: int) -> int:  # as `MixtureFeed.records`
         """Return the samples of an epoch."""
         return self.sources[0].entry.records
 
@@ -127,11 +127,11 @@ class DatasetFeed:
         variants = [[shard.records for shard in variant.shards] for variant in self.sources[0].entry.variants]
         return EpochCursor(variants, self._options.seed, lanes, self._options.shuffle, share)
 
-    def state(self, epoch: int, lanes: int, samples: int, global_batch: int) -> dict[str, Any]:  # noqa: ARG002
+    def state(self, epoch: int, lanes: int, samples: int, global_batch: int) -> dict[str, Any]:
         """Return the state after `samples` samples of the whole world in `epoch`."""
         return {**self._identity, "epoch": epoch, "lanes": lanes, "samples": samples}
 
-    def resumed(self, state: Mapping[str, Any], lanes: int, global_batch: int) -> Self:  # noqa: ARG002
+    def resumed(self, state: Mapping[str, Any], lanes: int, global_batch: int) -> Self:
         """Return the feed that goes on from `state`. Raises OptionError for one of something else."""
         check_identity(state, self._identity, "loader", self.url)
         return self
@@ -140,7 +140,7 @@ class DatasetFeed:
         """Return how many samples of an epoch a state may tell of."""
         return records
 
-    def after(self, samples: int, records: int) -> Self:  # noqa: ARG002
+    def after(self, samples: int, records: int) -> Self:
         """Return the feed for the epoch after one of which all samples were given."""
         return self
 

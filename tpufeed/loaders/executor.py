@@ -36,6 +36,7 @@ from tpufeed.loaders.batch import Array, BatchDecoder, BatchJob, BatchRequest, C
 from tpufeed.loaders.buffers import Buffer, BufferPool
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import Source, SourceAddress
+from tpufeed.storage.reading import AT_ONCE
 from tpufeed.storage.registry import url_scheme
 from tpufeed.storage.stage import ShardStage, StageOfStore
 from tpufeed.storage.stage_folder import RemoteShard
@@ -109,6 +110,7 @@ class ThreadExecutor:
         self._decoder = decoder
         self._pool = pool
         self._readers: dict[tuple[int, int], Reader] = {}  # by source and variant
+        self._requests = ThreadPoolExecutor(AT_ONCE, "tpufeed-read") if len(sources) > 1 else None
         self._newest = [0] * len(sources)  # epoch of each source, of the batches that were taken
         self._stage = make_stage([source.dataset for source in sources], config.options)
         budget = 0 if self._stage is None else self._stage.budget_bytes
@@ -169,13 +171,17 @@ class ThreadExecutor:
         self._threads.shutdown(wait=wait, cancel_futures=True)
         for reader in list(self._readers.values()):  # another thread may open one
             reader.release()
+        if self._requests is not None:
+            self._requests.shutdown(wait=wait, cancel_futures=True)
         if self._stage is not None:
             self._stage.close()
 
     def _reader(self, number: int, variant: int) -> Reader:
         if (number, variant) not in self._readers:
             source, stage = self._sources[number], self._stage_of(number)
-            self._readers[number, variant] = source.dataset.reader(source.split, variant, stage, self._open_shards)
+            self._readers[number, variant] = source.dataset.reader(
+                source.split, variant, stage, self._open_shards, self._requests
+            )
         return self._readers[number, variant]
 
     def _stage_of(self, number: int) -> ShardStage | StageOfStore | None:

@@ -45,6 +45,7 @@ from tpufeed.loaders.sources import Source, SourceAddress
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
 
 Cursor: TypeAlias = EpochCursor | MixtureCursor
+DatasetLike: TypeAlias = str | Path | Dataset | Mixture
 
 _MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
 _LAST_EPOCH = 1 << 62
@@ -58,7 +59,7 @@ _SUPERSEDED = (
 
 @named_options(RENAMED)
 def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors show
-    url: str | Path | Dataset | Mixture,
+    url: DatasetLike,
     split: str = "train",
     *,
     batch_size: int = 128,
@@ -142,7 +143,7 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
     return NumpyLoader(open_feed(url), split, take_options(locals()))
 
 
-def open_feed(url: str | Path | Dataset | Mixture) -> Dataset | Mixture:
+def open_feed(url: DatasetLike) -> Dataset | Mixture:
     """Return what a loader reads: the dataset at a URL, or what is given. Raises as `open_dataset` does."""
     return url if isinstance(url, Dataset | Mixture) else open_dataset(url)
 

@@ -69,7 +69,7 @@ class Mixture:
         self._set([(0, weights)], stop, seed, classes, per_batch, reweight)
 
     @classmethod
-    def schedule(  # noqa: PLR0913  # those of Mixture
+    def schedule(  # those of Mixture
         cls,
         phases: Sequence[tuple[int, Mapping[str | Path, float]]],
         *,
@@ -97,7 +97,7 @@ class Mixture:
         made._set(phases, stop, seed, classes, per_batch, reweight)
         return made
 
-    def _set(  # noqa: PLR0913, PLR0917
+    def _set(
         self,
         phases: Sequence[tuple[int, Mapping[str | Path, float]]],
         stop: Stop,
@@ -208,8 +208,9 @@ class MixtureStream:
         OptionError: a source has fewer samples than there are lanes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all of them decide the sequence
         self,
+        *,
         phases: Sequence[Phase],
         sources: Sequence[Source],
         members: Sequence[int],
@@ -223,13 +224,14 @@ class MixtureStream:
         self.order = MixtureOrder(phases, seed)
         self._seed, self._shuffle = order_seed, shuffle
         self._entries = [source.entry for source in sources]
+        self._labels = [source.label for source in sources]
         self._records = [entry.records for entry in self._entries]
         self._shard_records = [[[s.records for s in v.shards] for v in entry.variants] for entry in self._entries]
         for source, records in zip(sources, self._records, strict=True):
             if records < lanes:
                 raise OptionError(
-                    f"{source.label}: split {source.split!r} has {records} samples, fewer than the {lanes} lanes of the "
-                    f"mixture, and each lane needs some; give lanes={2 ** (records.bit_length() - 1)} or fewer (a "
+                    f"{source.label}: split {source.split!r} has {records} samples, fewer than the {lanes} lanes of "
+                    f"the mixture, and each lane needs some; give lanes={2 ** (records.bit_length() - 1)} or fewer (a "
                     "multiple of the number of ranks), or leave this source out"
                 )
         self._members = np.asarray(members, np.int64)
@@ -237,7 +239,7 @@ class MixtureStream:
         self._orders: dict[int, dict[int, EpochOrder]] = {}
 
     def parts(self, positions: Ints) -> Iterator[tuple[int, int, Ints, Places]]:
-        """Yield, for each source and epoch of it that these positions meet, which of the positions, and their places."""
+        """Yield for each source and epoch of it that is met: its number, the epoch, which of the positions, places."""
         source, lane, number = self._drawn(positions)
         length = self._lane_lengths(source, lane)
         epoch, place = number // length, (number % length) * self.lanes + lane
@@ -254,11 +256,16 @@ class MixtureStream:
         step = self.global_batch or self.lanes
         ends = dict[int, int]()
         for source, records in enumerate(self._records):
+            if not self._whole(source, 0):
+                raise OptionError(
+                    f"{self._labels[source]} has {records} samples, fewer than a batch of all ranks together, "
+                    f"{self.global_batch}, which with per_batch=True come from one source; give a smaller batch_size"
+                )
             found = self.order.find(0, self._places[source], self._whole(source, 0) - longest)
             if found is None and longest:
                 raise OptionError(
-                    f"of the {records} samples of source {source} some are never drawn, as the last phase leaves it "
-                    "out: with stop='longest' the epoch would not end; give stop='shortest'"
+                    f"of the {records} samples of {self._labels[source]} some are never drawn, as the last phase "
+                    "leaves it out: with stop='longest' the epoch would not end; give stop='shortest'"
                 )
             if found is not None:
                 ends[source] = found
@@ -351,12 +358,14 @@ class MixtureStream:
 
     def _order(self, source: int, epoch: int) -> EpochOrder:
         orders = self._orders.setdefault(source, {})
-        if epoch not in orders:
+        found = orders.pop(epoch, None)
+        if found is None:
             shard_records = self._shard_records[source][epoch % len(self._shard_records[source])]
-            orders[epoch] = EpochOrder(shard_records, self._seed, epoch, self.lanes, self._shuffle)
-            while len(orders) > _KEPT_ORDERS:
-                del orders[min(orders)]
-        return orders[epoch]
+            found = EpochOrder(shard_records, self._seed, epoch, self.lanes, self._shuffle)
+        orders[epoch] = found  # the one that was asked for last stands last
+        if len(orders) > _KEPT_ORDERS:
+            del orders[next(iter(orders))]
+        return found
 
 
 @dataclass(frozen=True)
@@ -404,7 +413,7 @@ class MixtureCursor:
             yield BatchRequest(tuple(found), mask)
 
     def due_shards(self, batches: int = 0) -> Sequence[tuple[int, int, Sequence[int]]]:
-        """Return (source, variant, shards) that this rank reads after so many batches, as far as the next epoch's end."""
+        """Return (source, variant, shards) that this rank reads after so many batches, up to the next epoch's end."""
         world, done = self.share.world, self.samples_after(batches)
         horizon = 2 * self.share.records - done
         return self.stream.due_shards(range(world.rank, self.stream.lanes, world.size), self.begun + done, horizon)
@@ -514,8 +523,9 @@ class MixtureFeed:
                 )
         if mixture.per_batch and state.get("global_batch") != global_batch:
             raise OptionError(
-                f"the state is of batches of {shown(state.get('global_batch'))} samples of all ranks together, and here "
-                f"they have {global_batch}; with per_batch=True both must be equal: change batch_size with the ranks"
+                f"the state is of batches of {shown(state.get('global_batch'))} samples of all ranks together, and "
+                f"here they have {global_batch}; with per_batch=True both must be equal: change batch_size "
+                "with the ranks"
             )
         unit = global_batch if mixture.per_batch else lanes
         begun, epoch = state_number(state, "begun", 0, _LAST), state_number(state, "epoch", 0, _LAST)
@@ -544,7 +554,7 @@ class MixtureFeed:
         joined = (*(phase for phase in past if phase.first < number), *following)
         return self._with(_History(digests, joined, epoch, begun))
 
-    def most_samples(self, records: int) -> int:  # noqa: ARG002
+    def most_samples(self, records: int) -> int:
         """Return how many samples of an epoch a state may tell of: with other weights it had more."""
         return _LAST
 
@@ -589,7 +599,14 @@ class MixtureFeed:
             numbers = [-1 if member is None else self.sources.index(member) for member in members]
             options = self._options
             stream = MixtureStream(
-                phases, self.sources, numbers, self._seed, options.seed, lanes, options.shuffle, grouped
+                phases=phases,
+                sources=self.sources,
+                members=numbers,
+                seed=self._seed,
+                order_seed=options.seed,
+                lanes=lanes,
+                shuffle=options.shuffle,
+                global_batch=grouped,
             )
             found = stream, stream.epoch_samples(self.mixture.stop != "shortest")
             self._streams[lanes, grouped] = found

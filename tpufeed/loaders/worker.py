@@ -11,8 +11,8 @@ from typing import TypeAlias
 from tpufeed.engines.child import Failure
 from tpufeed.loaders.batch import BatchDecoder
 from tpufeed.loaders.buffers import MappedBuffers
-from tpufeed.loaders.sources import reopen_sources
 from tpufeed.loaders.executor import Cancel, Fetch, Fill, Reply, ThreadExecutor, ThreadFuture, WorkerConfig
+from tpufeed.loaders.sources import reopen_sources
 
 _BUG = "a worker process failed: "
 _LEAVE_ANYWAY_SECONDS = 10.0

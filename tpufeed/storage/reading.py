@@ -18,7 +18,7 @@ from tpufeed.storage.local import open_plain
 from tpufeed.storage.store import ObjectInfo, Span, Store, read_span
 
 READS = 3  # of what looks damaged, before it is given up
-_AT_ONCE = 32
+AT_ONCE = 32
 _BLOCK_BYTES = 4 << 20
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def settle(
 
 
 def read_by_threads(
-    store: Store, spans: Iterable[Span], at_once: int = _AT_ONCE
+    store: Store, spans: Iterable[Span], at_once: int = AT_ONCE
 ) -> Generator[bytes | StoreError, None, None]:
     """Read spans as `Store.read_many` does, by `at_once` threads."""
     with ThreadPoolExecutor(at_once, "tpufeed-read") as executor:
@@ -75,20 +75,27 @@ class SpanReader:
     """A reader of a few spans at a time that keeps its threads and their connections until `close`.
 
     `Store.read_many` is for thousands at a time, and may set up more than a loader's batch is worth. Thread-safe.
+
+    Args:
+        store: where the spans are.
+        shared: threads of several readers, which their owner ends.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, shared: ThreadPoolExecutor | None = None) -> None:
         self._store = store
         self._lock = threading.Lock()
+        self._shared = shared
         self._executor: ThreadPoolExecutor | None = None
 
     def read(self, spans: Sequence[Span]) -> list[bytes | StoreError]:
         """Return the bytes of each span, or why they cannot be read."""
         if len(spans) < 2:
             return [read_span(self._store, span) for span in spans]
+        if self._shared is not None:
+            return list(self._shared.map(partial(read_span, self._store), spans))
         with self._lock:
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(_AT_ONCE, "tpufeed-read")
+                self._executor = ThreadPoolExecutor(AT_ONCE, "tpufeed-read")
             # Under the lock, as `close` in another thread could shut the executor down before all spans are submitted.
             results = self._executor.map(partial(read_span, self._store), spans)
         return list(results)

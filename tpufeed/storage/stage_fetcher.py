@@ -392,8 +392,9 @@ class Fetcher:
         if shard.size_bytes > self._folder.budget_bytes:
             self.warn_once(
                 "large",
-                f"{shard.place or self._store.url}/{shard.name} has {shard.size_bytes:,} bytes, the stage in {self._folder.path} a "
-                f"budget of {self._folder.budget_bytes:,}: shards like it are read by ranges. Give more stage_bytes",
+                f"{shard.place or self._store.url}/{shard.name} has {shard.size_bytes:,} bytes, the stage in "
+                f"{self._folder.path} a budget of {self._folder.budget_bytes:,}: shards like it are read by ranges. "
+                "Give more stage_bytes",
             )
             with self._changed:
                 self._queue.drop(shard)

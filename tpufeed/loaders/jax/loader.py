@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from tpufeed.dataset.partition import Remainder, World
-from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
 from tpufeed.keywords import named_options
 from tpufeed.loaders.device import DeviceIterator, Exchange, StatefulDeviceLoader, Transfer
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
-from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.loader import DatasetLike, NumpyLoader, open_feed
 from tpufeed.loaders.options import RENAMED, LabelFormat, take_options
 from tpufeed.loaders.world import WorldLike
 
@@ -28,7 +28,7 @@ except ImportError as error:
 
 @named_options(RENAMED)
 def jax_loader(  # noqa: PLR0913  # each option is a parameter that editors show
-    url: str | Path,
+    url: DatasetLike,
     split: str = "train",
     *,
     sharding: Any = None,

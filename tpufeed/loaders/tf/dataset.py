@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from tpufeed.dataset.partition import Remainder, World
-from tpufeed.dataset.reader import open_dataset
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
-from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.loader import DatasetLike, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, check_bool, take_options
 from tpufeed.loaders.world import WorldLike, find_tf_world
@@ -51,7 +50,7 @@ _GCS_SETTINGS = {
 
 @named_options(RENAMED)
 def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that editors show
-    url: str | Path,
+    url: DatasetLike,
     split: str = "train",
     *,
     direct: bool = False,

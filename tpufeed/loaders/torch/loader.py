@@ -11,12 +11,11 @@ from typing import Any, Self
 import numpy as np
 
 from tpufeed.dataset.partition import Remainder
-from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.columns import Batch
-from tpufeed.loaders.loader import EpochIterator, NumpyLoader
+from tpufeed.loaders.loader import DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import RENAMED, LabelFormat, take_options
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
@@ -35,7 +34,7 @@ _LONGEST_PAUSE_SECONDS = 0.1  # between two looks for the other ranks
 
 @named_options(RENAMED)
 def torch_loader(  # noqa: PLR0913  # each option is a parameter that editors show
-    url: str | Path,
+    url: DatasetLike,
     split: str = "train",
     *,
     batch_size: int = 128,

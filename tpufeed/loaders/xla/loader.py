@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.dataset.partition import Remainder
-from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
@@ -17,7 +16,7 @@ from tpufeed.loaders.xla.runtime import Shardings
 # Not before: without torch it is the extra "xla" that is missing.
 # isort: split
 from tpufeed.loaders.device import Exchange, StatefulDeviceLoader, Transfer
-from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.loader import DatasetLike, NumpyLoader, open_feed
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.torch.loader import EpochSampler, TorchLoader, Undivided, like, map_leaves, plain_tensor
 
@@ -87,13 +86,13 @@ def xla_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     given = locals()
     try:
         options = take_options(given)
-        if isinstance(source, str | Path | Dataset | Mixture):
+        if isinstance(source, DatasetLike):
             source = NumpyLoader(open_feed(source), split, options, runtime.xla_world)
         elif options != LoaderOptions() or split != "train":
             named = ", ".join(name for name in LoaderOptions.__slots__ if given[name] != getattr(LoaderOptions(), name))
             raise OptionError(f"{named or 'split'}: options of reading a dataset; the loader given has its own")
     except Exception as error:
-        if not isinstance(source, str | Path | Dataset | Mixture) or runtime.xla_world().size == 1:
+        if not isinstance(source, DatasetLike) or runtime.xla_world().size == 1:
             raise
         source = _Unopened(error)  # the other ranks would wait for this one
     return XlaLoader(source, device, sharding, device_prefetch, check_ranks)

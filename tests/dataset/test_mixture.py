@@ -1,0 +1,117 @@
+"""The order of mixtures: exact shares, without replacement, the same for every way of asking."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpufeed.dataset.mixture import LEAF, MixtureOrder, Phase, whole_shares
+
+WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=7)
+SEEDS = st.integers(0, 2**64 - 1)
+LANES = st.integers(0, 1 << 20)
+
+
+def order_of(weights, seed=0):
+    return MixtureOrder([Phase(0, whole_shares(weights))], seed)
+
+
+@given(WEIGHTS)
+def test_shares_are_whole_and_add_up(weights):
+    shares = whole_shares(weights)
+    assert sum(shares) == 1 << 40
+    assert np.allclose(np.array(shares) / 2**40, np.array(weights) / sum(weights), atol=2**-26, rtol=1e-4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(WEIGHTS, SEEDS, LANES, st.integers(0, 50))
+def test_at_the_end_of_each_block_each_source_is_within_one_sample_of_its_share(weights, seed, lane, blocks):
+    order = order_of(weights, seed)
+    (phase,) = order.phases
+    assert phase.block >= LEAF
+    assert phase.block * min(phase.shares) >= sum(phase.shares), "of at least 1 / least weight samples"
+    exact = np.array(phase.shares) / sum(phase.shares) * phase.block * blocks
+    counts = order.counts(lane, phase.block * blocks)
+    assert counts.sum() == phase.block * blocks
+    assert (abs(counts - exact) < 1.001).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(WEIGHTS, SEEDS, LANES, st.integers(0, 10_000), st.integers(1, 900))
+def test_a_source_gives_its_samples_in_turn_wherever_one_begins_to_ask(weights, seed, lane, first, count):
+    numbers = np.arange(first, first + count)
+    source, number = order_of(weights, seed).draw(lane, numbers)
+    before, after = order_of(weights, seed).counts(lane, first), order_of(weights, seed).counts(lane, first + count)
+    for each in range(len(weights)):
+        assert number[source == each].tolist() == list(range(before[each], after[each]))
+    # Another order, asked for single numbers and backwards, says the same.
+    other = order_of(weights, seed)
+    for at in (count - 1, count // 2, 0):
+        one = other.draw(lane, numbers[at : at + 1])
+        assert (one.source[0], one.number[0]) == (source[at], number[at])
+
+
+@settings(deadline=None, max_examples=40)
+@given(WEIGHTS, SEEDS, st.data())
+def test_a_sample_is_found_where_it_is_drawn(weights, seed, data):
+    order, source = order_of(weights, seed), data.draw(st.integers(0, len(weights) - 1))
+    sample = data.draw(st.integers(0, 2000))
+    at = order.find(3, source, sample)
+    drawn = order_of(weights, seed).draw(3, np.array([at]))
+    assert (drawn.source[0], drawn.number[0]) == (source, sample)
+
+
+def test_seed_and_lane_decide_the_order_within_a_block():
+    numbers = np.arange(4 * LEAF)
+    drawn = [order_of([1, 1], seed).draw(lane, numbers).source for seed, lane in ((0, 0), (0, 1), (1, 0))]
+    assert (drawn[0] != drawn[1]).any()
+    assert (drawn[0] != drawn[2]).any()
+    assert drawn[0].tolist() == order_of([1, 1]).draw(0, numbers).source.tolist()
+
+
+def test_a_source_of_a_millionth_is_drawn_once_in_each_million():
+    order = order_of([1, 1e-6])
+    block = order.phases[0].block
+    assert block == 1 << 20
+    places = [order.find(0, 1, sample) for sample in range(6)]
+    assert [place // block for place in places] == sorted(place // block for place in places)
+    assert all(0 <= place // block - 0.95 * sample <= 1.2 for sample, place in enumerate(places))
+    assert len({place % block for place in places}) == 6, "anywhere in its block"
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 700), st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)), max_size=4
+    ),
+    SEEDS,
+)
+def test_phases_follow_one_another_and_no_sample_is_lost_between_them(cuts, seed):
+    starts = np.cumsum([0, *(length for length, _ in cuts)])
+    weights = [[1, 2, 3], *(each for _, each in cuts)]
+    phases = [Phase(int(start), whole_shares(each)) for start, each in zip(starts, weights, strict=True)]
+    source, number = MixtureOrder(phases, seed).draw(5, np.arange(3000))
+    for each in range(3):
+        assert number[source == each].tolist() == list(range((source == each).sum()))
+    for start, stop, each in zip(starts, [*starts[1:], 3000], weights, strict=True):
+        assert not {part for part in range(3) if not each[part]} & set(source[start:stop].tolist())
+    for each in range(3):
+        wanted = int((source == each).sum())
+        for sample in {0, wanted // 2, wanted - 1} - {-1}:
+            if sample < wanted:
+                assert MixtureOrder(phases, seed).find(5, each, sample) == np.flatnonzero(source == each)[sample]
+
+
+def test_a_source_that_no_further_phase_draws_from_is_not_found():
+    order = MixtureOrder([Phase(0, whole_shares([1, 1])), Phase(100, whole_shares([1, 0]))], 0)
+    given_by = int(order.counts(0, 100)[1])
+    assert order.find(0, 1, given_by - 1) is not None
+    assert order.find(0, 1, given_by) is None
+
+
+@pytest.mark.parametrize("size", [2, 100])
+def test_memory_does_not_grow_with_the_place(size):
+    order = order_of([1.0] * size)
+    for number in (0, 10**6, 10**12):
+        order.draw(0, np.arange(number, number + 10))
+    assert len(order._leaves) == 1

@@ -1,0 +1,456 @@
+"""Mixtures at the loaders: shares, worlds, resuming, classes, columns, and what is refused."""
+
+import json
+import pickle
+import shutil
+import threading
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tpufeed
+from tests.gcs_server import GcsServer
+from tpufeed import Mixture, cache
+from tpufeed.errors import OptionError, RecordError
+from tpufeed.images import CenterCrop, RandomResizedCrop, Resize
+from tpufeed.loaders.mixture import parse_mixture
+from tpufeed.storage.stage import ShardStage
+
+OPS = [Resize(16), CenterCrop(16)]
+LANES = 8
+COLUMNS = ["sample", "source", "label", "image"]
+
+
+def make_images(folder: Path, count: int, classes: list[str], seed: int, size: tuple[int, int] = (20, 24)) -> Path:
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        path = folder / classes[number % len(classes)] / f"{number:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (*size, 3), np.uint8)).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    """Three datasets of 160, 80 and 24 images, of other sizes and classes; the third is a raw cache of two variants."""
+    folder = tmp_path_factory.mktemp("mixtures")
+    made = []
+    for number, (count, classes) in enumerate(((160, ["cat", "dog"]), (80, ["dog", "emu"]), (24, ["emu", "cat"]))):
+        raw = make_images(folder / f"raw{number}", count, classes, number, (20 + number, 24))
+        tpufeed.shard(raw, folder / str(number), shards=4 - number, workers=1)
+        made.append(str(folder / str(number)))
+    cache.warmup(made[2], f"{made[2]}-cache", ops=[RandomResizedCrop(16)], variants=2, shard_bytes="6KB", workers=1)
+    return [*made[:2], f"{made[2]}-cache"]
+
+
+def make(mixture, **options):
+    given = {"batch_size": 8, "ops": OPS, "columns": COLUMNS, "lanes": LANES, "processes": 0, "threads": 2}
+    return tpufeed.numpy_loader(mixture, **given | options)
+
+
+def rows_of(batches):
+    """Each sample as (sample, source, label, CRC of the image); of the first four columns."""
+    found = []
+    for sample, source, label, image, *_ in batches:
+        found += zip(
+            sample.tolist(), source.tolist(), label.tolist(), [zlib.crc32(each) for each in image], strict=True
+        )
+    return found
+
+
+def epoch_of(mixture, world=(0, 1), epochs=1, **options):
+    with make(mixture, world=world, batch_size=8 // world[1], **options) as loader:
+        return [rows_of(loader) for _ in range(epochs)]
+
+
+def interleaved(ranks):
+    """The global sequence of the ranks' epochs."""
+    return [[row for group in zip(*epoch, strict=True) for row in group] for epoch in zip(*ranks, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def mixture(urls):
+    return Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1})
+
+
+@pytest.mark.parametrize("per_batch", [False, True])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_every_world_sees_the_same_sequence(urls, per_batch, size):
+    mixed = Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1}, per_batch=per_batch)
+    alone = epoch_of(mixed, epochs=2)
+    assert interleaved([epoch_of(mixed, (rank, size), 2) for rank in range(size)]) == alone
+    if per_batch:
+        batches = np.array([source for _, source, *_ in alone[0]]).reshape(-1, 8)
+        assert (batches == batches[:, :1]).all()
+
+
+@pytest.mark.parametrize("stop", ["shortest", "longest"])
+def test_no_sample_comes_twice_before_its_source_is_through(urls, stop):
+    mixed = Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1}, stop=stop)
+    rows = [row for epoch in epoch_of(mixed, epochs=3) for row in epoch]
+    counts = Counter(source for _, source, *_ in rows)
+    for source, records in ((0, 160), (1, 80), (2, 24)):
+        by_lane = {}
+        for place, (sample, each, *_) in enumerate(rows):
+            if each == source:
+                by_lane.setdefault(place % LANES, []).append(sample)
+        for samples in by_lane.values():
+            own = records // LANES
+            for first in range(0, len(samples), own):
+                assert len(set(samples[first : first + own])) == len(samples[first : first + own])
+        # What all lanes have read as their first epoch is the whole source.
+        first = [sample for samples in by_lane.values() for sample in samples[: records // LANES]]
+        if stop == "longest":
+            assert sorted(first) == list(range(records))
+    assert abs(counts[0] / len(rows) - 0.6) < 0.06
+
+
+def test_an_epoch_is_as_long_as_stop_says(urls):
+    lengths = {}
+    for stop in ("shortest", "longest"):
+        with make(Mixture({urls[0]: 1, urls[1]: 1}, stop=stop)) as loader:
+            rows, lengths[stop] = rows_of(loader), len(loader)
+            assert len(rows) == 8 * lengths[stop]
+            most = max(Counter((sample, source) for sample, source, *_ in rows).values())
+            assert (most > 1) == (stop == "longest")
+    assert lengths["shortest"] < 160 / 8 < lengths["longest"]
+    with make(Mixture({urls[0]: 1, urls[1]: 1}, stop="never")) as loader:
+        batches = iter(loader)
+        assert len([next(batches) for _ in range(lengths["longest"] + 5)]) == lengths["longest"] + 5
+
+
+def test_one_source_is_read_as_without_a_mixture(urls):
+    with make(Mixture({urls[0]: 2}), columns=COLUMNS) as mixed, make(urls[0], columns=["sample", "image"]) as alone:
+        assert len(mixed) == len(alone)
+        for _ in range(2):
+            for (sample, _, _, image), (own, own_image) in zip(mixed, alone, strict=True):
+                assert (sample == own).all()
+                assert (image == own_image).all()
+
+
+def test_variants_of_a_cache_follow_its_own_epochs(urls):
+    (rows,) = epoch_of(Mixture({urls[0]: 1, urls[2]: 1}, stop="longest"))
+    given, images = Counter(), {}
+    for place, (sample, source, _, crc) in enumerate(rows):
+        if source == 1:
+            epoch = given[place % LANES] // (24 // LANES)
+            given[place % LANES] += 1
+            images.setdefault((sample, epoch % 2), set()).add(crc)
+    assert len(images) == 48
+    assert all(len(crcs) == 1 for crcs in images.values())
+    assert all(images[sample, 0] != images[sample, 1] for sample in range(24))
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_run_goes_on_at_any_sample_on_another_number_of_hosts(mixture, processes):
+    for stopped in (0, 1, 7, 19):
+        with make(mixture, processes=processes) as loader:
+            batches = iter(loader)
+            for _ in range(stopped):
+                next(batches)
+            state = json.loads(json.dumps(loader.state_dict()))
+            rest, after = rows_of(batches), rows_of(loader)
+        ranks = []
+        for rank in range(4):
+            with make(mixture, batch_size=2, world=(rank, 4), lanes=None, processes=processes) as loader:
+                loader.load_state_dict(state)
+                ranks.append([rows_of(loader), rows_of(loader)])
+        assert interleaved(ranks) == [rest, after]
+
+
+def test_other_weights_are_refused_and_reweight_goes_on_without_a_sample_lost(urls):
+    before, after = {urls[0]: 0.7, urls[1]: 0.3}, {urls[0]: 0.2, urls[1]: 0.5, urls[2]: 0.3}
+    with make(Mixture(before, stop="longest")) as loader:
+        batches = iter(loader)
+        seen = rows_of(next(batches) for _ in range(9))
+        state = loader.state_dict()
+        going_on = rows_of(batches)
+    with (
+        make(Mixture(after, stop="longest")) as loader,
+        pytest.raises(OptionError, match=r"0\.7, .*=0\.3, here .*=0\.2, .*=0\.5") as told,
+    ):
+        loader.load_state_dict(state)
+    assert "reweight=True" in str(told.value)
+    with make(Mixture(before, stop="longest", reweight=True)) as loader:
+        loader.load_state_dict(state)
+        assert rows_of(loader) == going_on, "with the same weights nothing changes"
+    with make(Mixture(after, stop="longest", reweight=True)) as loader:
+        loader.load_state_dict(state)
+        rows, later = rows_of(loader), loader.state_dict()
+        following = rows_of(loader)
+    counts = Counter(source for _, source, *_ in rows)
+    assert 0.1 < counts[0] / len(rows) < 0.3
+    assert 0.2 < counts[2] / len(rows) < 0.4
+    for source, records in ((0, 160), (1, 80)):  # the first epoch of each lane goes on where it was
+        lanes = {}
+        for place, (sample, each, *_) in enumerate([*seen, *rows]):
+            if each == source:
+                lanes.setdefault(place % LANES, []).append(sample)
+        for samples in lanes.values():
+            own = samples[: records // LANES]
+            assert len(set(own)) == len(own)
+    # A state of then needs no `reweight`, on any number of ranks.
+    ranks = []
+    for rank in range(2):
+        with make(Mixture(after, stop="longest"), batch_size=4, world=(rank, 2)) as loader:
+            loader.load_state_dict(later)
+            ranks.append([rows_of(loader)])
+    assert interleaved(ranks) == [following]
+
+
+def test_a_source_may_go_when_weights_change(urls):
+    with make(Mixture({urls[0]: 1, urls[1]: 1, urls[2]: 1})) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with make(Mixture({urls[1]: 1, urls[0]: 3}, reweight=True)) as loader:
+        loader.load_state_dict(state)
+        rows = rows_of(loader)
+        again = loader.state_dict()
+    counts = Counter(source for _, source, *_ in rows)
+    assert set(counts) == {0, 1}
+    assert counts[1] > counts[0], "numbers of sources are those of the present mixture"
+    with make(Mixture({urls[1]: 1, urls[0]: 3}, reweight=True)) as loader:
+        loader.load_state_dict(again)
+        assert len(rows_of(loader))
+
+
+def test_a_schedule_changes_the_weights_at_a_global_sample(urls):
+    mixed = Mixture.schedule([(0, {urls[0]: 1}), (40, {urls[0]: 1, urls[1]: 1}), (80, {urls[1]: 1})], stop="shortest")
+    (rows,) = epoch_of(mixed)
+    sources = [source for _, source, *_ in rows]
+    assert set(sources[:40]) == {0}
+    assert set(sources[40:80]) == {0, 1}
+    assert set(sources[80:]) == {1}
+    assert interleaved([epoch_of(mixed, (rank, 2)) for rank in range(2)]) == [rows]
+    with make(mixed) as loader:
+        batches = iter(loader)
+        for _ in range(7):
+            next(batches)
+        state = loader.state_dict()
+    with make(mixed) as loader:
+        loader.load_state_dict(state)
+        assert rows_of(loader) == rows[56:]
+
+
+def test_classes_are_joined_by_name(mixture, urls):
+    names = {url: tpufeed.open_dataset(url).manifest.class_names for url in urls}
+    with make(mixture) as loader:
+        assert loader.class_names == ("cat", "dog", "emu")
+        own = {}
+        for number, url in enumerate(urls):
+            with make(url, columns=["sample", "label"], shuffle=False, lanes=1, batch_size=1) as single:
+                own |= {(int(s[0]), number): names[url][int(label[0])] for s, label in single}
+        for sample, source, label, _ in rows_of(loader):
+            assert loader.class_names[label] == own[sample, source]
+    with make(Mixture({urls[0]: 1, urls[1]: 1}, classes="offset")) as loader:
+        assert loader.class_names == ("cat", "dog", "dog", "emu")
+        assert {(source, label) for _, source, label, _ in rows_of(loader)} == {(0, 0), (0, 1), (1, 2), (1, 3)}
+    with pytest.raises(OptionError, match=r"class 0 is 'cat' in .*0 and 'dog' in .*1; give classes='by_name'"):
+        make(Mixture({urls[0]: 1, urls[1]: 1}, classes="as_is"))
+
+
+def test_all_loaders_take_a_mixture(mixture):
+    (rows,) = epoch_of(mixture)
+    options = {"batch_size": 8, "ops": OPS, "columns": COLUMNS, "lanes": LANES, "processes": 0}
+    torch_rows = [[column.numpy() for column in batch] for batch in tpufeed.torch_loader(mixture, **options)]
+    assert rows_of(torch_rows) == rows
+    with tpufeed.jax_loader(mixture, **options) as loader:
+        assert rows_of([[np.ascontiguousarray(column) for column in batch] for batch in loader]) == rows
+    feed = tpufeed.tf_dataset(mixture, **options)
+    assert rows_of([[column.numpy() for column in batch] for batch in feed]) == rows
+
+
+def test_an_open_dataset_is_taken_as_well(urls):
+    with make(tpufeed.open_dataset(urls[0]), columns=["sample"]) as given, make(urls[0], columns=["sample"]) as named:
+        assert all((a == b).all() for a, b in zip(given, named, strict=True))
+
+
+def test_a_mixture_and_its_loader_can_be_pickled(mixture):
+    with make(mixture) as loader:
+        batches = iter(loader)
+        next(batches)
+        copy = pickle.loads(pickle.dumps(loader))
+        assert rows_of(copy) == rows_of(batches)
+        copy.close()
+
+
+def test_padded_lists_take_the_length_of_the_longest_source(tmp_path):
+    urls = []
+    for number, lengths in enumerate(([1, 2], [3, 3])):
+        images = sorted(make_images(tmp_path / f"raw{number}", 16, ["a"], number).glob("*/*"))
+        lines = [
+            json.dumps({"path": str(path), "label": "a", "tags": list(range(lengths[place % 2]))})
+            for place, path in enumerate(images)
+        ]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
+        tpufeed.shard(tmp_path / f"{number}.jsonl", tmp_path / str(number), workers=1)
+        urls.append(tmp_path / str(number))
+    with make(Mixture(dict.fromkeys(urls, 1)), columns=["source", "tags"], lanes=1) as loader:
+        for source, tags, length in loader:
+            assert tags.shape == (8, 3)
+            assert (length[source == 1] == 3).all()
+
+
+def test_a_bad_record_of_any_source_is_skipped_and_named(urls, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(urls[1], copy)
+    shard = sorted(copy.glob("*.tfrecord"))[0]
+    data = bytearray(shard.read_bytes())
+    data[200] ^= 1
+    shard.write_bytes(data)
+    mixed = Mixture({urls[0]: 1, copy: 1}, stop="longest")
+    with make(mixed) as loader, pytest.raises(RecordError, match=str(shard)):
+        list(loader)
+    with make(mixed, max_bad_records=1) as loader:
+        masks = np.concatenate([batch[-1] for batch in loader])
+        assert loader.stats().bad_records == 1
+    assert not masks.all()
+
+
+def test_what_cannot_be_mixed_is_refused_and_both_sides_are_named(urls, tmp_path):
+    for weight in (0, -1, float("nan"), float("inf"), "1", True):
+        with pytest.raises(OptionError, match=r"the weight of .*0 is a number above 0"):
+            Mixture({urls[0]: weight, urls[1]: 1})
+    with pytest.raises(OptionError, match="stands twice"):
+        Mixture({urls[0]: 1, f"{urls[0]}/": 1})
+    with pytest.raises(OptionError, match="weights are a dict"):
+        Mixture([urls[0]])
+    with pytest.raises(OptionError, match="stop is 'shortest', 'longest' or 'never'"):
+        Mixture({urls[0]: 1}, stop="last")
+    with pytest.raises(OptionError, match="increase from 0 on"):
+        Mixture.schedule([(5, {urls[0]: 1})])
+    with pytest.raises(OptionError, match="less than 1/67,108,864"):
+        Mixture({urls[0]: 1, urls[1]: 1e-9})
+    shutil.copytree(urls[0], tmp_path / "copy")
+    with pytest.raises(OptionError, match="hold the same samples"):
+        make(Mixture({urls[0]: 1, tmp_path / "copy": 1}))
+    with pytest.raises(OptionError, match=r"0: its images may differ in size"):
+        make(Mixture({urls[0]: 1, urls[2]: 1}), ops=None)
+    cache.warmup(urls[1], tmp_path / "cache", ops=[CenterCrop(12)], workers=1)
+    with pytest.raises(OptionError, match=r"'image' is uint8 \(16, 16, 3\) in .* and uint8 \(12, 12, 3\) in .*/cache"):
+        make(Mixture({urls[2]: 1, tmp_path / "cache": 1}), ops=None)
+    with pytest.raises(OptionError, match=r"no column 'no'.*All sources of a mixture have the columns asked for"):
+        make(Mixture({urls[0]: 1, urls[2]: 1}), columns=["no"])
+    with pytest.raises(OptionError, match="has no split 'test'"):
+        make(Mixture({urls[0]: 1, urls[1]: 1}), split="test")
+    with (
+        make(Mixture({urls[0]: 1, urls[2]: 1}), lanes=32) as loader,
+        pytest.raises(OptionError, match="24 samples, fewer than the 32 lanes"),
+    ):
+        next(iter(loader))
+    with (
+        make(Mixture({urls[0]: 1, urls[2]: 1}, per_batch=True), batch_size=32) as loader,
+        pytest.raises(OptionError, match="fewer than a batch"),
+    ):
+        next(iter(loader))
+
+
+def test_states_of_other_things_are_refused(urls, mixture):
+    with make(urls[0], columns=["sample"]) as single, make(mixture) as loader:
+        with pytest.raises(OptionError, match="of one dataset, and Mixture"):
+            loader.load_state_dict(single.state_dict())
+        with pytest.raises(OptionError, match="content_digest is None"):
+            single.load_state_dict(loader.state_dict())
+        state = loader.state_dict()
+        with pytest.raises(OptionError, match="mixture is not what state_dict"):
+            loader.load_state_dict(state | {"mixture": "{"})
+        with pytest.raises(OptionError, match="the state's begun is -1"):
+            loader.load_state_dict(state | {"begun": -1})
+    with (
+        make(Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1}, seed=5)) as other,
+        pytest.raises(OptionError, match="seed=0, this loader's seed=5"),
+    ):
+        other.load_state_dict(state)
+    with make(Mixture({urls[0]: 1, urls[1]: 1}, per_batch=True)) as grouped:
+        state = grouped.state_dict()
+    with (
+        make(Mixture({urls[0]: 1, urls[1]: 1}, per_batch=True), batch_size=4) as grouped,
+        pytest.raises(OptionError, match="of batches of 8 samples"),
+    ):
+        grouped.load_state_dict(state)
+
+
+def test_the_command_line_spells_mixtures(urls):
+    assert parse_mixture("gs://b/a") == "gs://b/a"
+    assert parse_mixture("gs://b/a?x=1,y") == "gs://b/a?x=1,y"
+    found = parse_mixture(f"{urls[0]}=0.7,{urls[1]}=3e-1")
+    assert isinstance(found, Mixture)
+    assert found.phases == ((0, {urls[0]: 0.7, urls[1]: 0.3}),)
+    with pytest.raises(OptionError, match="stands twice"):
+        parse_mixture("a=1,a=2")
+
+
+@pytest.fixture(scope="module")
+def server(urls):
+    with GcsServer(process=True, md5=False) as found, pytest.MonkeyPatch.context() as patch:
+        for key, value in found.environment().items():
+            patch.setenv(key, value)
+        for number, url in enumerate(urls):
+            for path in sorted(Path(url).rglob("*")):
+                if path.is_file():
+                    found.put("bucket", f"{number}/{path.relative_to(url)}", path.read_bytes())
+        yield found
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_remote_sources_share_one_stage(server, urls, mixture, tmp_path, processes):
+    remote = Mixture({f"gs://bucket/{number}": weight for number, weight in enumerate((6, 3, 1))})
+    local = epoch_of(mixture, epochs=2)
+    server.clear_log()
+    with make(remote, stage_dir=tmp_path, processes=processes) as loader:
+        found = [rows_of(loader), rows_of(loader)]
+    assert found == local
+    staged = ShardStage(tpufeed.open_dataset("gs://bucket/0").shards, tmp_path)
+    assert staged.statistics().used_bytes > 0
+    staged.close()
+    server.clear_log()
+    with make(remote, stage_dir=tmp_path, processes=0) as loader:
+        assert rows_of(loader) == local[0]
+        fetching = [thread for thread in threading.enumerate() if thread.name.startswith("tpufeed-stage")]
+    assert len(fetching) == 17, "as many as for one source"
+
+
+def test_sources_that_are_rarely_due_are_read_by_ranges(server, urls, tmp_path):
+    remote = Mixture({"gs://bucket/0": 0.98, "gs://bucket/1": 0.02})
+    shards = tpufeed.open_dataset(urls[0]).split("train").variants[0].shards
+    budget = sum(shard.bytes for shard in shards) + 2000
+    server.clear_log()
+    with make(remote, stage_dir=tmp_path, stage_bytes=budget) as loader:
+        rows = rows_of(loader) + rows_of(loader)
+    assert {source for _, source, *_ in rows} == {0, 1}
+    whole = {
+        record.name
+        for record in server.requests(operation="read", name="*.tfrecord")
+        if record.range == f"bytes=0-{len(server.get('bucket', record.name)) - 1}"
+    }
+    assert whole
+    assert all(name.startswith("0/") for name in whole)
+
+
+def test_a_rank_reads_its_share_of_the_shards_of_each_source(tmp_path):
+    urls = []
+    for number in range(2):
+        raw = make_images(tmp_path / f"raw{number}", 256, ["a"], number, (4, 4))
+        tpufeed.shard(raw, tmp_path / str(number), shards=32, workers=1)
+        urls.append(tmp_path / str(number))
+    mixed = Mixture({urls[0]: 0.6, urls[1]: 0.4})
+    with GcsServer(md5=False) as server, pytest.MonkeyPatch.context() as patch:
+        for key, value in server.environment().items():
+            patch.setenv(key, value)
+        remote = {}
+        for number, url in enumerate(urls):
+            for path in sorted(Path(url).rglob("*")):
+                if path.is_file():
+                    server.put("bucket", f"{number}/{path.relative_to(url)}", path.read_bytes())
+            remote[f"gs://bucket/{number}"] = (0.6, 0.4)[number]
+        mixed = Mixture(remote)
+        server.clear_log()
+        options = {"columns": ["sample"], "ops": None, "lanes": 16, "stage_bytes": 0, "batch_size": 4}
+        with make(mixed, world=(3, 8), **options) as loader:
+            list(loader)
+        touched = {record.name for record in server.requests(operation="read", name="*.tfrecord")}
+    assert len(touched) <= 2 * (32 // 8 + 2 * 2), "two lanes of each source, and a shard more at each cut"
