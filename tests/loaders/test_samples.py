@@ -133,6 +133,23 @@ def test_padding_lengths_and_visibility(scenes):
     assert cut["boxes_length"].max() == 2
 
 
+@pytest.mark.parametrize("encode", ["", "raw", "png"])
+def test_fills_are_any_numbers_that_the_batch_holds(scenes, encode, tmp_path):
+    url = scenes
+    if encode:
+        url = warmup(scenes, tmp_path / "cache", ops=WHOLE, encode=encode, workers=1).url
+    for depth in (-1, np.int64(70_000)):
+        options = {"ops": [Resize((60, 80)), Rotate(40)], "columns": ["mask", "depth", "iscrowd", "boxes"]}
+        batch = batches(url, fill={"mask": 255, "depth": depth, "iscrowd": np.int64(-7)}, **options)
+        assert batch["depth"].dtype == np.int32
+        np.testing.assert_array_equal(batch["depth"] == depth, batch["mask"] == 255)
+        assert (batch["mask"] == 255).any()
+        assert (batch["iscrowd"][batch["boxes_length"] == 0] == -7).all()
+    for name, fill, held in (("mask", -1, "uint8"), ("mask", 300, "uint8"), ("depth", 2**31, "int32")):
+        with pytest.raises(OptionError, match=f"fill of '{name}' is a value of {held}, not {fill}"):
+            batches(url, fill={name: fill}, **options)
+
+
 def test_the_window_is_the_part_of_the_stored_image(scenes):
     batch = batches(scenes, ops=[CenterCrop(40)], columns=["window", "height", "width"])
     expected = np.stack([(batch["height"] - 40) // 2, (batch["width"] - 40) // 2], 1)
@@ -253,6 +270,23 @@ def shrunk(sample, random):
     return sample | {"mask": sample["mask"][:-1]}
 
 
+def unchanged(sample, random):
+    return sample
+
+
+def without_a_box(sample, random):
+    return sample | {"boxes": sample["boxes"][1:]}
+
+
+def beyond_the_dtype(sample, random):
+    return sample | {"mask": sample["mask"].astype(np.int64) + 300}
+
+
+def wider(sample, random):
+    """The same values of a larger dtype, as numpy's functions return them."""
+    return sample | {"mask": sample["mask"].astype(np.int64), "depth": sample["depth"].astype(np.int64)}
+
+
 def no_dict(sample, random):
     return sample["image"]
 
@@ -275,6 +309,19 @@ def test_a_function_changes_a_whole_sample(scenes, behind):
         assert batch["iscrowd"][row, count] == -5
 
 
+@pytest.mark.parametrize("function", [unchanged, wider])
+def test_fill_and_window_go_through_a_function_over_a_whole_sample(scenes, function):
+    options = {"columns": ["image", "mask", "depth", "window"], "fill": {"mask": 255, "depth": -1}}
+    for before, behind in (([CenterCrop(70), Rotate(40)], [CenterCrop(66)]), ([CenterCrop(40)], [])):
+        batch = batches(scenes, ops=[*before, Custom(function, sample=True), *behind], **options)
+        plain = batches(scenes, ops=[*before, *behind], **options)
+        for name in ("mask", "depth"):
+            np.testing.assert_array_equal(batch[name], plain[name])
+        np.testing.assert_allclose(batch["window"], plain["window"], atol=1e-3)
+        assert ((plain["mask"] == 255) == (plain["depth"] == -1)).all()
+        assert (plain["mask"] == 255).any() == bool(behind)
+
+
 @pytest.mark.parametrize(
     ("function", "columns", "error", "said"),
     [
@@ -284,6 +331,8 @@ def test_a_function_changes_a_whole_sample(scenes, behind):
             OpError,
             r"returned 'mask' as uint8 of shape \(59, 80\) for",
         ),
+        (without_a_box, ["label"], OpError, r"returned \d items of 'label' for \d boxes in 'boxes': return one for"),
+        (beyond_the_dtype, ["mask"], OpError, r"returned 'mask' with values from 300 to 30\d, which uint8 does not"),
         (no_dict, ["image", "mask"], OpError, "returned ndarray: return a dict of image, mask"),
         (whole, ["image", "again", "mask"], OptionError, "not 'again': leave it out"),
     ],

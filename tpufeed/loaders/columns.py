@@ -83,6 +83,11 @@ class Sample:
         """Where each pixel of the result lies in the stored image."""
         return self._find_geometry()
 
+    @property
+    def window(self) -> tuple[float, float, float, float]:
+        """The part of the stored image that the result shows: (top, left, height, width) in pixels."""
+        return self.geometry.bounds()
+
     def values(self, spec: FeatureSpec) -> Any:
         """Return a feature's values. Raises RecordError where it holds another kind of list."""
         feature = self._features.get(spec.key)
@@ -133,16 +138,13 @@ class Sample:
         return moved.reshape(stored.shape), visible.reshape(stored.shape[:-1])
 
     def mask(self, spec: FeatureSpec, fill: int, out: Array | None = None) -> Array:
-        """Return a mask or depth as the result shows it. Raises RecordError, ImageError."""
+        """Return a mask, uint8, or depth, int32, as the result shows it. Raises RecordError, ImageError."""
         stored, geometry = self._picture(spec), self.geometry
         if stored.shape != geometry.source:
             raise RecordError(
                 f"{self.where}: {spec.key} has {stored.shape[1]}x{stored.shape[0]} pixels; its image has "
                 f"{geometry.source[1]}x{geometry.source[0]}"
             )
-        if out is not None and out.dtype != stored.dtype:
-            out[...] = geometry.warp(stored, fill)
-            return out
         return geometry.warp(stored, fill, out)
 
     def texts(self, spec: FeatureSpec) -> list[bytes]:
@@ -178,7 +180,9 @@ class Sample:
                     f"{self.where}: {spec.key} has {len(data)} bytes; {spec.dtype} {spec.shape} takes {expected}"
                 )
             return np.frombuffer(data, dtype).reshape(spec.shape)
-        return decode_mask(data, "mask" if spec.kind == "mask" else "depth")
+        if spec.kind == "mask":
+            return decode_mask(data, "mask")
+        return decode_mask(data, "depth").astype(np.int32)  # so that it holds each fill, like -1
 
 
 class Field(Protocol):
@@ -333,16 +337,16 @@ class Mask:
     moves = True
 
     def __init__(self, name: str, spec: FeatureSpec, size: tuple[int, int] | None, fill: int) -> None:
-        self.spec, self._fill = spec, fill
-        self._dtype = "uint8" if spec.kind == "mask" else "int32"
-        self.columns: tuple[Column, ...] = (Column(name, self._dtype, () if size is None else size),)
+        self.spec, self.fill_value = spec, fill
+        dtype = "uint8" if spec.kind == "mask" else "int32"
+        self.columns: tuple[Column, ...] = (Column(name, dtype, () if size is None else size),)
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
         target = rows[self.columns[0].name]
         if isinstance(target, list):
-            target[row] = sample.mask(self.spec, self._fill).astype(self._dtype, copy=False)
+            target[row] = sample.mask(self.spec, self.fill_value)
         else:
-            sample.mask(self.spec, self._fill, target[row])
+            sample.mask(self.spec, self.fill_value, target[row])
 
 
 class Picture:
@@ -362,7 +366,7 @@ class WindowField:
     columns: tuple[Column, ...] = (Column(WINDOW, "float32", (4,)),)
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        rows[WINDOW][row] = np.array(sample.geometry.bounds(), np.float32)
+        rows[WINDOW][row] = np.array(sample.window, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +489,9 @@ def _view_columns(sizes: Sequence[tuple[int, int] | None]) -> tuple[Column, ...]
 
 def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
     """Raises OptionError for a value that the column's type does not hold."""
-    dtype = np.dtype("O" if spec.dtype in _TEXTS else "uint8" if spec.kind == "mask" else spec.dtype)
+    # A cache of JPEGs or PNGs says of masks and depth that they are bytes.
+    held = {"mask": "uint8", "depth": "int32"}.get(str(spec.kind), spec.dtype)
+    dtype = np.dtype("O" if held in _TEXTS else held)
     if dtype.kind == "O":
         fits = isinstance(fill, str)
     elif isinstance(fill, bool) or not isinstance(fill, int | float | np.number):
@@ -495,7 +501,7 @@ def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
         low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max) if whole else (0, 0)
         fits = not whole or bool(float(fill).is_integer() and low <= fill <= high)
     if not fits:
-        raise OptionError(f"fill of {name!r} is a value of {spec.dtype}, not {fill!r}")
+        raise OptionError(f"fill of {name!r} is a value of {held}, not {fill!r}")
 
 
 class _Finder:
@@ -574,7 +580,9 @@ class _Finder:
             spec = msgspec.structs.replace(spec, shape=(lengths[1], *spec.each), lengths=msgspec.UNSET)  # all are equal
         else:
             most = given if given is not None else max(1, lengths[1] if lengths else 1)
-        filled = fill if isinstance(fill, int | float) else _NO_CLASS if spec.name == schema.LABEL else 0
+        filled: float = _NO_CLASS if spec.name == schema.LABEL else 0
+        if fill is not None and not isinstance(fill, str):  # numpy's numbers, too
+            filled = fill
         counted = most is not None and owner not in self._asked
         kind: type[Items] = (
             Boxes if is_boxes else Keypoints if spec.kind == "keypoints" else OwnedItems if owner else Items
