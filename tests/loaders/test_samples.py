@@ -362,7 +362,11 @@ def test_records_of_the_object_detection_api_are_adopted(tmp_path):
             "image/object/class/text": tf.train.Feature(
                 bytes_list={"value": [[b"cat", b"dog"][n % 2] for n in range(count)]}
             ),
+            "image/object/is_crowd": tf.train.Feature(int64_list={"value": [10 * n for n in range(count)]}),
+            "image/object/view": tf.train.Feature(int64_list={"value": [7]}),  # not of each box
         }
+        if not count:
+            del features["image/object/is_crowd"]
         for number, side in enumerate(("xmin", "ymin", "xmax", "ymax")):
             features[f"image/object/bbox/{side}"] = tf.train.Feature(float_list={"value": boxes[:, number]})
         records.append(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
@@ -382,6 +386,16 @@ def test_records_of_the_object_detection_api_are_adopted(tmp_path):
     again = batches(cache, ["image", "boxes", "label"], batch_size=4, shuffle=False)
     np.testing.assert_allclose(again["boxes"], batch["boxes"], atol=1e-3)
     np.testing.assert_array_equal(again["label"], batch["label"])
+    owners = {spec.name: spec.of for spec in dataset.manifest.features if spec.name.startswith("image/object/")}
+    assert owners["image/object/is_crowd"] == owners["image/object/class/text"] == "boxes"
+    columns = ["boxes", "image/object/is_crowd", "image/object/view"]
+    cut = warmup(tmp_path, tmp_path / "cut", ops=[CenterCrop(15)], workers=1).url  # the first two boxes lie left of it
+    assert tpufeed.verify(cut).records == 4
+    for url in (tmp_path, cut):
+        batch = batches(url, columns, batch_size=4, shuffle=False, ops=[CenterCrop(15)])
+        assert batch["boxes_length"].tolist() == [0, 0, 0, 1]
+        assert batch["image/object/is_crowd"].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [20, 0, 0]]
+        assert batch["image/object/view"].tolist() == [7, 7, 7, 7]
 
 
 def test_verify_decodes_masks(scenes):

@@ -494,8 +494,8 @@ def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
     dtype = np.dtype("O" if held in _TEXTS else held)
     if dtype.kind == "O":
         fits = isinstance(fill, str)
-    elif isinstance(fill, bool) or not isinstance(fill, int | float | np.number):
-        fits = False
+    elif isinstance(fill, bool | np.bool_) or not isinstance(fill, int | float | np.number):
+        fits = dtype.kind == "b" and isinstance(fill, bool | np.bool_)
     else:
         whole = dtype.kind not in "f"
         low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max) if whole else (0, 0)
