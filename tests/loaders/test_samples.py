@@ -133,6 +133,27 @@ def test_padding_lengths_and_visibility(scenes):
     assert cut["boxes_length"].max() == 2
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_belongs_to_boxes_has_their_room(scenes, order):
+    columns = ["boxes", "label", "iscrowd"][::order]
+    whole = batches(scenes, ops=WHOLE, columns=columns)
+    for options in ({"truncate": ["boxes"]}, {"truncate": True}, {"truncate": True, "pad": {"boxes": 2, "label": 2}}):
+        cut = batches(scenes, ops=WHOLE, columns=columns, **{"pad": {"boxes": 2}, **options})
+        for name in columns:
+            np.testing.assert_array_equal(cut[name], whole[name][:, :2])
+        np.testing.assert_array_equal((cut["label"] >= 0).sum(1), cut["boxes_length"])
+    wide = batches(scenes, ops=WHOLE, columns=columns, pad={"boxes": 6})
+    assert [wide[name].shape[1] for name in columns] == [6, 6, 6]
+    alone = batches(scenes, ops=WHOLE, columns=["label"], pad={"label": 5})  # has a length of its own
+    assert alone["label"].shape == (COUNT, 5)
+    with pytest.raises(OptionError, match=r"'label' room for 5 items.*one for each box in 'boxes'.*pad=\{'boxes': 5\}"):
+        batches(scenes, ops=WHOLE, columns=columns, pad={"label": 5})
+    with pytest.raises(
+        RecordError, match=r"has 3 items, .* room for 2; give pad=\{'boxes': 3\}, or truncate=\['boxes'"
+    ):
+        batches(scenes, ops=WHOLE, columns=columns, pad={"boxes": 2})
+
+
 @pytest.mark.parametrize("encode", ["", "raw", "png"])
 def test_fills_are_any_numbers_that_the_batch_holds(scenes, encode, tmp_path):
     url = scenes

@@ -247,6 +247,7 @@ class Items:
         self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, fill: float, counted: bool
     ) -> None:
         self.spec, self._most, self._truncate, self._fill = spec, most, truncate, fill
+        self._counted = counted
         shape = spec.shape or () if most is None else (most, *spec.each)
         lengths = (Column(f"{name}_length", "int32"),) if counted else ()
         self.columns: tuple[Column, ...] = (Column(name, spec.dtype, shape), *lengths)
@@ -269,15 +270,16 @@ class Items:
             return
         if len(items) > self._most:
             if not self._truncate:
+                name = column.name if self._counted else self.spec.of
                 raise RecordError(
                     f"{sample.where}: {column.name} has {len(items)} items, and the batch has room for {self._most}; "
-                    f"give pad={{{column.name!r}: {len(items)}}}, or truncate=[{column.name!r}]"
+                    f"give pad={{{name!r}: {len(items)}}}, or truncate=[{name!r}]"
                 )
             items = items[: self._most]
         padded = np.full(column.shape, self._fill, column.dtype)
         padded[: len(items)] = items
         rows[column.name][row] = padded
-        if len(self.columns) > 1 and self.columns[1].name.endswith("_length"):
+        if self._counted:
             rows[self.columns[1].name][row] = len(items)
 
 
@@ -548,8 +550,17 @@ class _Finder:
         options, is_boxes = self._options, spec.kind == "boxes"
         is_adopted = self._manifest.options.get("command") == "adopt"
         owner = spec.of if isinstance(spec.of, str) else None
-        lengths = None if isinstance(spec.lengths, msgspec.UnsetType) else spec.lengths
-        given = (options.pad or {}).get(name)
+        pad, counted_by, counting = options.pad or {}, name, spec
+        if owner is not None and owner in self._asked:  # `boxes_length` counts it, so it has the room of the boxes
+            counted_by, counting = owner, self._features[owner]
+        lengths = None if isinstance(counting.lengths, msgspec.UnsetType) else counting.lengths
+        given = pad.get(counted_by)
+        room = lengths[1] if given is None and lengths else given
+        if pad.get(name, room) != room:
+            raise OptionError(
+                f"pad gives {name!r} room for {pad[name]} items, and there is one for each box in {counted_by!r}: give "
+                f"pad={{{counted_by!r}: {pad[name]}}} alone"
+            )
         # A list of at most one value is a value that may be missing, but for labels and what belongs to boxes.
         if spec.shape is None and not spec.each and given is None and not owner and spec.name != schema.LABEL:
             if is_adopted and lengths is None:  # a record that has not one value may be skipped
@@ -567,14 +578,14 @@ class _Finder:
                 f"the column {name!r} cannot be batched: it holds lists of text (`tpufeed info` says {spec.name} "
                 f"{spec.dtype}[]). Leave it out of columns=, or store one text a sample"
             )
-        truncate = options.truncate if isinstance(options.truncate, bool) else name in options.truncate
+        truncate = options.truncate if isinstance(options.truncate, bool) else counted_by in options.truncate
         most: int | None = None  # of a tensor
         if spec.shape is not None:
             pass
         elif given is None and lengths is None:
             raise OptionError(
                 f"the dataset does not say how long the lists of {name!r} are; give the length of a batch's, like "
-                f"pad={{{name!r}: 64}}"
+                f"pad={{{counted_by!r}: 64}}"
             )
         elif given is None and lengths is not None and lengths[0] == lengths[1] > 0 and not owner and not is_boxes:
             spec = msgspec.structs.replace(spec, shape=(lengths[1], *spec.each), lengths=msgspec.UNSET)  # all are equal
@@ -583,7 +594,7 @@ class _Finder:
         filled: float = _NO_CLASS if spec.name == schema.LABEL else 0
         if fill is not None and not isinstance(fill, str):  # numpy's numbers, too
             filled = fill
-        counted = most is not None and owner not in self._asked
+        counted = most is not None and counted_by == name
         kind: type[Items] = (
             Boxes if is_boxes else Keypoints if spec.kind == "keypoints" else OwnedItems if owner else Items
         )
