@@ -133,6 +133,44 @@ def test_padding_lengths_and_visibility(scenes):
     assert cut["boxes_length"].max() == 2
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_belongs_to_boxes_has_their_room(scenes, order):
+    columns = ["boxes", "label", "iscrowd"][::order]
+    whole = batches(scenes, ops=WHOLE, columns=columns)
+    for options in ({"truncate": ["boxes"]}, {"truncate": True}, {"truncate": True, "pad": {"boxes": 2, "label": 2}}):
+        cut = batches(scenes, ops=WHOLE, columns=columns, **{"pad": {"boxes": 2}, **options})
+        for name in columns:
+            np.testing.assert_array_equal(cut[name], whole[name][:, :2])
+        np.testing.assert_array_equal((cut["label"] >= 0).sum(1), cut["boxes_length"])
+    wide = batches(scenes, ops=WHOLE, columns=columns, pad={"boxes": 6})
+    assert [wide[name].shape[1] for name in columns] == [6, 6, 6]
+    alone = batches(scenes, ops=WHOLE, columns=["label"], pad={"label": 5})  # has a length of its own
+    assert alone["label"].shape == (COUNT, 5)
+    with pytest.raises(OptionError, match=r"'label' room for 5 items.*one for each box in 'boxes'.*pad=\{'boxes': 5\}"):
+        batches(scenes, ops=WHOLE, columns=columns, pad={"label": 5})
+    with pytest.raises(
+        RecordError, match=r"has 3 items, .* room for 2; give pad=\{'boxes': 3\}, or truncate=\['boxes'"
+    ):
+        batches(scenes, ops=WHOLE, columns=columns, pad={"boxes": 2})
+
+
+@pytest.mark.parametrize("encode", ["", "raw", "png"])
+def test_fills_are_any_numbers_that_the_batch_holds(scenes, encode, tmp_path):
+    url = scenes
+    if encode:
+        url = warmup(scenes, tmp_path / "cache", ops=WHOLE, encode=encode, workers=1).url
+    for depth in (-1, np.int64(70_000)):
+        options = {"ops": [Resize((60, 80)), Rotate(40)], "columns": ["mask", "depth", "iscrowd", "boxes"]}
+        batch = batches(url, fill={"mask": 255, "depth": depth, "iscrowd": np.int64(-7)}, **options)
+        assert batch["depth"].dtype == np.int32
+        np.testing.assert_array_equal(batch["depth"] == depth, batch["mask"] == 255)
+        assert (batch["mask"] == 255).any()
+        assert (batch["iscrowd"][batch["boxes_length"] == 0] == -7).all()
+    for name, fill, held in (("mask", -1, "uint8"), ("mask", 300, "uint8"), ("depth", 2**31, "int32")):
+        with pytest.raises(OptionError, match=f"fill of '{name}' is a value of {held}, not {fill}"):
+            batches(url, fill={name: fill}, **options)
+
+
 def test_the_window_is_the_part_of_the_stored_image(scenes):
     batch = batches(scenes, ops=[CenterCrop(40)], columns=["window", "height", "width"])
     expected = np.stack([(batch["height"] - 40) // 2, (batch["width"] - 40) // 2], 1)
@@ -253,6 +291,23 @@ def shrunk(sample, random):
     return sample | {"mask": sample["mask"][:-1]}
 
 
+def unchanged(sample, random):
+    return sample
+
+
+def without_a_box(sample, random):
+    return sample | {"boxes": sample["boxes"][1:]}
+
+
+def beyond_the_dtype(sample, random):
+    return sample | {"mask": sample["mask"].astype(np.int64) + 300}
+
+
+def wider(sample, random):
+    """The same values of a larger dtype, as numpy's functions return them."""
+    return sample | {"mask": sample["mask"].astype(np.int64), "depth": sample["depth"].astype(np.int64)}
+
+
 def no_dict(sample, random):
     return sample["image"]
 
@@ -275,6 +330,19 @@ def test_a_function_changes_a_whole_sample(scenes, behind):
         assert batch["iscrowd"][row, count] == -5
 
 
+@pytest.mark.parametrize("function", [unchanged, wider])
+def test_fill_and_window_go_through_a_function_over_a_whole_sample(scenes, function):
+    options = {"columns": ["image", "mask", "depth", "window"], "fill": {"mask": 255, "depth": -1}}
+    for before, behind in (([CenterCrop(70), Rotate(40)], [CenterCrop(66)]), ([CenterCrop(40)], [])):
+        batch = batches(scenes, ops=[*before, Custom(function, sample=True), *behind], **options)
+        plain = batches(scenes, ops=[*before, *behind], **options)
+        for name in ("mask", "depth"):
+            np.testing.assert_array_equal(batch[name], plain[name])
+        np.testing.assert_allclose(batch["window"], plain["window"], atol=1e-3)
+        assert ((plain["mask"] == 255) == (plain["depth"] == -1)).all()
+        assert (plain["mask"] == 255).any() == bool(behind)
+
+
 @pytest.mark.parametrize(
     ("function", "columns", "error", "said"),
     [
@@ -284,6 +352,8 @@ def test_a_function_changes_a_whole_sample(scenes, behind):
             OpError,
             r"returned 'mask' as uint8 of shape \(59, 80\) for",
         ),
+        (without_a_box, ["label"], OpError, r"returned \d items of 'label' for \d boxes in 'boxes': return one for"),
+        (beyond_the_dtype, ["mask"], OpError, r"returned 'mask' with values from 300 to 30\d, which uint8 does not"),
         (no_dict, ["image", "mask"], OpError, "returned ndarray: return a dict of image, mask"),
         (whole, ["image", "again", "mask"], OptionError, "not 'again': leave it out"),
     ],
@@ -313,7 +383,11 @@ def test_records_of_the_object_detection_api_are_adopted(tmp_path):
             "image/object/class/text": tf.train.Feature(
                 bytes_list={"value": [[b"cat", b"dog"][n % 2] for n in range(count)]}
             ),
+            "image/object/is_crowd": tf.train.Feature(int64_list={"value": [10 * n for n in range(count)]}),
+            "image/object/view": tf.train.Feature(int64_list={"value": [7]}),  # not of each box
         }
+        if not count:
+            del features["image/object/is_crowd"]
         for number, side in enumerate(("xmin", "ymin", "xmax", "ymax")):
             features[f"image/object/bbox/{side}"] = tf.train.Feature(float_list={"value": boxes[:, number]})
         records.append(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
@@ -333,6 +407,16 @@ def test_records_of_the_object_detection_api_are_adopted(tmp_path):
     again = batches(cache, ["image", "boxes", "label"], batch_size=4, shuffle=False)
     np.testing.assert_allclose(again["boxes"], batch["boxes"], atol=1e-3)
     np.testing.assert_array_equal(again["label"], batch["label"])
+    owners = {spec.name: spec.of for spec in dataset.manifest.features if spec.name.startswith("image/object/")}
+    assert owners["image/object/is_crowd"] == owners["image/object/class/text"] == "boxes"
+    columns = ["boxes", "image/object/is_crowd", "image/object/view"]
+    cut = warmup(tmp_path, tmp_path / "cut", ops=[CenterCrop(15)], workers=1).url  # the first two boxes lie left of it
+    assert tpufeed.verify(cut).records == 4
+    for url in (tmp_path, cut):
+        batch = batches(url, columns, batch_size=4, shuffle=False, ops=[CenterCrop(15)])
+        assert batch["boxes_length"].tolist() == [0, 0, 0, 1]
+        assert batch["image/object/is_crowd"].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [20, 0, 0]]
+        assert batch["image/object/view"].tolist() == [7, 7, 7, 7]
 
 
 def test_verify_decodes_masks(scenes):

@@ -264,6 +264,20 @@ def test_a_bad_mask_is_a_reject_with_its_path(bad, few, tmp_path):
     assert said in message
 
 
+@pytest.mark.parametrize("options", [{}, {"presize": 32}])
+@pytest.mark.parametrize("mode", ["L", "1"])  # the second is stored with 8 bits
+@pytest.mark.parametrize("damage", ["without its end", "a wrong CRC of pixels"])
+def test_damage_that_pillow_does_not_see_is_a_reject(damage, mode, options, few, tmp_path):
+    data = png(classes() * 80, mode)
+    bad = data[:-12] if damage == "without its end" else data[:-16] + bytes(4) + data[-12:]
+    (few.parent / "masks/1.png").write_bytes(bad)
+    np.testing.assert_array_equal(load(bad), load(data))
+    result = shard(few, tmp_path / "d", **MASKS, **options)
+    ((path, (reason, message)),) = rejects_of(result.url).items()
+    assert (path, reason) == ("1.png", "bad_mask")
+    assert message.startswith("'mask', masks/1.png: the mask is damaged: ")
+
+
 def test_a_further_image_that_cannot_be_taken_is_a_reject_by_its_own_reason(few, tmp_path):
     (few.parent / "masks/1.png").write_bytes(png(classes())[:-30])
     shard(few, tmp_path / "d", image_columns={"right": "mask:image"})

@@ -109,6 +109,13 @@ def test_shapes_are_found_in_the_values(table):
     assert tpufeed.verify(dataset.url).records == 12
 
 
+@pytest.mark.parametrize("fill", [True, np.False_, 1])
+def test_bools_are_filled_with_a_bool(fill, table):
+    dataset = table([{"flags": [False] * (n % 3)} for n in range(6)], columns={"flags": "bool[]"})
+    batch = batch_of(dataset, ["flags"], fill={"flags": fill})
+    assert batch["flags"][:3].tolist() == [[fill] * 2, [False, fill], [False] * 2]
+
+
 def test_tensorflow_reads_the_records(table):
     dataset = table(
         [{"vector": [n, n + 0.5], "bits": [n % 2] * 3, "half": [n, 0.5]} for n in range(12)],

@@ -210,4 +210,23 @@ def make_features(keys: Keys, tallies: dict[str, Tally], records: int) -> tuple[
             specs.append(FeatureSpec(schema.LABEL, "int64", None, keys.label, (0, most), of=_BOXES.name))
     for key in tallies:
         take(key, () if key in _OWN_NAMES else (key,))
+    if len(sides) == len(_BOXES.keys):
+        specs = [_mark(spec, tallies, sides[0].values) for spec in specs]
     return tuple(specs), [key for key in tallies if key not in taken]
+
+
+def _mark(spec: FeatureSpec, tallies: Mapping[str, Tally], boxes: int) -> FeatureSpec:
+    """Return a feature, of the boxes where it has a value for each of them, so that it goes with those that crops drop.
+
+    Args:
+        spec: the feature.
+        tallies: by key.
+        boxes: of all records together.
+    """
+    if not spec.key.startswith(schema.OBJECT_PREFIX) or spec.kind == "boxes":
+        return spec
+    tally = tallies[spec.key]
+    # Records without the feature have no boxes where as many values are left for the others as there are boxes.
+    if not tally.per_box or tally.values != boxes or (spec.name in _OWN_NAMES and spec.shape is not None):
+        return spec
+    return msgspec.structs.replace(spec, shape=None, lengths=(0, tally.most), of=_BOXES.name)

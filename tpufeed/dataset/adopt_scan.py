@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpufeed.dataset.index import Offsets
-from tpufeed.dataset.schema import OBJECT_TEXT
+from tpufeed.dataset.schema import OBJECT_TEXT, OBJECT_XMIN
 from tpufeed.dataset.walk import Walker
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images.decoding import orientation_of
@@ -55,13 +55,23 @@ class Keys(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Sum over one feature: records that have it, their kinds, the least and the most values, and all of it UTF-8."""
+    """Sum over one feature.
+
+    Attributes:
+        records: that have it.
+        kinds: that these hold.
+        values: of all of them together; `least` and `most` of one.
+        is_text: all of it is UTF-8.
+        per_box: each record that has it has one value for each of its boxes.
+    """
 
     records: int = 0
     kinds: set[Kind] = field(default_factory=set)
+    values: int = 0
     least: int | None = None
     most: int = 0
     is_text: bool = True
+    per_box: bool = True
 
     @property
     def single(self) -> bool:
@@ -102,12 +112,15 @@ class Contents:
         self.turned += orientation_of(image) != 1
         if image_format == _UNKNOWN_FORMAT and self.first_unknown is None:
             self.first_unknown = place
+        boxes = features.get(OBJECT_XMIN)
         for key, feature in features.items():
             tally = self.tallies.setdefault(key, Tally())
             tally.records += 1
             if feature.kind is not None:
                 tally.kinds.add(feature.kind)
             tally.add(len(feature.values))
+            tally.values += len(feature.values)
+            tally.per_box = tally.per_box and len(feature.values) == (0 if boxes is None else len(boxes.values))
             if tally.is_text and feature.kind == "bytes":
                 tally.is_text = key != keys.image and None not in map(_read_text, feature.values)
         if keys.several:
@@ -137,9 +150,11 @@ class Contents:
             mine = self.tallies.setdefault(key, Tally())
             mine.records += tally.records
             mine.kinds |= tally.kinds
+            mine.values += tally.values
             for values in (tally.most, *(() if tally.least is None else (tally.least,))):
                 mine.add(values)
             mine.is_text = mine.is_text and tally.is_text
+            mine.per_box = mine.per_box and tally.per_box
         self.class_counts += other.class_counts
         self.formats += other.formats
         for key, names in other.texts.items():

@@ -21,6 +21,8 @@ FORMAT = "image/format"
 FILENAME = "image/filename"
 
 OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax in shares of the image's sides
+OBJECT_XMIN = "image/object/bbox/xmin"
+OBJECT_PREFIX = "image/object/"  # of what belongs to boxes there
 OBJECT_LABEL, OBJECT_TEXT = "image/object/class/label", "image/object/class/text"
 
 DType = Literal["uint8", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]

@@ -109,12 +109,18 @@ class Custom(SameSizeOp):
                 continue
             after, is_mask = np.asarray(result[name]), before.shape == sample["image"].shape[:2]
             fits = after.shape == before.shape if is_mask else after.shape[1:] == before.shape[1:] and after.ndim > 0
-            if not fits or after.dtype.kind != before.dtype.kind:
+            kinds = {after.dtype.kind, before.dtype.kind}
+            if not fits or not (len(kinds) == 1 or kinds == {"i", "u"}):
                 raise OpError(
                     f"{self} returned {name!r} as {after.dtype} of shape {after.shape} for {before.dtype} of shape "
                     f"{before.shape}: only the number of boxes, points and what belongs to them may change"
                 )
             changed[name] = after.astype(before.dtype)
+            if kinds <= {"i", "u"} and after.dtype != before.dtype and not np.array_equal(changed[name], after):
+                raise OpError(
+                    f"{self} returned {name!r} with values from {after.min()} to {after.max()}, which {before.dtype} "
+                    "does not hold: return what fits"
+                )
         return changed
 
     def _call(self, given: Any, draws: Draws) -> object:

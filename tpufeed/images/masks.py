@@ -50,11 +50,11 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
         raise ImageError(
             "bad_mask", f"the {kind} has {width}x{height} pixels; its image has {moved.source[1]}x{moved.source[0]}"
         )
+    try:
+        read_header(data)  # Pillow does not check the CRCs of pixels: it gives wrong values, or other decoders stop
+    except ImageError as error:
+        raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
     if moved == Geometry.identity(height, width) and image.mode in _NO_CHANGE[kind]:
-        try:
-            read_header(data)  # Pillow leaves out CRCs at which other decoders stop
-        except ImageError as error:
-            raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
         return StoredMask(data, height, width)
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(moved.warp(pixels, 0))).save(buffer, "PNG", compress_level=3)

@@ -301,7 +301,7 @@ class Decoder:
         if self._pictures:
             (column,) = self._pictures[0].columns
             raise OptionError(f"{custom} changes a sample's image, masks and boxes, not {column.name!r}: leave it out")
-        return JointPipeline(self.pipelines[0], moving)
+        return JointPipeline(self.pipelines[0], moving, self._fields)
 
     def draw(self, epoch: int, samples: npt.NDArray[np.int64]) -> list[DrawnBatch]:
         """Draw the random numbers of some samples: `[view][op][sample]`."""

@@ -86,6 +86,11 @@ class Sample:
         """Where each pixel of the result lies in the stored image."""
         return self._find_geometry()
 
+    @property
+    def window(self) -> tuple[float, float, float, float]:
+        """The part of the stored image that the result shows: (top, left, height, width) in pixels."""
+        return self.geometry.bounds()
+
     def values(self, spec: FeatureSpec) -> Any:
         """Return a feature's values. Raises RecordError where it holds another kind of list."""
         feature = self._features.get(spec.key)
@@ -138,16 +143,13 @@ class Sample:
         return moved.reshape(stored.shape), visible.reshape(stored.shape[:-1])
 
     def mask(self, spec: FeatureSpec, fill: int, out: Array | None = None) -> Array:
-        """Return a mask or depth as the result shows it. Raises RecordError, ImageError."""
+        """Return a mask, uint8, or depth, int32, as the result shows it. Raises RecordError, ImageError."""
         stored, geometry = self._picture(spec), self.geometry
         if stored.shape != geometry.source:
             raise RecordError(
                 f"{self.where}: {spec.key} has {stored.shape[1]}x{stored.shape[0]} pixels; its image has "
                 f"{geometry.source[1]}x{geometry.source[0]}"
             )
-        if out is not None and out.dtype != stored.dtype:
-            out[...] = geometry.warp(stored, fill)
-            return out
         return geometry.warp(stored, fill, out)
 
     def texts(self, spec: FeatureSpec) -> list[bytes]:
@@ -183,7 +185,9 @@ class Sample:
                     f"{self.where}: {spec.key} has {len(data)} bytes; {spec.dtype} {spec.shape} takes {expected}"
                 )
             return np.frombuffer(data, dtype).reshape(spec.shape)
-        return decode_mask(data, "mask" if spec.kind == "mask" else "depth")
+        if spec.kind == "mask":
+            return decode_mask(data, "mask")
+        return decode_mask(data, "depth").astype(np.int32)  # so that it holds each fill, like -1
 
 
 class Field(Protocol):
@@ -250,6 +254,7 @@ class Items:
         self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, fill: float, counted: bool
     ) -> None:
         self.spec, self._most, self._truncate, self._fill = spec, most, truncate, fill
+        self._counted = counted
         shape = spec.shape or () if most is None else (most, *spec.each)
         lengths = (Column(f"{name}_length", "int32"),) if counted else ()
         self.columns: tuple[Column, ...] = (Column(name, spec.dtype, shape), *lengths)
@@ -272,15 +277,16 @@ class Items:
             return
         if len(items) > self._most:
             if not self._truncate:
+                name = column.name if self._counted else self.spec.of
                 raise RecordError(
                     f"{sample.where}: {column.name} has {len(items)} items, and the batch has room for {self._most}; "
-                    f"give pad={{{column.name!r}: {len(items)}}}, or truncate=[{column.name!r}]"
+                    f"give pad={{{name!r}: {len(items)}}}, or truncate=[{name!r}]"
                 )
             items = items[: self._most]
         padded = np.full(column.shape, self._fill, column.dtype)
         padded[: len(items)] = items
         rows[column.name][row] = padded
-        if len(self.columns) > 1 and self.columns[1].name.endswith("_length"):
+        if self._counted:
             rows[self.columns[1].name][row] = len(items)
 
 
@@ -340,16 +346,16 @@ class Mask:
     moves = True
 
     def __init__(self, name: str, spec: FeatureSpec, size: tuple[int, int] | None, fill: int) -> None:
-        self.spec, self._fill = spec, fill
-        self._dtype = "uint8" if spec.kind == "mask" else "int32"
-        self.columns: tuple[Column, ...] = (Column(name, self._dtype, () if size is None else size),)
+        self.spec, self.fill_value = spec, fill
+        dtype = "uint8" if spec.kind == "mask" else "int32"
+        self.columns: tuple[Column, ...] = (Column(name, dtype, () if size is None else size),)
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
         target = rows[self.columns[0].name]
         if isinstance(target, list):
-            target[row] = sample.mask(self.spec, self._fill).astype(self._dtype, copy=False)
+            target[row] = sample.mask(self.spec, self.fill_value)
         else:
-            sample.mask(self.spec, self._fill, target[row])
+            sample.mask(self.spec, self.fill_value, target[row])
 
 
 class Picture:
@@ -369,7 +375,7 @@ class WindowField:
     columns: tuple[Column, ...] = (Column(WINDOW, "float32", (4,)),)
 
     def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        rows[WINDOW][row] = np.array(sample.geometry.bounds(), np.float32)
+        rows[WINDOW][row] = np.array(sample.window, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,17 +505,19 @@ def _view_columns(sizes: Sequence[tuple[int, int] | None]) -> tuple[Column, ...]
 
 def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
     """Raises OptionError for a value that the column's type does not hold."""
-    dtype = np.dtype("O" if spec.dtype in _TEXTS else "uint8" if spec.kind == "mask" else spec.dtype)
+    # A cache of JPEGs or PNGs says of masks and depth that they are bytes.
+    held = {"mask": "uint8", "depth": "int32"}.get(str(spec.kind), spec.dtype)
+    dtype = np.dtype("O" if held in _TEXTS else held)
     if dtype.kind == "O":
         fits = isinstance(fill, str)
-    elif isinstance(fill, bool) or not isinstance(fill, int | float | np.number):
-        fits = False
+    elif isinstance(fill, bool | np.bool_) or not isinstance(fill, int | float | np.number):
+        fits = dtype.kind == "b" and isinstance(fill, bool | np.bool_)
     else:
         whole = dtype.kind not in "f"
         low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max) if whole else (0, 0)
         fits = not whole or bool(float(fill).is_integer() and low <= fill <= high)
     if not fits:
-        raise OptionError(f"fill of {name!r} is a value of {spec.dtype}, not {fill!r}")
+        raise OptionError(f"fill of {name!r} is a value of {held}, not {fill!r}")
 
 
 class _Finder:
@@ -556,8 +564,17 @@ class _Finder:
         options, is_boxes = self._options, spec.kind == "boxes"
         is_adopted = self._manifest.options.get("command") == "adopt"
         owner = spec.of if isinstance(spec.of, str) else None
-        lengths = None if isinstance(spec.lengths, msgspec.UnsetType) else spec.lengths
-        given = (options.pad or {}).get(name)
+        pad, counted_by, counting = options.pad or {}, name, spec
+        if owner is not None and owner in self._asked:  # `boxes_length` counts it, so it has the room of the boxes
+            counted_by, counting = owner, self._features[owner]
+        lengths = None if isinstance(counting.lengths, msgspec.UnsetType) else counting.lengths
+        given = pad.get(counted_by)
+        room = lengths[1] if given is None and lengths else given
+        if pad.get(name, room) != room:
+            raise OptionError(
+                f"pad gives {name!r} room for {pad[name]} items, and there is one for each box in {counted_by!r}: give "
+                f"pad={{{counted_by!r}: {pad[name]}}} alone"
+            )
         # A list of at most one value is a value that may be missing, but for labels and what belongs to boxes.
         if spec.shape is None and not spec.each and given is None and not owner and spec.name != schema.LABEL:
             if is_adopted and lengths is None:  # a record that has not one value may be skipped
@@ -575,21 +592,23 @@ class _Finder:
                 f"the column {name!r} cannot be batched: it holds lists of text (`tpufeed info` says {spec.name} "
                 f"{spec.dtype}[]). Leave it out of columns=, or store one text a sample"
             )
-        truncate = options.truncate if isinstance(options.truncate, bool) else name in options.truncate
+        truncate = options.truncate if isinstance(options.truncate, bool) else counted_by in options.truncate
         most: int | None = None  # of a tensor
         if spec.shape is not None:
             pass
         elif given is None and lengths is None:
             raise OptionError(
                 f"the dataset does not say how long the lists of {name!r} are; give the length of a batch's, like "
-                f"pad={{{name!r}: 64}}"
+                f"pad={{{counted_by!r}: 64}}"
             )
         elif given is None and lengths is not None and lengths[0] == lengths[1] > 0 and not owner and not is_boxes:
             spec = msgspec.structs.replace(spec, shape=(lengths[1], *spec.each), lengths=msgspec.UNSET)  # all are equal
         else:
             most = given if given is not None else max(1, lengths[1] if lengths else 1)
-        filled = fill if isinstance(fill, int | float) else _NO_CLASS if spec.name == schema.LABEL else 0
-        counted = most is not None and owner not in self._asked
+        filled: float = _NO_CLASS if spec.name == schema.LABEL else 0
+        if fill is not None and not isinstance(fill, str):  # numpy's numbers, too
+            filled = fill
+        counted = most is not None and counted_by == name
         kind: type[Items] = (
             Boxes if is_boxes else Keypoints if spec.kind == "keypoints" else OwnedItems if owner else Items
         )

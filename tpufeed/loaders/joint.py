@@ -11,22 +11,39 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.dataset.schema import FeatureSpec
+from tpufeed.errors import OpError
 from tpufeed.images.custom import Custom
 from tpufeed.images.decoding import Pixels
+from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Draws
-from tpufeed.loaders.columns import IMAGE, Sample
+from tpufeed.loaders.columns import IMAGE, Field, Mask, Sample
 
 
 class ArraySample(Sample):
-    """A sample whose moving columns are arrays already, in pixels of its image."""
+    """A sample whose moving columns are arrays already, in pixels of its image.
 
-    def __init__(self, before: Sample, arrays: Mapping[str, Any], find_geometry: Callable[[], Any]) -> None:
+    Args:
+        before: the sample as it is stored, or as an earlier whole-sample op left it.
+        arrays: by the names of features.
+        whole: where each pixel of the result of all ops lies in the stored image.
+    """
+
+    def __init__(self, before: Sample, arrays: Mapping[str, Any], whole: Geometry) -> None:
         super().__init__(
-            before._features, before.where, before._specs, find_geometry, before._min_visibility, before.classes
+            before._features,
+            before.where,
+            before._specs,
+            before._find_geometry,
+            before._min_visibility,
+            before.classes,
         )
-        self._arrays = arrays
+        self._arrays, self._whole = arrays, whole
         self.dropped = before.dropped
+
+    @property
+    def window(self) -> tuple[float, float, float, float]:
+        return self._whole.bounds()  # `geometry` leads to the image that the whole-sample op returned
 
     def items(self, spec: FeatureSpec) -> npt.NDArray[Any]:
         if spec.name not in self._arrays:
@@ -46,11 +63,13 @@ class JointPipeline:
         pipeline: all of the ops.
         specs: by the names that functions know them by, the moving columns that are asked for: masks, boxes,
             keypoints, and what belongs to boxes.
+        fields: all that are asked for; those of masks say what stands beyond the image.
     """
 
-    def __init__(self, pipeline: Pipeline, specs: Mapping[str, FeatureSpec]) -> None:
+    def __init__(self, pipeline: Pipeline, specs: Mapping[str, FeatureSpec], fields: Sequence[Field]) -> None:
         self._parts: list[tuple[slice, Pipeline, Custom | None]] = []
         self._specs, start = specs, 0
+        self._fills = {each.columns[0].name: each.fill_value for each in fields if isinstance(each, Mask)}
         for number, op in enumerate([*pipeline.ops, None]):
             if op is None or (isinstance(op, Custom) and op.sample):
                 part = Pipeline(pipeline.ops[start:number], pipeline.seed, pipeline.fast, pipeline.upright)
@@ -71,7 +90,8 @@ class JointPipeline:
             ImageError, RecordError, OpError: the sample is damaged, or an op failed.
         """
         pixels: Pixels | None = None
-        size = sample.geometry.source
+        whole = sample.geometry
+        size = whole.source
         for at, part, custom in self._parts:
             drawn = draws[at]
             sample._find_geometry = _finder(part, size, drawn)
@@ -79,18 +99,27 @@ class JointPipeline:
             pixels = run_first(part, drawn) if pixels is None else part.run(pixels, drawn).copy()
             if custom is None:
                 break
-            arrays = {name: self._materialise(spec, sample) for name, spec in self._specs.items()}
+            arrays = {name: self._materialise(name, spec, sample) for name, spec in self._specs.items()}
             changed = custom.apply_sample({IMAGE: np.ascontiguousarray(pixels), **arrays}, draws[at.stop])
+            self._check_counts(custom, changed)
             pixels, size = changed.pop(IMAGE), pixels.shape[:2]
             by_feature = {self._specs[name].name: values for name, values in changed.items()}
-            sample = ArraySample(sample, by_feature, sample._find_geometry)
+            sample = ArraySample(sample, by_feature, whole)
         assert pixels is not None, "there is a part at least"
         return pixels, sample
 
-    @staticmethod
-    def _materialise(spec: FeatureSpec, sample: Sample) -> Any:
+    def _check_counts(self, custom: Custom, changed: Mapping[str, Any]) -> None:
+        """Raise OpError where a function gave more or fewer items than boxes: the record is not at fault."""
+        for name, spec in self._specs.items():
+            if isinstance(spec.of, str) and len(changed[name]) != len(changed[spec.of]):
+                raise OpError(
+                    f"{custom} returned {len(changed[name])} items of {name!r} for {len(changed[spec.of])} boxes in "
+                    f"{spec.of!r}: return one for each box"
+                )
+
+    def _materialise(self, name: str, spec: FeatureSpec, sample: Sample) -> Any:
         if spec.kind in ("mask", "depth"):
-            return sample.mask(spec, 0)
+            return sample.mask(spec, self._fills[name])
         if spec.kind == "boxes":
             return sample.boxes(spec)
         return sample.points(spec)[0] if spec.kind == "keypoints" else sample.items(spec)

@@ -74,6 +74,8 @@ class ShardOptions:
             raise OptionError("give either a size of the shards or their number, not both")
         if self.shares is not None and self.split_by is not None:
             raise OptionError("give either the splits' shares or what the source is split by, not both")
+        if isinstance(self.box_columns, str):  # its letters would be taken for names
+            raise OptionError(f"box_columns is a list of names like ['iscrowd'], not {self.box_columns!r}")
         if self.boxes is None and self.box_columns:
             raise OptionError("box_columns have a value for each box; say which column holds the boxes: --boxes COLUMN")
         if self.box_format is not None:

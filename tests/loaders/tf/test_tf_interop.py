@@ -292,6 +292,6 @@ def test_model_garden_imagenet(photos, tmp_path):
     assert sum(weights[label + 1] for _, label, _ in photos) == pytest.approx(24)
     names = ["height", "image/class/synset", "boxes", "image/object/bbox/label"]
     batch = next(iter(tpufeed.tf_dataset(tmp_path, batch_size=8, ops=[Resize((60, 80))], columns=names)))
-    height, _, boxes, count, labels, same = batch
-    assert [tuple(each.shape) for each in (height, boxes, count, labels, same)] == [(8,), (8, 2, 4), (8,), (8, 2), (8,)]
+    height, _, boxes, count, labels = batch
+    assert [tuple(each.shape) for each in (height, boxes, count, labels)] == [(8,), (8, 2, 4), (8,), (8, 2)]
     assert set(count.numpy()) <= {0, 1, 2}
