@@ -31,7 +31,10 @@ _data, _device, _measuring = (
 
 @reports_errors
 def bench_command(
-    url: Annotated[list[str], typer.Argument(metavar="URL...", help="Datasets or caches: paths or URLs.")],
+    url: Annotated[
+        list[str],
+        typer.Argument(metavar="URL...", help="Datasets or caches: paths or URLs; URL=0.7,URL=0.3 mixes several."),
+    ],
     loader: Annotated[
         list[str] | None,
         _data(

@@ -20,7 +20,9 @@ def doctor_command(
     url: Annotated[
         str,
         typer.Argument(
-            metavar="URL", help="A dataset or cache, or raw images as `tpufeed shard` takes them: a path or URL."
+            metavar="URL",
+            help="A dataset or cache, or raw images as `tpufeed shard` takes them: a path or URL. "
+            "URL=0.7,URL=0.3 mixes several datasets.",
         ),
     ],
     split: flags.SplitName = None,

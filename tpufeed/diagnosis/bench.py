@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from tpufeed.dataset.reader import open_dataset
 from tpufeed.diagnosis.feeding import LOADERS, DeviceChoice, check_split, feed, open_loader
 from tpufeed.diagnosis.machine import machine, place_of
 from tpufeed.diagnosis.results import Run, spread
@@ -17,6 +16,8 @@ from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.ops import parse_op
+from tpufeed.loaders.loader import open_feed
+from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.profiling.accelerator import Limits
 from tpufeed.profiling.tpu import AcceleratorProfile, find_tpu, nearest, profile
 
@@ -175,8 +176,8 @@ def measure(measurement: Measurement) -> Run:
         from tpufeed.loaders.xla import runtime  # noqa: F401  # torch_xla cannot be imported after TensorFlow
     ops = None if options.ops is None else [parse_op(text) for text in options.ops]
     given = {"ops": ops, "threads": options.threads, "processes": options.processes}
-    dataset = open_dataset(measurement.url)
-    opened = open_loader(measurement.loader, dataset, options.split, options.images_a_step, given)
+    data = open_feed(parse_mixture(measurement.url))
+    opened = open_loader(measurement.loader, data, options.split, options.images_a_step, given)
     try:
         return feed(choice, replace(opened, url=measurement.url), options.limits)  # the URL as it was given
     finally:
@@ -241,7 +242,7 @@ def bench(
     """Feed a device from each of the datasets by each of the loaders.
 
     Args:
-        urls: datasets or caches.
+        urls: datasets or caches; "URL=0.7,URL=0.3" is a mixture of several.
         loaders: numpy, torch, tf, tf-direct, xla, jax, and naive, which is what people write themselves.
         options: device, batches, and how long.
         measure: makes one measurement.
@@ -253,11 +254,16 @@ def bench(
     """
     options = options or BenchOptions()
     check_loaders(loaders, options)
-    datasets = [open_dataset(url) for url in urls]
-    for dataset in datasets:
-        check_split(dataset, options.split, options.images_a_step)
-    if not datasets:
+    if not urls:
         raise OptionError("no dataset is given")
+    places = list[dict[str, Any]]()
+    for url in urls:
+        data = open_feed(parse_mixture(url))
+        if isinstance(data, Mixture):
+            places += [place_of(source.dataset) for source in data.open(options.split)]
+        else:
+            check_split(data, options.split, options.images_a_step)
+            places.append(place_of(data))
     about = machine()
     measurements = [Measurement(url=url, loader=loader, options=options) for url in urls for loader in loaders]
     label = options.choice.label
@@ -272,7 +278,7 @@ def bench(
         measured(replace(one, options=short), " (warm-up)")
     rounds = interleave({one: partial(measured, one) for one in measurements}, options.repeats, warm_up=0)
     runs = tuple(map(middle_run, rounds.values()))
-    return BenchResult(machine=about, places=tuple(map(place_of, datasets)), options=options, runs=runs)
+    return BenchResult(machine=about, places=tuple(places), options=options, runs=runs)
 
 
 def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:

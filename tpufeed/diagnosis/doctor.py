@@ -36,6 +36,7 @@ from tpufeed.images import HorizontalFlip
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.profiling.clock import MODERATE_PERCENT, load_steps
 from tpufeed.profiling.xplane import read_profile
 from tpufeed.storage.local import temporary_folder
@@ -72,7 +73,7 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     A stage that cannot be measured says why, and the others are measured.
 
     Args:
-        url: a dataset or cache, or raw images as `tpufeed shard` takes them.
+        url: a dataset or cache, or raw images as `tpufeed shard` takes them; "URL=0.7,URL=0.3" is a mixture.
         split: to be measured; None: "train", or else the first one.
         tpu: that is to be fed; None: the one of this host, else a v3-8.
         model: that it trains; None: resnet50.
@@ -97,10 +98,15 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
         raise OptionError(f"batch_size is a whole number, at least 1, not {batch_size}")
     goal, assumed = find_goal(tpu, model, flops_per_sample, batch_size, os.environ)
     evidence = read_evidence(steps, profile)
-    store = open_store(url)
-    dataset = find_dataset(store)
+    mixture = parse_mixture(str(url))
     about = machine()  # before there is any load of ours
     batch, each, tell = batch_size or _BATCH_SIZE, seconds / _MEASUREMENTS, listener or (lambda _: None)
+    if isinstance(mixture, Mixture):
+        measured = _examine_mixture(mixture, split or "train", ops, batch, each, tell)
+        measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
+        return predict(measured, goal, str(url), about, evidence)
+    store = open_store(url)
+    dataset = find_dataset(store)
     if dataset is None:
         measured = _examine_files(store.url, ops, batch, each, tell)
     else:
@@ -261,6 +267,52 @@ def _examine_dataset(
         stages=stages,
         alternatives=alternatives,
         hints=tuple(f"reshard: {sentence}" for sentence in hints),
+        notes=tuple(notes),
+    )
+
+
+def _examine_mixture(
+    mixture: Mixture, split: str, given: Sequence[Op] | None, batch_size: int, seconds: float, tell: Listener
+) -> Measurements:
+    """Measure the loader and the transfer of a mixture, and the storage of its heaviest source.
+
+    Raises:
+        OptionError, DatasetNotFoundError, ManifestError: sources or options that do not fit.
+        StoreError, ShardError: the heaviest source cannot be read.
+    """
+    tell("a sample of it")
+    sources = mixture.open(split)
+    default = given is None and any(source.dataset.manifest.cache is None for source in sources)
+    with tpufeed.numpy_loader(mixture, split, ops=_DEFAULT_OPS if default else given, world=(0, 1)) as loader:
+        shape, ops, shares = loader.image_shape, loader.pipeline.ops, loader.shares
+    heaviest = sources[max(range(len(sources)), key=shares.__getitem__)]
+    notes = [
+        *([_NOTE_ON_OPS] if default else []),
+        f"storage is that of {heaviest.label}, the heaviest source; other ways to store the images are tried for one "
+        f"dataset: tpufeed doctor {quote(heaviest.label)}",
+    ]
+    images, _ = take_sample(heaviest.dataset, split, seconds * _SAMPLING)
+    tell(STORAGE)
+    found, why = _attempt(lambda: measure_storage(heaviest.dataset, split, seconds))
+    tell(ASSEMBLY)
+    live = None if not default and given is None else ops
+    rates, why_not = _attempt(lambda: measure_loader(mixture, split, batch_size, seconds * _LOADING, ops=live))
+    stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not=why_not)}
+    if rates is not None:
+        encoded = heaviest.dataset.manifest.tensor_shape is None
+        stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
+    tell(TRANSFER)
+    stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
+    # Of a record as the mixture draws it, and of all that it draws from.
+    shards = [[shard for variant in source.entry.variants for shard in variant.shards] for source in sources]
+    sizes = [sum(shard.bytes for shard in each) for each in shards]
+    means = [size / sum(shard.records for shard in each) for size, each in zip(sizes, shards, strict=True)]
+    return Measurements(
+        split=split,
+        record_bytes=sum(share * mean for share, mean in zip(shares, means, strict=True)),
+        total_bytes=sum(sizes),
+        storage=found or Storage(why_not=why),
+        stages=stages,
         notes=tuple(notes),
     )
 

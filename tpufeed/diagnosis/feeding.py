@@ -20,6 +20,7 @@ from tpufeed.errors import OptionError
 from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.loaders.mixture import Mixture
 from tpufeed.profiling.accelerator import (
     AcceleratorReport,
     EmulatedAccelerator,
@@ -92,18 +93,36 @@ class Opened:
     close: Callable[[], object] = lambda: None
 
 
-def open_loader(name: str, dataset: Dataset, split: str, batch_size: int, options: dict[str, Any]) -> Opened:
-    """Open one of `LOADERS` on a split. Options that are None are not given to it.
+def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int, options: dict[str, Any]) -> Opened:
+    """Open one of `LOADERS` on a split of a dataset or mixture. Options that are None are not given to it.
 
     Raises:
-        OptionError: the split has less than a batch, or options do not fit.
+        OptionError: the split has less than a batch, or options or sources do not fit.
         MissingExtraError: the loader's framework is not installed.
     """
-    records, cache = check_split(dataset, split, batch_size), dataset.manifest.cache
     given = {name: value for name, value in options.items() if value is not None}
     function, always = LOADERS[name]
+    loader: Any
+    if isinstance(data, Mixture):
+        if name == "naive":
+            raise OptionError("the loader naive reads one dataset; a mixture is for the other loaders")
+        are_caches = all(source.dataset.manifest.cache is not None for source in data.open(split))
+        given.setdefault("ops", None if are_caches else [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()])
+        loader = getattr(tpufeed, function)(data, split, batch_size=batch_size, **always, **given)
+        close = getattr(loader, "close", lambda: None)
+        return Opened(
+            loader=loader,
+            name=name,
+            url=repr(data),
+            source="mixture",
+            batch_size=batch_size,
+            expected=None,
+            close=close,
+        )
+    dataset = data
+    records, cache = check_split(dataset, split, batch_size), dataset.manifest.cache
     if name == "naive":
-        loader: Any = NaiveLoader(dataset, split, batch_size)
+        loader = NaiveLoader(dataset, split, batch_size)
         ops: list[Op] | None = [] if dataset.manifest.tensor_shape else [RandomResizedCrop(size=_IMAGE_PX)]
     else:
         ops = given.pop("ops", [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()] if cache is None else None)

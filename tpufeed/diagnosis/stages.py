@@ -21,6 +21,7 @@ from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import ImageError, OpError, TpufeedError
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
+from tpufeed.loaders.mixture import Mixture
 from tpufeed.storage.stage_folder import find_folder, free_bytes
 
 _CONNECTIONS = {True: 16, False: 4}  # to a remote store as many as loaders use, or threads that read local files
@@ -96,11 +97,11 @@ class LoaderRates:
     workers: str
 
 
-def measure_loader(url: str, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
+def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
     """Take batches from the real loader as fast as they come, epoch after epoch, once it is under way.
 
     Args:
-        url: of a dataset.
+        url: of a dataset; or a mixture of several.
         split: of it.
         batch_size: samples in a batch, at most.
         seconds: how long to take batches.
@@ -109,7 +110,9 @@ def measure_loader(url: str, split: str, batch_size: int, seconds: float, **opti
     Raises:
         TpufeedError: the loader's errors.
     """
-    batch = min(batch_size, tpufeed.open_dataset(url).split(split).records)
+    batch = batch_size
+    if not isinstance(url, Mixture):
+        batch = min(batch_size, tpufeed.open_dataset(url).split(split).records)
     begun = time.perf_counter()
     loader = tpufeed.numpy_loader(url, split, batch_size=batch, repeat=True, world=(0, 1), **options)
     with loader, closing(iter(loader)) as batches:

@@ -227,6 +227,11 @@ class NumpyLoader:
         return self.sources[0].dataset
 
     @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of the samples that each source gives; of a schedule in proportion to its largest weights."""
+        return self._feed.shares
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, of a mixture the joined ones; a label is a place among them."""
         return self._feed.class_names
