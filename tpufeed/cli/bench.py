@@ -138,7 +138,8 @@ def _print(result: "BenchResult") -> None:
     runs = result.runs
     emulated = runs[0].device.startswith(_EMULATED)
     mark = f"{_EMULATED} " if emulated else ""
-    names = [f"{run.url.rstrip('/').rpartition('/')[2]}, {run.loader}" for run in runs]
+    folders = [run.source if run.source == "mixture" else run.url.rstrip("/").rpartition("/")[2] for run in runs]
+    names = [f"{folder}, {run.loader}" for folder, run in zip(folders, runs, strict=True)]
     if len(set(names)) < len({run.label for run in runs}):  # the last parts of the URLs do not tell them apart
         names = [run.label for run in runs]
     # Column: (field of a run, digits). An emulated accelerator has no counters, and a real one no nominal times.

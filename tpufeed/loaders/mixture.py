@@ -27,7 +27,7 @@ Stop = Literal["shortest", "longest", "never"]
 _LEAST_WEIGHT = 2.0**-26  # of all: a block would have more than 67 million numbers
 _LAST = 1 << 62
 _KEPT_ORDERS = 3  # epochs of a source that lanes are in at the same time
-_WEIGHTED = re.compile(r"(.+?)=([0-9.]+(?:[eE][-+]?[0-9]+)?)(?:,|$)", re.DOTALL)
+_WEIGHTED = re.compile(r"(.+?)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)(?:,|$)", re.DOTALL)
 
 
 class Mixture:
