@@ -26,6 +26,7 @@ from tpufeed.dataset.commit import (
     read_report,
     remove_old,
 )
+from tpufeed.dataset.digests import DigestWriter
 from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Markers, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, removals_name, report_name
@@ -273,19 +274,21 @@ def _finish(folder: Path, store: Store, plan: Plan, rejects: Rejects, cache: Cac
     header = plan.header
     parts = {split: _Part(header, split, folder) for split in header.splits}
     images, odd, marked, unmarked = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    tasks = iter(plan.tasks)
+    tasks, digests = iter(plan.tasks), DigestWriter(folder / "digests")
     # Many reports at a time: 100,000 in a bucket, one after the other, would take an hour.
     with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-reports") as executor:
         while block := list(itertools.islice(tasks, _REPORTS_A_BLOCK)):
             reports = executor.map(lambda ref: _read_report(store, header, ref), block)
             for ref, report in zip(block, reports, strict=True):
                 parts[ref.split].add(report)
+                digests.add(report.digests)
                 images.update(report.images)
                 odd.update(report.odd)
                 if report.markers is not msgspec.UNSET:
                     marked.update(rewritten=report.markers.rewritten, added_bytes=report.markers.added_bytes)
                     unmarked.update(report.markers.unmarked)
     rejects.put()
+    digests.put(store, plan.owner)
     if not any(shard.records for part in parts.values() for shard in part.shards[0]):
         first = rejects.all[0]
         raise BuildError(

@@ -78,7 +78,8 @@ class Report(msgspec.Struct, frozen=True):
     """Result of a task: a shard for each variant, and what was not taken.
 
     `images` counts how images were stored, `odd` the odd cases that a policy dealt with, `markers` the restart markers
-    of kept JPEGs, `retries` the requests to stores that were made again, `run_id` is the plan's. `checksum` is the
+    of kept JPEGs, `retries` the requests to stores that were made again, `run_id` is the plan's, `digests` those of the
+    task's source images, see `dataset.digests`. `checksum` is the
     CRC-32C of the encoded report with none; only a stored report has one.
     """
 
@@ -92,6 +93,7 @@ class Report(msgspec.Struct, frozen=True):
     run_id: str = ""
     checksum: int = 0
     markers: Markers | msgspec.UnsetType = msgspec.UNSET
+    digests: bytes | msgspec.UnsetType = msgspec.UNSET
 
 
 def join_or_begin(

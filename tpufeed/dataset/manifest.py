@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
 FORMAT = "tpufeed-dataset"
 FORMAT_VERSION = 1
+GROWN_VERSION = 2  # of manifests of datasets that have grown
 _IMAGE_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _FILE_BYTES = 1 << 53  # files end there, and so do JSON's whole numbers in most other programs
 
@@ -89,6 +91,30 @@ class Markers(msgspec.Struct, frozen=True):
     unmarked: dict[str, int] = {}
 
 
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One version of a dataset that has grown: what it has added to the version before.
+
+    Attributes:
+        folder: below the dataset, with the shards, plan and reports of this version; empty for the first version.
+        kind: "shard", "append", "warmup" or "compact".
+        source: where its images come from.
+        run_id: of its build.
+        input_digest: of its inputs.
+        records: samples that it has added, by split.
+        skipped: inputs of its source that were in the dataset already.
+        different: options that decide bytes and were not those of the first version.
+    """
+
+    folder: str
+    kind: str
+    source: str
+    run_id: str
+    input_digest: str
+    records: dict[str, int]
+    skipped: int = 0
+    different: dict[str, Any] = {}
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of manifest.json.
 
@@ -106,6 +132,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         images: the others, counted by how they were stored.
         odd: odd cases that a policy dealt with, counted.
         markers: of kept JPEGs; not in manifests of builds that write none.
+        version: number of the version, of a dataset that has grown.
+        parts: its versions up to this one.
         data_url: where the shards lie, where that is not beside the manifest.
         cache: what a cache is derived from; None for a dataset that is none.
         exif: "apply" where loaders turn images by their EXIF orientation, as in a dataset that was adopted so. Not in
@@ -128,6 +156,28 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cache: CacheInfo | None = None
     exif: Literal["apply"] | msgspec.UnsetType = msgspec.UNSET
     markers: Markers | msgspec.UnsetType = msgspec.UNSET
+    version: int | msgspec.UnsetType = msgspec.UNSET
+    parts: tuple[Part, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def number(self) -> int:
+        """Number of the version; 1 of a dataset that has not grown."""
+        return 1 if isinstance(self.version, msgspec.UnsetType) else self.version
+
+    @property
+    def history(self) -> tuple[Part, ...]:
+        """What each version up to this one has added."""
+        if not isinstance(self.parts, msgspec.UnsetType):
+            return self.parts
+        first = Part(
+            folder="",
+            kind=str(self.options.get("command", "")),
+            source=str(self.options.get("source", "")),
+            run_id=self.run_id,
+            input_digest=self.input_digest,
+            records={name: split.records for name, split in self.splits.items()},
+        )
+        return (first,)
 
     @property
     def content_digest(self) -> str:
@@ -203,9 +253,10 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         version = msgspec.json.decode(data, type=_Version)
         if version.format != FORMAT:
             raise ManifestError(f"{where}: not a tpufeed manifest (format is {version.format!r}, not {FORMAT!r})")
-        if version.format_version != FORMAT_VERSION:
+        if version.format_version not in (FORMAT_VERSION, GROWN_VERSION):
             raise ManifestVersionError(
-                f"{where}: format version {version.format_version}; this tpufeed reads version {FORMAT_VERSION}. "
+                f"{where}: format version {version.format_version}; this tpufeed reads versions {FORMAT_VERSION} and "
+                f"{GROWN_VERSION}. "
                 "Install the tpufeed that wrote it (tool_version in the file), or build the dataset again"
             )
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -232,6 +283,14 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
         yield f"its shards cannot lie at {manifest.data_url!r}"
     for name, split in manifest.splits.items():
         yield from _iter_split_problems(name, split, manifest.several_labels)
+    has_grown = (msgspec.UNSET not in (manifest.version, manifest.parts), manifest.format_version == GROWN_VERSION)
+    if has_grown[0] != has_grown[1] or len(manifest.history) != manifest.number:
+        yield f"format version {manifest.format_version} with {len(manifest.history)} parts in version {manifest.number}"
+    added = Counter[str]()
+    for part in manifest.history:
+        added.update(part.records)
+    if any(added[name] != split.records for name, split in manifest.splits.items()):
+        yield "its parts have added other numbers of samples than its splits have"
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
         yield "a file stands for two"

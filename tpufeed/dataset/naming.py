@@ -13,10 +13,14 @@ PLAN = "_tpufeed/plan.jsonl"
 REPORTS = "_tpufeed/reports"
 PROBE = "_tpufeed/probe"
 REMOVALS = "_tpufeed/removals"
+DIGESTS = "_tpufeed/digests.bin"
+DUPLICATES = "_tpufeed/duplicates.jsonl"
+VERSIONS = "_tpufeed/versions"
 
 _INDEX = ".index.npy"
 _ENDING = re.compile(r"\.[A-Za-z0-9_]{1,12}")
 _MOST_ENDINGS, _SHOWN_ENDINGS = 1000, 4
+_PART = re.compile(r"part-[0-9]{5,}")
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
 
 
@@ -67,6 +71,26 @@ def shard_name(split: str, variant: int | None, shard: int, shards: int) -> str:
 def index_name(split: str, variant: int | None) -> str:
     """`train.index.npy`, or `train-v0.index.npy` for variant 0 of a cache."""
     return f"{_part(split, variant)}{_INDEX}"
+
+
+def part_folder(version: int) -> str:
+    """Return the folder of what a version of a dataset has added: `part-00002`."""
+    return f"part-{version:05d}"
+
+
+def is_part_folder(name: str) -> bool:
+    """Return true for the name of such a folder."""
+    return _PART.fullmatch(name) is not None
+
+
+def version_name(version: int) -> str:
+    """Return where the manifest of a version stands that is not the newest any more."""
+    return f"{VERSIONS}/{version}.json"
+
+
+def version_index_name(split: str, variant: int | None, version: int) -> str:
+    """`train-version-2.index.npy`, or `train-v0-version-2.index.npy`; a split's name has no hyphen."""
+    return f"{_part(split, variant)}-version-{version}{_INDEX}"
 
 
 def report_name(task: int) -> str:

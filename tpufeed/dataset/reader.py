@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.dataset.manifest import Manifest, Split, decode_manifest
-from tpufeed.dataset.naming import MANIFEST, PLAN
+from tpufeed.dataset.naming import MANIFEST, PLAN, VERSIONS, version_name
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import (
     DatasetNotFoundError,
+    ManifestError,
     ObjectChangedError,
     ObjectNotFoundError,
     OptionError,
@@ -36,7 +37,7 @@ class Dataset:
     Attributes:
         store: where manifest and index lie.
         manifest: what the dataset holds.
-        version: of the manifest's file, where it is one; else empty.
+        version: of the manifest's file, where it is one; else empty. `number` is that of the dataset's version.
     """
 
     store: Store
@@ -55,12 +56,17 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes open it themselves: a manifest may be long, and connections cannot be sent."""
-        return reopen_dataset, (self.url, self.content_digest)
+        return reopen_dataset, (self.url, self.content_digest, self.number)
 
     @property
     def url(self) -> str:
         """URL of the dataset."""
         return self.store.url
+
+    @property
+    def number(self) -> int:
+        """Number of the version; 1 of a dataset that has not grown."""
+        return self.manifest.number
 
     @cached_property
     def content_digest(self) -> str:
@@ -77,6 +83,10 @@ class Dataset:
         if not self.version or (found is not None and found.version in self._versions):
             return
         present = find_dataset(self.store)
+        if present is not None and present.number > self.number:
+            with suppress(DatasetNotFoundError):  # it has grown since: this version stands there as well
+                older = _open_older(self.store, self.number, present)
+                present = Dataset(self.store, older.manifest, present.version)
         if present is None or present.content_digest != self.content_digest:
             what = "removed" if present is None else "built anew"
             raise ObjectChangedError(
@@ -133,11 +143,11 @@ class Dataset:
             yield decode_example(payload, f"{self.url}, sample {sample} of split {split!r}")
 
 
-def open_dataset(url: str | Path) -> Dataset:
-    """The dataset at `url`.
+def open_dataset(url: str | Path, version: int | None = None) -> Dataset:
+    """The dataset at `url`, in its newest version or in that of this number.
 
     Raises:
-        DatasetNotFoundError: no manifest there.
+        DatasetNotFoundError: no manifest there, or no such version.
         ManifestError: a manifest that is damaged, or of another format version.
         StoreError: the store cannot be read.
     """
@@ -145,7 +155,27 @@ def open_dataset(url: str | Path) -> Dataset:
     found = find_dataset(store)
     if found is None:
         raise DatasetNotFoundError(f"{store.url} holds no dataset: there is no {MANIFEST}. {_how_to_make_one(store)}")
-    return found
+    return found if version in (None, found.number) else _open_older(store, version, found)
+
+
+def _open_older(store: Store, number: int, newest: Dataset) -> Dataset:
+    """Return a version that is not the newest any more. Raises DatasetNotFoundError where it is not there."""
+    name = version_name(number)
+    try:
+        data = store.read(name)
+    except (ObjectNotFoundError, OptionError):
+        kept = ", ".join(map(str, find_versions(store, newest)))
+        raise DatasetNotFoundError(f"{store.url} has no version {number}; it has {kept}") from None
+    found = decode_manifest(data, f"{store.url}/{name}")
+    if found.number != number:
+        raise ManifestError(f"{store.url}/{name} is version {found.number}. The file was edited; restore it")
+    return Dataset(store, found)
+
+
+def find_versions(store: Store, newest: Dataset) -> list[int]:
+    """List the numbers of all versions that can be opened, the newest last."""
+    names = (info.name.removeprefix(f"{VERSIONS}/").removesuffix(".json") for info in store.iter_objects(VERSIONS))
+    return sorted({newest.number, *(int(name) for name in names if name.isdecimal() and int(name) < newest.number)})
 
 
 def _how_to_make_one(store: Store) -> str:
@@ -166,9 +196,11 @@ def _how_to_make_one(store: Store) -> str:
     )
 
 
-def reopen_dataset(url: str, content_digest: str) -> Dataset:
-    """Open a dataset in another process. Raises as `open_dataset`, and ObjectChangedError where it has changed."""
+def reopen_dataset(url: str, content_digest: str, number: int = 1) -> Dataset:
+    """Open a version in another process. Raises as `open_dataset`, and ObjectChangedError where it has changed."""
     dataset = open_dataset(url)
+    if dataset.number > number:
+        dataset = open_dataset(url, number)
     if dataset.content_digest != content_digest:
         raise ObjectChangedError(
             f"{url} holds another dataset (content digest {dataset.content_digest}) than when it was opened "

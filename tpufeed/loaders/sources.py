@@ -64,17 +64,19 @@ class SourceAddress:
 
     url: str
     content_digest: str
+    version: int
     split: str
     classes: JoinedClasses | None
 
     @classmethod
     def of(cls, source: Source) -> "SourceAddress":
         """Return the address of an open source."""
-        return cls(source.dataset.url, source.dataset.content_digest, source.split, source.classes)
+        dataset = source.dataset
+        return cls(dataset.url, dataset.content_digest, dataset.number, source.split, source.classes)
 
     def reopen(self) -> Source:
         """Open it in another process. Raises as `reopen_dataset` does."""
-        return Source(reopen_dataset(self.url, self.content_digest), self.split, self.classes)
+        return Source(reopen_dataset(self.url, self.content_digest, self.version), self.split, self.classes)
 
 
 def open_sources(urls: Sequence[str], split: str, join: JoinBy) -> tuple[Source, ...]:

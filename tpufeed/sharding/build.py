@@ -196,7 +196,7 @@ def shard(  # noqa: PLR0913  # the public face
             estimate = probe_images(inventory, options).estimate if probed else SizeEstimate()
             size = sum(size for _, size in count_shards(inventory, options, estimate).values())
             check_space(destination, size, freed_bytes)
-            write_plan(path, *plan_shards(inventory, options, estimate, source))
+            write_plan(path, *plan_shards(inventory, options, estimate, source, options.to_dict()))
 
     with request.engine.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source, options.to_dict(), make_plan, overwrite)
@@ -394,7 +394,7 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
                 )
         if not finished and plan is None:
             check_space(destination, sum(size for _, size in shards.values()), sum(info.size_bytes for info in old))
-            header, _ = plan_shards(inventory, options, probe.estimate, source)
+            header, _ = plan_shards(inventory, options, probe.estimate, source, options.to_dict())
             check_names(destination, header, foreign_names(destination, old), old)
         of_shards = (iter_warnings(name, count, size, options.hosts) for name, (count, size) in shards.items())
         return Preview(

@@ -10,20 +10,32 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from tpufeed.dataset.commit import Reject
+from tpufeed.dataset.digests import image_digest
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import ImageRef, Input
 from tpufeed.dataset.schema import record_schema
-from tpufeed.errors import OptionError, SourceError
+from tpufeed.dataset.versions import join_features
+from tpufeed.errors import ImageError, OptionError, SourceError
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
-from tpufeed.sharding.labels import Classes, bad_label, iter_class_warnings, iter_labels, make_classes
+from tpufeed.sharding.inputs import Files, iter_read
+from tpufeed.sharding.labels import (
+    Classes,
+    bad_label,
+    extend_classes,
+    iter_class_warnings,
+    iter_labels,
+    make_classes,
+)
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Found, Label, Row
 from tpufeed.sharding.sources import Source, iter_source_warnings
+from tpufeed.sharding.standing import StandingDataset
 from tpufeed.storage.reading import READS, DamagedReadError
 
 _logger = logging.getLogger(__name__)
@@ -50,20 +62,27 @@ class Inventory:
         totals: for each split: inputs, bytes of all their files, and bytes of their paths and columns.
         count: all inputs.
         digest: identity of all inputs together, whatever their order.
+        skipped: inputs that are in the dataset already, which grows.
+        compared_by_size: those of them that were compared by path and size, as the dataset has no digests of them.
+        renewed: inputs of a path that is in the dataset with other content.
         listed_twice: rows that name a file that another row names as well, however they spell it.
         rejects: inputs that are rejected without being read, counted by reason.
         first_rejects: the first few of them.
         warnings: what labels, columns and folders became that may not have been meant, as sentences.
     """
 
-    def __init__(self, folder: Path, source: Source, options: ShardOptions) -> None:
-        """Read all rows of `source` into a file in `folder`.
+    def __init__(
+        self, folder: Path, source: Source, options: ShardOptions, standing: StandingDataset | None = None
+    ) -> None:
+        """Read all rows of `source` into a file in `folder`; of `standing`, the dataset that grows, none again.
 
         Raises:
             SourceError, NoInputsError, OptionError: the source cannot be understood.
             UnavailableError, AccessError: its store does not answer, refuses, or gives other bytes each time.
         """
         self.base, options = source.base, source.options or options
+        self._standing = standing
+        self.skipped, self.compared_by_size, self.renewed = 0, 0, 0
         # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
         self._database = sqlite3.connect(folder / "inventory.sqlite", isolation_level=None)
         self._database.executescript(
@@ -85,7 +104,9 @@ class Inventory:
             raise
 
     def _read(self, source: Source, options: ShardOptions) -> None:
-        found, types, splits = Found(), ColumnTypes(options.declared), set[str]()
+        standing = self._standing
+        declared = options.declared if standing is None else standing.declare(options.declared)
+        found, types, splits = Found(), ColumnTypes(declared), set[str]()
         labels, list_lengths = Counter[Label](), set[int]()
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         rows = source.iter_rows(found)
@@ -109,6 +130,8 @@ class Inventory:
                         f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}; is this the right column?"
                     )
         self._database.execute("COMMIT")
+        if standing is not None:
+            self._skip_known(standing)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         are_folders = source.kind == "folder"
         self._find_features(labels, list_lengths, types, options, are_folders)
@@ -163,13 +186,72 @@ class Inventory:
             alone = self._query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
             list_lengths.update(number for (number,) in alone)
             del labels[None]
-        self.classes = make_classes(labels, options.class_names, are_folders) if self.labelled else Classes((), {})
+        self.classes = Classes((), {})
+        if self.labelled and self._standing is not None and options.class_names is None:
+            self.classes = extend_classes(labels, self._standing.manifest.class_names, are_folders)
+        elif self.labelled:
+            self.classes = make_classes(labels, options.class_names, are_folders)
         several = (min(list_lengths), max(list_lengths)) if self.several_labels else None
         own = record_schema(self.labelled, several, options.boxes)
         features = (*own, *types.schema(), *(picture.spec for picture in options.pictures))
         are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
         self.features = mark_boxes(features, options.boxes, options.box_columns or (), are_cut)
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
+        if self._standing is not None:
+            join_features(self._standing.manifest.features, self.features)
+
+    def _skip_known(self, standing: StandingDataset) -> None:
+        """Leave out inputs that are in the dataset already: those of one path whose bytes are the same."""
+        self._database.executescript(
+            "DROP TABLE IF EXISTS known; CREATE TABLE known(path TEXT, bytes INT, version TEXT, digest BLOB);"
+        )
+        self._database.execute("BEGIN")
+        known = standing.iter_known(self.base)
+        while chunk := list(itertools.islice(known, _ROWS_AT_ONCE)):
+            self._database.executemany("INSERT INTO known VALUES(?,?,?,?)", chunk)
+        self._database.execute("COMMIT")
+        self._database.execute("CREATE INDEX known_path ON known(path)")
+        same = "inputs JOIN known ON known.path = inputs.path AND known.bytes = inputs.bytes"
+        unchanged = {
+            row for (row,) in self._query(f"SELECT inputs.rowid FROM {same} WHERE known.version = inputs.version")
+        }
+        by_size, digests = set[int](), dict[int, set[bytes]]()
+        for row, digest in self._query(f"SELECT inputs.rowid, known.digest FROM {same}"):
+            if row not in unchanged and digest is None:
+                by_size.add(row)
+            elif row not in unchanged:
+                digests.setdefault(row, set()).add(digest)
+        self.compared_by_size = len(by_size)
+        equal = unchanged | by_size | self._rows_of_content({row: digests[row] for row in digests.keys() - by_size})
+        self._database.execute("BEGIN")
+        self._database.executemany("DELETE FROM inputs WHERE rowid = ?", [(row,) for row in equal])
+        self._database.execute("COMMIT")
+        self.skipped = len(equal)
+        (self.renewed,) = self._query(
+            "SELECT COUNT(*) FROM inputs WHERE EXISTS (SELECT 1 FROM known WHERE known.path = inputs.path)"
+        ).fetchone()
+
+    def _rows_of_content(self, digests: dict[int, set[bytes]]) -> set[int]:
+        """Read some inputs, and return those whose bytes have one of their digests."""
+        if not digests:
+            return set()
+        _logger.warning("%s images are read, to compare them with those of the same path and size", f"{len(digests):,}")
+        found, rows = set[int](), sorted(digests)
+        files = Files(self.base)
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[first : first + _ROWS_AT_ONCE]
+            marks = ",".join("?" * len(some))
+            lines = self._query(f"SELECT {_COLUMNS} FROM inputs WHERE rowid IN ({marks}) ORDER BY rowid", *some)
+            # The image's own file alone: neither masks nor columns.
+            inputs = [
+                Input(path, size, version, file=file, offset=offset)
+                for path, size, version, _, file, offset, *_ in lines
+            ]
+            with closing(iter_read(files, inputs)) as read:
+                for row, (_, data) in zip(some, read, strict=True):
+                    if not isinstance(data, ImageError) and image_digest(data[0]) in digests[row]:
+                        found.add(row)
+        return found
 
     def close(self) -> None:
         """Give the file up; its folder's owner removes it."""

@@ -73,6 +73,41 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
     return Classes(tuple(place_of), {label: place_of[spelling[_normalize(name)]] for label, name in names.items()})
 
 
+def extend_classes(labels: Iterable[Label], known: Sequence[str], are_names: bool) -> Classes:
+    """The classes of a dataset with those of further labels behind them, so that each keeps its id.
+
+    Args:
+        labels: all that occur in the new source, each once; None is no label.
+        known: names of the dataset's classes.
+        are_names: also those that look like numbers or like a missing value, as names of folders.
+
+    Raises:
+        SourceError: labels are names and the dataset's classes are ids, or the other way round.
+    """
+    found = [label for label in labels if label is not None]
+    are_ids = bool(known) and list(known) == list(map(str, range(len(known))))
+    if are_ids and not are_names:
+        classes = make_classes(found, None, are_names)
+        if found and list(classes.names) != list(map(str, range(len(classes.names)))):
+            odd = next(name for name in classes.names if not _WHOLE.fullmatch(name))
+            raise SourceError(
+                f"the dataset's classes are ids from 0 to {len(known) - 1}, and the label {odd[:_SAID]!r} is a name; "
+                "nothing was changed. Give the new images ids"
+            )
+        return Classes(max(classes.names, tuple(known), key=len), classes.ids)
+    places = {_normalize(name): place for place, name in enumerate(known)}
+    numbers = [label for label in found if not are_names and _WHOLE.fullmatch(str(label))]
+    if numbers and len(numbers) == len(found) and not any(_WHOLE.fullmatch(name) for name in known):
+        raise SourceError(
+            f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new labels are ids like {numbers[0]!r}; "
+            "nothing was changed. Give the new images names"
+        )
+    new = {label: str(label) for label in found if are_names or not _is_missing(label, _MISSING)}
+    names = sorted({_normalize(name) for name in new.values()} - places.keys())
+    places |= {name: len(known) + place for place, name in enumerate(names)}
+    return Classes((*known, *names), {label: places[_normalize(name)] for label, name in new.items()})
+
+
 def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names: bool) -> Iterator[str]:
     """About classes that may not have been meant, as sentences.
 

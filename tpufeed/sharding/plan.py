@@ -2,8 +2,9 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -117,9 +118,11 @@ def count_shards(inventory: Inventory, options: ShardOptions, estimate: SizeEsti
 
 
 def plan_shards(
-    inventory: Inventory, options: ShardOptions, estimate: SizeEstimate, source: str
+    inventory: Inventory, options: ShardOptions, estimate: SizeEstimate, source: str, identity: Mapping[str, Any]
 ) -> tuple[PlanHeader, Iterator[Task]]:
     """Header and tasks: each split's inputs in the global order, cut into shards of nearly equal size.
+
+    `identity` are the options that the plan is known by.
 
     Raises:
         OptionError: a shard would be smaller than its largest record.
@@ -129,7 +132,7 @@ def plan_shards(
     header = PlanHeader(
         kind=KIND,
         source=source,
-        options=options.to_dict(),
+        options=dict(identity),
         run_id=secrets.token_hex(8),
         input_digest=inventory.digest,
         splits={name: count for name, (count, _) in shards.items()},
@@ -137,7 +140,11 @@ def plan_shards(
         class_names=inventory.classes.names,
         features=inventory.features,
         base=inventory.base,
-        notes={"images": inventory.count, "listed_twice": inventory.listed_twice},
+        notes={
+            "images": inventory.count,
+            "listed_twice": inventory.listed_twice,
+            **({"skipped": inventory.skipped} if inventory.skipped else {}),
+        },
         ignored_files=inventory.ignored_files,
         warnings=inventory.warnings,
     )

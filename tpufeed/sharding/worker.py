@@ -1,6 +1,7 @@
 """One task of a sharding: read its inputs, store their images, put the shard and its report."""
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -8,8 +9,9 @@ import msgspec
 
 from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
 from tpufeed.dataset.destination import see_destination
+from tpufeed.dataset.digests import UNREAD, image_digest
 from tpufeed.dataset.manifest import Markers
-from tpufeed.dataset.plan import Owner, PlanHeader, Task, TaskRef, read_task
+from tpufeed.dataset.plan import Input, Owner, PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.schema import LABEL, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine
@@ -17,7 +19,7 @@ from tpufeed.errors import AccessError, BuildError, ImageError, UnavailableError
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.sharding.inputs import Files, iter_taken
-from tpufeed.sharding.sample import SampleMaker
+from tpufeed.sharding.sample import SampleMaker, StoredSample
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import encode_entries
@@ -52,14 +54,22 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
     counts, images, odd = [0] * len(header.class_names), Counter[str](), Counter[str]()
     rewritten, added_bytes, unmarked = 0, 0, Counter[str]()
     rejects: list[Reject] = []
+    digests, last = bytearray(), UNREAD
+
+    def take(item: Input, data: Sequence[bytes]) -> StoredSample:
+        nonlocal last
+        last = image_digest(data[0])
+        return make(item, data)
 
     with destination.temporary_folder() as folder:
         path = folder / "shard"
         with (
-            closing(iter_taken(files, task.inputs, make)) as inputs,
+            closing(iter_taken(files, task.inputs, take)) as inputs,
             ShardWriter(path, record_layout(header.features)) as writer,
         ):
             for item, sample in inputs:
+                digests += last
+                last = UNREAD
                 if isinstance(sample, ImageError):
                     rejects.append(Reject(item.path, sample.reason, str(sample)))
                     meter.add(rejects=1)
@@ -95,6 +105,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
         dict(odd),
         retries,
         markers=Markers(rewritten, added_bytes, dict(unmarked)) if context.policy.restart_markers else msgspec.UNSET,
+        digests=bytes(digests),
     )
     put_report(destination, report, context.owner)
 

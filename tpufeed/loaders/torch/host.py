@@ -14,6 +14,8 @@ from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
+from tpufeed.loaders.loader import DatasetLike
+from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
@@ -66,7 +68,7 @@ class TFRecordImages(TorchDataset[Any]):
     @named_options(dict.fromkeys(("batch_size", "shuffle", "num_workers", "drop_last"), "give it to the DataLoader"))
     def __init__(  # noqa: PLR0913  # each option is a parameter that editors show
         self,
-        url: str | Path,
+        url: DatasetLike,
         split: str = "train",
         *,
         transform: Callable[[Any], Any] | None = None,
@@ -86,8 +88,11 @@ class TFRecordImages(TorchDataset[Any]):
         self._options = LoaderOptions(**given)
         self._split = split
         self.transform = transform
-        self._dataset: Dataset | None = open_dataset(url)
+        if isinstance(url, Mixture):
+            raise OptionError("a mixture has an order and no samples by number; give it to torch_loader")
+        self._dataset: Dataset | None = url if isinstance(url, Dataset) else open_dataset(url)
         self._url = self._dataset.url
+        self._version = self._dataset.number
         self._digest = ""
         self._records = self._dataset.split(split).records
         # In shared memory: workers that outlive an epoch see that the next one has begun.
@@ -176,7 +181,7 @@ class TFRecordImages(TorchDataset[Any]):
         if self._samples is None or self._process != os.getpid():
             if self._dataset is None:
                 # Of a pickle. Not while unpickling: a worker that fails there dies without saying why.
-                self._dataset = reopen_dataset(self._url, self._digest)
+                self._dataset = reopen_dataset(self._url, self._digest, self._version)
             else:  # the manifest stays in memory that both have
                 self._dataset = replace(self._dataset, store=open_store(self._url))
             worker = get_worker_info()
