@@ -79,6 +79,8 @@ class BuildResult:
         listed_twice: inputs that the source names more than once.
         retries: requests to stores that this run made again.
         warnings: what would serve training better, as sentences.
+        skipped: images of an append that were in the dataset already.
+        added: samples that an append has added; None where it was no append.
     """
 
     url: str
@@ -91,6 +93,8 @@ class BuildResult:
     listed_twice: int = 0
     retries: int = 0
     warnings: tuple[str, ...] = ()
+    skipped: int = 0
+    added: int | None = None
 
     @property
     def rejects(self) -> int:

@@ -60,7 +60,7 @@ def read_digests(store: Store, inputs: int) -> npt.NDArray[np.uint8] | None:
         return None
     if len(data) != inputs * DIGEST_BYTES:
         raise ManifestError(
-            f"{store.url}/{DIGESTS} has {len(data)} bytes; {inputs:,} inputs take {inputs * DIGEST_BYTES}. The file was "
-            "damaged: remove it, and images are compared by path and size"
+            f"{store.url}/{DIGESTS} has {len(data)} bytes; {inputs:,} inputs take {inputs * DIGEST_BYTES}. The file "
+            "was damaged: remove it, and images are compared by path and size"
         )
     return np.frombuffer(data, np.uint8).reshape(inputs, DIGEST_BYTES)

@@ -285,7 +285,8 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
         yield from _iter_split_problems(name, split, manifest.several_labels)
     has_grown = (msgspec.UNSET not in (manifest.version, manifest.parts), manifest.format_version == GROWN_VERSION)
     if has_grown[0] != has_grown[1] or len(manifest.history) != manifest.number:
-        yield f"format version {manifest.format_version} with {len(manifest.history)} parts in version {manifest.number}"
+        parts = len(manifest.history)
+        yield f"format version {manifest.format_version} with {parts} parts in version {manifest.number}"
     added = Counter[str]()
     for part in manifest.history:
         added.update(part.records)

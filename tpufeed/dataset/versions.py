@@ -1,8 +1,8 @@
 """Datasets that grow: a version is the one before and a part, which is built below it like a dataset of its own.
 
 The part's build ends with its own manifest. Then it is published: the manifest that stands is kept as
-`_tpufeed/versions/N.json`, an index over all shards of each split is put under a new name, and manifest.json is replaced
-in one step, if it is still the one that the part was built for. Nothing that stands is moved or written again.
+`_tpufeed/versions/N.json`, an index over all shards of each split is put under a new name, and manifest.json is
+replaced in one step, if it is still the one that the part was built for. Nothing that stands is moved or written again.
 """
 
 import hashlib

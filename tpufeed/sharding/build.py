@@ -33,6 +33,7 @@ from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_shards, probe_images
 from tpufeed.sharding.sources import find_source
+from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.registry import open_store
@@ -196,7 +197,7 @@ def shard(  # noqa: PLR0913  # the public face
             estimate = probe_images(inventory, options).estimate if probed else SizeEstimate()
             size = sum(size for _, size in count_shards(inventory, options, estimate).values())
             check_space(destination, size, freed_bytes)
-            write_plan(path, *plan_shards(inventory, options, estimate, source, options.to_dict()))
+            write_plan(path, *plan_shards(inventory, options, estimate, source))
 
     with request.engine.prepare(ENTRY):
         plan, joined = join_or_begin(destination, KIND, source, options.to_dict(), make_plan, overwrite)
@@ -278,8 +279,8 @@ def _check_joined(request: _Request, plan: Plan) -> None:
 
 
 @contextmanager
-def take_inventory(source: str, options: ShardOptions) -> Iterator[Inventory]:
-    """List all inputs of a source into a file that is removed afterwards.
+def take_inventory(source: str, options: ShardOptions, standing: StandingDataset | None = None) -> Iterator[Inventory]:
+    """List all inputs of a source into a file that is removed afterwards; those of a dataset that grows are left out.
 
     Raises:
         OptionError, NoInputsError, SourceError: the source cannot be understood.
@@ -288,7 +289,7 @@ def take_inventory(source: str, options: ShardOptions) -> Iterator[Inventory]:
     found = find_source(source, options)
     with temporary_folder() as folder:  # of a killed run, too, nothing stays
         try:
-            with Inventory(folder, found, options) as inventory:
+            with Inventory(folder, found, options, standing) as inventory:
                 yield inventory
         except sqlite3.Error as error:
             raise BuildError(
@@ -394,7 +395,7 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
                 )
         if not finished and plan is None:
             check_space(destination, sum(size for _, size in shards.values()), sum(info.size_bytes for info in old))
-            header, _ = plan_shards(inventory, options, probe.estimate, source, options.to_dict())
+            header, _ = plan_shards(inventory, options, probe.estimate, source)
             check_names(destination, header, foreign_names(destination, old), old)
         of_shards = (iter_warnings(name, count, size, options.hosts) for name, (count, size) in shards.items())
         return Preview(

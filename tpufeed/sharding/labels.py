@@ -99,8 +99,8 @@ def extend_classes(labels: Iterable[Label], known: Sequence[str], are_names: boo
     numbers = [label for label in found if not are_names and _WHOLE.fullmatch(str(label))]
     if numbers and len(numbers) == len(found) and not any(_WHOLE.fullmatch(name) for name in known):
         raise SourceError(
-            f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new labels are ids like {numbers[0]!r}; "
-            "nothing was changed. Give the new images names"
+            f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new labels are ids like "
+            f"{numbers[0]!r}; nothing was changed. Give the new images names"
         )
     new = {label: str(label) for label in found if are_names or not _is_missing(label, _MISSING)}
     names = sorted({_normalize(name) for name in new.values()} - places.keys())

@@ -17,7 +17,7 @@ from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import parse_size
 
 _DEFAULT_SHARD_BYTES = 128 * 10**6
-_POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged"})
+POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged"})
 _FORM = "write them like train=0.9,val=0.1"
 
 
@@ -90,9 +90,9 @@ class ShardOptions:
         if self.shards is not None and (self.shards < 1 or self.shards % self.hosts):
             raise OptionError(f"shards are a multiple of the {self.hosts} hosts, not {self.shards}")
         policy: dict[str, Any] = dict(self.policy or {})
-        unknown = policy.keys() - _POLICIES
+        unknown = policy.keys() - POLICIES
         if unknown:
-            raise OptionError(f"no policy for {', '.join(sorted(unknown))}; there are {', '.join(sorted(_POLICIES))}")
+            raise OptionError(f"no policy for {', '.join(sorted(unknown))}; there are {', '.join(sorted(POLICIES))}")
         images = ImagePolicy(
             check=self.check,
             encode=self.encode,

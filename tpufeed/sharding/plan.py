@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.plan import Input, PlanHeader, Task
+from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.sharding.inputs import Files, iter_taken
@@ -118,11 +119,20 @@ def count_shards(inventory: Inventory, options: ShardOptions, estimate: SizeEsti
 
 
 def plan_shards(
-    inventory: Inventory, options: ShardOptions, estimate: SizeEstimate, source: str, identity: Mapping[str, Any]
+    inventory: Inventory,
+    options: ShardOptions,
+    estimate: SizeEstimate,
+    source: str,
+    base: Dataset | None = None,
 ) -> tuple[PlanHeader, Iterator[Task]]:
     """Header and tasks: each split's inputs in the global order, cut into shards of nearly equal size.
 
-    `identity` are the options that the plan is known by.
+    Args:
+        inventory: of the inputs.
+        options: of the build.
+        estimate: of the sizes of records.
+        source: URL of the inputs.
+        base: the version of a dataset that the build appends to.
 
     Raises:
         OptionError: a shard would be smaller than its largest record.
@@ -132,7 +142,7 @@ def plan_shards(
     header = PlanHeader(
         kind=KIND,
         source=source,
-        options=dict(identity),
+        options=plan_options(options, base),
         run_id=secrets.token_hex(8),
         input_digest=inventory.digest,
         splits={name: count for name, (count, _) in shards.items()},
@@ -162,6 +172,12 @@ def plan_shards(
                 number += 1
 
     return header, iter_tasks()
+
+
+def plan_options(options: ShardOptions, base: Dataset | None) -> dict[str, Any]:
+    """Return the options that a plan is known by; those of an append name the version that it begins with."""
+    begins_with = {} if base is None else {"append_to": base.number, "base_digest": base.content_digest}
+    return {**options.to_dict(), **begins_with}
 
 
 def cut(sized: Iterable[tuple[Input, float]], count: int, shards: int, total: float) -> Iterator[list[Input]]:

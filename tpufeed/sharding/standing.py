@@ -32,12 +32,13 @@ class StandingDataset:
         command = dataset.manifest.options.get("command")
         if dataset.manifest.cache is not None:
             raise OptionError(
-                f"{dataset.url} is a cache: append to the dataset that it was made of, and run tpufeed cache warmup again"
+                f"{dataset.url} is a cache: append to the dataset that it was made of, and run tpufeed cache warmup "
+                "again"
             )
         if command != "shard":
             raise OptionError(
-                f"{dataset.url} was made by tpufeed {command}, and only what tpufeed shard has made can grow; shard the "
-                "new images as a dataset of their own, and mix both with tpufeed.Mixture"
+                f"{dataset.url} was made by tpufeed {command}, and only what tpufeed shard has made can grow; shard "
+                "the new images as a dataset of their own, and mix both with tpufeed.Mixture"
             )
 
     @property
