@@ -23,7 +23,7 @@ PLAN = """
 import json, resource, sys, time
 from tpufeed.dataset.commit import join_or_begin
 from tpufeed.dataset.plan import write_plan
-from tpufeed.sharding.build import take_inventory
+from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import SizeEstimate, plan_shards
 from tpufeed.storage.registry import open_store

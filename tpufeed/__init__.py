@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tpufeed.loaders.torch.pixels import random_flip, random_shift
     from tpufeed.loaders.xla.loader import xla_loader
     from tpufeed.profiling.clock import StepClock
+    from tpufeed.sharding.append import append
     from tpufeed.sharding.build import shard
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "World",
     "__version__",
     "adopt",
+    "append",
     "cache",
     "count_cores",
     "device_loader",
@@ -64,6 +66,7 @@ _ROOM_OF_NAME = {
     "TFRecordImages": "loaders.torch.host",
     "World": "dataset.partition",
     "adopt": "dataset.adopt",
+    "append": "sharding.append",
     "count_cores": "loaders.cores",
     "device_loader": "loaders.torch.device",
     "jax_loader": "loaders.jax.loader",

@@ -19,8 +19,7 @@ from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
 from tpufeed.errors import DatasetNotFoundError, OptionError
 from tpufeed.images.ops import OPS
-from tpufeed.sharding.build import take_inventory
-from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined, forged
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.registry import open_store

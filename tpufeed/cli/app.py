@@ -27,6 +27,7 @@ def _help_of(command: Callable[..., None]) -> str:
 
 for _typer, _name, _command in (
     (app, "shard", shard.shard_command),
+    (app, "append", shard.append_command),
     (app, "adopt", adopt.adopt_command),
     (app, "info", info.info_command),
     (app, "verify", verify.verify_command),

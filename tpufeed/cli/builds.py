@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.cache.build import CachePreview
     from tpufeed.dataset.build import BuildProgress, BuildResult, ProgressListener
     from tpufeed.engines.engine import Engine
-    from tpufeed.sharding.build import Preview
+    from tpufeed.sharding.preview import Preview
 
 EngineName = Annotated[
     str,
@@ -167,6 +167,8 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
         "seconds": result.seconds,
         "images_per_second": done / result.seconds if done and result.seconds else None,
         "content_digest": manifest.content_digest,
+        **({} if result.added is None else {"version": manifest.number, "added": result.added}),
+        **({} if result.added is None else {"skipped": result.skipped}),
     }
 
 
@@ -174,6 +176,12 @@ def _print_build(result: "BuildResult") -> None:
     from tpufeed.dataset.schema import further_columns
 
     manifest = result.manifest
+    if result.added == 0:
+        echo(
+            f"nothing new: all {number_of(result.skipped, 'image')} are in {result.url} already, which stays version "
+            f"{manifest.number}"
+        )
+        return
     if result.images == result.earlier_images and not result.seconds:
         echo(f"{result.url} is complete already: nothing to do")
         return
@@ -199,6 +207,9 @@ def _print_build(result: "BuildResult") -> None:
     rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
     again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
     echo(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
+    if result.added is not None:
+        there = f"; {number_of(result.skipped, 'image')} were there already" if result.skipped else ""
+        echo(f"version {manifest.number}: {number_of(result.added, 'image')} added{there}")
     echo(f"dataset: {result.url}")
 
 
@@ -219,6 +230,9 @@ def print_preview(
         return
     print_table(preview.destination, columns, rows)
     say_details()
+    skipped = getattr(preview, "skipped", 0)
+    if skipped:
+        echo(f"in the dataset already: {number_of(skipped, 'image')}, which are skipped")
     free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
     echo(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
     echo(f"time: about {preview.seconds:,.0f} s")

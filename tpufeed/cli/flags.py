@@ -85,6 +85,9 @@ LogJson = Annotated[
 Report = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page with plots, as out.html.", rich_help_panel=OUTPUT)
 ]
+Version = Annotated[
+    int | None, typer.Option(metavar="N", help="Of a dataset that has grown.", show_default="the newest")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove what stands at DST first.", rich_help_panel=RUN)]
 Fsync = Annotated[
     bool,

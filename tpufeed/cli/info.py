@@ -1,7 +1,9 @@
 """`tpufeed info`."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.console import echo, print_json, reports_errors
@@ -21,16 +23,28 @@ _OPTIONS_OF_THE_CACHE = ("final", "encode", "quality", "seed")
 
 
 @reports_errors
-def info_command(url: flags.Url, as_json: flags.AsJson = False) -> None:
+def info_command(
+    url: flags.Url,
+    version: flags.Version = None,
+    versions: Annotated[
+        bool, typer.Option("--versions", help="List the versions of a dataset that has grown.")
+    ] = False,
+    as_json: flags.AsJson = False,
+) -> None:
     """Say what a dataset holds.
 
     Examples:
       tpufeed info flowers
+      tpufeed info flowers --versions
       tpufeed info gs://bucket/flowers --json
     """
     from tpufeed.dataset.reader import open_dataset
 
-    facts = _facts(open_dataset(url))
+    dataset = open_dataset(url, version)
+    if versions:
+        _print_versions(dataset, as_json)
+        return
+    facts = _facts(dataset)
     if as_json:
         print_json(facts)
         return
@@ -39,6 +53,40 @@ def info_command(url: flags.Url, as_json: flags.AsJson = False) -> None:
         _print_classes(facts)
     for line in _iter_lines(facts):
         echo(line)
+
+
+def _print_versions(dataset: "Dataset", as_json: bool) -> None:
+    """Print each version that has led to this one: what it has added, and if it can still be opened."""
+    import msgspec
+
+    from tpufeed.dataset.reader import find_versions
+
+    kept = find_versions(dataset.store, dataset)
+    parts = [
+        {"version": number, "kept": number in kept, **msgspec.to_builtins(part)}
+        for number, part in enumerate(dataset.manifest.history, 1)
+    ]
+    if as_json:
+        print_json(parts)
+        return
+    splits = list(dataset.manifest.splits)
+    rows = [
+        (
+            str(part["version"]),
+            part["kind"],
+            *(f"{part['records'].get(name, 0):,}" for name in splits),
+            f"{part['skipped']:,}",
+            "yes" if part["kept"] else "no",
+            part["source"],
+        )
+        for part in parts
+    ]
+    columns = ("version", "made by", *(f"{name} added" for name in splits), "skipped", "kept", "from")
+    print_table(_printable(dataset.url), columns, rows, texts=(1, len(columns) - 1))
+    for part in parts:
+        if part["different"]:
+            options = ", ".join(f"{name} {_value(value)}" for name, value in part["different"].items())
+            echo(f"version {part['version']} was made with other options: {options}")
 
 
 def _facts(dataset: "Dataset") -> dict[str, Any]:
@@ -67,6 +115,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
         "markers": msgspec.to_builtins(manifest.markers) if manifest.markers else None,
         "cache": None if manifest.cache is None else cache | {"source": manifest.options.get("source")},
         "content_digest": dataset.content_digest,
+        "version": dataset.number,
         **{name: getattr(manifest, name) for name in _SAME_IN_THE_MANIFEST},
     }
 
@@ -122,6 +171,8 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if name not in known and value not in (None, [], ()):
             yield f"  {name}: {_value(value)}"
+    if facts["version"] > 1:
+        yield f"version: {facts['version']} (--versions lists what each has added)"
     yield f"content digest: {facts['content_digest']}"
 
 

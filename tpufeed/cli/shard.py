@@ -25,7 +25,7 @@ from tpufeed.diagnosis.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.engines.engine import Engine
-    from tpufeed.sharding.build import Preview
+    from tpufeed.sharding.preview import Preview
 
 
 @reports_build_errors
@@ -109,6 +109,20 @@ def shard_command(
     workers: flags.Workers = None,
     engine: EngineName = "local",
     ray_address: RayAddress = None,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append", help="Add the images to the dataset at DST, as its next version.", rich_help_panel=flags.RUN
+        ),
+    ] = False,
+    allow_different: Annotated[
+        bool,
+        typer.Option(
+            "--allow-different",
+            help="Append although options that decide bytes are not the dataset's.",
+            rich_help_panel=flags.RUN,
+        ),
+    ] = False,
     overwrite: flags.Overwrite = False,
     fsync: flags.Fsync = False,
     dry_run: flags.DryRun = False,
@@ -124,6 +138,7 @@ def shard_command(
       tpufeed shard flowers.csv from-table --image path --label species --dry-run
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
+    from tpufeed.sharding.append import preview_append
     from tpufeed.sharding.build import preview_shard, shard
     from tpufeed.sharding.options import ShardOptions
 
@@ -156,12 +171,60 @@ def shard_command(
     )
     chosen = choose_engine(engine, workers, ray_address, beam)
     run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)
+    if dry_run and append:
+        _print_preview(preview_append(src, dst, ShardOptions(**options), workers=workers), chosen, as_json)
+        return
     if dry_run:
         _print_preview(preview_shard(src, dst, ShardOptions(**options), **run), chosen, as_json)
         return
-    run_build(
-        "sharding", lambda listen: shard(src, dst, listener=listen, fsync=fsync, **run, **options), as_json, log_json
-    )
+    run |= given(fsync=fsync, append=append, allow_different=allow_different)
+    run_build("sharding", lambda listen: shard(src, dst, listener=listen, **run, **options), as_json, log_json)
+
+
+@reports_build_errors
+def append_command(  # each option is a flag
+    src: flags.Src,
+    dst: Annotated[str, typer.Argument(metavar="DST", help="The dataset that grows: a path or URL.")],
+    beam: BeamArguments = None,
+    split_by: flags.SplitBy = None,
+    image: flags.Image = None,
+    label: flags.Label = None,
+    masks: flags.Masks = None,
+    max_rejects: flags.MaxRejects = None,
+    workers: flags.Workers = None,
+    engine: EngineName = "local",
+    ray_address: RayAddress = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Discard what an append that was interrupted has left.",
+            rich_help_panel=flags.RUN,
+        ),
+    ] = False,
+    fsync: flags.Fsync = False,
+    dry_run: flags.DryRun = False,
+    as_json: flags.AsJson = False,
+    log_json: flags.LogJson = False,
+) -> None:
+    """Add new images to a dataset, as its next version.
+
+    They are stored with the options of the dataset. Images that are in it already are skipped; nothing that stands is
+    written again, and who reads an older version goes on.
+
+    Examples:
+      tpufeed append photos flowers
+      tpufeed append gs://bucket/raw/new gs://bucket/flowers --dry-run
+    """
+    from tpufeed.sharding.append import append, preview_append
+
+    options = given(split_by=split_by, image=image, label=label, masks=masks)
+    chosen = choose_engine(engine, workers, ray_address, beam)
+    if dry_run:
+        _print_preview(preview_append(src, dst, options, workers=workers), chosen, as_json)
+        return
+    run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen, fsync=fsync)
+    run_build("appending", lambda listen: append(src, dst, listener=listen, **run, **options), as_json, log_json)
 
 
 def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -> None:

@@ -32,6 +32,7 @@ def show_command(
     count: Annotated[int, _sheet(metavar="N", help="Images on the sheet; of a cache, variants count.")] = 64,
     seed: Annotated[int, _sheet(metavar="N", help="Seed of the choice of samples.")] = 0,
     size: Annotated[int, _sheet(metavar="PIXELS", help="Side of the thumbnails.")] = 160,
+    version: flags.Version = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Draw a labelled contact sheet of samples.
@@ -47,7 +48,7 @@ def show_command(
 
     check_sheet_path(out)
     options = SheetOptions(count=count, class_name=class_name, seed=seed, size_px=size)
-    dataset = open_dataset(url)
+    dataset = open_dataset(url, version)
     if split is None and "train" in dataset.manifest.splits:
         split = "train"
     sheet = make_contact_sheet(dataset, split, options)

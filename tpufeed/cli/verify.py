@@ -30,6 +30,7 @@ def verify_command(
             show_default="none",
         ),
     ] = None,
+    version: flags.Version = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Read every byte and compare it with the manifest.
@@ -55,7 +56,7 @@ def verify_command(
 
     try:
         with line:
-            found = verify(url, decode, listen)
+            found = verify(url, decode, listen, version=version)
     except (DatasetDamagedError, DatasetUnreadableError) as error:
         damages = error.damages if isinstance(error, DatasetDamagedError) else ()
         _print_problems(url, damages, error.unreadable, as_json)

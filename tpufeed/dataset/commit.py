@@ -18,7 +18,20 @@ import msgspec
 
 from tpufeed.dataset.destination import check_writable
 from tpufeed.dataset.manifest import Manifest, Markers
-from tpufeed.dataset.naming import MANIFEST, PLAN, REJECTS, REMOVALS, REPORTS, removals_name, report_name
+from tpufeed.dataset.naming import (
+    DIGESTS,
+    DUPLICATES,
+    MANIFEST,
+    PLAN,
+    REJECTS,
+    REMOVALS,
+    REPORTS,
+    VERSIONS,
+    part_folder,
+    removals_name,
+    report_name,
+    version_index_name,
+)
 from tpufeed.dataset.plan import (
     Owner,
     Plan,
@@ -44,6 +57,7 @@ from tpufeed.errors import (
     mask_secrets,
 )
 from tpufeed.storage.reading import READS
+from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
@@ -182,9 +196,26 @@ def find_build(store: Store) -> list[ObjectInfo]:
         adopted = dataset.manifest.options.get("command") == "adopt"
         variants = [variant for split in dataset.manifest.splits.values() for variant in split.variants]
         names += [file.name for variant in variants for file in ([variant.index] if adopted else variant.files)]
-    names = [MANIFEST, *names, REJECTS] if names else []
-    reports = [name for name in present if name.startswith((f"{REPORTS}/", f"{REMOVALS}-"))]
+        names += _names_of_growth(store, dataset, present)
+    names = [MANIFEST, *names, REJECTS, DIGESTS, DUPLICATES] if names else []
+    reports = [name for name in present if name.startswith((f"{REPORTS}/", f"{REMOVALS}-", f"{VERSIONS}/"))]
     return [present[name] for name in dict.fromkeys((*names, *reports, PLAN)) if name in present]
+
+
+def _names_of_growth(store: Store, dataset: Dataset, present: Mapping[str, ObjectInfo]) -> list[str]:
+    """Return what the versions of a dataset have put, and what an append that was interrupted has left."""
+    indexes = [
+        version_index_name(split, variant, number)
+        for number in range(2, dataset.number + 2)
+        for split in dataset.manifest.splits
+        for variant in (None, *range(len(dataset.manifest.splits[split].variants)))
+    ]
+    parts = [
+        name
+        for number in range(2, dataset.number + 2)
+        for name in (f"{part_folder(number)}/{info.name}" for info in find_build(open_part(store, number)))
+    ]
+    return [name for name in (*indexes, *parts) if name in present]
 
 
 def find_finished(store: Store) -> Dataset | None:
@@ -308,6 +339,11 @@ def _read_removals(store: Store, name: str) -> dict[str, str] | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
+
+
+def open_part(store: Store, version: int) -> Store:
+    """Return the store below a dataset in which this version is built."""
+    return open_store(f"{store.url.rstrip('/')}/{part_folder(version)}")
 
 
 def foreign_names(store: Store, old: Sequence[ObjectInfo]) -> set[str]:

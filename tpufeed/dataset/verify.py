@@ -75,7 +75,13 @@ class VerifyProgress:
 VerifyListener = Callable[[VerifyProgress], None]
 
 
-def verify(url: str | Path, decode: str | None = None, listener: VerifyListener | None = None) -> Verified:
+def verify(
+    url: str | Path,
+    decode: str | None = None,
+    listener: VerifyListener | None = None,
+    *,
+    version: int | None = None,
+) -> Verified:
     """Read every byte of a dataset and compare it with the manifest.
 
     Presence, size and CRC of each shard and index, both CRCs of each record, every feature against the schema, the
@@ -86,6 +92,7 @@ def verify(url: str | Path, decode: str | None = None, listener: VerifyListener 
         url: the dataset.
         decode: "all" also decodes every image, "5%" about one in twenty, the same ones each time.
         listener: called in this thread with the progress, at the start and after each shard.
+        version: of a dataset that has grown; the newest by default.
 
     Raises:
         DatasetDamagedError: `damages` lists all there are, with shard, record and byte; `unreadable` the files that
@@ -96,7 +103,7 @@ def verify(url: str | Path, decode: str | None = None, listener: VerifyListener 
         OptionError: `decode` is no such share.
     """
     picks = parse_picks(decode)
-    dataset = open_dataset(url)
+    dataset = open_dataset(url, version)
     manifest = dataset.manifest
     variants = [variant for split in manifest.splits.values() for variant in split.variants]
     problems = list(map_shards(dataset.store, lambda variant, _: _check_index(dataset.store, variant), variants))

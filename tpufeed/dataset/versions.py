@@ -28,22 +28,16 @@ from tpufeed.dataset.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from tpufeed.dataset.naming import MANIFEST, part_folder, version_index_name, version_name
+from tpufeed.dataset.naming import MANIFEST, version_index_name, version_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import LABEL, FeatureSpec
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, mask_secrets
 from tpufeed.storage.reading import open_object
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
 
 _logger = logging.getLogger(__name__)
 _BLOCK_BYTES = 4 << 20
-
-
-def open_part(store: Store, version: int) -> Store:
-    """Return the store below a dataset in which this version is built."""
-    return open_store(f"{store.url.rstrip('/')}/{part_folder(version)}")
 
 
 def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) -> tuple[FeatureSpec, ...]:

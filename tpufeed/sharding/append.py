@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
-from tpufeed.dataset.commit import find_finished, join_or_begin
+from tpufeed.dataset.commit import find_finished, join_or_begin, open_part
 from tpufeed.dataset.destination import check_space, choose_engine, refuse_source
 from tpufeed.dataset.manifest import Part
 from tpufeed.dataset.naming import part_folder
@@ -14,7 +14,7 @@ from tpufeed.dataset.plan import Plan, differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget
 from tpufeed.dataset.schema import record_schema
-from tpufeed.dataset.versions import open_part, publish
+from tpufeed.dataset.versions import publish
 from tpufeed.engines.engine import Engine, Job
 from tpufeed.errors import (
     BuildError,
@@ -24,10 +24,11 @@ from tpufeed.errors import (
     OptionError,
     mask_secrets,
 )
-from tpufeed.sharding.build import take_inventory
+from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import POLICIES, ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_options, plan_shards, probe_images
+from tpufeed.sharding.preview import Preview, make_preview
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
 from tpufeed.storage.registry import open_store
@@ -95,38 +96,13 @@ def append(  # noqa: PLR0913  # the public face
         DuplicateWriterError: another append is at work, or was interrupted.
         TooManyRejectsError, TaskError, BuildError: the work failed; the dataset is as it was.
     """
-    given = {"image": image, "label": label, "split_by": split_by, "masks": None if masks is None else str(masks)}
-
-    def options_for(base: Dataset) -> ShardOptions:
-        return options_of(base, {name: value for name, value in given.items() if value is not None})
-
-    run = _Run(parse_budget(max_rejects), overwrite, fsync, workers, engine, listener)
-    return run.append(src, dst, options_for, allow_different=True)
-
-
-def append_with(  # noqa: PLR0913  # those of `append`
-    src: str | Path,
-    dst: str | Path,
-    options: ShardOptions,
-    *,
-    allow_different: bool,
-    max_rejects: str | int | None = None,
-    overwrite: bool = False,
-    fsync: bool = False,
-    workers: int | None = None,
-    engine: Engine | str | None = None,
-    listener: ProgressListener | None = None,
-) -> BuildResult:
-    """Append with options that are given in full, as `tpufeed shard --append` does; raises as `append` does.
-
-    Options that decide bytes and are not the dataset's are an OptionError, unless `allow_different`.
-    """
-    run = _Run(parse_budget(max_rejects), overwrite, fsync, workers, engine, listener)
-    return run.append(src, dst, lambda _: options, allow_different)
+    given = {"image": image, "label": label, "split_by": split_by, "masks": masks}
+    run = AppendRun(parse_budget(max_rejects), overwrite, fsync, workers, engine, listener)
+    return run.append(src, dst, lambda base: options_of(base, given), allow_different=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class AppendRun:
     """How an append is run."""
 
     budget: RejectBudget
@@ -144,11 +120,7 @@ class _Run:
         refuse_source(store, source)
         engine = choose_engine(self.engine, self.workers, source, store)
         for _ in range(_TRIES):
-            base = find_finished(store)
-            if base is None:
-                raise DatasetNotFoundError(
-                    f"{store.url} holds no dataset to append to; make one with: tpufeed shard {source.url} {store.url}"
-                )
+            base = _find_base(store, source.url)
             standing, options = StandingDataset(base), options_for(base)
             different = _different(base, options)
             if different and not allow_different:
@@ -240,13 +212,43 @@ class _NothingNewError(Exception):  # internal: there is nothing to plan
         self.skipped = skipped
 
 
+def preview_append(
+    src: str | Path,
+    dst: str | Path,
+    given: Mapping[str, Any] | ShardOptions,
+    *,
+    workers: int | None = None,
+) -> Preview:
+    """Tell what an append would do; `given` are all options, or those that say how to read the source.
+
+    Raises as `append` does. Changes nothing.
+    """
+    source, store = open_store(src), open_store(dst)
+    refuse_source(store, source)
+    standing = StandingDataset(_find_base(store, source.url))
+    options = given if isinstance(given, ShardOptions) else options_of(standing.dataset, given)
+    with take_inventory(source.url, options, standing) as inventory:
+        probe = probe_images(inventory, options)
+        shards = count_shards(inventory, options, probe.estimate) if inventory.count else {}
+        return make_preview(inventory, probe, shards, options, store, workers, not inventory.count, source.url)
+
+
+def _find_base(store: Store, source: str) -> Dataset:
+    base = find_finished(store)
+    if base is None:
+        raise DatasetNotFoundError(
+            f"{store.url} holds no dataset to append to; make one with: tpufeed shard {source} {store.url}"
+        )
+    return base
+
+
 def options_of(base: Dataset, given: Mapping[str, Any]) -> ShardOptions:
-    """Return the options of a dataset's first build, with those that say how to read a further source.
+    """Return the options of a dataset's first build, with those that say how to read a further source; None is none.
 
     Raises:
         OptionError: the dataset was made of masks in a parallel folder, and none is given.
     """
-    stored = dict(base.manifest.options)
+    stored, given = base.manifest.options, {name: value for name, value in given.items() if value is not None}
     options: dict[str, Any] = {name: stored[name] for name in _STORED if stored.get(name) is not None}
     options["policy"] = {name: stored[name] for name in POLICIES if name in stored}
     options["shares"] = stored.get("split")
@@ -262,7 +264,7 @@ def options_of(base: Dataset, given: Mapping[str, Any]) -> ShardOptions:
         )
     if "split_by" in given:
         options["shares"] = None
-    return ShardOptions(**(options | dict(given)))
+    return ShardOptions(**(options | given))
 
 
 def _different(base: Dataset, options: ShardOptions) -> dict[str, Any]:

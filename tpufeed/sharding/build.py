@@ -1,14 +1,11 @@
 """`shard`: from raw images to a dataset, and the preview of it."""
 
-import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tpufeed.dataset.advice import iter_warnings
 from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import (
     check_destination,
@@ -23,19 +20,18 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import Plan, check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget, too_many
-from tpufeed.dataset.schema import further_columns, record_schema
-from tpufeed.engines.engine import Engine, Job, available_cores
-from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError
+from tpufeed.dataset.schema import record_schema
+from tpufeed.engines.engine import Engine, Job
+from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.keywords import named_options
-from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.append import AppendRun
+from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_shards, probe_images
-from tpufeed.sharding.sources import find_source
-from tpufeed.sharding.standing import StandingDataset
+from tpufeed.sharding.preview import Preview, make_preview
 from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
-from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
@@ -87,6 +83,8 @@ def shard(  # noqa: PLR0913  # the public face
     keypoints: str | None = None,
     box_columns: Sequence[str] | None = None,
     max_rejects: str | int | None = None,
+    append: bool = False,
+    allow_different: bool = False,
     overwrite: bool = False,
     fsync: bool = False,
     workers: int | None = None,
@@ -145,6 +143,8 @@ def shard(  # noqa: PLR0913  # the public face
         box_columns: columns with a value for each box, which is left out where "fit" leaves the box out.
         max_rejects: fail, before there is a dataset, where more inputs than this cannot be taken: "1%" or a number.
             By default 1 %, and 10 of however few.
+        append: add the images to the dataset that stands at `dst`, as `tpufeed.append` does, with these options.
+        allow_different: append although options that decide bytes are not those of the dataset; info tells of them.
         overwrite: remove what stands at `dst`, a dataset or what a build has left of one, once the source is listed.
         fsync: bring the shards of a local `dst` to the disk before the manifest, so that a power cut right after the
             build loses nothing. Slower by what the disk takes.
@@ -185,6 +185,11 @@ def shard(  # noqa: PLR0913  # the public face
         keypoints=keypoints,
         box_columns=box_columns,
     )
+    if append:
+        run = AppendRun(parse_budget(max_rejects), overwrite, fsync, workers, engine, listener)
+        return run.append(src, dst, lambda _: options, allow_different)
+    if allow_different:
+        raise OptionError("allow_different is for append=True")
     request = _check_request(src, dst, options, max_rejects, overwrite, workers, engine)
     if request.finished is not None:
         return finished_result(request.finished)
@@ -268,91 +273,15 @@ def _check_same_dataset(finished: Dataset, source: str, options: ShardOptions) -
         if inventory.digest != plan.header.input_digest:
             raise DatasetExistsError(
                 f"{finished.url} already holds the dataset of this command, but {source} has changed since: "
-                f"{plan.header.notes['images']:,} inputs then, {inventory.count:,} now. Nothing was changed. Take "
-                "another destination, or say --overwrite to build it anew"
+                f"{plan.header.notes['images']:,} inputs then, {inventory.count:,} now. Nothing was changed. To add "
+                f"what is new: tpufeed append {source} {finished.url}. Or take another destination, or say --overwrite "
+                "to build it anew"
             )
 
 
 def _check_joined(request: _Request, plan: Plan) -> None:
     image = record_schema(labelled=False)[0]
     check_joined(request.destination, plan, request.source, request.options, None, image)
-
-
-@contextmanager
-def take_inventory(source: str, options: ShardOptions, standing: StandingDataset | None = None) -> Iterator[Inventory]:
-    """List all inputs of a source into a file that is removed afterwards; those of a dataset that grows are left out.
-
-    Raises:
-        OptionError, NoInputsError, SourceError: the source cannot be understood.
-        BuildError: the folder for temporary files has no room for them.
-    """
-    found = find_source(source, options)
-    with temporary_folder() as folder:  # of a killed run, too, nothing stays
-        try:
-            with Inventory(folder, found, options, standing) as inventory:
-                yield inventory
-        except sqlite3.Error as error:
-            raise BuildError(
-                f"the list of inputs cannot be kept in {folder}: {error}. Nothing was changed. Make room there, or set "
-                "TMPDIR to a folder that has some"
-            ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class SplitPreview:
-    """A split that a build would make.
-
-    Attributes:
-        inputs: images of the source.
-        shards: how many.
-        bytes: of all of them, about.
-    """
-
-    inputs: int
-    shards: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """Forecast of a build, from listing its source and taking a few images.
-
-    Attributes:
-        source: as a URL.
-        destination: likewise.
-        splits: by name.
-        classes: how many there are.
-        columns: types of the further columns of a table, see `further_columns`.
-        source_bytes: of the images as they are.
-        ignored_files: files in the source that are no images by their names, counted by their endings (`.txt`).
-        listed_twice: inputs that the source names more than once.
-        free_bytes: at the destination; None where nobody can say.
-        seconds: about what it would take.
-        probed: images taken for this.
-        probed_rejects: those of them that cannot be taken.
-        warnings: what would serve training better, as sentences.
-        complete: the dataset stands there already: nothing would be done.
-    """
-
-    source: str
-    destination: str
-    splits: dict[str, SplitPreview]
-    classes: int
-    columns: dict[str, str]
-    source_bytes: int
-    ignored_files: dict[str, int]
-    listed_twice: int
-    free_bytes: int | None
-    seconds: float
-    probed: int
-    probed_rejects: int
-    warnings: tuple[str, ...]
-    complete: bool = False
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all shards together, about."""
-        return sum(split.bytes for split in self.splits.values())
 
 
 def preview_shard(  # noqa: PLR0913  # those of `shard`
@@ -380,8 +309,7 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
         _check_joined(request, plan)
     with take_inventory(source, options) as inventory:
         probe = probe_images(inventory, options)
-        shards, totals = count_shards(inventory, options, probe.estimate), inventory.totals
-        splits = {name: SplitPreview(totals[name][0], count, int(size)) for name, (count, size) in shards.items()}
+        shards = count_shards(inventory, options, probe.estimate)
         if not finished:  # the inputs that cannot be taken, as far as they are known
             by_reason = inventory.rejects + Counter(reject.reason for reject in probe.read_rejects)
             some, allowed = [*inventory.first_rejects, *probe.read_rejects], request.budget.allowed(inventory.count)
@@ -397,24 +325,4 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
             check_space(destination, sum(size for _, size in shards.values()), sum(info.size_bytes for info in old))
             header, _ = plan_shards(inventory, options, probe.estimate, source)
             check_names(destination, header, foreign_names(destination, old), old)
-        of_shards = (iter_warnings(name, count, size, options.hosts) for name, (count, size) in shards.items())
-        return Preview(
-            source=source,
-            destination=destination.url,
-            splits=splits,
-            classes=len(inventory.classes.names),
-            columns=further_columns(inventory.features),
-            source_bytes=sum(size for _, size, _ in totals.values()),
-            ignored_files=inventory.ignored_files,
-            listed_twice=inventory.listed_twice,
-            free_bytes=destination.free_bytes(),
-            seconds=inventory.count * probe.seconds_an_image / (workers or available_cores()),
-            probed=probe.images,
-            probed_rejects=probe.rejects,
-            warnings=(
-                *options.warnings,
-                *inventory.warnings,
-                *(warning for several in of_shards for warning in several),
-            ),
-            complete=finished,
-        )
+        return make_preview(inventory, probe, shards, options, destination, workers, finished, source)

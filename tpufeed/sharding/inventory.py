@@ -10,7 +10,7 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import ImageRef, Input
 from tpufeed.dataset.schema import record_schema
 from tpufeed.dataset.versions import join_features
-from tpufeed.errors import ImageError, OptionError, SourceError
+from tpufeed.errors import BuildError, ImageError, OptionError, SourceError
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
 from tpufeed.sharding.inputs import Files, iter_read
@@ -34,8 +34,9 @@ from tpufeed.sharding.labels import (
 )
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.rows import Found, Label, Row
-from tpufeed.sharding.sources import Source, iter_source_warnings
+from tpufeed.sharding.sources import Source, find_source, iter_source_warnings
 from tpufeed.sharding.standing import StandingDataset
+from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import READS, DamagedReadError
 
 _logger = logging.getLogger(__name__)
@@ -304,6 +305,26 @@ class Inventory:
 
     def _query(self, statement: str, *values: Any) -> sqlite3.Cursor:
         return self._database.execute(statement, values)
+
+
+@contextmanager
+def take_inventory(source: str, options: ShardOptions, standing: StandingDataset | None = None) -> Iterator[Inventory]:
+    """List all inputs of a source into a file that is removed afterwards; those of a dataset that grows are left out.
+
+    Raises:
+        OptionError, NoInputsError, SourceError: the source cannot be understood.
+        BuildError: the folder for temporary files has no room for them.
+    """
+    found = find_source(source, options)
+    with temporary_folder() as folder:  # of a killed run, too, nothing stays
+        try:
+            with Inventory(folder, found, options, standing) as inventory:
+                yield inventory
+        except sqlite3.Error as error:
+            raise BuildError(
+                f"the list of inputs cannot be kept in {folder}: {error}. Nothing was changed. Make room there, or set "
+                "TMPDIR to a folder that has some"
+            ) from error
 
 
 def split_of(path: str, splits: dict[str, float]) -> str:
