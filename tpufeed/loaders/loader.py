@@ -325,7 +325,7 @@ class NumpyLoader:
             raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
         check_version(state, "loader")
         lanes = state_number(state, "lanes", 1, self._most_lanes)
-        feed = self._feed.resumed(state, lanes, self._global_batch)
+        feed, state = self._feed.resumed(state, lanes, self._global_batch)
         epoch = state_number(state, "epoch", 0, _LAST_EPOCH)
         check_state_lanes(lanes, self.world)
         records = feed.records(lanes, self._global_batch)
