@@ -194,12 +194,27 @@ class Inventory:
             self.classes = make_classes(labels, options.class_names, are_folders)
         several = (min(list_lengths), max(list_lengths)) if self.several_labels else None
         own = record_schema(self.labelled, several, options.boxes)
-        features = (*own, *types.schema(), *(picture.spec for picture in options.pictures))
+        columns = types.schema(needs_all=self._standing is None)
+        features = (*own, *columns, *(picture.spec for picture in options.pictures))
         are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
         self.features = mark_boxes(features, options.boxes, options.box_columns or (), are_cut)
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if self._standing is not None:
-            join_features(self._standing.manifest.features, self.features)
+            self._check_columns(self._standing)
+
+    def _check_columns(self, standing: StandingDataset) -> None:
+        """Raise OptionError where columns are not those of the dataset; one that no row fits is named by its value."""
+        there = {spec.name: spec for spec in standing.manifest.features}
+        missing = there.keys() - {spec.name for spec in self.features}
+        statement = "SELECT path, problem FROM inputs WHERE problem LIKE '%bad_column%' ORDER BY path LIMIT 1"
+        odd = self._query(statement).fetchone() if missing else None
+        if odd is not None:
+            types = ", ".join(f"{name} {there[name].type_text}" for name in sorted(missing))
+            raise OptionError(
+                f"{odd[0]}: {json.loads(odd[1])[1]}. The dataset has the columns {types}, and no row of the new images "
+                "fits them; nothing was changed. Give the new images those types"
+            )
+        join_features(standing.manifest.features, self.features)
 
     def _skip_known(self, standing: StandingDataset) -> None:
         """Leave out inputs that are in the dataset already: those of one path whose bytes are the same."""
