@@ -113,7 +113,7 @@ def test_images_that_are_there_are_skipped_by_their_content(grown, tmp_path, cap
     assert size == (tmp_path / "old/cat/0.png").stat().st_size, "noise of one size, so that only reading tells"
     result = tpufeed.append(copy, url, workers=1)
     assert (result.added, result.skipped, result.manifest.number) == (2, 39, 3)
-    assert "40 images are read, to compare them" in caplog.text
+    assert "40 images are read before the build, to compare them" in caplog.text
     assert any(
         "1 images have the path of an image in the dataset and other content" in said for said in result.warnings
     )
