@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,13 @@ class Dataset:
         store: where manifest and index lie.
         manifest: what the dataset holds.
         version: of the manifest's file, where it is one; else empty. `number` is that of the dataset's version.
+        grown: loaders go on from the state of an older version, with the next epoch.
     """
 
     store: Store
     manifest: Manifest
     version: str = ""
+    grown: bool = False
 
     @cached_property
     def shards(self) -> Store:
@@ -56,7 +58,7 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes open it themselves: a manifest may be long, and connections cannot be sent."""
-        return reopen_dataset, (self.url, self.content_digest, self.number)
+        return reopen_dataset, (self.url, self.content_digest, self.number, self.grown)
 
     @property
     def url(self) -> str:
@@ -143,8 +145,10 @@ class Dataset:
             yield decode_example(payload, f"{self.url}, sample {sample} of split {split!r}")
 
 
-def open_dataset(url: str | Path, version: int | None = None) -> Dataset:
+def open_dataset(url: str | Path, version: int | None = None, *, grown: bool = False) -> Dataset:
     """The dataset at `url`, in its newest version or in that of this number.
+
+    With `grown` a loader of it goes on from the state of an older version, with the epoch after that of the state.
 
     Raises:
         DatasetNotFoundError: no manifest there, or no such version.
@@ -155,7 +159,7 @@ def open_dataset(url: str | Path, version: int | None = None) -> Dataset:
     found = find_dataset(store)
     if found is None:
         raise DatasetNotFoundError(f"{store.url} holds no dataset: there is no {MANIFEST}. {_how_to_make_one(store)}")
-    return found if version in (None, found.number) else _open_older(store, version, found)
+    return replace(found if version in (None, found.number) else _open_older(store, version, found), grown=grown)
 
 
 def _open_older(store: Store, number: int, newest: Dataset) -> Dataset:
@@ -196,11 +200,12 @@ def _how_to_make_one(store: Store) -> str:
     )
 
 
-def reopen_dataset(url: str, content_digest: str, number: int = 1) -> Dataset:
+def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool = False) -> Dataset:
     """Open a version in another process. Raises as `open_dataset`, and ObjectChangedError where it has changed."""
     dataset = open_dataset(url)
     if dataset.number > number:
         dataset = open_dataset(url, number)
+    dataset = replace(dataset, grown=grown)
     if dataset.content_digest != content_digest:
         raise ObjectChangedError(
             f"{url} holds another dataset (content digest {dataset.content_digest}) than when it was opened "

@@ -11,8 +11,8 @@ import numpy as np
 
 from tpufeed.dataset.order import EpochOrder, Places
 from tpufeed.dataset.partition import Share, World, default_lanes
-from tpufeed.dataset.reader import Dataset
-from tpufeed.errors import OptionError
+from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.errors import DatasetNotFoundError, OptionError
 from tpufeed.images.validation import shown
 from tpufeed.loaders.batch import BatchRequest, RequestPart
 from tpufeed.loaders.options import LoaderOptions
@@ -131,10 +131,20 @@ class DatasetFeed:
         """Return the state after `samples` samples of the whole world in `epoch`."""
         return {**self._identity, "epoch": epoch, "lanes": lanes, "samples": samples}
 
-    def resumed(self, state: Mapping[str, Any], lanes: int, global_batch: int) -> Self:
-        """Return the feed that goes on from `state`. Raises OptionError for one of something else."""
+    def resumed(
+        self,
+        state: Mapping[str, Any],
+        lanes: int,
+        global_batch: int,
+    ) -> tuple[Self, Mapping[str, Any]]:
+        """Return the feed that goes on from `state`, and the state as it is here: of an older version the next epoch's.
+
+        Raises:
+            OptionError: it is of something else, or of an older version and the dataset was not opened with `grown`.
+        """
+        state = grow_state(state, self.sources[0].dataset)
         check_identity(state, self._identity, "loader", self.url)
-        return self
+        return self, state
 
     def most_samples(self, records: int) -> int:
         """Return how many samples of an epoch a state may tell of."""
@@ -155,6 +165,7 @@ def identity_of(dataset: Dataset, split: str, seed: int, shuffle: bool) -> dict[
     return {
         "version": VERSION,
         "content_digest": dataset.content_digest,
+        **({} if dataset.number == 1 else {"dataset_version": dataset.number}),
         "split": split,
         "seed": seed,
         "shuffle": shuffle,
@@ -177,6 +188,33 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner:
                 f"the state's {name} is {state.get(name)!r}, this {owner}'s {value!r}: it is of another dataset, split "
                 f"or order than {url} here. Load it into a {owner} made as the one that gave it"
             )
+
+
+def grow_state(state: Mapping[str, Any], dataset: Dataset) -> Mapping[str, Any]:
+    """Return a state as it is in this version of its dataset: one of an older version is moved to its next epoch.
+
+    Raises:
+        OptionError: it is of an older version, and the dataset was not opened with `grown`.
+    """
+    number, digest = state.get("dataset_version", 1), state.get("content_digest")
+    if digest == dataset.content_digest or not isinstance(number, int) or not 0 < number < dataset.number:
+        return state
+    try:
+        older = open_dataset(dataset.url, number)
+    except DatasetNotFoundError:  # pruned: it is known by its number alone
+        older = None
+    if older is not None and older.content_digest != digest:
+        return state
+    if not dataset.grown:
+        kept = f"tpufeed.open_dataset({dataset.url!r}, version={number})" if older is not None else "pruned since"
+        raise OptionError(
+            f"the state is of version {number} of {dataset.url}, and this is version {dataset.number}. To go on exactly "
+            f"where it was, read that version ({kept}); to go on with the next epoch of this one, give the loader "
+            f"tpufeed.open_dataset({dataset.url!r}, grown=True)"
+        )
+    epoch = state_number(state, "epoch", 0, 1 << 62)
+    now = {"content_digest": dataset.content_digest, "dataset_version": dataset.number}
+    return {**state, **now, "epoch": epoch + 1, "samples": 0}
 
 
 def check_version(state: Mapping[str, Any], owner: str) -> None:

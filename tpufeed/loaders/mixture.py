@@ -500,8 +500,10 @@ class MixtureFeed:
             **({"global_batch": global_batch} if self.mixture.per_batch else {}),
         }
 
-    def resumed(self, state: Mapping[str, Any], lanes: int, global_batch: int) -> "MixtureFeed":
-        """Return the feed that goes on from `state`.
+    def resumed(
+        self, state: Mapping[str, Any], lanes: int, global_batch: int
+    ) -> "tuple[MixtureFeed, Mapping[str, Any]]":
+        """Return the feed that goes on from `state`, and the state.
 
         Raises:
             OptionError: the state is of another mixture, or of other weights and `reweight` does not allow them.
@@ -537,7 +539,7 @@ class MixtureFeed:
             self._aligned(own, digests) == phases
             or (len(own) == 1 and self._aligned(own, digests)[0].shares == phases[-1].shares)
         ):
-            return self._with(_History(digests, tuple(phases), epoch, begun))
+            return self._with(_History(digests, tuple(phases), epoch, begun)), state
         if not mixture.reweight:
             urls = dict(found.sources)
             raise OptionError(
@@ -552,7 +554,7 @@ class MixtureFeed:
         now = [phase for phase in new if phase.first <= number][-1]
         following = [Phase(number, now.shares), *(phase for phase in new if phase.first > number)]
         joined = (*(phase for phase in past if phase.first < number), *following)
-        return self._with(_History(digests, joined, epoch, begun))
+        return self._with(_History(digests, joined, epoch, begun)), state
 
     def most_samples(self, records: int) -> int:
         """Return how many samples of an epoch a state may tell of: with other weights it had more."""

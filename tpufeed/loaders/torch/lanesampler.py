@@ -8,7 +8,7 @@ from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.validation import shown
-from tpufeed.loaders.cursor import check_identity, check_lanes, check_state_lanes, identity_of, state_number
+from tpufeed.loaders.cursor import check_identity, check_lanes, check_state_lanes, grow_state, identity_of, state_number
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import find_world, thread_world
@@ -145,6 +145,7 @@ class LaneSampler(DistributedSampler[int]):
             OptionError: the state is of another dataset, split, seed or order, or its lanes cannot be dealt. The
                 sampler is as it was before.
         """
+        state = grow_state(state, self.dataset.dataset)
         check_identity(state, self._identity, "sampler", self.dataset.dataset.url)
         epoch, samples, lanes = (state_number(state, name, 0, _MOST) for name in ("epoch", "samples", "lanes"))
         check_state_lanes(lanes, self.world)
