@@ -290,7 +290,7 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     added = Counter[str]()
     for part in manifest.history:
         added.update(part.records)
-    if any(added[name] != split.records for name, split in manifest.splits.items()):
+    if +added != +Counter({name: split.records for name, split in manifest.splits.items()}):
         yield "its parts have added other numbers of samples than its splits have"
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
