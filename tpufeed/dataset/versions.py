@@ -151,7 +151,7 @@ def join_manifests(
         tool_version=part.tool_version,
         splits=splits,
         version=base.number + 1,
-        parts=(*base.history, about),
+        parts=(*base.history, msgspec.structs.replace(about, follows=base.content_digest)),
     )
     if about.kind == COMPACT:  # all else is as it was
         return joined
@@ -169,6 +169,11 @@ def join_manifests(
         cache=part.cache,
         markers=_joined_markers(base, part),
     )
+
+
+def follows(base: Dataset) -> dict[str, Any]:
+    """Return the options by which the plan of a part says which version it follows."""
+    return {"append_to": base.number, "base_digest": base.content_digest}
 
 
 def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = None) -> Dataset:
@@ -206,7 +211,7 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
             f"{store.url}/{lost} is missing or damaged. Version {number} was not published, and version {base.number} "
             f"stands as it was. Run: tpufeed verify {store.url}"
         )
-    return put_version(base, manifest, part.store, owner)
+    return put_version(base, manifest, lambda: check_owner(part.store, owner))
 
 
 def find_published(store: Store, run_id: str) -> Dataset | None:
@@ -216,10 +221,10 @@ def find_published(store: Store, run_id: str) -> Dataset | None:
     return present if is_there else None
 
 
-def put_version(base: Dataset, manifest: Manifest, part_store: Store, owner: Owner) -> Dataset:
+def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = lambda: None) -> Dataset:
     """Put a manifest in the place of its base's, which is kept beside it. Raises as `publish` does.
 
-    `owner` is the run that the part in `part_store` belongs to. A run with --overwrite may discard that at any moment.
+    `check` raises BuildError where another run with --overwrite has discarded the part, which may be at any moment.
     """
     store = base.store
     standing = store.stat(MANIFEST)
@@ -228,7 +233,7 @@ def put_version(base: Dataset, manifest: Manifest, part_store: Store, owner: Own
         if standing is None or decode_manifest(data, f"{store.url}/{MANIFEST}") != base.manifest:
             raise ObjectChangedError(MANIFEST)
         _put_same(store, version_name(base.number), data)
-        check_owner(part_store, owner)
+        check()
         put = store.put(MANIFEST, encode_manifest(manifest), standing)
     except (ObjectChangedError, ObjectExistsError) as error:
         present = find_published(store, manifest.run_id)
@@ -239,7 +244,7 @@ def put_version(base: Dataset, manifest: Manifest, part_store: Store, owner: Own
             "of it was published. Run the same command again: it goes on from the version that stands"
         ) from error
     try:
-        check_owner(part_store, owner)
+        check()
     except BuildError:  # discarded at this very moment: its shards are about to be removed
         with suppress(ObjectExistsError):
             store.put(MANIFEST, data, put)
