@@ -1,5 +1,6 @@
 """`warmup`: from a dataset, or raw images, to a cache, and the preview of it."""
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import numpy as np
 
 from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions, Encoding, Size, fingerprint
-from tpufeed.cache.plan import KIND, Planning, Warmable, count_shards, record_size
+from tpufeed.cache.plan import KIND, SOURCE_VERSION, Planning, Warmable, count_shards, record_size
 from tpufeed.cache.source import CacheSource, Sample
 from tpufeed.cache.worker import ENTRY, REACH, Augmenter, CacheContext
 from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
@@ -24,13 +25,17 @@ from tpufeed.dataset.commit import (
     foreign_names,
     is_stored,
     join_or_begin,
+    open_part,
 )
 from tpufeed.dataset.destination import check_space, choose_engine, refuse_source
-from tpufeed.dataset.plan import differing_options, write_plan
+from tpufeed.dataset.manifest import GROWN_VERSION, Manifest, Part
+from tpufeed.dataset.naming import part_folder
+from tpufeed.dataset.plan import differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget
+from tpufeed.dataset.versions import publish, put_version
 from tpufeed.engines.engine import Engine, Job, available_cores
-from tpufeed.errors import DamageError, DatasetExistsError, ImageError, OpError
+from tpufeed.errors import DamageError, DatasetExistsError, ImageError, ObjectNotFoundError, OpError, mask_secrets
 from tpufeed.images.decoding import MAX_PIXELS, Pixels, decode
 from tpufeed.images.pipeline import Pipeline, check_deterministic
 from tpufeed.images.protocols import Op
@@ -90,7 +95,8 @@ def warmup(  # noqa: PLR0913  # the public face
     """Precompute the expensive part of an augmentation: a second dataset whose images are ready for the step.
 
     An interrupted call, made again with the same arguments, goes on where it stopped; a finished one is verified and
-    nothing is rewritten.
+    nothing is rewritten. Where `src` is a dataset that has grown since, only the samples that are new are warmed, and
+    become the next version of the cache.
 
     Args:
         src: a dataset, or raw images as `tpufeed.shard` takes them: these are decoded once for all variants.
@@ -150,7 +156,10 @@ def warmup(  # noqa: PLR0913  # the public face
     request = _check_request(src, dst, options, raw, max_rejects, overwrite, allow_augmented, workers, engine)
     if request.finished is not None:
         return finished_result(request.finished)
-    source, destination, identity = request.source, request.destination, request.identity
+    source, identity, base = request.source, request.identity, request.base
+    if base is not None and not source.has_new:
+        return finished_result(_cover(base, source, options, request))
+    destination = request.store
 
     def make_plan(path: Path, freed_bytes: int) -> None:
         with source.plan(options, request.size) as planning:
@@ -160,7 +169,9 @@ def warmup(  # noqa: PLR0913  # the public face
             write_plan(path, header, planning.iter_tasks(probe.shards))
 
     with request.engine.prepare(ENTRY):
-        plan, joined = join_or_begin(destination, KIND, source.url, identity, make_plan, overwrite)
+        plan, joined = join_or_begin(
+            destination, KIND, source.url, request.plan_identity, make_plan, overwrite or request.is_stale
+        )
         if joined:
             source.check_joined(destination, plan, options, request.size)
         job = Job(ENTRY, CacheContext(source.reader, destination.url, plan.header, options, plan.owner), REACH)
@@ -175,20 +186,77 @@ def warmup(  # noqa: PLR0913  # the public face
             fsync=fsync,
             listener=listener,
         )
+    if base is not None:
+        result = _publish(base, Dataset(destination, result.manifest), source, result)
     return replace(result, warnings=(*plan.header.warnings, *result.warnings))
+
+
+def _publish(base: Dataset, part: Dataset, source: Warmable, result: BuildResult) -> BuildResult:
+    """Make the part of a cache that holds what is new in its source the cache's next version."""
+    grown = publish(base, part, _about(base, source, part.manifest))
+    total = finished_result(grown)
+    return replace(
+        result,
+        url=base.url,
+        manifest=grown.manifest,
+        images=total.images,
+        bytes=total.bytes,
+        earlier_images=total.images - result.images + result.earlier_images,
+        added=result.images // len(next(iter(base.manifest.splits.values())).variants),
+    )
+
+
+def _cover(base: Dataset, source: Warmable, options: CacheOptions, request: "_Request") -> Dataset:
+    """Note that a cache covers a version of its source that has the same samples, as that of a compaction."""
+    manifest = msgspec.structs.replace(
+        base.manifest,
+        run_id=secrets.token_hex(8),
+        format_version=GROWN_VERSION,
+        version=base.number + 1,
+        cache=options.cache_info(source.digest(), request.identity, request.size),
+        options={"command": KIND, "source": mask_secrets(source.url), **request.identity, **source.facts},
+        input_digest=source.digest(),
+    )
+    about = msgspec.structs.replace(_about(base, source, manifest), folder="", records={}, follows=base.content_digest)
+    return put_version(base, msgspec.structs.replace(manifest, parts=(*base.manifest.history, about)))
+
+
+def _about(base: Dataset, source: Warmable, part: Manifest) -> Part:
+    return Part(
+        folder=part_folder(base.number + 1),
+        kind="warmup",
+        source=mask_secrets(source.url),
+        run_id=part.run_id,
+        input_digest=part.input_digest,
+        records={name: split.records for name, split in part.splits.items()},
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The arguments of `warmup`, checked; `finished` is the cache that is asked for, where it stands already."""
+    """The arguments of `warmup`, checked.
+
+    Attributes:
+        destination: where the cache stands, or is to stand.
+        store: where the build works: in the destination, or in the part of a cache that grows.
+        identity: every option that decides bytes.
+        plan_identity: the options of the plan, which says besides which version of the cache it follows.
+        finished: the cache that is asked for, where it stands already.
+        base: the cache of an earlier version of the source, which stands already, and grows.
+        is_stale: in the part stand the beginnings of one for another version of the source, which have no use.
+    """
 
     budget: RejectBudget
     source: Warmable
     destination: Store
+    store: Store
     size: Size
     engine: Engine
     identity: dict[str, Any]
+    plan_identity: dict[str, Any]
     finished: Dataset | None
+    base: Dataset | None
+    is_stale: bool
 
 
 def _check_request(  # noqa: PLR0913, PLR0917  # those of `warmup`
@@ -210,12 +278,42 @@ def _check_request(  # noqa: PLR0913, PLR0917  # those of `warmup`
     # Every option that decides bytes, as it comes back from JSON.
     identity = msgspec.json.decode(msgspec.json.encode({**source.identity, **options.to_dict()}))
     refuse_source(destination, *source.stores)
-    finished = _find_finished(destination, source, identity, overwrite)
-    return _Request(budget, source, destination, size, chosen, identity, finished)
+    present = _find_present(destination, source, identity, overwrite)
+    base = present if source.follows else None
+    finished = None if source.follows else present
+    store = destination if base is None else open_part(destination, base.number + 1)
+    plan_identity = {**identity, **source.facts, **source.follows}
+    return _Request(
+        budget,
+        source,
+        destination,
+        store,
+        size,
+        chosen,
+        identity,
+        plan_identity,
+        finished,
+        base,
+        base is not None and _is_stale(store, plan_identity),
+    )
 
 
-def _find_finished(destination: Store, source: Warmable, identity: dict[str, Any], overwrite: bool) -> Dataset | None:
-    """The cache that is asked for, where it stands there already; another one is refused, or will be removed."""
+def _is_stale(part: Store, wanted: Mapping[str, Any]) -> bool:
+    """Return true where a part was begun for the same version of the cache, and another version of its source."""
+    try:
+        found = read_plan(part).header.options
+    except (ObjectNotFoundError, DamageError):
+        return False
+    names = (found.keys() | wanted.keys()) - {"source_digest", SOURCE_VERSION}
+    same = all(found.get(name) == wanted.get(name) for name in names)
+    return same and found.get("source_digest") != wanted["source_digest"]
+
+
+def _find_present(destination: Store, source: Warmable, identity: dict[str, Any], overwrite: bool) -> Dataset | None:
+    """The cache that is asked for, where it stands there already, or that of an earlier version of the source.
+
+    The latter grows, see `Warmable.grow`. Another one is refused, or will be removed.
+    """
     try:
         present = find_finished(destination)
     except DamageError:
@@ -229,6 +327,10 @@ def _find_finished(destination: Store, source: Warmable, identity: dict[str, Any
         return present
     if overwrite:
         return None
+    if source.grow(present):  # of an earlier version of this source
+        differing = differing_options({**_options_of(present), "source_digest": identity["source_digest"]}, identity)
+        if not differing and _is_sound(present):
+            return present
     if not differing:
         raise DatasetExistsError(
             f"{present.url} already holds this cache, but it is damaged. Run: tpufeed verify {present.url}; say "
@@ -241,11 +343,16 @@ def _find_finished(destination: Store, source: Warmable, identity: dict[str, Any
     )
 
 
+def _options_of(present: Dataset) -> dict[str, Any]:
+    left_out = ("command", "source", SOURCE_VERSION)
+    return {name: value for name, value in present.manifest.options.items() if name not in left_out}
+
+
 def _differences(present: Dataset, source: Warmable, identity: dict[str, Any]) -> list[str]:
     """Return what the cache at the destination has otherwise, as parts of a sentence; nothing where it is this one."""
     if present.manifest.cache is None:
         return ["a dataset that is no cache"]
-    stored = {name: value for name, value in present.manifest.options.items() if name not in ("command", "source")}
+    stored = _options_of(present)
     if stored.get("source_digest") != identity.get("source_digest"):
         return [f"it was warmed from another source, or {source.url} has changed since"]
     differing = differing_options(stored, identity)
@@ -390,9 +497,12 @@ def preview_warmup(  # noqa: PLR0913  # those of `warmup`
     """
     raw = ShardOptions() if raw is None else raw
     request = _check_request(src, dst, options, raw, max_rejects, overwrite, allow_augmented, workers, engine)
-    source, destination, finished = request.source, request.destination, request.finished is not None
-    identity = request.identity
-    plan, old = (None, []) if finished else check_destination(destination, KIND, source.url, identity, overwrite)
+    source, destination, finished = request.source, request.store, request.finished is not None
+    identity, overwrite = request.identity, overwrite or request.is_stale
+    if request.base is not None and not source.has_new:
+        finished = True
+    wanted = request.plan_identity
+    plan, old = (None, []) if finished else check_destination(destination, KIND, source.url, wanted, overwrite)
     if plan is not None:
         source.check_joined(destination, plan, options, request.size)
     with source.plan(options, request.size) as planning:
@@ -403,7 +513,7 @@ def preview_warmup(  # noqa: PLR0913  # those of `warmup`
             check_names(destination, header, foreign_names(destination, old), old)
         return CachePreview(
             source=source.url,
-            destination=destination.url,
+            destination=request.destination.url,
             samples=planning.samples,
             shards={name: shards * options.variants for name, shards in probe.shards.items()},
             variants=options.variants,

@@ -15,8 +15,9 @@ from tpufeed.cache.options import CacheOptions, Size
 from tpufeed.cache.source import CacheSource, DatasetSource, RawSource
 from tpufeed.dataset.naming import PLAN, check_split_name
 from tpufeed.dataset.plan import Plan, PlanHeader, Task, iter_tasks
-from tpufeed.dataset.reader import find_dataset
+from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
+from tpufeed.dataset.versions import follows
 from tpufeed.errors import DatasetNotFoundError, OptionError
 from tpufeed.images.ops import OPS
 from tpufeed.sharding.inventory import Inventory, take_inventory
@@ -26,6 +27,7 @@ from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
 KIND = "cache warmup"
+SOURCE_VERSION = "source_version"  # the version of the source that a cache covers, where that has grown
 RAW_OPTIONS = ("shares", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 
 _FEATURES_BYTES = 400  # of a record, besides the image
@@ -62,6 +64,8 @@ class Warmable:
         stores: that workers read from.
         size: of all images, as (height, width), where they are equal.
         identity: what decides its bytes, as plain data.
+        before: samples of each split that the cache holds already, where it is to grow.
+        follows: options of the plan besides, see `dataset.versions.follows`.
     """
 
     def __init__(self, src: str | Path, raw: ShardOptions, allow_augmented: bool) -> None:
@@ -74,6 +78,7 @@ class Warmable:
         store = open_store(src)
         self._raw, self._dataset, self._digest = raw, find_dataset(store), ""
         self.url = store.url
+        self.before, self.follows = dict[str, int](), dict[str, Any]()
         self.reader: CacheSource
         self.stores: tuple[Store, ...] = (store,)
         self.size: Size | None = None  # raw images differ
@@ -109,6 +114,33 @@ class Warmable:
         self.size = None if shape is None else shape[:2]
         self.identity = {"source_digest": dataset.content_digest}
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a plan says of the source besides, and does not decide bytes: its version, where it has grown."""
+        number = 1 if self._dataset is None else self._dataset.number
+        return {SOURCE_VERSION: number} if number > 1 else {}
+
+    def grow(self, cache: Dataset) -> bool:
+        """Plan only the samples that came after the version of the source that `cache` covers.
+
+        Returns:
+            False where it covers no earlier version, or is no cache.
+        """
+        covered = cache.manifest.cache
+        if self._dataset is None or covered is None:
+            return False
+        before = self._dataset.manifest.records_of(covered.source_digest)
+        if before is None:
+            return False
+        self.before, self.follows = before, follows(cache)
+        return True
+
+    @property
+    def has_new(self) -> bool:
+        """True where there are samples after those of `grow`."""
+        splits = {} if self._dataset is None else self._dataset.manifest.splits
+        return any(split.records > self.before.get(name, 0) for name, split in splits.items())
+
     def digest(self) -> str:
         """Digest of what the source holds now."""
         if self._dataset is not None:
@@ -125,7 +157,10 @@ class Warmable:
             inventory = None
             if self._dataset is not None:
                 manifest = self._dataset.manifest
-                samples = {check_split_name(name): split.records for name, split in manifest.splits.items()}
+                samples = {
+                    check_split_name(name): split.records - self.before.get(name, 0)
+                    for name, split in manifest.splits.items()
+                }
                 features = manifest.features
                 facts: dict[str, Any] = {"input_digest": self.digest(), "class_names": manifest.class_names}
                 notes = {"images": options.variants * sum(samples.values())}
@@ -150,7 +185,7 @@ class Warmable:
             header = PlanHeader(
                 kind=KIND,
                 source=self.url,
-                options={**self.identity, **options.to_dict()},
+                options={**self.identity, **options.to_dict(), **self.facts, **self.follows},
                 run_id=secrets.token_hex(8),
                 splits={},
                 variants=options.variants,
@@ -159,8 +194,8 @@ class Warmable:
                 **facts,
             )
             few = {name: min(count, _PROBED) for name, count in samples.items()}
-            first = list(iter_ranges(few, dict.fromkeys(few, 1), inventory))
-            yield Planning(header, samples, first, lambda shards: iter_ranges(samples, shards, inventory))
+            first = list(iter_ranges(few, dict.fromkeys(few, 1), inventory, self.before))
+            yield Planning(header, samples, first, lambda shards: iter_ranges(samples, shards, inventory, self.before))
 
     def check_joined(self, store: Store, plan: Plan, options: CacheOptions, size: Size) -> None:
         """Check a plan at `store` that another run has put there, see `sharding.joined`. Raises ManifestError."""
@@ -203,11 +238,15 @@ def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes
 
 
 def iter_ranges(
-    samples: Mapping[str, int], shards: Mapping[str, int], inventory: Inventory | None = None
+    samples: Mapping[str, int],
+    shards: Mapping[str, int],
+    inventory: Inventory | None,
+    before: Mapping[str, int],
 ) -> Iterator[Task]:
     """Tasks of equally many samples: each is the range `[first, stop)` of a split, of raw images with their inputs.
 
-    A sample's id is its place in the global order, whether it is taken or not.
+    A sample's id is its place in the global order, whether it is taken or not. In a cache that grows the first is the
+    one behind the samples of each split that came `before`.
     """
     number = 0
     for split, count in samples.items():
@@ -215,7 +254,8 @@ def iter_ranges(
         for shard in range(shards[split]):
             first, stop = (count * edge // shards[split] for edge in (shard, shard + 1))
             run = () if inputs is None else tuple(item for item, _ in itertools.islice(inputs, stop - first))
-            yield Task(number, split, shard, shards[split], run, first, stop)
+            start = before.get(split, 0)
+            yield Task(number, split, shard, shards[split], run, start + first, start + stop)
             number += 1
 
 

@@ -72,10 +72,13 @@ class IndexWriter:
 
     def add(self, lengths: Sequence[int]) -> None:
         """Append a shard, by the bytes of its records. Raises StoreError."""
-        offsets = np.cumsum([0, *lengths], dtype=_ITEM)
+        self.add_offsets(np.cumsum([0, *lengths], dtype=_ITEM))
+
+    def add_offsets(self, offsets: Offsets) -> None:
+        """Append offsets as they stand in another index: those of shards, or parts of those. Raises StoreError."""
         self._count += len(offsets)
         with self._open("ab") as file:
-            file.write(offsets.tobytes())
+            file.write(offsets.astype(_ITEM, copy=False).tobytes())
 
     def finish(self) -> tuple[int, int]:
         """Complete the file, and return its size and CRC-32C. Raises StoreError."""

@@ -103,6 +103,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         records: samples that it has added, by split.
         skipped: inputs of its source that were in the dataset already.
         different: options that decide bytes and were not those of the first version.
+        follows: content digest of the version before; empty of the first.
     """
 
     folder: str
@@ -113,6 +114,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     records: dict[str, int]
     skipped: int = 0
     different: dict[str, Any] = {}
+    follows: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -178,6 +180,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             records={name: split.records for name, split in self.splits.items()},
         )
         return (first,)
+
+    def records_of(self, content_digest: str) -> dict[str, int] | None:
+        """Return how many samples each split had in the earlier version of this content; None where there was none."""
+        records = Counter[str]()
+        for part in self.history:
+            if part.follows and part.follows == content_digest:
+                return dict(records)
+            records.update(part.records)
+        return None
 
     @property
     def content_digest(self) -> str:
@@ -290,7 +301,7 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     added = Counter[str]()
     for part in manifest.history:
         added.update(part.records)
-    if any(added[name] != split.records for name, split in manifest.splits.items()):
+    if +added != +Counter({name: split.records for name, split in manifest.splits.items()}):
         yield "its parts have added other numbers of samples than its splits have"
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):

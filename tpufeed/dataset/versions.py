@@ -6,16 +6,19 @@ replaced in one step, if it is still the one that the part was built for. Nothin
 """
 
 import hashlib
-import logging
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tpufeed.dataset.index import ITEM_BYTES, NPY_HEADER_BYTES
+from tpufeed.dataset.commit import check_owner, find_lost, is_stored
+from tpufeed.dataset.index import ITEM_BYTES, IndexWriter, Offsets
 from tpufeed.dataset.manifest import (
     GROWN_VERSION,
     IndexFile,
@@ -29,15 +32,41 @@ from tpufeed.dataset.manifest import (
     encode_manifest,
 )
 from tpufeed.dataset.naming import MANIFEST, version_index_name, version_name
+from tpufeed.dataset.plan import Owner
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import LABEL, FeatureSpec
-from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, mask_secrets
-from tpufeed.storage.reading import open_object
-from tpufeed.storage.store import Store
+from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
+from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
-_logger = logging.getLogger(__name__)
-_BLOCK_BYTES = 4 << 20
+COMPACT = "compact"  # the kind of a part whose shards take the place of others, and hold their records
+PART_OPTIONS = frozenset({"append_to", "base_digest"})  # by which a part's plan says which version it follows
+_BLOCK_ITEMS = 1 << 19
+_LOOKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Shards `[start, stop)` of a split: of the part, or of the version that it follows."""
+
+    of_part: bool
+    start: int
+    stop: int
+
+
+Layout = Mapping[str, Sequence[Piece]]
+
+
+def append_layout(base: Manifest, part: Manifest) -> Layout:
+    """Return the shards of each split of a version that grows: those of the base, and the part's behind them."""
+    layout = dict[str, list[Piece]]()
+    for name in dict.fromkeys((*base.splits, *part.splits)):
+        layout[name] = [
+            Piece(bool(of_part), 0, len(manifest.splits[name].variants[0].shards))
+            for of_part, manifest in enumerate((base, part))
+            if name in manifest.splits
+        ]
+    return layout
 
 
 def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) -> tuple[FeatureSpec, ...]:
@@ -87,77 +116,118 @@ def _as_list(spec: FeatureSpec) -> tuple[int, int, tuple[int, ...]]:
 
 
 def join_manifests(
-    base: Manifest, part: Manifest, about: Part, indexes: Mapping[str, tuple[IndexFile, ...]]
+    base: Manifest,
+    part: Manifest,
+    about: Part,
+    indexes: Mapping[str, tuple[IndexFile, ...]],
+    layout: Layout | None = None,
 ) -> Manifest:
     """Return the manifest of a version: that of the one before, and of the part that was built for it.
 
     Args:
         base: the version before.
-        part: the manifest of the part, whose class names begin with those of the base.
+        part: the manifest of the part, whose class names begin with those of the base. A cache's says which version of
+            its source it is of, and so do its options.
         about: what the part is; its folder holds the shards.
         indexes: for each split that of each variant, over all of its shards.
+        layout: the shards of each split, where they are not those of the base and the part's behind them.
     """
     splits = dict[str, Split]()
-    count = len(next(iter(base.splits.values())).variants)
-    for name in dict.fromkeys((*base.splits, *part.splits)):
-        old, new = base.splits.get(name), part.splits.get(name)
+    for name, pieces in (append_layout(base, part) if layout is None else layout).items():
+        sides = [manifest.splits.get(name) for manifest in (base, part)]
         variants = []
-        for number in range(count):
-            shards = [] if old is None else list(old.variants[number].shards)
-            if new is not None:
-                shards += [_below(about.folder, shard) for shard in new.variants[number].shards]
-            index = indexes[name][number]
+        for number, index in enumerate(indexes[name]):
+            shards = [shard for piece in pieces for shard in _shards_of(piece, sides, number, about.folder)]
             variants.append(Variant(tuple(shards), index))
         counts = np.zeros(len(part.class_names), np.int64)
-        for split in (old, new):
+        for split in sides[:1] if about.kind == COMPACT else sides:
             if split is not None:
                 counts[: len(split.class_counts)] += np.asarray(split.class_counts, np.int64)
-        records = sum(split.records for split in (old, new) if split is not None)
-        splits[name] = Split(records, tuple(counts.tolist()), tuple(variants))
-    digest = hashlib.blake2b(f"{base.input_digest}\n{part.input_digest}".encode(), digest_size=16).hexdigest()
-    return msgspec.structs.replace(
+        splits[name] = Split(
+            sum(shard.records for shard in variants[0].shards), tuple(counts.tolist()), tuple(variants)
+        )
+    joined = msgspec.structs.replace(
         base,
         format_version=GROWN_VERSION,
         run_id=part.run_id,
         tool_version=part.tool_version,
         splits=splits,
+        version=base.number + 1,
+        parts=(*base.history, msgspec.structs.replace(about, follows=base.content_digest)),
+    )
+    if about.kind == COMPACT:  # all else is as it was
+        return joined
+    digest = hashlib.blake2b(f"{base.input_digest}\n{part.input_digest}".encode(), digest_size=16).hexdigest()
+    options = {name: value for name, value in part.options.items() if name not in PART_OPTIONS}
+    return msgspec.structs.replace(
+        joined,
         class_names=part.class_names,
         features=join_features(base.features, part.features),
-        input_digest=digest,
+        options=base.options if part.cache is None else options,
+        input_digest=digest if part.cache is None else part.input_digest,
         rejects=_added(base.rejects, part.rejects),
         images=_added(base.images, part.images),
         odd=_added(base.odd, part.odd),
         cache=part.cache,
         markers=_joined_markers(base, part),
-        version=base.number + 1,
-        parts=(*base.history, about),
     )
 
 
-def publish(base: Dataset, part: Dataset, about: Part) -> Dataset:
+def follows(base: Dataset) -> dict[str, Any]:
+    """Return the options by which the plan of a part says which version it follows."""
+    return {"append_to": base.number, "base_digest": base.content_digest}
+
+
+def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = None) -> Dataset:
     """Publish a part that is built as the next version of its dataset.
 
     A run that is killed here leaves the version before; the same command goes on from here.
 
     Raises:
-        BuildError: another build was quicker, and what stands is not the version that the part was built for.
+        BuildError: another build was quicker, and what stands is not the version that the part was built for; or the
+            part belongs to another run by now; or a file that the version names is gone.
+        ShardError: an index is not as the manifest says.
         StoreError: the files cannot be written.
     """
-    store, number = base.store, base.number + 1
-    present = find_dataset(store)
-    if present is not None and present.number == number and present.manifest.run_id == part.manifest.run_id:
-        return present  # another run of the same command was quicker
+    store, number, run_id = base.store, base.number + 1, part.manifest.run_id
+    present = find_published(store, run_id)
+    if present is not None:  # another run of the same command was quicker
+        return present
+    owner = Owner(run_id, "")
+    check_owner(part.store, owner)
+    pieces = append_layout(base.manifest, part.manifest) if layout is None else layout
+    count = len(next(iter(base.manifest.splits.values())).variants)
+    checked = set[tuple[str, str]]()
     with store.temporary_folder() as folder:
         indexes = {
-            name: tuple(_put_index(folder, base, part, name, variant, number) for variant in range(_variants(base)))
-            for name in dict.fromkeys((*base.manifest.splits, *part.manifest.splits))
+            name: tuple(
+                _put_index(folder, (base, part), name, variant, number, pieces[name], checked)
+                for variant in range(count)
+            )
+            for name in pieces
         }
-    manifest = join_manifests(base.manifest, part.manifest, about, indexes)
-    return put_version(base, manifest)
+    manifest = join_manifests(base.manifest, part.manifest, about, indexes, pieces)
+    lost = find_lost(store, manifest)
+    if lost is not None:
+        raise BuildError(
+            f"{store.url}/{lost} is missing or damaged. Version {number} was not published, and version {base.number} "
+            f"stands as it was. Run: tpufeed verify {store.url}"
+        )
+    return put_version(base, manifest, lambda: check_owner(part.store, owner))
 
 
-def put_version(base: Dataset, manifest: Manifest) -> Dataset:
-    """Put a manifest in the place of its base's, which is kept beside it. Raises as `publish` does."""
+def find_published(store: Store, run_id: str) -> Dataset | None:
+    """Return the dataset that stands, where one of its parts was built by the run `run_id`."""
+    present = find_dataset(store)
+    is_there = present is not None and any(part.run_id == run_id for part in present.manifest.history[1:])
+    return present if is_there else None
+
+
+def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = lambda: None) -> Dataset:
+    """Put a manifest in the place of its base's, which is kept beside it. Raises as `publish` does.
+
+    `check` raises BuildError where another run with --overwrite has discarded the part, which may be at any moment.
+    """
     store = base.store
     standing = store.stat(MANIFEST)
     try:
@@ -165,59 +235,99 @@ def put_version(base: Dataset, manifest: Manifest) -> Dataset:
         if standing is None or decode_manifest(data, f"{store.url}/{MANIFEST}") != base.manifest:
             raise ObjectChangedError(MANIFEST)
         _put_same(store, version_name(base.number), data)
-        store.put(MANIFEST, encode_manifest(manifest), standing)
+        check()
+        put = store.put(MANIFEST, encode_manifest(manifest), standing)
     except (ObjectChangedError, ObjectExistsError) as error:
-        present = find_dataset(store)
-        if present is not None and present.manifest.run_id == manifest.run_id:
+        present = find_published(store, manifest.run_id)
+        if present is not None:
             return present
         raise BuildError(
             f"{mask_secrets(store.url)} is another version by now than the one that this build has begun with; nothing "
             "of it was published. Run the same command again: it goes on from the version that stands"
         ) from error
+    try:
+        check()
+    except BuildError:  # discarded at this very moment: its shards are about to be removed
+        with suppress(ObjectExistsError):
+            store.put(MANIFEST, data, put)
+        raise
     return find_dataset(store) or base
 
 
-def _put_index(folder: Path, base: Dataset, part: Dataset, split: str, variant: int, number: int) -> IndexFile:
-    """Put the index of a split over the shards of both, and return what the manifest says of it."""
-    sources = [(each, each.manifest.splits[split]) for each in (base, part) if split in each.manifest.splits]
-    path, crc, count = folder / f"{split}-{variant}", 0, 0
-    sizes = [sum(shard.records + 1 for shard in each.variants[variant].shards) for _, each in sources]
-    count = sum(sizes)
-    with path.open("w+b") as file:
-        np.lib.format.write_array_header_1_0(file, {"shape": (count,), "fortran_order": False, "descr": "<u8"})
-        assert file.tell() == NPY_HEADER_BYTES, "there is room for any count"
-        for (dataset, each), size in zip(sources, sizes, strict=True):
-            index = each.variants[variant].index
-            with open_object(dataset.store, index.name) as stored:
-                stored.seek(index.bytes - size * ITEM_BYTES)
-                while block := stored.read(_BLOCK_BYTES):
-                    file.write(block)
-        file.seek(0)
-        while block := file.read(_BLOCK_BYTES):
-            crc = crc32c(block, crc)
-        size_bytes = file.tell()
-    if size_bytes != NPY_HEADER_BYTES + count * ITEM_BYTES:
-        raise BuildError(f"{base.url}: an index has changed while it was read. Run: tpufeed verify {base.url}")
-    name = version_index_name(split, None if _variants(base) == 1 and base.manifest.cache is None else variant, number)
-    found = base.store.stat(name)
-    if found is None or found.size_bytes != size_bytes or found.crc32c != crc:
-        try:
-            base.store.put_file(name, path, found)
-        except ObjectExistsError:  # of another run of the same command
-            _logger.info("%s was put by another run", name)
-    return IndexFile(name, size_bytes, crc)
+def _put_index(  # noqa: PLR0913, PLR0917  # of one caller
+    folder: Path,
+    sides: tuple[Dataset, Dataset],
+    split: str,
+    variant: int,
+    number: int,
+    pieces: Sequence[Piece],
+    checked: set[tuple[str, str]],
+) -> IndexFile:
+    """Put the index of a split over the shards of its pieces, and return what the manifest says of it."""
+    base, path = sides[0], folder / f"{split}-{variant}"
+    writer = IndexWriter(path)
+    for piece in pieces:
+        dataset = sides[piece.of_part]
+        entry = dataset.manifest.splits[split].variants[variant]
+        if (dataset.url, entry.index.name) not in checked:
+            _check_index(dataset.store, entry.index)
+            checked.add((dataset.url, entry.index.name))
+        starts = [0, *itertools.accumulate(shard.records + 1 for shard in entry.shards)]
+        header = entry.index.bytes - starts[-1] * ITEM_BYTES
+        for start in range(starts[piece.start], starts[piece.stop], _BLOCK_ITEMS):
+            stop = min(start + _BLOCK_ITEMS, starts[piece.stop])
+            data = dataset.store.read_range(entry.index.name, header + start * ITEM_BYTES, header + stop * ITEM_BYTES)
+            writer.add_offsets(np.frombuffer(data, "<u8"))
+    size, crc = writer.finish()
+    name = version_index_name(split, None if base.manifest.cache is None else variant, number)
+    _put_made(base.store, name, size, crc, lambda found: base.store.put_file(name, path, found))
+    return IndexFile(name, size, crc)
+
+
+def read_offsets(dataset: Dataset, split: str, variant: int) -> list[Offsets]:
+    """Return the offsets of each shard, as they stand in the index.
+
+    Raises:
+        ShardError: the index is not as the manifest says.
+    """
+    entry = dataset.manifest.splits[split].variants[variant]
+    _check_index(dataset.store, entry.index)
+    data = dataset.store.read(entry.index.name)
+    starts = [0, *itertools.accumulate(shard.records + 1 for shard in entry.shards)]
+    offsets = np.frombuffer(data, "<u8", starts[-1], entry.index.bytes - starts[-1] * ITEM_BYTES)
+    return [offsets[start:stop] for start, stop in itertools.pairwise(starts)]
+
+
+def _check_index(store: Store, index: IndexFile) -> None:
+    if not is_stored(store, index.name, index.bytes, index.crc32c):
+        raise ShardError(
+            f"{store.url}/{index.name} is missing, or not as the manifest says: {index.bytes} bytes of CRC-32C "
+            f"{index.crc32c:08x}. Nothing was published. Run: tpufeed verify {store.url}"
+        )
 
 
 def _put_same(store: Store, name: str, data: bytes) -> None:
     """Put an object; what stands there under its name is the same, or replaced."""
-    found = store.stat(name)
-    if found is not None and found.size_bytes == len(data) and store.read(name) == data:
-        return
-    store.put(name, data, found)
+    _put_made(store, name, len(data), crc32c(data), lambda found: store.put(name, data, found))
 
 
-def _variants(dataset: Dataset) -> int:
-    return len(next(iter(dataset.manifest.splits.values())).variants)
+def _put_made(store: Store, name: str, size: int, crc: int, put: Callable[[ObjectInfo | None], ObjectInfo]) -> None:
+    """Put what follows from the version before and the part; another object of the name is a leftover, and replaced."""
+    for _ in range(_LOOKS):
+        found = store.stat(name)
+        if found is not None and is_stored(store, name, size, crc):
+            return
+        with suppress(ObjectExistsError):  # another run of the same command was quicker
+            put(found)
+            return
+    raise BuildError(f"{store.url}/{name} changes all the time: is another program at work there?")
+
+
+def _shards_of(piece: Piece, sides: Sequence[Split | None], variant: int, folder: str) -> list[Shard]:
+    side = sides[piece.of_part]
+    assert side is not None, "a piece is of a side that has the split"
+    shards = side.variants[variant].shards[piece.start : piece.stop]
+    return [_below(folder, shard) for shard in shards] if piece.of_part else list(shards)
 
 
 def _below(folder: str, shard: Shard) -> Shard:
