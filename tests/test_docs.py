@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -93,6 +94,33 @@ def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path,
     assert "boxes float32 (4, 8, 4)\n" in printed
     assert "poses_visible bool (4, 2, 2)\n" in printed
     assert "(4, 2, 64, 64, 3) (4, 4, 32, 32, 3)\n" in printed
+
+
+def test_the_commands_and_programs_for_mixtures_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    photos = sorted((sources / "photos").glob("*/*.jpg"))
+    for number, photo in enumerate(photos):
+        target = tmp_path / ("raw-flowers", "raw-leaves")[number % 3 == 0] / photo.parent.name / photo.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, target)
+    for name in ("flowers", "leaves"):
+        tpufeed.shard(tmp_path / f"raw-{name}", tmp_path / name, workers=1)
+    printed = run_program("\n".join(blocks("mixtures.md")), tmp_path)
+    assert re.search(r"other weights: there \S*flowers=0.7, \S*leaves=0.3, here \S*flowers=0.2, \S*leaves=0.8", printed)
+    run_here(commands("mixtures.md"), tmp_path)
+
+
+def test_the_commands_and_programs_for_growing_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    for number, photo in enumerate(sorted((sources / "photos").glob("*/*.jpg"))):
+        target = tmp_path / ("photos", "more")[number % 4 == 0] / photo.parent.name / photo.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, target)
+    lines = commands("growing.md")
+    before = next(number for number, line in enumerate(lines) if " compact " in line)
+    run_here(lines[:before], tmp_path)
+    assert tpufeed.open_dataset(tmp_path / "grown").number == 2
+    run_program("\n".join(blocks("growing.md")), tmp_path)
+    run_here(lines[before:], tmp_path)
+    tpufeed.verify(tmp_path / "grown")
 
 
 def make_scenes(photos: list[Path], folder: Path) -> None:

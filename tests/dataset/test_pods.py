@@ -47,7 +47,7 @@ _fresh = count()
 def due_shards(records, world, epoch=0, seed=7):
     """The shards that a rank's loader has fetched for one epoch, by what it knows of epochs."""
     start = EpochCursor([records], seed, default_lanes(world), True, Share(sum(records), BATCH, world))
-    ((_, now), _) = start.at(epoch).due_shards()
+    ((_, _, now), _) = start.at(epoch).due_shards()
     return now
 
 

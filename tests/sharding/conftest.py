@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tpufeed.cli.app import app
+from tpufeed.dataset.naming import DIGESTS
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources import find_source
@@ -260,7 +261,7 @@ def is_whole(expected, bytes_of):
 
     def check(folder):
         shards = sum(name.endswith(".tfrecord") for name in expected)
-        others = ["_tpufeed/plan.jsonl", *(f"_tpufeed/reports/{number:06d}.json" for number in range(shards))]
+        others = ["_tpufeed/plan.jsonl", DIGESTS, *(f"_tpufeed/reports/{number:06d}.json" for number in range(shards))]
         found = {str(path.relative_to(folder)) for path in Path(folder).rglob("*") if not path.is_dir()}
         assert found == {*expected, "manifest.json", *others}
         assert not (Path(folder) / "_tpufeed/tmp").exists()

@@ -204,6 +204,16 @@ ImageColumns = Annotated[
         rich_help_panel=SOURCE,
     ),
 ]
+Duplicates = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        autocompletion=one_of("keep", "report", "drop"),
+        help="Of images of the same bytes: report: count and name them; drop: keep one; keep: say nothing.",
+        show_default="report",
+        rich_help_panel=SOURCE,
+    ),
+]
 Masks = Annotated[
     str | None,
     typer.Option(

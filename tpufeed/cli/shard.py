@@ -105,6 +105,15 @@ def shard_command(
     box_format: flags.BoxFormat = None,
     keypoints: flags.Keypoints = None,
     box_columns: flags.BoxColumns = None,
+    duplicates: flags.Duplicates = None,
+    split_by_content: Annotated[
+        bool,
+        typer.Option(
+            "--split-by-content",
+            help="Deal images to splits by their bytes in place of their paths: equal ones are in one split.",
+            rich_help_panel=flags.SOURCE,
+        ),
+    ] = False,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: EngineName = "local",
@@ -168,6 +177,8 @@ def shard_command(
         box_format=box_format,
         keypoints=keypoints,
         box_columns=None if box_columns is None else box_columns.split(","),
+        duplicates=duplicates,
+        split_by_content=split_by_content,
     )
     chosen = choose_engine(engine, workers, ray_address, beam)
     run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)
@@ -190,6 +201,7 @@ def append_command(  # each option is a flag
     image: flags.Image = None,
     label: flags.Label = None,
     masks: flags.Masks = None,
+    duplicates: flags.Duplicates = None,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: EngineName = "local",
@@ -218,7 +230,7 @@ def append_command(  # each option is a flag
     """
     from tpufeed.sharding.append import append, preview_append
 
-    options = given(split_by=split_by, image=image, label=label, masks=masks)
+    options = given(split_by=split_by, image=image, label=label, masks=masks, duplicates=duplicates)
     chosen = choose_engine(engine, workers, ray_address, beam)
     if dry_run:
         _print_preview(preview_append(src, dst, options, workers=workers), chosen, as_json)

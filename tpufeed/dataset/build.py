@@ -62,6 +62,7 @@ class BuildProgress:
 
 
 ProgressListener = Callable[[BuildProgress], None]
+Conclude = Callable[[frozenset[str]], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ def run_build(  # noqa: PLR0913  # both builds call it
     cache: CacheInfo | None = None,
     fsync: bool = False,
     listener: ProgressListener | None = None,
+    conclude: Conclude | None = None,
 ) -> BuildResult:
     """Run the tasks of the plan that are not done, then put index, rejects and, last of all, the manifest.
 
@@ -126,6 +128,7 @@ def run_build(  # noqa: PLR0913  # both builds call it
         cache: what the manifest of a cache says besides.
         fsync: bring what stands in a local store to the disk before the manifest.
         listener: called with the progress.
+        conclude: called with the paths of all rejects before the manifest is put; it returns warnings.
 
     Raises:
         TaskError: a task failed for good. What is done stays; the same command goes on from there.
@@ -168,7 +171,7 @@ def run_build(  # noqa: PLR0913  # both builds call it
                     rejects.add(report)
                     rejects.check()
         with store.temporary_folder() as folder:
-            manifest = _finish(folder, store, plan, rejects, cache, fsync)
+            manifest, said = _finish(folder, store, plan, rejects, cache, fsync, conclude)
     except (BuildError, StoreError, DamageError):
         check_owner(store, plan.owner)  # another run may have removed what this one has missed
         raise
@@ -179,7 +182,7 @@ def run_build(  # noqa: PLR0913  # both builds call it
         ignored_files=plan.header.ignored_files,
         listed_twice=plan.header.notes.get("listed_twice", 0),
         retries=retries + store.retries,
-        warnings=manifest_warnings(manifest),
+        warnings=(*manifest_warnings(manifest), *said),
     )
 
 
@@ -273,8 +276,19 @@ class _Part:
         return Split(records, tuple(self.class_counts.tolist()), tuple(variants))
 
 
-def _finish(folder: Path, store: Store, plan: Plan, rejects: Rejects, cache: CacheInfo | None, fsync: bool) -> Manifest:
-    """Put indexes and rejects, and at the very end the manifest; `folder` is for temporary files."""
+def _finish(  # noqa: PLR0913, PLR0917  # what a build ends with
+    folder: Path,
+    store: Store,
+    plan: Plan,
+    rejects: Rejects,
+    cache: CacheInfo | None,
+    fsync: bool,
+    conclude: Conclude | None,
+) -> tuple[Manifest, tuple[str, ...]]:
+    """Put indexes and rejects, and at the very end the manifest; `folder` is for temporary files.
+
+    Returns the manifest, and the warnings of `conclude`.
+    """
     header = plan.header
     parts = {split: _Part(header, split, folder) for split in header.splits}
     images, odd, marked, unmarked = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
@@ -313,6 +327,7 @@ def _finish(folder: Path, store: Store, plan: Plan, rejects: Rejects, cache: Cac
         cache=cache,
         markers=Markers(**marked, unmarked=dict(sorted(unmarked.items()))) if marked else msgspec.UNSET,
     )
+    said = () if conclude is None else conclude(frozenset(reject.path for reject in rejects.all))
     remove_old(store, header)
     store.delete(removals_name(header.run_id))  # before there is a manifest of this run
     lost = find_lost(store, manifest)
@@ -332,4 +347,4 @@ def _finish(folder: Path, store: Store, plan: Plan, rejects: Rejects, cache: Cac
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror or error}") from error
     put_data(store, MANIFEST, encode_manifest(manifest), plan.owner)
-    return manifest
+    return manifest, said

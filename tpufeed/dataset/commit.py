@@ -311,7 +311,7 @@ def remove_old(store: Store, header: PlanHeader) -> None:
     if noted is None:
         return
     tasks = range(sum(header.splits.values()))
-    ours = {*header.output_names, REJECTS, *map(report_name, tasks)}
+    ours = {*header.output_names, REJECTS, DIGESTS, DUPLICATES, *map(report_name, tasks)}
     present = {info.name: info for info in store.iter_objects()}
     manifest = present.pop(MANIFEST, None)
     if manifest is not None:

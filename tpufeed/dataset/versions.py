@@ -78,9 +78,11 @@ def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) 
     there, here = {spec.name: spec for spec in base}, {spec.name: spec for spec in part}
     for name in (*there, *here):
         if name not in there or name not in here:
-            has, lacks = ("dataset", "new images") if name in there else ("new images", "dataset")
+            has, lacks = ("the dataset has", "the new images do not")
+            if name in here:
+                has, lacks = ("the new images have", "the dataset does not")
             raise OptionError(
-                f"the {has} have the column {name!r} and the {lacks} do not; nothing was changed. Append what has the "
+                f"{has} the column {name!r} and {lacks}; nothing was changed. Append what has the "
                 "same columns, or shard it as a dataset of its own and mix both with tpufeed.Mixture"
             )
     return tuple(_join_feature(spec, here[spec.name]) for spec in base)

@@ -208,9 +208,9 @@ def grow_state(state: Mapping[str, Any], dataset: Dataset) -> Mapping[str, Any]:
     if not dataset.grown:
         kept = f"tpufeed.open_dataset({dataset.url!r}, version={number})" if older is not None else "pruned since"
         raise OptionError(
-            f"the state is of version {number} of {dataset.url}, and this is version {dataset.number}. To go on exactly "
-            f"where it was, read that version ({kept}); to go on with the next epoch of this one, give the loader "
-            f"tpufeed.open_dataset({dataset.url!r}, grown=True)"
+            f"the state is of version {number} of {dataset.url}, and this is version {dataset.number}. To go on "
+            f"exactly where it was, read that version ({kept}); to go on with the next epoch of this one, "
+            f"give the loader tpufeed.open_dataset({dataset.url!r}, grown=True)"
         )
     epoch = state_number(state, "epoch", 0, 1 << 62)
     now = {"content_digest": dataset.content_digest, "dataset_version": dataset.number}

@@ -1,6 +1,6 @@
 """`append`: new images become the next version of a dataset."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from tpufeed.errors import (
     OptionError,
     mask_secrets,
 )
+from tpufeed.sharding.duplicates import warn_of_duplicates
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
-from tpufeed.sharding.options import POLICIES, ShardOptions
+from tpufeed.sharding.options import POLICIES, Handling, ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_options, plan_shards, probe_images
 from tpufeed.sharding.preview import Preview, make_preview
 from tpufeed.sharding.standing import StandingDataset
@@ -38,7 +39,7 @@ _TRIES = 5  # where another append has been quicker
 # What says how to read a source, and how large shards are; everything else decides the bytes of records.
 _OF_SOURCE = frozenset({
     "command", "source", "shard_bytes", "shards", "hosts", "image", "label", "split_by", "masks", "columns",
-    "image_columns", "boxes", "box_format", "keypoints", "box_columns",
+    "image_columns", "boxes", "box_format", "keypoints", "box_columns", "duplicates",
 })  # fmt: skip
 # Options that stand in the manifest as they are given.
 _STORED = {field.name for field in fields(ShardOptions) if field.init} - {
@@ -58,6 +59,7 @@ def append(  # noqa: PLR0913  # the public face
     label: str | None = None,
     split_by: str | None = None,
     masks: str | Path | None = None,
+    duplicates: Handling | None = None,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     fsync: bool = False,
@@ -83,6 +85,8 @@ def append(  # noqa: PLR0913  # the public face
         label: the same.
         split_by: the same.
         masks: the folder of masks that is parallel to this source, where the dataset has such masks.
+        duplicates: of images that are in the dataset under another path, or twice among the new ones: see
+            `tpufeed.shard`; by default as the dataset's first build.
         max_rejects: fail, and leave the dataset as it is, where more of the new images than this cannot be taken.
         overwrite: discard what an append that was interrupted has left, in place of going on with it.
         fsync: bring the new shards to the disk before the manifest.
@@ -96,7 +100,7 @@ def append(  # noqa: PLR0913  # the public face
         DuplicateWriterError: another append is at work, or was interrupted.
         TooManyRejectsError, TaskError, BuildError: the work failed; the dataset is as it was.
     """
-    given = {"image": image, "label": label, "split_by": split_by, "masks": masks}
+    given = {"image": image, "label": label, "split_by": split_by, "masks": masks, "duplicates": duplicates}
     run = AppendRun(parse_budget(max_rejects), overwrite, fsync, workers, engine, listener)
     return run.append(src, dst, lambda base: options_of(base, given), allow_different=True)
 
@@ -150,9 +154,10 @@ class AppendRun:
 
         def make_plan(path: Path, freed_bytes: int) -> None:
             with take_inventory(source, options, standing) as inventory:
+                inventory.prepare(options)
                 warnings.extend(_warnings(inventory.compared_by_size, inventory.renewed))
-                if not inventory.count:
-                    raise _NothingNewError(inventory.skipped)
+                if inventory.count == inventory.dropped:
+                    raise _NothingNewError(inventory.skipped + inventory.dropped)
                 estimate = probe_images(inventory, options).estimate if needs_probe(options.images) else SizeEstimate()
                 size = sum(size for _, size in count_shards(inventory, options, estimate).values())
                 check_space(part_store, size, freed_bytes)
@@ -171,7 +176,7 @@ class AppendRun:
                 raise DuplicateWriterError(_at_work(part_store, base)) from error
             if joined:
                 check_joined(part_store, plan, source, options, None, record_schema(labelled=False)[0])
-            result = self._build(part_store, plan, options, engine, joined)
+            result = self._build(part_store, plan, options, engine, joined, standing.parts)
         about = Part(
             folder=part_folder(base.number + 1),
             kind="append",
@@ -192,7 +197,15 @@ class AppendRun:
             warnings=(*options.warnings, *warnings, *plan.header.warnings, *result.warnings),
         )
 
-    def _build(self, store: Store, plan: Plan, options: ShardOptions, engine: Engine, joined: bool) -> BuildResult:
+    def _build(  # of one append
+        self,
+        store: Store,
+        plan: Plan,
+        options: ShardOptions,
+        engine: Engine,
+        joined: bool,
+        standing: Sequence[tuple[str, Store]],
+    ) -> BuildResult:
         job = Job(ENTRY, ShardContext(store.url, plan.header, options.images, plan.owner), REACH)
         return run_build(
             store,
@@ -203,6 +216,7 @@ class AppendRun:
             joined=joined,
             fsync=self.fsync,
             listener=self.listener,
+            conclude=lambda rejected: warn_of_duplicates(store, plan, options, rejected, standing),
         )
 
 

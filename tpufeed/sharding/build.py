@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,9 +27,10 @@ from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError, 
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.keywords import named_options
 from tpufeed.sharding.append import AppendRun
+from tpufeed.sharding.duplicates import warn_of_duplicates
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
-from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.options import Handling, ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_shards, probe_images
 from tpufeed.sharding.preview import Preview, make_preview
 from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
@@ -82,6 +84,8 @@ def shard(  # noqa: PLR0913  # the public face
     box_format: str | None = None,
     keypoints: str | None = None,
     box_columns: Sequence[str] | None = None,
+    duplicates: Handling = "report",
+    split_by_content: bool = False,
     max_rejects: str | int | None = None,
     append: bool = False,
     allow_different: bool = False,
@@ -141,6 +145,11 @@ def shard(  # noqa: PLR0913  # the public face
         keypoints: the column that holds the list of a sample's keypoints, x, y and maybe a visibility, or a list of
             keypoints for each box.
         box_columns: columns with a value for each box, which is left out where "fit" leaves the box out.
+        duplicates: of images whose files are the same bytes: "report" counts them when all are read, names them in
+            _tpufeed/duplicates.jsonl and warns, above all of those in two splits; "drop" keeps the first, by path, and
+            names the others in rejects.jsonl; "keep" says nothing. To drop, files of equal size are read beforehand.
+        split_by_content: deal by the bytes of each image, in place of its path, so that equal images are in one split;
+            all are read beforehand.
         max_rejects: fail, before there is a dataset, where more inputs than this cannot be taken: "1%" or a number.
             By default 1 %, and 10 of however few.
         append: add the images to the dataset that stands at `dst`, as `tpufeed.append` does, with these options.
@@ -184,6 +193,8 @@ def shard(  # noqa: PLR0913  # the public face
         box_format=box_format,
         keypoints=keypoints,
         box_columns=box_columns,
+        duplicates=duplicates,
+        split_by_content=split_by_content,
     )
     if append:
         run = AppendRun(parse_budget(max_rejects), overwrite, fsync, workers, engine, listener)
@@ -198,6 +209,7 @@ def shard(  # noqa: PLR0913  # the public face
     def make_plan(path: Path, freed_bytes: int) -> None:
         """Write the plan to a new file, in memory that does not grow with the inputs."""
         with take_inventory(source, options) as inventory:
+            inventory.prepare(options)
             probed = needs_probe(options.images)
             estimate = probe_images(inventory, options).estimate if probed else SizeEstimate()
             size = sum(size for _, size in count_shards(inventory, options, estimate).values())
@@ -218,6 +230,7 @@ def shard(  # noqa: PLR0913  # the public face
             joined=joined,
             fsync=fsync,
             listener=listener,
+            conclude=partial(warn_of_duplicates, destination, plan, options),
         )
     return replace(result, warnings=(*options.warnings, *plan.header.warnings, *result.warnings))
 

@@ -255,14 +255,14 @@ class ColumnTypes:
                 column.flat = True
                 _widen(column, value, self._rows)
 
-    def schema(self) -> tuple[FeatureSpec, ...]:
+    def schema(self, needs_all: bool = True) -> tuple[FeatureSpec, ...]:
         """The features, in the order in which the columns were met.
 
         Raises:
-            OptionError: no row has a column that is declared.
+            OptionError: no row has a column that is declared, and it `needs_all`.
         """
         missing = self._declared.keys() - self._met
-        if missing:
+        if missing and needs_all:
             have = ", ".join(sorted(self._met)) or "none"
             raise OptionError(
                 f"no sample has a column {min(missing)!r}; its further columns are: {have} (those of images, labels "
@@ -270,6 +270,8 @@ class ColumnTypes:
             )
         specs = []
         for name, column in self._columns.items():
+            if name in missing:
+                continue
             if name in self._declared:
                 specs.append(self._declared_spec(self._declared[name], column))
                 continue

@@ -18,6 +18,7 @@ from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.digests import image_digest
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import ImageRef, Input
+from tpufeed.dataset.rejects import DUPLICATE
 from tpufeed.dataset.schema import record_schema
 from tpufeed.dataset.versions import join_features
 from tpufeed.errors import BuildError, ImageError, OptionError, SourceError
@@ -65,6 +66,7 @@ class Inventory:
         digest: identity of all inputs together, whatever their order.
         skipped: inputs that are in the dataset already, which grows.
         compared_by_size: those of them that were compared by path and size, as the dataset has no digests of them.
+        dropped: inputs that are duplicates and are left out.
         renewed: inputs of a path that is in the dataset with other content.
         listed_twice: rows that name a file that another row names as well, however they spell it.
         rejects: inputs that are rejected without being read, counted by reason.
@@ -83,7 +85,8 @@ class Inventory:
         """
         self.base, options = source.base, source.options or options
         self._standing = standing
-        self.skipped, self.compared_by_size, self.renewed = 0, 0, 0
+        self._digests: dict[int, bytes] = {}
+        self.skipped, self.compared_by_size, self.renewed, self.dropped = 0, 0, 0, 0
         # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
         self._database = sqlite3.connect(folder / "inventory.sqlite", isolation_level=None)
         self._database.executescript(
@@ -143,10 +146,7 @@ class Inventory:
             *iter_class_warnings(labels, self.classes, are_folders or options.class_names is not None),
             *types.iter_warnings(),
         )
-        sums = self._query("SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs GROUP BY split")
-        self.totals: dict[str, tuple[int, int, int]] = dict.fromkeys(self.splits, (0, 0, 0))
-        self.totals |= {name: (count, size, extra) for name, count, size, extra in sums}
-        self.count = sum(count for count, _, _ in self.totals.values())
+        self._sum_up()
         self.rejects, self.first_rejects, self.listed_twice = Counter[str](), list[Reject](), 0
 
         def iter_inputs() -> Iterator[Input]:
@@ -166,6 +166,12 @@ class Inventory:
         if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
             each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE file END"
             (self.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
+
+    def _sum_up(self) -> None:
+        sums = self._query("SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs GROUP BY split")
+        self.totals: dict[str, tuple[int, int, int]] = dict.fromkeys(self.splits, (0, 0, 0))
+        self.totals |= {name: (count, size, extra) for name, count, size, extra in sums}
+        self.count = sum(count for count, _, _ in self.totals.values())
 
     def _find_features(
         self,
@@ -194,12 +200,27 @@ class Inventory:
             self.classes = make_classes(labels, options.class_names, are_folders)
         several = (min(list_lengths), max(list_lengths)) if self.several_labels else None
         own = record_schema(self.labelled, several, options.boxes)
-        features = (*own, *types.schema(), *(picture.spec for picture in options.pictures))
+        columns = types.schema(needs_all=self._standing is None)
+        features = (*own, *columns, *(picture.spec for picture in options.pictures))
         are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
         self.features = mark_boxes(features, options.boxes, options.box_columns or (), are_cut)
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if self._standing is not None:
-            join_features(self._standing.manifest.features, self.features)
+            self._check_columns(self._standing)
+
+    def _check_columns(self, standing: StandingDataset) -> None:
+        """Raise OptionError where columns are not those of the dataset; one that no row fits is named by its value."""
+        there = {spec.name: spec for spec in standing.manifest.features}
+        missing = there.keys() - {spec.name for spec in self.features}
+        statement = "SELECT path, problem FROM inputs WHERE problem LIKE '%bad_column%' ORDER BY path LIMIT 1"
+        odd = self._query(statement).fetchone() if missing else None
+        if odd is not None:
+            types = ", ".join(f"{name} {there[name].type_text}" for name in sorted(missing))
+            raise OptionError(
+                f"{odd[0]}: {json.loads(odd[1])[1]}. The dataset has the columns {types}, and no row of the new images "
+                "fits them; nothing was changed. Give the new images those types"
+            )
+        join_features(standing.manifest.features, self.features)
 
     def _skip_known(self, standing: StandingDataset) -> None:
         """Leave out inputs that are in the dataset already: those of one path whose bytes are the same."""
@@ -232,27 +253,88 @@ class Inventory:
             "SELECT COUNT(*) FROM inputs WHERE EXISTS (SELECT 1 FROM known WHERE known.path = inputs.path)"
         ).fetchone()
 
+    def announce(self, options: ShardOptions) -> list[str]:
+        """Say what `prepare` would read, as sentences."""
+        if options.split_by_content:
+            return [f"all {self.count:,} images are read before the build, to deal them to splits by content"]
+        if options.duplicates != "drop":
+            return []
+        (alike,) = self._query(
+            "SELECT COUNT(*) FROM inputs WHERE bytes IN (SELECT bytes FROM inputs GROUP BY bytes HAVING COUNT(*) > 1)"
+        ).fetchone()
+        return [f"{alike:,} images of equal size are read before the build, to find duplicates"] if alike else []
+
+    def prepare(self, options: ShardOptions) -> None:
+        """Read what has to be read before the plan: to drop duplicates, and to deal by content."""
+        if options.split_by_content and options.split_shares is not None:
+            self.split_by_content(options.split_shares)
+        if options.duplicates == "drop":
+            self.drop_duplicates()
+
+    def drop_duplicates(self) -> None:
+        """Reject all but the first, by path, of inputs whose files are the same bytes; `dropped` counts them.
+
+        One of equal bytes in the dataset that grows goes before all. Files of equal size alone are read.
+        """
+        sizes = "SELECT bytes FROM inputs WHERE problem IS NULL GROUP BY bytes HAVING COUNT(*) > 1"
+        known = dict[bytes, str]()
+        if self._standing is not None:
+            sizes += " UNION SELECT bytes FROM known WHERE digest IS NOT NULL"
+            known = {
+                digest: path for digest, path in self._query("SELECT digest, path FROM known") if digest is not None
+            }
+        rows = [row for (row,) in self._query(f"SELECT rowid FROM inputs WHERE problem IS NULL AND bytes IN ({sizes})")]
+        found = self._digest_of(rows, "find duplicates among those of equal size")
+        paths = dict[int, str]()
+        for row, path in self._query("SELECT rowid, path FROM inputs"):
+            if row in found:
+                paths[row] = path
+        dropped = list[tuple[str, int]]()
+        for row in sorted(found, key=paths.__getitem__):
+            first = known.setdefault(found[row], paths[row])
+            if first is not paths[row]:
+                problem = (DUPLICATE, f"its file has the same bytes as {first}")
+                dropped.append((json.dumps(problem), row))
+        self._database.execute("BEGIN")
+        self._database.executemany("UPDATE inputs SET problem = ? WHERE rowid = ?", dropped)
+        self._database.execute("COMMIT")
+        self.dropped = len(dropped)
+
+    def split_by_content(self, shares: dict[str, float]) -> None:
+        """Deal inputs to splits by the digests of their files, so that equal images are in one split."""
+        rows = [row for (row,) in self._query("SELECT rowid FROM inputs WHERE problem IS NULL")]
+        found = self._digest_of(rows, "deal them to splits by content")
+        lines = [(split_of(digest.hex(), shares), row) for row, digest in found.items()]
+        self._database.execute("BEGIN")
+        self._database.executemany("UPDATE inputs SET split = ? WHERE rowid = ?", lines)
+        self._database.execute("COMMIT")
+        self._sum_up()
+
     def _rows_of_content(self, digests: dict[int, set[bytes]]) -> set[int]:
         """Read some inputs, and return those whose bytes have one of their digests."""
-        if not digests:
-            return set()
-        _logger.warning("%s images are read, to compare them with those of the same path and size", f"{len(digests):,}")
-        found, rows = set[int](), sorted(digests)
-        files = Files(self.base)
+        found = self._digest_of(sorted(digests), "compare them with those of the same path and size")
+        return {row for row, digest in found.items() if digest in digests[row]}
+
+    def _digest_of(self, rows: Sequence[int], purpose: str) -> dict[int, bytes]:
+        """Read the images of some rows, and return their digests; those that cannot be read have none."""
+        asked, rows = rows, [row for row in rows if row not in self._digests]
+        if rows:
+            _logger.warning("%s images are read before the build, to %s", f"{len(rows):,}", purpose)
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[first : first + _ROWS_AT_ONCE]
             marks = ",".join("?" * len(some))
-            lines = self._query(f"SELECT {_COLUMNS} FROM inputs WHERE rowid IN ({marks}) ORDER BY rowid", *some)
+            found = self._query(f"SELECT rowid, {_COLUMNS} FROM inputs WHERE rowid IN ({marks})", *some)
+            lines = {row: line for row, *line in found}
             # The image's own file alone: neither masks nor columns.
             inputs = [
                 Input(path, size, version, file=file, offset=offset)
-                for path, size, version, _, file, offset, *_ in lines
+                for path, size, version, _, file, offset, *_ in (lines[row] for row in some)
             ]
-            with closing(iter_read(files, inputs)) as read:
+            with closing(iter_read(Files(self.base), inputs)) as read:
                 for row, (_, data) in zip(some, read, strict=True):
-                    if not isinstance(data, ImageError) and image_digest(data[0]) in digests[row]:
-                        found.add(row)
-        return found
+                    if not isinstance(data, ImageError):
+                        self._digests[row] = image_digest(data[0])
+        return {row: self._digests[row] for row in asked if row in self._digests}
 
     def close(self) -> None:
         """Give the file up; its folder's owner removes it."""

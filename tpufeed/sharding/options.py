@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.naming import check_split_name
@@ -16,6 +16,8 @@ from tpufeed.sharding.pictures import Picture, parse_pictures
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import parse_size
 
+Handling = Literal["keep", "report", "drop"]  # of duplicates
+
 _DEFAULT_SHARD_BYTES = 128 * 10**6
 POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged"})
 _FORM = "write them like train=0.9,val=0.1"
@@ -23,7 +25,7 @@ _FORM = "write them like train=0.9,val=0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 25.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 27.
 
     Attributes:
         size_bytes: `shard_bytes` as a number.
@@ -62,6 +64,8 @@ class ShardOptions:
     box_format: str | None = None
     keypoints: str | None = None
     box_columns: Sequence[str] | None = None
+    duplicates: Handling = "report"
+    split_by_content: bool = False
     size_bytes: int = field(init=False)
     split_shares: dict[str, float] | None = field(init=False)
     class_names: tuple[str, ...] | None = field(init=False)
@@ -70,6 +74,7 @@ class ShardOptions:
     pictures: tuple[Picture, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._check_duplicates()
         if self.shards is not None and self.shard_bytes is not None:
             raise OptionError("give either a size of the shards or their number, not both")
         if self.shares is not None and self.split_by is not None:
@@ -115,6 +120,12 @@ class ShardOptions:
         ):
             object.__setattr__(self, name, value)  # the class is frozen
 
+    def _check_duplicates(self) -> None:
+        if self.duplicates not in get_args(Handling):
+            raise OptionError(f"duplicates is 'keep', 'report' or 'drop', not {self.duplicates!r}")
+        if self.split_by_content and self.shares is None:
+            raise OptionError("split_by_content deals images to splits by shares; give those, like train=0.9,val=0.1")
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should hear of before the build."""
@@ -152,6 +163,8 @@ class ShardOptions:
             "box_format": self.box_format,
             "keypoints": self.keypoints,
             "box_columns": None if self.box_columns is None else list(self.box_columns),
+            "duplicates": "drop" if self.duplicates == "drop" else None,
+            "split_by_content": self.split_by_content,
         }
 
 

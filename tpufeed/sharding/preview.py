@@ -100,6 +100,7 @@ def make_preview(  # noqa: PLR0913, PLR0917  # what is known of a build before i
         warnings=(
             *options.warnings,
             *inventory.warnings,
+            *inventory.announce(options),
             *(warning for several in of_shards for warning in several),
         ),
         complete=complete,

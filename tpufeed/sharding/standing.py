@@ -57,13 +57,18 @@ class StandingDataset:
         The version is None for an input of another place than `base`, whose files have versions of their own; the
         digest for one whose build has stored none.
         """
-        for part in self.manifest.history:
-            if part.kind == "compact":
-                continue
-            store = self.dataset.store
-            yield from _iter_inputs(
-                store if not part.folder else open_store(f"{store.url.rstrip('/')}/{part.folder}"), base
-            )
+        for _, store in self.parts:
+            yield from _iter_inputs(store, base)
+
+    @property
+    def parts(self) -> list[tuple[str, Store]]:
+        """The folder and store of each part that has brought new images."""
+        store = self.dataset.store
+        return [
+            (part.folder, open_store(f"{store.url.rstrip('/')}/{part.folder}") if part.folder else store)
+            for part in self.manifest.history
+            if part.kind != "compact"
+        ]
 
 
 def _iter_inputs(store: Store, base: str) -> Iterator[Known]:

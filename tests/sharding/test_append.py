@@ -1,0 +1,335 @@
+"""Datasets that grow: `append` at the public face, what it skips, and what it refuses."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tpufeed
+from tests.gcs_server import GcsServer
+from tpufeed.dataset.naming import DIGESTS
+from tpufeed.dataset.reader import find_versions
+from tpufeed.errors import (
+    DatasetNotFoundError,
+    DuplicateWriterError,
+    ManifestVersionError,
+    OptionError,
+    SourceError,
+    TooManyRejectsError,
+)
+
+
+def draw(folder: Path, names: list[str], seed: int = 0) -> Path:
+    """Images of noise, whose files differ, by their paths below the folder."""
+    random = np.random.default_rng(seed)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (12, 12, 3), np.uint8)).save(folder / name)
+    return folder
+
+
+def bytes_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def samples_of(url, split="train", **options):
+    """The file names of a split's samples, in the order of the dataset."""
+    return [
+        bytes(features["image/filename"].values[0]).decode()
+        for features in tpufeed.open_dataset(url, **options).iter_examples(split)
+    ]
+
+
+OLD = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(20)]
+NEW = [f"{name}/{number}.png" for name in ("ape", "cat", "emu") for number in range(100, 110)]
+
+
+@pytest.fixture
+def grown(tmp_path):
+    """A dataset of 40 images, to which 30 were appended."""
+    tpufeed.shard(draw(tmp_path / "old", OLD), tmp_path / "d", shares="train=0.8,val=0.2", workers=1)
+    before = bytes_below(tmp_path / "d")
+    result = tpufeed.append(draw(tmp_path / "new", NEW, 1), tmp_path / "d", workers=1)
+    return tmp_path / "d", before, result
+
+
+def test_a_new_version_has_all_samples_and_what_stands_stays(grown):
+    url, before, result = grown
+    assert (result.added, result.skipped, result.manifest.number) == (30, 0, 2)
+    after = bytes_below(url)
+    changed = {name for name in before if after.get(name) != before[name]}
+    assert changed == {"manifest.json"}
+    assert after["_tpufeed/versions/1.json"] == before["manifest.json"]
+    dataset, old = tpufeed.open_dataset(url), tpufeed.open_dataset(url, version=1)
+    assert dataset.manifest.class_names == ("cat", "dog", "ape", "emu"), "ids stay"
+    for split in ("train", "val"):
+        names, first = samples_of(url, split), samples_of(url, split, version=1)
+        assert names[: len(first)] == first
+        assert dataset.split(split).records == len(names)
+        labels = [dataset.manifest.class_names[f["image/class/label"].values[0]] for f in dataset.iter_examples(split)]
+        assert labels == [name.partition("/")[0] for name in names]
+        counts = [labels.count(name) for name in dataset.manifest.class_names]
+        assert list(dataset.split(split).class_counts) == counts
+    assert sum(split.records for split in dataset.manifest.splits.values()) == 70
+    assert sum(split.records for split in old.manifest.splits.values()) == 40
+    for version in (1, 2):
+        tpufeed.verify(url, "all", version=version)
+    assert find_versions(dataset.store, dataset) == [1, 2]
+    with pytest.raises(DatasetNotFoundError, match="has no version 3; it has 1, 2"):
+        tpufeed.open_dataset(url, version=3)
+
+
+def test_the_splits_are_those_that_one_build_deals(grown, tmp_path):
+    url, _, _ = grown
+    shutil.copytree(tmp_path / "old", tmp_path / "both")
+    shutil.copytree(tmp_path / "new", tmp_path / "both", dirs_exist_ok=True)
+    tpufeed.shard(tmp_path / "both", tmp_path / "at-once", shares="train=0.8,val=0.2", workers=1)
+    for split in ("train", "val"):
+        assert sorted(samples_of(url, split)) == sorted(samples_of(tmp_path / "at-once", split))
+
+
+def test_appended_twice_nothing_changes(grown, tmp_path):
+    url, _, _ = grown
+    before = bytes_below(url)
+    for folder, count in (("new", 30), ("old", 40)):
+        result = tpufeed.append(tmp_path / folder, url, workers=1)
+        assert (result.added, result.skipped, result.manifest.number) == (0, count, 2)
+    assert bytes_below(url) == before
+
+
+def test_images_that_are_there_are_skipped_by_their_content(grown, tmp_path, caplog):
+    url, _, _ = grown
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "old", copy)  # other times, and the same bytes
+    for path in copy.rglob("*.png"):
+        os.utime(path)
+    draw(copy, ["cat/0.png"], 7)  # the same path and size: another image
+    draw(copy, ["fox/1.png"], 8)
+    size = (copy / "cat/0.png").stat().st_size
+    assert size == (tmp_path / "old/cat/0.png").stat().st_size, "noise of one size, so that only reading tells"
+    result = tpufeed.append(copy, url, workers=1)
+    assert (result.added, result.skipped, result.manifest.number) == (2, 39, 3)
+    assert "40 images are read before the build, to compare them" in caplog.text
+    assert any(
+        "1 images have the path of an image in the dataset and other content" in said for said in result.warnings
+    )
+    assert len(samples_of(url)) + len(samples_of(url, "val")) == 72
+
+
+def test_without_digests_path_and_size_decide_and_that_is_said(grown, tmp_path):
+    url, _, _ = grown
+    (url / DIGESTS).unlink()
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "old", copy)
+    for path in copy.rglob("*.png"):
+        os.utime(path)
+    result = tpufeed.append(copy, url, workers=1)
+    assert (result.added, result.skipped) == (0, 40)
+    assert any(
+        "40 images were compared with those of the dataset by path and size alone" in said for said in result.warnings
+    )
+
+
+def test_a_digest_stands_for_each_input_that_was_read(tmp_path):
+    draw(tmp_path / "old", ["a/1.png", "a/2.png"])
+    (tmp_path / "old/a/3.png").write_bytes(b"no image")
+    tpufeed.shard(tmp_path / "old", tmp_path / "d", max_rejects=1, workers=1)
+    import hashlib
+
+    digests = {(tmp_path / "d" / DIGESTS).read_bytes()[at : at + 16] for at in range(0, 48, 16)}
+    files = [path.read_bytes() for path in (tmp_path / "old/a").iterdir()]
+    assert digests == {hashlib.blake2b(data, digest_size=16).digest() for data in files}
+
+
+def test_a_reader_goes_on_with_the_version_that_it_has_opened(grown, tmp_path):
+    url, _, _ = grown
+    options = {"columns": ["sample"], "batch_size": 4, "shuffle": False}
+    for processes in (0, 1):
+        loader = tpufeed.numpy_loader(url, processes=processes, **options)
+        batches = iter(loader)
+        next(batches)
+        records = tpufeed.open_dataset(url).split("train").records
+        tpufeed.append(
+            draw(tmp_path / f"more{processes}", [f"cat/{processes}-{n}.png" for n in range(9)], processes + 5),
+            url,
+            workers=1,
+        )
+        rest = list(batches)
+        again = list(loader)  # workers that start now open that version, too
+        assert 4 * (len(rest) + 1) == 4 * len(again) == records - records % 4
+        loader.close()
+    old = tpufeed.open_dataset(url, version=1)
+    with tpufeed.numpy_loader(old, processes=1, **options) as loader:
+        assert len(list(loader)) == old.split("train").records // 4
+
+
+def test_states_name_their_version(grown, tmp_path):
+    url, _, _ = grown
+    options = {"columns": ["sample"], "batch_size": 4, "processes": 0}
+    with tpufeed.numpy_loader(tpufeed.open_dataset(url, version=1), **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        state, rest = loader.state_dict(), [batch.tolist() for batch in batches]
+    with tpufeed.numpy_loader(tpufeed.open_dataset(url, version=1), **options) as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == rest
+    with tpufeed.numpy_loader(url, **options) as loader:
+        with pytest.raises(OptionError, match=r"of version 1 of .*, and this is version 2.*version=1.*grown=True"):
+            loader.load_state_dict(state)
+        assert loader.state_dict()["dataset_version"] == 2
+    with tpufeed.numpy_loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
+        loader.load_state_dict(state)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
+        later = loader.state_dict()
+    with tpufeed.numpy_loader(url, **options) as loader:
+        loader.load_state_dict(later)
+        assert sum(map(len, loader)) == 4 * len(loader)
+
+
+def test_an_append_that_fails_changes_nothing_and_goes_on(grown, tmp_path):
+    url, _, _ = grown
+    more = draw(tmp_path / "more", [f"cat/m{number}.png" for number in range(12)], 3)
+    for number in range(3):
+        (more / f"cat/bad{number}.png").write_bytes(b"no image")
+    before = (url / "manifest.json").read_bytes()
+    with pytest.raises(TooManyRejectsError):
+        tpufeed.append(more, url, max_rejects=1, workers=1)
+    assert (url / "manifest.json").read_bytes() == before
+    tpufeed.verify(url)
+    with pytest.raises(DuplicateWriterError, match=r"another append of .*/more to .* was interrupted; nothing"):
+        tpufeed.append(draw(tmp_path / "other", ["cat/x.png"], 9), url, workers=1)
+    result = tpufeed.append(more, url, max_rejects=3, workers=1)
+    assert (result.added, result.manifest.number) == (12, 3)
+    assert result.manifest.rejects == {"not_an_image": 3} or sum(result.manifest.rejects.values()) == 3
+
+
+def test_overwrite_discards_what_an_append_has_left(grown, tmp_path):
+    url, _, _ = grown
+    more = draw(tmp_path / "more", ["cat/m.png"], 3)
+    (more / "cat/bad.png").write_bytes(b"no image")
+    with pytest.raises(TooManyRejectsError):
+        tpufeed.append(more, url, max_rejects=0, workers=1)
+    result = tpufeed.append(draw(tmp_path / "other", ["cat/x.png"], 9), url, overwrite=True, workers=1)
+    assert (result.added, result.manifest.number) == (1, 3)
+    assert "cat/x.png" in [*samples_of(url), *samples_of(url, "val")]
+    tpufeed.verify(url)
+
+
+def test_overwriting_the_dataset_removes_its_versions(grown, tmp_path):
+    url, _, _ = grown
+    tpufeed.shard(tmp_path / "old", url, shares="train=0.8,val=0.2", seed=1, overwrite=True, workers=1)
+    tpufeed.shard(tmp_path / "old", tmp_path / "fresh", shares="train=0.8,val=0.2", seed=1, workers=1)
+    assert bytes_below(url).keys() == bytes_below(tmp_path / "fresh").keys()
+
+
+def test_shard_appends_with_the_options_of_the_dataset_alone(grown, tmp_path):
+    url, _, _ = grown
+    more = draw(tmp_path / "more", ["cat/m.png"], 3)
+    with pytest.raises(OptionError, match=r"split is \{.*\} there and not set here; presize is not set there and 8"):
+        tpufeed.shard(more, url, append=True, presize=8, workers=1)
+    with pytest.raises(OptionError, match="allow_different is for append"):
+        tpufeed.shard(more, url, allow_different=True, workers=1)
+    result = tpufeed.shard(more, url, append=True, presize=8, allow_different=True, workers=1)
+    assert result.manifest.history[-1].different["presize"] == 8
+    assert (
+        tpufeed.shard(draw(more, ["cat/n.png"], 4), url, append=True, shares="train=0.8,val=0.2", workers=1).added == 1
+    )
+
+
+def test_what_cannot_grow_is_refused(grown, tmp_path):
+    url, _, _ = grown
+    new = tmp_path / "new"
+    with pytest.raises(DatasetNotFoundError, match="holds no dataset to append to"):
+        tpufeed.append(new, tmp_path / "none", workers=1)
+    tpufeed.cache.warmup(url, tmp_path / "cache", size=8, workers=1)
+    with pytest.raises(OptionError, match="is a cache: append to the dataset that it was made of"):
+        tpufeed.append(new, tmp_path / "cache", workers=1)
+    shutil.copytree(url, tmp_path / "adopted", ignore=lambda *_: ["manifest.json", "_tpufeed", "part-00002"])
+    for index in (tmp_path / "adopted").glob("*.npy"):
+        index.unlink()
+    tpufeed.adopt(tmp_path / "adopted")
+    with pytest.raises(OptionError, match="was made by tpufeed adopt"):
+        tpufeed.append(new, tmp_path / "adopted", workers=1)
+    (url / "_tpufeed/plan.jsonl").rename(url / "_tpufeed/gone")
+    with pytest.raises(OptionError, match="has no plan any more"):
+        tpufeed.append(draw(tmp_path / "more", ["cat/m.png"], 3), url, workers=1)
+
+
+def make_table(folder: Path, name: str, rows: list[dict]) -> Path:
+    images = draw(folder / f"{name}-images", [f"{number}.png" for number in range(len(rows))], len(name))
+    lines = [json.dumps({"path": str(images / f"{number}.png"), **row}) for number, row in enumerate(rows)]
+    (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    return folder / f"{name}.jsonl"
+
+
+def test_columns_become_those_of_the_dataset(tmp_path):
+    first = [{"label": "a", "score": 0.5, "tags": [1, 2]}, {"label": "b", "score": 1.5, "tags": [3]}]
+    tpufeed.shard(make_table(tmp_path, "one", first), tmp_path / "d", workers=1)
+    second = [{"label": "a", "score": 2, "tags": [1, 2, 3, 4]}, {"label": "c", "score": None, "tags": []}]
+    result = tpufeed.append(make_table(tmp_path, "second", second), tmp_path / "d", workers=1)
+    assert result.manifest.class_names == ("a", "b", "c")
+    specs = {spec.name: spec for spec in result.manifest.features}
+    assert specs["tags"].lengths == (0, 4)
+    assert specs["score"].dtype == "float32"
+    assert specs["score"].lengths == (0, 1)
+    tpufeed.verify(tmp_path / "d")
+    options = {"columns": ["score", "tags"], "fill": {"score": -1}, "batch_size": 4, "shuffle": False, "processes": 0}
+    with tpufeed.numpy_loader(tmp_path / "d", **options) as loader:
+        ((score, tags, length),) = loader
+    assert sorted(score.tolist()) == [-1, 0.5, 1.5, 2]
+    assert sorted(length.tolist()) == [0, 1, 2, 4]
+    assert tags.shape == (4, 4)
+
+
+def test_an_append_of_another_schema_is_refused_and_both_sides_are_named(tmp_path):
+    tpufeed.shard(make_table(tmp_path, "one", [{"label": "a", "score": 1}] * 3), tmp_path / "d", workers=1)
+    before = bytes_below(tmp_path / "d")
+    with pytest.raises(OptionError, match=r"the dataset has the column 'score' and the new images do not"):
+        tpufeed.append(make_table(tmp_path, "less", [{"label": "a"}]), tmp_path / "d", workers=1)
+    with pytest.raises(OptionError, match=r"the column 'more'"):
+        tpufeed.append(make_table(tmp_path, "more", [{"label": "a", "score": 1, "more": 2}]), tmp_path / "d", workers=1)
+    with pytest.raises(OptionError, match=r"0.png: .*score.*'high'.*The dataset has the columns score int64"):
+        tpufeed.append(make_table(tmp_path, "text", [{"label": "a", "score": "high"}] * 20), tmp_path / "d", workers=1)
+    assert {name: data for name, data in bytes_below(tmp_path / "d").items() if "part-" not in name} == before
+
+
+def test_ids_and_names_of_classes_do_not_mix(tmp_path):
+    tpufeed.shard(make_table(tmp_path, "ids", [{"label": number} for number in range(3)]), tmp_path / "ids", workers=1)
+    result = tpufeed.append(make_table(tmp_path, "more", [{"label": 5}]), tmp_path / "ids", workers=1)
+    assert result.manifest.class_names == ("0", "1", "2", "3", "4", "5")
+    with pytest.raises(SourceError, match=r"classes are ids from 0 to 5, and the label 'cat' is a name"):
+        tpufeed.append(make_table(tmp_path, "names", [{"label": "cat"}]), tmp_path / "ids", workers=1)
+    tpufeed.shard(make_table(tmp_path, "named", [{"label": "cat"}]), tmp_path / "named", workers=1)
+    with pytest.raises(SourceError, match=r"classes are names like 'cat', and the new labels are ids like 3"):
+        tpufeed.append(make_table(tmp_path, "id", [{"label": 3}]), tmp_path / "named", workers=1)
+
+
+def test_older_readers_refuse_a_grown_dataset_by_its_version(grown):
+    url, before, _ = grown
+    assert json.loads(before["manifest.json"])["format_version"] == 1
+    assert json.loads((url / "manifest.json").read_bytes())["format_version"] == 2
+    data = json.loads((url / "manifest.json").read_bytes()) | {"format_version": 3}
+    (url / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ManifestVersionError, match="format version 3; this tpufeed reads versions 1 and 2"):
+        tpufeed.open_dataset(url)
+
+
+def test_a_bucket_grows_as_a_folder_does(grown, tmp_path):
+    url, _, _ = grown
+    with GcsServer(md5=False) as server, pytest.MonkeyPatch.context() as patch:
+        for key, value in server.environment().items():
+            patch.setenv(key, value)
+        tpufeed.shard(tmp_path / "old", "gs://bucket/d", shares="train=0.8,val=0.2", workers=1)
+        old = tpufeed.open_dataset("gs://bucket/d")
+        result = tpufeed.append(tmp_path / "new", "gs://bucket/d", workers=1)
+        assert (result.added, result.manifest.number) == (30, 2)
+        assert samples_of("gs://bucket/d") == samples_of(url)
+        assert samples_of("gs://bucket/d", version=1) == [
+            bytes(features["image/filename"].values[0]).decode() for features in old.iter_examples("train")
+        ]
+        tpufeed.verify("gs://bucket/d", "all")
+        assert tpufeed.append(tmp_path / "new", "gs://bucket/d", workers=1).added == 0
