@@ -53,17 +53,17 @@ class Duplicates:
     def warnings(self) -> tuple[str, ...]:
         """What a user should hear of, as sentences."""
         said = [
-            f"{both:,} of {count:,} images of {split} are in another split as well, under other names: what is "
-            f"measured on it is too good. {self.report} names them; --duplicates drop keeps one of each, and "
+            f"of {count:,} images of {split} {both:,} lie in another split as well, under other names: what is measured "
+            f"on it is too good. {self.report} names them; --duplicates drop keeps one of each, and "
             "--split-by-content keeps equal images in one split"
             for split, (both, count) in self.crossing.items()
         ]
         if self.labels:
-            said.append(f"{self.labels:,} images occur with different labels; {self.report} names them")
+            said.append(f"images that occur with different labels: {self.labels:,}; {self.report} names them")
         if self.images and not said:
             said.append(
-                f"{self.images:,} images are in the dataset more than once: {self.report} names them; --duplicates "
-                "drop keeps one of each"
+                f"images that are in the dataset again under another name: {self.images:,}; {self.report} names them, "
+                "and --duplicates drop keeps one of each"
             )
         return tuple(said)
 
@@ -108,7 +108,7 @@ def report_duplicates(
     largest = max(records, key=records.__getitem__, default="")
     for group in groups:
         seen = [images[place] for place in group if place in images]
-        if len(seen) < 2:
+        if len({image.path for image in seen}) < 2:  # a table may name one file in several rows
             continue
         more += len(seen) - 1
         labels += len({image.label for image in seen}) > 1
