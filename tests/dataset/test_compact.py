@@ -328,3 +328,16 @@ def test_in_memory(folders, tmp_path):
     assert records_of(url) == records
     assert tpufeed.prune(url).kept == (PARTS + 1,)
     assert tpufeed.verify(url).records == 40
+
+
+def test_overwriting_removes_parts_versions_and_what_a_prune_has_left(url, folders, tmp_path, monkeypatch):
+    tpufeed.compact(url, workers=1)
+    tpufeed.prune(url, keep=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("tpufeed.sharding.append.publish", lambda *_: (_ for _ in ()).throw(BuildError("stopped")))
+        with pytest.raises(BuildError, match="stopped"):
+            tpufeed.append(folders[0].parent, url, workers=1)
+    tpufeed.shard(folders[0], url, overwrite=True, workers=1)
+    tpufeed.shard(folders[0], tmp_path / "fresh", workers=1)
+    assert files_of(url).keys() == files_of(tmp_path / "fresh").keys()
+    assert tpufeed.verify(url).records == 8

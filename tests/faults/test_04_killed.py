@@ -17,7 +17,7 @@ import tpufeed
 from tests.faults import remote
 from tests.faults.remote import CHUNK_BYTES, epochs_of, names_of, objects, pairs
 from tpufeed import cache
-from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.reader import find_versions, open_dataset
 from tpufeed.errors import DatasetNotFoundError
 
 A_BATCH_BYTES = 4 * 3_300  # four records of 32 x 32 x 3 bytes, see remote.WARM
@@ -156,6 +156,62 @@ def test_a_dataset_that_is_killed_as_it_grows_is_always_one_whole_version(work, 
         assert open_dataset(folder, version=before.number).content_digest == before.content_digest
         shutil.rmtree(folder)
     assert unpublished
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        r"^os.link .*/part-[0-9]*/manifest.json$",
+        r"^os.link .*/g/train-version-[0-9]*.index.npy$",
+        r"^os.link .*/g/val-version-[0-9]*.index.npy$",
+        r"^os.link .*/g/_tpufeed/versions/[0-9]*.json$",
+        r"^os.rename .*/g/manifest.json$",
+    ],
+)
+@pytest.mark.parametrize("work", ["append", "compact"])
+def test_killed_as_a_version_is_published_the_one_before_stands(work, event, growing, struck, run, tmp_path):
+    start, words, samples = growing[work]
+    folder, words = tmp_path / "g", list(map(str, words))
+    shutil.copytree(start, folder)
+    before = open_dataset(start)
+    killed = struck(event, 1)
+    assert killed.run(*words, folder, "--workers", 1).returncode == -signal.SIGKILL
+    assert killed.fired
+    assert open_dataset(folder).content_digest == before.content_digest
+    tpufeed.verify(folder)
+    assert run(*words, folder, "--workers", 1).returncode == 0
+    assert open_dataset(folder).number == before.number + 1
+    assert tpufeed.verify(folder).records == samples
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
+def test_a_prune_that_is_killed_leaves_no_version_that_is_not_whole(rounds, growing, struck, run, tmp_path):
+    start, _, samples = growing["compact"]
+    shutil.copytree(start, tmp_path / "start")
+    assert run("compact", tmp_path / "start", "--workers", 1).returncode == 0
+
+    def begin(name):
+        return Path(shutil.copytree(tmp_path / "start", tmp_path / name))
+
+    calm, folder = struck(rf"{tmp_path}/p"), begin("pcalm")
+    assert calm.run("prune", folder).returncode == 0
+    expected = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    rng = random.Random(rounds)
+    for number in range(rounds):
+        folder = begin(f"p{number}")
+        nth = rng.randrange(1, calm.events + 1)
+        killed = struck(rf"{tmp_path}/p", nth)
+        assert killed.run("prune", folder).returncode == -signal.SIGKILL
+        assert killed.fired
+        newest = open_dataset(folder)
+        kept = find_versions(newest.store, newest)
+        print(f"round {number}: killed at event {nth} of {calm.events}, versions {kept} stand")
+        for version in kept:
+            assert tpufeed.verify(folder, version=version).records in (40, 45, 50, samples)
+        assert run("prune", folder).returncode == 0
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == expected
+        assert tpufeed.verify(folder).records == samples
 
 
 @pytest.mark.timeout(1800)

@@ -53,8 +53,8 @@ class Duplicates:
     def warnings(self) -> tuple[str, ...]:
         """What a user should hear of, as sentences."""
         said = [
-            f"of {count:,} images of {split} {both:,} lie in another split as well, under other names: what is measured "
-            f"on it is too good. {self.report} names them; --duplicates drop keeps one of each, and "
+            f"of {count:,} images of {split} {both:,} lie in another split as well, under other names: what is "
+            f"measured on it is too good. {self.report} names them; --duplicates drop keeps one of each, and "
             "--split-by-content keeps equal images in one split"
             for split, (both, count) in self.crossing.items()
         ]
