@@ -1,20 +1,32 @@
 """Images that are there twice: counted, named, dropped, or kept on one side of a split."""
 
+import hashlib
 import json
 import shutil
 import tarfile
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.gcs_server import GcsServer
+from tests.sharding.test_joined import begun, forge
 from tpufeed.cli.app import app
-from tpufeed.dataset.naming import DIGESTS, DUPLICATES
-from tpufeed.errors import OptionError, TooManyRejectsError
+from tpufeed.dataset.commit import put_report, read_report
+from tpufeed.dataset.digests import Crossing, read_digests
+from tpufeed.dataset.naming import DIGESTS, DUPLICATES, PLAN, report_name
+from tpufeed.dataset.plan import Input, Owner, iter_tasks, read_plan
+from tpufeed.errors import DuplicateWriterError, ManifestError, OptionError, TooManyRejectsError
+from tpufeed.sharding.duplicates import _groups
+from tpufeed.sharding.plan import cut
+from tpufeed.storage.local import LocalStore
 
 SHARES = "train=0.7,val=0.3"
 
@@ -33,6 +45,19 @@ def doubled(tmp_path):
     return folder
 
 
+def make_photos(folder, count):
+    """Images of noise, no two alike."""
+    random = np.random.default_rng(7)
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.fromarray(random.integers(0, 255, (30, 30, 3), np.uint8)).save(folder / f"{number:02d}.png")
+    return sorted(folder.iterdir())
+
+
+def blake2b(path):
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
 def names_of(url, split):
     examples = tpufeed.open_dataset(url).iter_examples(split)
     return [bytes(features["image/filename"].values[0]).decode() for features in examples]
@@ -48,19 +73,27 @@ def test_duplicates_are_counted_and_named_and_those_across_splits_warned_of(doub
     assert len(groups) == 20
     crossing = [group for group in groups if len({image["split"] for image in group["images"]}) > 1]
     both, val = len(crossing), tpufeed.open_dataset(tmp_path / "d").split("val").records
-    (of_val,) = [said for said in result.warnings if "in another split as well" in said]
-    assert of_val.startswith(f"of {val} images of val {both} lie in another split as well, under other names")
+    (of_val,) = [said for said in result.warnings if "images of val" in said]
+    assert of_val.startswith(f"{both} of {val} images of val are in train as well, under other names: see {result.url}")
     assert both > 3
-    assert any("different labels: 2;" in said for said in result.warnings)
+    found = result.duplicates
+    assert (found.groups, found.images, found.dropped, found.labels) == (20, 20, 0, 2)
+    assert found.crossing == {"val": Crossing(both, val, ("train",))}
+    assert any("2 images occur with different labels" in said for said in result.warnings)
     for group in groups:
         first, second = (image["path"] for image in group["images"])
         assert (doubled / first).read_bytes() == (doubled / second).read_bytes()
     assert sum(split.records for split in result.manifest.splits.values()) == 80, "none was left out"
+    again = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, workers=1)
+    assert (again.seconds, again.duplicates) == (0, found)
+    assert of_val in again.warnings
+    assert tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, duplicates="keep", workers=1).warnings == ()
 
 
 def test_keep_says_nothing_and_makes_the_same_bytes(doubled, tmp_path):
     result = tpufeed.shard(doubled, tmp_path / "kept", shares=SHARES, duplicates="keep", workers=1)
-    assert not [said for said in result.warnings if "split as well" in said]
+    assert result.duplicates is None
+    assert not [said for said in result.warnings if "as well" in said]
     assert not (tmp_path / "kept" / DUPLICATES).exists()
     tpufeed.shard(doubled, tmp_path / "told", shares=SHARES, workers=1)
     for name in ("train-00000-of-00001.tfrecord", "train.index.npy"):
@@ -71,33 +104,42 @@ def test_keep_says_nothing_and_makes_the_same_bytes(doubled, tmp_path):
 
 def test_drop_keeps_the_first_of_each_and_names_the_others(doubled, tmp_path, caplog):
     result = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, duplicates="drop", max_rejects=0, workers=1)
-    assert result.manifest.rejects == {"duplicate": 20}
-    assert "images are read before the build, to find duplicates among those of equal size" in caplog.text
+    assert (result.rejects, result.images, result.read_before) == (0, 60, 80)
+    assert (tmp_path / "d/rejects.jsonl").read_bytes() == b""
+    assert "80 images are read before the build, to find duplicates" in caplog.text
+    found = result.duplicates
+    assert (found.groups, found.images, found.dropped, found.labels, found.crossing) == (20, 0, 20, 2, {})
+    assert any(said.startswith("2 images occur with different labels") for said in result.warnings)
+    assert any(said.startswith("images are left out as duplicates: ") for said in result.warnings)
     kept = names_of(tmp_path / "d", "train") + names_of(tmp_path / "d", "val")
     assert len(kept) == 60
     assert len({(doubled / name).read_bytes() for name in kept}) == 60
-    rejects = [json.loads(line) for line in (tmp_path / "d/rejects.jsonl").read_text().splitlines()]
-    assert len(rejects) == 20
-    for reject in rejects:
-        first = reject["message"].removeprefix("its file has the same bytes as ")
-        assert first < reject["path"]
-        assert (doubled / first).read_bytes() == (doubled / reject["path"]).read_bytes()
-    assert not report_of(tmp_path / "d") if (tmp_path / "d" / DUPLICATES).exists() else True
+    groups = report_of(tmp_path / "d")
+    assert len(groups) == 20
+    for group in groups:
+        first, other = sorted(group["images"], key=lambda image: image["path"])
+        assert (first["dropped"], other["dropped"]) == (False, True)
+        assert first["path"] in kept
+        assert (doubled / first["path"]).read_bytes() == (doubled / other["path"]).read_bytes()
+        assert blake2b(doubled / first["path"]) == group["digest"]
     caplog.clear()
     again = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, duplicates="drop", workers=1)
     assert again.images == again.earlier_images
     assert "images are read" not in caplog.text, "a finished build is recognised without reading"
+    assert again.duplicates == found
+    with pytest.raises(DuplicateWriterError, match='duplicates is "drop" there and not set here'):
+        tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, workers=1)
 
 
 def test_other_rejects_still_count(doubled, tmp_path):
     (doubled / "cat/bad.png").write_bytes(b"no image")
-    with pytest.raises(TooManyRejectsError, match="1 of 81 inputs cannot be taken"):
+    with pytest.raises(TooManyRejectsError, match="1 of 61 inputs cannot be taken"):
         tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, duplicates="drop", max_rejects=0, workers=1)
 
 
 def test_split_by_content_keeps_equal_images_in_one_split(doubled, tmp_path):
     result = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, split_by_content=True, workers=1)
-    assert not [said for said in result.warnings if "in another split as well" in said]
+    assert (result.duplicates.images, result.duplicates.crossing, result.read_before) == (20, {}, 80)
     content = Counter()
     for split in ("train", "val"):
         for data in {(doubled / name).read_bytes() for name in names_of(tmp_path / "d", split)}:
@@ -117,11 +159,12 @@ def test_members_of_tars_and_rows_of_tables(doubled, tmp_path):
             tar.add(path, f"{number:03d}.png")
     tpufeed.shard(tmp_path / "a.tar", tmp_path / "tar", duplicates="drop", workers=1)
     assert tpufeed.open_dataset(tmp_path / "tar").split("train").records == 60
+    assert len(report_of(tmp_path / "tar")) == 20
     lines = "\n".join(json.dumps({"path": str(path), "label": path.parent.name}) for path in files)
     (tmp_path / "t.jsonl").write_text(lines)
     result = tpufeed.shard(tmp_path / "t.jsonl", tmp_path / "table", shares=SHARES, workers=1)
     assert len(report_of(tmp_path / "table")) == 20
-    assert any("in another split as well" in said for said in result.warnings)
+    assert any("images of val are in train as well" in said for said in result.warnings)
 
 
 def test_an_append_tells_what_the_dataset_has_under_other_names(doubled, tmp_path):
@@ -135,24 +178,199 @@ def test_an_append_tells_what_the_dataset_has_under_other_names(doubled, tmp_pat
     assert (result.added, result.skipped) == (20, 0)
     groups = report_of(tmp_path / "d/part-00002")
     assert len(groups) == 20
-    assert {image["part"] for group in groups for image in group["images"]} == {"", "part-00002"} or len(groups) == 20
-    assert any("with different labels" in said for said in result.warnings)
+    assert any("occur with different labels" in said for said in result.warnings)
     result = tpufeed.append(second, tmp_path / "e", duplicates="drop", workers=1)
     assert result.added == 0
 
 
-def test_a_build_without_digests_reports_nothing(doubled, tmp_path):
-    tpufeed.shard(doubled, tmp_path / "d", workers=1)
-    assert (tmp_path / "d" / DIGESTS).stat().st_size == 80 * 16
+def test_an_append_skips_what_was_left_out_before(doubled, tmp_path, caplog):
+    tpufeed.shard(doubled, tmp_path / "d", duplicates="drop", workers=1)
+    caplog.clear()
+    again = tpufeed.append(doubled, tmp_path / "d", workers=1)
+    assert (again.added, again.skipped) == (0, 80)
+    assert "images are read" not in caplog.text
+
+
+def test_digests_are_those_of_the_source_files(doubled, tmp_path):
+    (doubled / "cat/gone.png").symlink_to(doubled / "nowhere.png")
+    tpufeed.shard(doubled, tmp_path / "d", encode="jpeg", workers=1)
+    store = LocalStore(str(tmp_path / "d"))
+    plan = read_plan(store)
+    inputs = [item for task in iter_tasks(store, plan) for item in task.inputs]
+    digests = read_digests(store, len(inputs))
+    assert digests.shape == (len(inputs), 16)
+    for item, digest in zip(inputs, digests, strict=True):
+        path = doubled / item.path
+        assert digest.tobytes().hex() == (blake2b(path) if path.exists() else "0" * 32)
+
+
+def test_reports_of_an_older_tpufeed_have_no_digests(doubled, tmp_path, caplog):
+    url = tmp_path / "d"
+    before = tpufeed.shard(doubled, url, workers=1)
+    store = LocalStore(str(url))
+    plan = read_plan(store)
+    report = read_report(store, plan.tasks[0], plan.header.run_id)
+    for name in ("manifest.json", DIGESTS, DUPLICATES, report_name(0)):
+        (url / name).unlink()
+    owner = Owner(plan.header.run_id, store.stat(PLAN).version)
+    put_report(store, msgspec.structs.replace(report, digests=msgspec.UNSET), owner)
+    again = tpufeed.shard(doubled, url, workers=1)
+    assert (again.duplicates, again.earlier_images) == (None, 80)
+    assert "duplicates are not counted" in caplog.text
+    assert again.manifest.content_digest == before.manifest.content_digest
+    assert not (url / DIGESTS).exists()
+    assert not (url / DUPLICATES).exists()
+
+
+@pytest.mark.parametrize("options", [("--duplicates", "drop"), ("--split-by-content",), ()])
+def test_a_build_that_was_killed_goes_on_without_reading_again(options, doubled, command, bytes_of, tmp_path):
+    flags = ["--shards", 8, "--shares", SHARES, "--workers", 1, *options]
+    whole = command(doubled, flags).run_here(tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    killed = command(doubled, flags)
+    killed.order("os.link", "/reports/", "kill_group()", nth=3)
+    killed.run_killed(tmp_path / "d")
+    again = command(doubled, flags).run_here(tmp_path / "d")
+    assert again.returncode == 0, again.stderr
+    assert "images are read" not in again.stderr
+    assert bytes_of(tmp_path / "d") == bytes_of(tmp_path / "whole")
+    for name in (DIGESTS, DUPLICATES):
+        assert (tmp_path / "d" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_what_is_left_out_takes_no_room_in_shards(tmp_path):
+    folder = tmp_path / "photos"
+    for number, path in enumerate(make_photos(folder / "a", 20)):
+        for copy in range(9):
+            shutil.copy(path, folder / f"a/{number:02d}-{copy}.png")
+    result = tpufeed.shard(folder, tmp_path / "d", shards=5, duplicates="drop", workers=1)
+    sizes = [shard.bytes for shard in result.manifest.splits["train"].variants[0].shards]
+    assert len(sizes) == 5
+    assert max(sizes) <= 1.15 * min(sizes)
+    assert (result.images, result.duplicates.dropped) == (20, 180)
+
+
+@given(
+    st.lists(st.sampled_from([0, 0, 0, 1, 5, 100]), max_size=60).filter(any),
+    st.integers(1, 8),
+)
+def test_inputs_that_make_no_record_leave_no_shard_empty(sizes, shards):
+    """Size 0 is that of an input that is left out."""
+    count = sum(size > 0 for size in sizes)
+    shards = min(shards, count)
+    inputs = [(Input(str(number), size, ""), float(size)) for number, size in enumerate(sizes)]
+    runs = list(cut(inputs, count, shards, float(sum(sizes))))
+    assert [item for run in runs for item in run] == [item for item, _ in inputs]
+    assert len(runs) == shards
+    assert all(any(item.bytes for item in run) for run in runs)
+
+
+def test_a_split_of_nothing_but_copies_has_no_shard(tmp_path):
+    for number, path in enumerate(make_photos(tmp_path / "s/train/cat", 10)):
+        (tmp_path / "s/val/cat").mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / f"s/val/cat/{number}.png")
+    result = tpufeed.shard(tmp_path / "s", tmp_path / "d", duplicates="drop", workers=1)
+    assert {name: split.records for name, split in result.manifest.splits.items()} == {"train": 10, "val": 0}
+    assert any("10 of 10 of val" in said for said in result.warnings)
+    assert result.duplicates.dropped == 10
+    tpufeed.verify(tmp_path / "d")
+
+
+def test_a_row_that_is_rejected_stands_for_no_other(doubled, tmp_path):
+    """The first path has a label that is no class."""
+    (tmp_path / "t.csv").write_text(
+        f"path,label\n{doubled}/cat/00.png,bird\n{doubled}/dog/copy00.png,dog\n{doubled}/dog/03.png,dog\n"
+    )
+    options = {"classes": ["cat", "dog"], "duplicates": "drop", "max_rejects": 1, "workers": 1}
+    result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "d", **options)
+    assert (result.images, result.manifest.rejects, result.duplicates) == (2, {"bad_label": 1}, None)
+
+
+def test_names_and_paths_that_are_odd(tmp_path):
+    (first,) = make_photos(tmp_path / "s/a", 1)
+    for name in ("it's.png", 'say "so".png', "猫\n.png", "%s?.png"):
+        shutil.copy(first, tmp_path / "s/a" / name)
+    result = tpufeed.shard(tmp_path / "s", tmp_path / "d", duplicates="drop", workers=1)
+    assert (result.images, result.duplicates.dropped) == (1, 4)
+    (group,) = report_of(tmp_path / "d")
+    assert {image["path"] for image in group["images"]} == {f"a/{path.name}" for path in (tmp_path / "s/a").iterdir()}
+
+
+def test_images_of_coco_and_in_a_bucket(doubled, tmp_path, monkeypatch):
+    files = [sorted((doubled / "cat").glob("*.png"))[0]] * 2 + sorted((doubled / "dog").glob("0*.png"))[:3]
+    root = tmp_path / "raw"
+    (root / "coco/annotations").mkdir(parents=True)
+    (root / "coco/val2017").mkdir()
+    for number, path in enumerate(files):
+        shutil.copy(path, root / f"coco/val2017/{number}.png")
+    images = [{"id": number, "file_name": f"{number}.png"} for number in range(len(files))]
+    content = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    (root / "coco/annotations/instances_val2017.json").write_text(json.dumps(content))
+    with tarfile.open(root / "a.tar", "w") as tar:
+        for number, path in enumerate(files):
+            tar.add(path, f"{number}.png")
+    with GcsServer(["raw"], process=True) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        for path in (path for path in root.rglob("*") if path.is_file()):
+            server.put("raw", path.relative_to(root).as_posix(), path.read_bytes())
+        for number, source in enumerate(("coco/annotations/instances_val2017.json", "coco/val2017", "a.tar")):
+            dst = f"gs://raw/out-{number}"
+            result = tpufeed.shard(f"gs://raw/{source}", dst, duplicates="drop", workers=1)
+            assert (result.images, result.duplicates.dropped) == (4, 1), source
+            assert result.duplicates.report == f"{dst}/{DUPLICATES}"
+            again = tpufeed.shard(f"gs://raw/{source}", dst, duplicates="drop", workers=1)
+            assert (again.seconds, again.duplicates) == (0, result.duplicates)
+
+
+def test_a_forged_digest_is_refused(doubled, tmp_path):
+    tpufeed.shard(doubled, tmp_path / "d", duplicates="drop", workers=1)
+
+    def change(header, tasks):
+        item = next(item for item in tasks[0]["inputs"] if len(item) > 7 and item[7])
+        item[7][1] = "no digest"
+
+    forge(begun(tmp_path / "d"), change)
+    with pytest.raises(ManifestError, match="leaves out what has no digest"):
+        tpufeed.shard(doubled, tmp_path / "d", duplicates="drop", workers=1)
+
+
+def test_the_report_is_written_block_by_block(doubled, tmp_path, monkeypatch):
+    """With room for the names of three groups at once it says the same."""
+    whole = tpufeed.shard(doubled, tmp_path / "whole", shares=SHARES, workers=1)
+    monkeypatch.setattr("tpufeed.sharding.duplicates._GROUPS_AT_ONCE", 3)
+    result = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, workers=1)
+    assert report_of(tmp_path / "d") == report_of(tmp_path / "whole")
+    assert result.duplicates.crossing == whole.duplicates.crossing
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=40),
+    st.integers(0, 40),
+)
+def test_groups_are_those_of_equal_digests_with_a_new_one(numbers, first_new):
+    """Number 0 stands for a file that was not read."""
+    digests = np.zeros((len(numbers), 16), np.uint8)
+    digests[:, 11] = numbers
+    places, starts = _groups(digests, first_new)
+    groups = [each.tolist() for each in np.split(places, starts[1:])] if len(starts) else []
+    expected = [[place for place, one in enumerate(numbers) if one == number] for number in sorted(set(numbers) - {0})]
+    assert sorted(groups) == sorted(group for group in expected if len(group) > 1 and group[-1] >= first_new)
 
 
 def test_the_command(doubled, tmp_path):
     run = CliRunner().invoke
     words = ["shard", str(doubled), str(tmp_path / "d"), "--shares", SHARES, "--workers", "1"]
     preview = run(app, [*words, "--duplicates", "drop", "--dry-run"])
-    assert "images of equal size are read before the build, to find duplicates" in preview.output
-    assert run(app, [*words, "--split-by-content", "--dry-run"]).output.count("all 80 images are read before") == 1
+    assert "read before the build, to compare what is in them: 80 images" in preview.output
+    preview = run(app, [*words, "--split-by-content", "--dry-run", "--json"])
+    assert json.loads(preview.stdout)["read_before"] == 80
+    assert "read before the build" not in run(app, [*words, "--dry-run"]).output
+    assert not (tmp_path / "d").exists()
     done = run(app, words)
     assert done.exit_code == 0, done.output
-    assert "lie in another split as well" in done.output.replace("\n", " ")
+    assert "of val are in train as well" in done.output.replace("\n", " ")
+    assert "duplicates: 20 images more than once" in done.output
+    found = json.loads(run(app, [*words, "--json"]).stdout)["duplicates"]
+    assert (found["groups"], found["images"], found["dropped"], found["labels"]) == (20, 20, 0, 2)
     assert run(app, [*words, "--duplicates", "some"]).exit_code == 2

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -164,6 +165,8 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
         "listed_twice": result.listed_twice,
         "warnings": result.warnings,
         "retries": result.retries,
+        "duplicates": None if result.duplicates is None else asdict(result.duplicates),
+        "read_before": result.read_before,
         "seconds": result.seconds,
         "images_per_second": done / result.seconds if done and result.seconds else None,
         "content_digest": manifest.content_digest,
@@ -201,6 +204,11 @@ def _print_build(result: "BuildResult") -> None:
     if result.rejects:
         rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(manifest.rejects)})"
         echo(f"{rejected}; {result.url}/rejects.jsonl names each")
+    if result.duplicates is not None:
+        said = f"{number_of(result.duplicates.images, 'image')} more than once"
+        if result.duplicates.dropped:
+            said += f", {number_of(result.duplicates.dropped, 'image')} left out"
+        echo(f"duplicates: {said}; {result.duplicates.report} names each")
     done = result.images - result.earlier_images
     if result.earlier_images:
         echo(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
@@ -233,6 +241,9 @@ def print_preview(
     skipped = getattr(preview, "skipped", 0)
     if skipped:
         echo(f"in the dataset already: {number_of(skipped, 'image')}, which are skipped")
+    read_before = getattr(preview, "read_before", 0)
+    if read_before:
+        echo(f"read before the build, to compare what is in them: {number_of(read_before, 'image')}")
     free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
     echo(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
     echo(f"time: about {preview.seconds:,.0f} s")

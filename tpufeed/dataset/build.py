@@ -26,7 +26,7 @@ from tpufeed.dataset.commit import (
     read_report,
     remove_old,
 )
-from tpufeed.dataset.digests import DigestWriter
+from tpufeed.dataset.digests import DigestWriter, Duplicates
 from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Markers, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, removals_name, report_name
@@ -62,7 +62,7 @@ class BuildProgress:
 
 
 ProgressListener = Callable[[BuildProgress], None]
-Conclude = Callable[[frozenset[str]], tuple[str, ...]]
+Conclude = Callable[[Path], Duplicates | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ class BuildResult:
         warnings: what would serve training better, as sentences.
         skipped: images of an append that were in the dataset already.
         added: samples that an append has added; None where it was no append.
+        duplicates: images that the source has more than once; None where there are none, or nobody has asked.
+        read_before: images that were read before the plan, to find duplicates or to deal them to splits.
     """
 
     url: str
@@ -96,6 +98,8 @@ class BuildResult:
     warnings: tuple[str, ...] = ()
     skipped: int = 0
     added: int | None = None
+    duplicates: Duplicates | None = None
+    read_before: int = 0
 
     @property
     def rejects(self) -> int:
@@ -128,7 +132,7 @@ def run_build(  # noqa: PLR0913  # both builds call it
         cache: what the manifest of a cache says besides.
         fsync: bring what stands in a local store to the disk before the manifest.
         listener: called with the progress.
-        conclude: called with the paths of all rejects before the manifest is put; it returns warnings.
+        conclude: finds duplicates, once digests and rejects are put; it gets a folder for temporary files.
 
     Raises:
         TaskError: a task failed for good. What is done stays; the same command goes on from there.
@@ -137,7 +141,7 @@ def run_build(  # noqa: PLR0913  # both builds call it
     """
     start = time.monotonic()
     listener = listener or (lambda _: None)
-    images = plan.header.notes["images"]
+    images = plan.header.notes["images"] - plan.header.notes.get("dropped", 0)
     try:
         rejects = Rejects(store, budget, images // len(plan.header.variant_numbers), plan.owner)
         pending, earlier = list[TaskRef](), 0
@@ -171,7 +175,7 @@ def run_build(  # noqa: PLR0913  # both builds call it
                     rejects.add(report)
                     rejects.check()
         with store.temporary_folder() as folder:
-            manifest, said = _finish(folder, store, plan, rejects, cache, fsync, conclude)
+            manifest, duplicates = _finish(folder, store, plan, rejects, cache, fsync, conclude)
     except (BuildError, StoreError, DamageError):
         check_owner(store, plan.owner)  # another run may have removed what this one has missed
         raise
@@ -182,7 +186,9 @@ def run_build(  # noqa: PLR0913  # both builds call it
         ignored_files=plan.header.ignored_files,
         listed_twice=plan.header.notes.get("listed_twice", 0),
         retries=retries + store.retries,
-        warnings=(*manifest_warnings(manifest), *said),
+        warnings=(*manifest_warnings(manifest), *(() if duplicates is None else duplicates.warnings)),
+        duplicates=duplicates,
+        read_before=plan.header.notes.get("read_before", 0),
     )
 
 
@@ -284,10 +290,10 @@ def _finish(  # noqa: PLR0913, PLR0917  # what a build ends with
     cache: CacheInfo | None,
     fsync: bool,
     conclude: Conclude | None,
-) -> tuple[Manifest, tuple[str, ...]]:
+) -> tuple[Manifest, Duplicates | None]:
     """Put indexes and rejects, and at the very end the manifest; `folder` is for temporary files.
 
-    Returns the manifest, and the warnings of `conclude`.
+    Returns the manifest, and what `conclude` returns.
     """
     header = plan.header
     parts = {split: _Part(header, split, folder) for split in header.splits}
@@ -327,7 +333,7 @@ def _finish(  # noqa: PLR0913, PLR0917  # what a build ends with
         cache=cache,
         markers=Markers(**marked, unmarked=dict(sorted(unmarked.items()))) if marked else msgspec.UNSET,
     )
-    said = () if conclude is None else conclude(frozenset(reject.path for reject in rejects.all))
+    duplicates = None if conclude is None else conclude(folder)
     remove_old(store, header)
     store.delete(removals_name(header.run_id))  # before there is a manifest of this run
     lost = find_lost(store, manifest)
@@ -347,4 +353,4 @@ def _finish(  # noqa: PLR0913, PLR0917  # what a build ends with
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror or error}") from error
     put_data(store, MANIFEST, encode_manifest(manifest), plan.owner)
-    return manifest, said
+    return manifest, duplicates

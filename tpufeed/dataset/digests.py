@@ -5,6 +5,7 @@ inputs; zeros stand for an input that was not read. Records do not hold them.
 """
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,61 @@ UNREAD = bytes(DIGEST_BYTES)
 def image_digest(data: bytes) -> bytes:
     """Return the digest of a file's bytes."""
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Images of one split that lie in other splits as well.
+
+    Attributes:
+        images: how many.
+        total: all images of the split.
+        others: the splits in which they lie as well.
+    """
+
+    images: int
+    total: int
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """Images of a dataset whose files are the same bytes.
+
+    Attributes:
+        groups: of equal images.
+        images: in the dataset, besides the first of each group.
+        dropped: left out of the dataset.
+        crossing: by split, but for the largest, where images of it lie in another split as well.
+        labels: groups whose images have different labels.
+        report: URL of the lines that name all of them.
+    """
+
+    groups: int
+    images: int
+    dropped: int
+    crossing: dict[str, Crossing]
+    labels: int
+    report: str
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should hear of, as sentences."""
+        said = [
+            f"{found.images:,} of {found.total:,} images of {split} are in {' and '.join(found.others)} as well, under "
+            f"other names: see {self.report}. What is measured on {split} is too good. --duplicates drop keeps one of "
+            "each, and --split-by-content keeps equal images in one split"
+            for split, found in self.crossing.items()
+        ]
+        if self.labels:
+            kept = "; of those that are left out, the label of the first by path counts" if self.dropped else ""
+            said.append(f"{self.labels:,} images occur with different labels: see {self.report}{kept}")
+        if self.images:
+            said.append(
+                f"{self.images:,} images are in the dataset that have the same bytes as another one: see {self.report}"
+                + ("" if self.crossing else "; --duplicates drop keeps one of each")
+            )
+        return tuple(said)
 
 
 class DigestWriter:

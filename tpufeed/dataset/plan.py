@@ -30,6 +30,7 @@ from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
 PLAN_VERSION = 1
+DUPLICATE = "duplicate"  # the problem of an input that is left out: its message is the digest of its image
 _DIGEST_BYTES = 16
 _MOST_VARIANTS = 1000
 _SAID = 200  # characters of an option's value in a message
@@ -68,7 +69,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
             as it is, since a build that was killed goes on from here.
         offset: of the image within the file.
         columns: values of the further features, in the order of the header's; bytes in base64.
-        problem: why it is rejected without being read, as (reason code, message).
+        problem: why it is rejected without being read, as (reason code, message), or left out, see `DUPLICATE`.
         labels: ids of classes, in a dataset whose samples have several; `label` is -1 there.
         images: the sample's further images, in the order of their features in the header.
     """
@@ -83,6 +84,16 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     problem: tuple[str, str] | None = None
     labels: tuple[int, ...] = ()
     images: tuple[ImageRef, ...] = ()
+
+    @property
+    def is_left_out(self) -> bool:
+        """True where another input has the same image. No reject: it stays in the plan so that reports can name it."""
+        return self.known_digest != ""
+
+    @property
+    def known_digest(self) -> str:
+        """The digest of the image of an input that is left out, in hexadecimal digits; empty for all others."""
+        return self.problem[1] if self.problem is not None and self.problem[0] == DUPLICATE else ""
 
     @property
     def files(self) -> tuple[ImageRef, ...]:

@@ -13,7 +13,6 @@ from tpufeed.dataset.plan import Owner
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.storage.store import Store
 
-DUPLICATE = "duplicate"  # left out as it was asked for: no fault of the source
 _FEWEST = 10
 _SHOWN = 3
 
@@ -43,7 +42,7 @@ def parse_budget(text: str | int | None) -> RejectBudget:
 
 
 class Rejects:
-    """Rejects in the reports of a build of `inputs` inputs. Duplicates are not counted."""
+    """Rejects in the reports of a build of `inputs` inputs."""
 
     def __init__(self, store: Store, budget: RejectBudget, inputs: int, owner: Owner) -> None:
         self._store, self._inputs, self._owner = store, inputs, owner
@@ -55,7 +54,7 @@ class Rejects:
         """Take note of a task's."""
         if report.rejects:
             self._by_task[report.task] = report.rejects
-            self.count += sum(reject.reason != DUPLICATE for reject in report.rejects)
+            self.count += len(report.rejects)
 
     @property
     def all(self) -> list[Reject]:
@@ -77,10 +76,9 @@ class Rejects:
         if self.count <= self._allowed:
             return
         self.put()
-        faults = [reject for reject in self.all if reject.reason != DUPLICATE]
         raise too_many(
-            dict(sorted(Counter(reject.reason for reject in faults).items())),
-            faults,
+            self.by_reason(),
+            self.all,
             self._inputs,
             self._allowed,
             f"{self._store.url}/{REJECTS} names each. Mend the source and build with --overwrite, or run the same "

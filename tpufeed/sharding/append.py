@@ -24,7 +24,7 @@ from tpufeed.errors import (
     OptionError,
     mask_secrets,
 )
-from tpufeed.sharding.duplicates import warn_of_duplicates
+from tpufeed.sharding.duplicates import report_duplicates
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import POLICIES, Handling, ShardOptions
@@ -216,7 +216,9 @@ class AppendRun:
             joined=joined,
             fsync=self.fsync,
             listener=self.listener,
-            conclude=lambda rejected: warn_of_duplicates(store, plan, options, rejected, standing),
+            conclude=None
+            if options.duplicates == "keep"
+            else lambda folder: report_duplicates(store, plan, folder, standing),
         )
 
 
@@ -244,7 +246,9 @@ def preview_append(
     with take_inventory(source.url, options, standing) as inventory:
         probe = probe_images(inventory, options)
         shards = count_shards(inventory, options, probe.estimate) if inventory.count else {}
-        return make_preview(inventory, probe, shards, options, store, workers, not inventory.count, source.url)
+        complete = not inventory.count
+        reads = 0 if complete else inventory.count_reads(options)
+        return make_preview(inventory, probe, shards, options, store, workers, complete, source.url, reads)
 
 
 def _find_base(store: Store, source: str) -> Dataset:

@@ -27,7 +27,7 @@ from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError, 
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.keywords import named_options
 from tpufeed.sharding.append import AppendRun
-from tpufeed.sharding.duplicates import warn_of_duplicates
+from tpufeed.sharding.duplicates import find_duplicates, report_duplicates
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import Handling, ShardOptions
@@ -147,7 +147,7 @@ def shard(  # noqa: PLR0913  # the public face
         box_columns: columns with a value for each box, which is left out where "fit" leaves the box out.
         duplicates: of images whose files are the same bytes: "report" counts them when all are read, names them in
             _tpufeed/duplicates.jsonl and warns, above all of those in two splits; "drop" keeps the first, by path, and
-            names the others in rejects.jsonl; "keep" says nothing. To drop, files of equal size are read beforehand.
+            names the others there; "keep" says nothing. To drop, files of equal size are read beforehand.
         split_by_content: deal by the bytes of each image, in place of its path, so that equal images are in one split;
             all are read beforehand.
         max_rejects: fail, before there is a dataset, where more inputs than this cannot be taken: "1%" or a number.
@@ -203,7 +203,9 @@ def shard(  # noqa: PLR0913  # the public face
         raise OptionError("allow_different is for append=True")
     request = _check_request(src, dst, options, max_rejects, overwrite, workers, engine)
     if request.finished is not None:
-        return finished_result(request.finished)
+        found = None if options.duplicates == "keep" else find_duplicates(request.finished)
+        said = () if found is None else found.warnings
+        return replace(finished_result(request.finished), duplicates=found, warnings=said)
     source, destination = request.source, request.destination
 
     def make_plan(path: Path, freed_bytes: int) -> None:
@@ -230,7 +232,7 @@ def shard(  # noqa: PLR0913  # the public face
             joined=joined,
             fsync=fsync,
             listener=listener,
-            conclude=partial(warn_of_duplicates, destination, plan, options),
+            conclude=None if options.duplicates == "keep" else partial(report_duplicates, destination, plan),
         )
     return replace(result, warnings=(*options.warnings, *plan.header.warnings, *result.warnings))
 
@@ -338,4 +340,5 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
             check_space(destination, sum(size for _, size in shards.values()), sum(info.size_bytes for info in old))
             header, _ = plan_shards(inventory, options, probe.estimate, source)
             check_names(destination, header, foreign_names(destination, old), old)
-        return make_preview(inventory, probe, shards, options, destination, workers, finished, source)
+        reads = 0 if finished or plan is not None else inventory.count_reads(options)
+        return make_preview(inventory, probe, shards, options, destination, workers, finished, source, reads)

@@ -1,20 +1,28 @@
 """Images that a dataset holds more than once: found by the digests of their files, and reported."""
 
-from collections import Counter
+import itertools
+import logging
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.commit import put_data
-from tpufeed.dataset.digests import DIGEST_BYTES, read_digests
-from tpufeed.dataset.naming import DUPLICATES
+from tpufeed.dataset.commit import Reject, put_made
+from tpufeed.dataset.digests import DIGEST_BYTES, Crossing, Duplicates, read_digests
+from tpufeed.dataset.naming import DUPLICATES, REJECTS
 from tpufeed.dataset.plan import Plan, iter_tasks, read_plan
+from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ObjectNotFoundError, mask_secrets
-from tpufeed.sharding.options import ShardOptions
+from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import Store
+from tpufeed.tfrecord.crc32c import crc32c
+
+_logger = logging.getLogger(__name__)
+_GROUPS_AT_ONCE = 1_000_000  # whose paths are in memory
 
 
 class SeenImage(msgspec.Struct, frozen=True):
@@ -24,6 +32,7 @@ class SeenImage(msgspec.Struct, frozen=True):
     split: str
     label: str | None
     part: str = ""
+    dropped: bool = False
 
 
 class EqualImages(msgspec.Struct, frozen=True):
@@ -33,132 +42,159 @@ class EqualImages(msgspec.Struct, frozen=True):
     images: list[SeenImage]
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicates:
-    """Duplicates of a dataset.
+class _Tally:
+    """Sums the lines of a report."""
 
-    Attributes:
-        images: that are in it besides the first of each group.
-        crossing: for each split but the largest: its images that lie in another split as well, and all its images.
-        labels: groups whose images have different labels.
-        report: URL of the lines that name all of them.
-    """
+    def __init__(self) -> None:
+        self.groups, self.images, self.dropped, self.labels = 0, 0, 0, 0
+        self.crossing, self.others = Counter[str](), defaultdict[str, set[str]](set)
 
-    images: int
-    crossing: dict[str, tuple[int, int]]
-    labels: int
-    report: str
+    def add(self, group: EqualImages) -> None:
+        kept = [image for image in group.images if not image.dropped]
+        self.groups += 1
+        self.images += max(0, len(kept) - 1)
+        self.dropped += len(group.images) - len(kept)
+        self.labels += len({image.label for image in group.images}) > 1
+        splits = Counter(image.split for image in kept)
+        if len(splits) > 1:
+            self.crossing.update(splits)
+            for split in splits:
+                self.others[split] |= splits.keys() - {split}
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a user should hear of, as sentences."""
-        said = [
-            f"of {count:,} images of {split} {both:,} lie in another split as well, under other names: what is "
-            f"measured on it is too good. {self.report} names them; --duplicates drop keeps one of each, and "
-            "--split-by-content keeps equal images in one split"
-            for split, (both, count) in self.crossing.items()
-        ]
-        if self.labels:
-            said.append(f"images that occur with different labels: {self.labels:,}; {self.report} names them")
-        if self.images and not said:
-            said.append(
-                f"images that are in the dataset again under another name: {self.images:,}; {self.report} names them, "
-                "and --duplicates drop keeps one of each"
-            )
-        return tuple(said)
+    def sum_up(self, store: Store, records: dict[str, int]) -> Duplicates | None:
+        """Return the sums; `records` are the images of each split."""
+        if not self.groups:
+            return None
+        largest = max(records, key=records.__getitem__, default="")
+        crossing = {
+            split: Crossing(self.crossing[split], records.get(split, 0), tuple(sorted(self.others[split])))
+            for split in sorted(self.crossing)
+            if split != largest
+        }
+        report = f"{mask_secrets(store.url)}/{DUPLICATES}"
+        return Duplicates(self.groups, self.images, self.dropped, crossing, self.labels, report)
 
 
 def report_duplicates(
-    store: Store, plan: Plan, rejected: frozenset[str], standing: Sequence[tuple[str, Store]] = ()
+    store: Store, plan: Plan, folder: Path, standing: Sequence[tuple[str, Store]] = ()
 ) -> Duplicates | None:
-    """Put the report of images that a build has taken more than once; None where there is none, or no digests.
+    """Put the report of images that a build has taken or left out more than once; None where there are none.
 
     Args:
-        store: of the build, whose digests stand already.
+        store: of the build, whose digests and rejects stand already.
         plan: of it.
-        rejected: paths of the inputs that were not taken.
+        folder: for temporary files.
         standing: the dataset that it appends to, as (folder, store) of each part; groups without a new image are left
             out.
     """
-    parts = [*standing, ("", store)]
-    plans = [_plan_of(each) for _, each in standing] + [plan]
-    digests = [
-        None if found is None else read_digests(each, found.header.notes["images"])
-        for (_, each), found in zip(parts, plans, strict=True)
-    ]
-    if digests[-1] is None:
+    own = read_digests(store, plan.header.notes["images"])
+    if own is None:
+        _logger.warning("duplicates are not counted: an older tpufeed, which stores no digests, has made some shards")
         return None
-    told = [
-        (part, found, own)
-        for part, found, own in zip(parts, plans, digests, strict=True)
-        if found is not None and own is not None
-    ]
-    every = np.concatenate([own for _, _, own in told])
-    groups = _groups(every, len(every) - len(digests[-1]))
-    wanted, images = {place for group in groups for place in group}, dict[int, SeenImage]()
-    records, at = Counter[str](), 0
-    for (folder, each), found, _ in told:
-        for image in _iter_images(each, found, folder):
-            if folder or image.path not in rejected:
-                records[image.split] += 1
-                if at in wanted:
-                    images[at] = image
-            at += 1
-    lines, crossing, labels, more = list[bytes](), Counter[str](), 0, 0
-    largest = max(records, key=records.__getitem__, default="")
-    for group in groups:
-        seen = [images[place] for place in group if place in images]
-        if len({image.path for image in seen}) < 2:  # a table may name one file in several rows
-            continue
-        more += len(seen) - 1
-        labels += len({image.label for image in seen}) > 1
-        splits = Counter(image.split for image in seen)
-        if len(splits) > 1:
-            crossing.update({split: count for split, count in splits.items() if split != largest})
-        lines.append(msgspec.json.encode(EqualImages(every[group[0]].tobytes().hex(), seen)) + b"\n")
-    if not lines:
+    parts = list[_Part]()
+    for name, part in standing:
+        with suppress(ObjectNotFoundError):  # a part without plan or digests is not compared
+            found = read_plan(part)
+            digests = read_digests(part, found.header.notes["images"])
+            if digests is not None:
+                parts.append(_Part(name, part, found, digests))
+    parts.append(_Part("", store, plan, own))
+    every = np.concatenate([part.digests for part in parts])
+    places, starts = _groups(every, len(every) - len(own))
+    if not len(starts):
         return None
-    put_data(store, DUPLICATES, b"".join(lines), plan.owner)
-    url = f"{mask_secrets(store.url)}/{DUPLICATES}"
-    return Duplicates(more, {split: (both, records[split]) for split, both in sorted(crossing.items())}, labels, url)
+    tally, path, crc, size = _Tally(), folder / "duplicates", 0, 0
+    with path.open("wb") as file:
+        records = Counter[str]()
+        for first in range(0, len(starts), _GROUPS_AT_ONCE):
+            some = [*starts[first : first + _GROUPS_AT_ONCE + 1].tolist(), len(places)][: _GROUPS_AT_ONCE + 1]
+            records.clear()
+            images = _find_images(parts, places[some[0] : some[-1]], records)
+            for start, stop in itertools.pairwise(some):
+                group = places[start:stop].tolist()
+                seen = [images[place] for place in group if place in images]
+                if len({image.path for image in seen}) > 1:  # a table may name one file in several rows
+                    equal = EqualImages(every[group[0]].tobytes().hex(), seen)
+                    tally.add(equal)
+                    line = msgspec.json.encode(equal) + b"\n"
+                    file.write(line)
+                    crc, size = crc32c(line, crc), size + len(line)
+    if tally.groups:
+        put_made(store, DUPLICATES, path, size, crc, plan.owner)
+    return tally.sum_up(store, records)
 
 
-def warn_of_duplicates(
-    store: Store,
-    plan: Plan,
-    options: ShardOptions,
-    rejected: frozenset[str],
-    standing: Sequence[tuple[str, Store]] = (),
-) -> tuple[str, ...]:
-    """Report a build's duplicates as its options say, and return warnings; arguments as of `report_duplicates`."""
-    found = None if options.duplicates == "keep" else report_duplicates(store, plan, rejected, standing)
-    return () if found is None else found.warnings
-
-
-def _plan_of(store: Store) -> Plan | None:
+def find_duplicates(dataset: Dataset) -> Duplicates | None:
+    """Return what the build of a dataset has reported; None where it has not, or the report cannot be read."""
+    tally = _Tally()
     try:
-        return read_plan(store)
+        with open_object(dataset.store, DUPLICATES) as file:
+            for line in file:
+                tally.add(msgspec.json.decode(line, type=EqualImages))
     except ObjectNotFoundError:
         return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _logger.warning("%s/%s cannot be read: %s", mask_secrets(dataset.url), DUPLICATES, error)
+        return None
+    return tally.sum_up(dataset.store, {name: split.records for name, split in dataset.manifest.splits.items()})
 
 
-def _iter_images(store: Store, plan: Plan, folder: str) -> Iterator[SeenImage]:
-    """Yield all inputs of a build, in the order of its digests."""
-    names = plan.header.class_names
-    for task in iter_tasks(store, plan):
-        for item in task.inputs:
-            labels = item.labels or ((item.label,) if item.label >= 0 else ())
-            yield SeenImage(item.path, task.split, ", ".join(names[label] for label in labels) or None, folder)
+class _Part:
+    """A build whose images are compared."""
+
+    def __init__(self, folder: str, store: Store, plan: Plan, digests: npt.NDArray[np.uint8]) -> None:
+        self.folder, self.store, self.plan, self.digests = folder, store, plan, digests
+
+    def iter_images(self) -> Iterator[SeenImage | None]:
+        """Yield all inputs in the order of the digests; None for one that was rejected."""
+        names, rejected = self.plan.header.class_names, self._rejected()
+        for task in iter_tasks(self.store, self.plan):
+            for item in task.inputs:
+                if item.path in rejected and not item.is_left_out:
+                    yield None
+                    continue
+                labels = item.labels or ((item.label,) if item.label >= 0 else ())
+                label = ", ".join(names[each] for each in labels if each >= 0) or None
+                yield SeenImage(item.path, task.split, label, self.folder, item.is_left_out)
+
+    def _rejected(self) -> set[str]:
+        try:
+            data = self.store.read(REJECTS)
+        except ObjectNotFoundError:
+            return set()
+        return {msgspec.json.decode(line, type=Reject).path for line in data.splitlines()}
 
 
-def _groups(digests: npt.NDArray[np.uint8], first_new: int) -> list[list[int]]:
-    """Return the places of equal digests, in groups that have one of the new ones; zeros stand for unread files."""
+def _find_images(parts: Sequence[_Part], places: npt.NDArray[np.int64], records: Counter[str]) -> dict[int, SeenImage]:
+    """Return the images at some places among the digests of all parts; `records` counts those of each split."""
+    wanted, images, at = iter(np.sort(places).tolist()), dict[int, SeenImage](), 0
+    due = next(wanted, None)
+    for part in parts:
+        for image in part.iter_images():
+            if image is not None and not image.dropped:
+                records[image.split] += 1
+            if at == due:
+                due = next(wanted, None)
+                if image is not None:
+                    images[at] = image
+            at += 1
+    return images
+
+
+def _groups(digests: npt.NDArray[np.uint8], first_new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the places of equal digests, group after group, and where each group starts.
+
+    Groups have at least two, one of the new ones among them, in rising order; zeros stand for unread files.
+    """
     words = np.ascontiguousarray(digests).view(np.uint64).reshape(-1, DIGEST_BYTES // 8)
-    order = np.lexsort(words.T)
+    order = np.lexsort(words.T)  # a stable sort
     sorted_words = words[order]
     differs = np.ones(len(order) + 1, np.bool_)
     differs[1:-1] = (sorted_words[1:] != sorted_words[:-1]).any(axis=1)
-    starts = np.flatnonzero(differs)
-    several = np.flatnonzero(np.diff(starts) > 1)
-    found = (sorted(order[starts[each] : starts[each + 1]].tolist()) for each in several.tolist())
-    return [group for group in found if group[-1] >= first_new and digests[group[0]].any()]
+    bounds = np.flatnonzero(differs)
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    is_read = sorted_words[starts].any(axis=1)
+    has_new = order[starts + lengths - 1] >= first_new
+    chosen = np.flatnonzero((lengths > 1) & is_read & has_new)
+    places = order[np.repeat(np.isin(np.arange(len(starts)), chosen), lengths)]
+    return places, np.concatenate([[0], np.cumsum(lengths[chosen])[:-1]]).astype(np.int64)[: len(chosen)]

@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,9 +17,8 @@ from typing import Any
 
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.digests import image_digest
-from tpufeed.dataset.naming import check_split_name
-from tpufeed.dataset.plan import ImageRef, Input
-from tpufeed.dataset.rejects import DUPLICATE
+from tpufeed.dataset.naming import DUPLICATES, check_split_name
+from tpufeed.dataset.plan import DUPLICATE, ImageRef, Input
 from tpufeed.dataset.schema import record_schema
 from tpufeed.dataset.versions import join_features
 from tpufeed.errors import BuildError, ImageError, OptionError, SourceError
@@ -42,6 +42,7 @@ from tpufeed.storage.reading import READS, DamagedReadError
 
 _logger = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 4096
+_SAY_SECONDS = 10.0  # between lines on the progress of a reading pass
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
 _COLUMNS = "path, bytes, version, label, file, offset, columns, problem, labels, images"
@@ -61,12 +62,14 @@ class Inventory:
         ignored_files: which are no images by their names, by their endings (`.txt`).
         labelled: true where inputs have labels.
         several_labels: true where they have lists of them.
-        totals: for each split: inputs, bytes of all their files, and bytes of their paths and columns.
+        totals: for each split: inputs, bytes of all their files, and bytes of their paths and columns; without those
+            that are left out as duplicates.
         count: all inputs.
         digest: identity of all inputs together, whatever their order.
         skipped: inputs that are in the dataset already, which grows.
         compared_by_size: those of them that were compared by path and size, as the dataset has no digests of them.
         dropped: inputs that are duplicates and are left out.
+        read_before: images that were read before the plan.
         renewed: inputs of a path that is in the dataset with other content.
         listed_twice: rows that name a file that another row names as well, however they spell it.
         rejects: inputs that are rejected without being read, counted by reason.
@@ -85,8 +88,7 @@ class Inventory:
         """
         self.base, options = source.base, source.options or options
         self._standing = standing
-        self._digests: dict[int, bytes] = {}
-        self.skipped, self.compared_by_size, self.renewed, self.dropped = 0, 0, 0, 0
+        self.skipped, self.compared_by_size, self.renewed, self.dropped, self.read_before = 0, 0, 0, 0, 0
         # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
         self._database = sqlite3.connect(folder / "inventory.sqlite", isolation_level=None)
         self._database.executescript(
@@ -116,6 +118,7 @@ class Inventory:
         rows = source.iter_rows(found)
         self._database.executescript(
             f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs(key BLOB, split TEXT, extra INT, size INT, {_COLUMNS});"
+            "DROP TABLE IF EXISTS digests; CREATE TABLE digests(row INTEGER PRIMARY KEY, digest BLOB);"
         )
         self._database.execute("BEGIN")
         while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
@@ -141,7 +144,7 @@ class Inventory:
         self._find_features(labels, list_lengths, types, options, are_folders)
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
         columns = [spec.name for spec in self.schema]
-        self.warnings = (
+        self.warnings: tuple[str, ...] = (
             *iter_source_warnings(source, options, found, self.classes.names, columns, self.labelled),
             *iter_class_warnings(labels, self.classes, are_folders or options.class_names is not None),
             *types.iter_warnings(),
@@ -168,10 +171,12 @@ class Inventory:
             (self.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
 
     def _sum_up(self) -> None:
-        sums = self._query("SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs GROUP BY split")
+        sums = self._query(
+            "SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs WHERE size IS NOT NULL GROUP BY split"
+        )
         self.totals: dict[str, tuple[int, int, int]] = dict.fromkeys(self.splits, (0, 0, 0))
         self.totals |= {name: (count, size, extra) for name, count, size, extra in sums}
-        self.count = sum(count for count, _, _ in self.totals.values())
+        (self.count,) = self._query("SELECT COUNT(*) FROM inputs").fetchone()
 
     def _find_features(
         self,
@@ -247,94 +252,146 @@ class Inventory:
         equal = unchanged | by_size | self._rows_of_content({row: digests[row] for row in digests.keys() - by_size})
         self._database.execute("BEGIN")
         self._database.executemany("DELETE FROM inputs WHERE rowid = ?", [(row,) for row in equal])
+        self._database.execute("DELETE FROM digests WHERE row NOT IN (SELECT rowid FROM inputs)")
         self._database.execute("COMMIT")
         self.skipped = len(equal)
         (self.renewed,) = self._query(
             "SELECT COUNT(*) FROM inputs WHERE EXISTS (SELECT 1 FROM known WHERE known.path = inputs.path)"
         ).fetchone()
 
-    def announce(self, options: ShardOptions) -> list[str]:
-        """Say what `prepare` would read, as sentences."""
-        if options.split_by_content:
-            return [f"all {self.count:,} images are read before the build, to deal them to splits by content"]
-        if options.duplicates != "drop":
-            return []
-        (alike,) = self._query(
-            "SELECT COUNT(*) FROM inputs WHERE bytes IN (SELECT bytes FROM inputs GROUP BY bytes HAVING COUNT(*) > 1)"
-        ).fetchone()
-        return [f"{alike:,} images of equal size are read before the build, to find duplicates"] if alike else []
+    def count_reads(self, options: ShardOptions) -> int:
+        """Return how many images `prepare` reads."""
+        statement = self._rows_to_read(options)
+        return 0 if statement is None else int(self._query(f"SELECT COUNT(*) FROM ({statement})").fetchone()[0])
 
     def prepare(self, options: ShardOptions) -> None:
-        """Read what has to be read before the plan: to drop duplicates, and to deal by content."""
-        if options.split_by_content and options.split_shares is not None:
-            self.split_by_content(options.split_shares)
-        if options.duplicates == "drop":
-            self.drop_duplicates()
+        """Read what has to be read before the plan: to deal inputs to splits by content, and to drop duplicates.
 
-    def drop_duplicates(self) -> None:
-        """Reject all but the first, by path, of inputs whose files are the same bytes; `dropped` counts them.
-
-        One of equal bytes in the dataset that grows goes before all. Files of equal size alone are read.
+        `digest` stays that of all inputs of the source, so that a finished build is recognised without this.
         """
+        statement = self._rows_to_read(options)
+        if statement is None:
+            return
+        self.read_before = self._read_digests(
+            statement, "deal images to splits by content" if options.split_by_content else "find duplicates"
+        )
+        if options.split_by_content and options.split_shares is not None:
+            self._split_by_content(options.split_shares)
+        if options.duplicates == "drop":
+            self._drop_duplicates()
+        self._sum_up()
+
+    def _rows_to_read(self, options: ShardOptions) -> str | None:
+        """Return the query of the rows whose images `prepare` reads; None where it has nothing to do."""
+        unread = "SELECT rowid FROM inputs WHERE problem IS NULL AND rowid NOT IN (SELECT row FROM digests)"
+        if options.split_by_content:
+            return unread
+        if options.duplicates != "drop":
+            return None
         sizes = "SELECT bytes FROM inputs WHERE problem IS NULL GROUP BY bytes HAVING COUNT(*) > 1"
-        known = dict[bytes, str]()
         if self._standing is not None:
             sizes += " UNION SELECT bytes FROM known WHERE digest IS NOT NULL"
-            known = {
-                digest: path for digest, path in self._query("SELECT digest, path FROM known") if digest is not None
-            }
-        rows = [row for (row,) in self._query(f"SELECT rowid FROM inputs WHERE problem IS NULL AND bytes IN ({sizes})")]
-        found = self._digest_of(rows, "find duplicates among those of equal size")
-        paths = dict[int, str]()
-        for row, path in self._query("SELECT rowid, path FROM inputs"):
-            if row in found:
-                paths[row] = path
-        dropped = list[tuple[str, int]]()
-        for row in sorted(found, key=paths.__getitem__):
-            first = known.setdefault(found[row], paths[row])
-            if first is not paths[row]:
-                problem = (DUPLICATE, f"its file has the same bytes as {first}")
-                dropped.append((json.dumps(problem), row))
-        self._database.execute("BEGIN")
-        self._database.executemany("UPDATE inputs SET problem = ? WHERE rowid = ?", dropped)
-        self._database.execute("COMMIT")
-        self.dropped = len(dropped)
+        return f"{unread} AND bytes IN ({sizes})"
 
-    def split_by_content(self, shares: dict[str, float]) -> None:
-        """Deal inputs to splits by the digests of their files, so that equal images are in one split."""
-        rows = [row for (row,) in self._query("SELECT rowid FROM inputs WHERE problem IS NULL")]
-        found = self._digest_of(rows, "deal them to splits by content")
-        lines = [(split_of(digest.hex(), shares), row) for row, digest in found.items()]
+    def _drop_duplicates(self) -> None:
+        """Leave out all but the first, by path, of inputs whose images are the same bytes.
+
+        One in the dataset that grows goes before all new ones. What is left out stays among the inputs, with a problem
+        and without a size: so the plan names it, and a build that goes on need not read it again.
+        """
+        if self._standing is not None:
+            self._database.execute("CREATE INDEX known_digest ON known(digest)")
+        self._database.executescript("DROP TABLE IF EXISTS doubles; CREATE TABLE doubles(row INTEGER PRIMARY KEY);")
+        ordered = self._query(
+            f"SELECT row, digest, {_COLUMNS} FROM digests JOIN inputs ON inputs.rowid = row ORDER BY digest, {_COLUMNS}"
+        )
+
+        def iter_doubles() -> Iterator[tuple[int]]:
+            last = None
+            for row, digest, *line in ordered:
+                if self._to_input(line).problem is not None:  # a bad label: it is rejected, and stands for no other
+                    continue
+                is_first = digest != last
+                last = digest
+                if is_first and self._standing is not None:
+                    is_first = self._query("SELECT 1 FROM known WHERE digest = ? LIMIT 1", digest).fetchone() is None
+                if not is_first:
+                    yield (row,)
+
         self._database.execute("BEGIN")
-        self._database.executemany("UPDATE inputs SET split = ? WHERE rowid = ?", lines)
+        self._database.executemany("INSERT INTO doubles VALUES(?)", iter_doubles())
+        said = self._query(
+            "SELECT split, COUNT(*), SUM(rowid IN doubles) AS lost FROM inputs "
+            "GROUP BY split HAVING lost ORDER BY split"
+        ).fetchall()
+        self.dropped = sum(lost for _, _, lost in said)
+        if self.dropped:
+            each = ", ".join(f"{lost:,} of {count:,} of {split}" for split, count, lost in said)
+            self.warnings += (f"images are left out as duplicates: {each}; {DUPLICATES} names them",)
+        digest = "(SELECT lower(hex(digest)) FROM digests WHERE row = inputs.rowid)"
+        self._database.execute(
+            f"""UPDATE inputs SET problem = '["{DUPLICATE}", "' || {digest} || '"]', size = NULL """
+            "WHERE rowid IN doubles"
+        )
+        # A split without a record has no shard, so that no task would name what it has lost.
+        self._database.execute(
+            "UPDATE inputs SET split = (SELECT split FROM inputs WHERE size IS NOT NULL ORDER BY split LIMIT 1) "
+            "WHERE size IS NULL AND split NOT IN (SELECT split FROM inputs WHERE size IS NOT NULL) "
+            "AND EXISTS (SELECT 1 FROM inputs WHERE size IS NOT NULL)"
+        )
         self._database.execute("COMMIT")
-        self._sum_up()
+
+    def _split_by_content(self, shares: dict[str, float]) -> None:
+        """Deal inputs to splits by the digests of their images; one that cannot be read stays where its path is."""
+        self._database.create_function("split_of", 1, lambda digest: split_of(digest.hex(), shares))
+        self._database.execute("BEGIN")
+        self._database.execute(
+            "UPDATE inputs SET split = split_of((SELECT digest FROM digests WHERE row = inputs.rowid)) "
+            "WHERE rowid IN (SELECT row FROM digests)"
+        )
+        self._database.execute("COMMIT")
 
     def _rows_of_content(self, digests: dict[int, set[bytes]]) -> set[int]:
         """Read some inputs, and return those whose bytes have one of their digests."""
-        found = self._digest_of(sorted(digests), "compare them with those of the same path and size")
-        return {row for row, digest in found.items() if digest in digests[row]}
+        self._database.executescript("DROP TABLE IF EXISTS alike; CREATE TABLE alike(row INTEGER PRIMARY KEY);")
+        self._database.execute("BEGIN")
+        self._database.executemany("INSERT INTO alike VALUES(?)", ((row,) for row in digests))
+        self._database.execute("COMMIT")
+        self._read_digests("SELECT row FROM alike", "compare them with those of the same path and size")
+        return {row for row, digest in self._query("SELECT row, digest FROM digests") if digest in digests[row]}
 
-    def _digest_of(self, rows: Sequence[int], purpose: str) -> dict[int, bytes]:
-        """Read the images of some rows, and return their digests; those that cannot be read have none."""
-        asked, rows = rows, [row for row in rows if row not in self._digests]
-        if rows:
-            _logger.warning("%s images are read before the build, to %s", f"{len(rows):,}", purpose)
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[first : first + _ROWS_AT_ONCE]
-            marks = ",".join("?" * len(some))
-            found = self._query(f"SELECT rowid, {_COLUMNS} FROM inputs WHERE rowid IN ({marks})", *some)
-            lines = {row: line for row, *line in found}
+    def _read_digests(self, rows: str, purpose: str) -> int:
+        """Read the images of the rows of a query; `digests` then has those that can be read. Returns how many."""
+        self._database.executescript("DROP TABLE IF EXISTS wanted; CREATE TABLE wanted(row INTEGER PRIMARY KEY);")
+        self._database.execute(f"INSERT INTO wanted {rows}")
+        (total,) = self._query("SELECT COUNT(*) FROM wanted").fetchone()
+        if not total:
+            return 0
+        _logger.warning("%s images are read before the build, to %s", f"{total:,}", purpose)
+        files, done, last, due = Files(self.base), 0, 0, time.monotonic() + _SAY_SECONDS
+        statement = (
+            f"SELECT row, {_COLUMNS} FROM wanted JOIN inputs ON inputs.rowid = row WHERE row > ? ORDER BY row LIMIT ?"
+        )
+        while lines := self._query(statement, last, _ROWS_AT_ONCE).fetchall():
             # The image's own file alone: neither masks nor columns.
             inputs = [
                 Input(path, size, version, file=file, offset=offset)
-                for path, size, version, _, file, offset, *_ in (lines[row] for row in some)
+                for _, path, size, version, _, file, offset, *_ in lines
             ]
-            with closing(iter_read(Files(self.base), inputs)) as read:
-                for row, (_, data) in zip(some, read, strict=True):
-                    if not isinstance(data, ImageError):
-                        self._digests[row] = image_digest(data[0])
-        return {row: self._digests[row] for row in asked if row in self._digests}
+            with closing(iter_read(files, inputs)) as read:
+                found = [
+                    (row, image_digest(data[0]))
+                    for (row, *_), (_, data) in zip(lines, read, strict=True)
+                    if not isinstance(data, ImageError)
+                ]
+            self._database.execute("BEGIN")
+            self._database.executemany("INSERT INTO digests VALUES(?,?)", found)
+            self._database.execute("COMMIT")
+            done, last = done + len(lines), lines[-1][0]
+            if time.monotonic() >= due:
+                due = time.monotonic() + _SAY_SECONDS
+                _logger.warning("%s of %s images are read", f"{done:,}", f"{total:,}")
+        return int(total)
 
     def close(self) -> None:
         """Give the file up; its folder's owner removes it."""

@@ -26,6 +26,7 @@ from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store, check_name
 
 _WILD = re.compile(r"[*?\[]")
+_DIGEST = re.compile(r"(?:[0-9a-f]{32})?")
 _MOST_BYTES = 1 << 53  # files end there
 _FindForeign: TypeAlias = Callable[[Sequence[Input]], str | None]
 
@@ -71,6 +72,8 @@ def check_joined(
         stops[task.split] = task.stop
         inputs += len(task.inputs)
         read = [item for item in task.inputs if item.problem is None]
+        if not all(_DIGEST.fullmatch(item.known_digest) for item in task.inputs):
+            raise forged(store, source, f"task {task.number} leaves out what has no digest")
         foreign = find_foreign(read)
         if foreign is not None:
             raise forged(store, source, f"task {task.number} reads {foreign!r}, which is none of its")

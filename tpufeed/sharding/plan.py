@@ -153,7 +153,15 @@ def plan_shards(
         notes={
             "images": inventory.count,
             "listed_twice": inventory.listed_twice,
-            **({"skipped": inventory.skipped} if inventory.skipped else {}),
+            **{
+                name: count
+                for name, count in (
+                    ("skipped", inventory.skipped),
+                    ("dropped", inventory.dropped),
+                    ("read_before", inventory.read_before),
+                )
+                if count
+            },
         },
         ignored_files=inventory.ignored_files,
         warnings=inventory.warnings,
@@ -164,7 +172,12 @@ def plan_shards(
         for split, (count, total) in shards.items():
             inputs = inventory.iter_inputs(split)
             sized = (
-                (item, estimate.slope * sum(file.bytes for file in item.files) + estimate.fixed + extra)
+                (
+                    item,
+                    0.0
+                    if item.is_left_out
+                    else estimate.slope * sum(file.bytes for file in item.files) + estimate.fixed + extra,
+                )
                 for item, extra in inputs
             )
             for shard, run in enumerate(cut(sized, counts[split], count, total)):
@@ -181,16 +194,20 @@ def plan_options(options: ShardOptions, base: Dataset | None) -> dict[str, Any]:
 
 
 def cut(sized: Iterable[tuple[Input, float]], count: int, shards: int, total: float) -> Iterator[list[Input]]:
-    """`shards` runs of nearly equal size of `count` inputs: one belongs to the run in which its middle byte falls."""
+    """`shards` runs of nearly equal size of `count` inputs: one belongs to the run in which its middle byte falls.
+
+    Inputs of size 0, which make no record, go with the one before them, and `count` is without them.
+    """
     run: list[Input] = []
-    position, number = 0.0, 0
-    for place, (item, size) in enumerate(sized):
-        runs_left = shards - number - 1
-        full = (position + size / 2) * shards >= total * (number + 1)
-        if run and runs_left and (full or count - place <= runs_left):  # none may be empty
-            yield run
-            run, number = [], number + 1
+    position, number, place, first = 0.0, 0, 0, 0
+    for item, size in sized:
+        if size:
+            runs_left = shards - number - 1
+            full = (position + size / 2) * shards >= total * (number + 1)
+            if place > first and runs_left and (full or count - place <= runs_left):  # none may be without a record
+                yield run
+                run, number, first = [], number + 1, place
+            position, place = position + size, place + 1
         run.append(item)
-        position += size
     if run:
         yield run

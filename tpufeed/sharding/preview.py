@@ -47,6 +47,7 @@ class Preview:
         warnings: what would serve training better, as sentences.
         complete: the dataset stands there already: nothing would be done.
         skipped: images of an append that are in the dataset already.
+        read_before: images that are read before the build, to find duplicates or to deal them to splits by content.
     """
 
     source: str
@@ -64,6 +65,7 @@ class Preview:
     warnings: tuple[str, ...]
     complete: bool = False
     skipped: int = 0
+    read_before: int = 0
 
     @property
     def bytes(self) -> int:
@@ -80,6 +82,7 @@ def make_preview(  # noqa: PLR0913, PLR0917  # what is known of a build before i
     workers: int | None,
     complete: bool,
     source: str,
+    read_before: int = 0,
 ) -> Preview:
     """Return the preview of a build; `shards` are for each split their number and their bytes together."""
     totals = inventory.totals
@@ -100,9 +103,9 @@ def make_preview(  # noqa: PLR0913, PLR0917  # what is known of a build before i
         warnings=(
             *options.warnings,
             *inventory.warnings,
-            *inventory.announce(options),
             *(warning for several in of_shards for warning in several),
         ),
         complete=complete,
         skipped=inventory.skipped,
+        read_before=read_before,
     )

@@ -85,7 +85,7 @@ def _iter_inputs(store: Store, base: str) -> Iterator[Known]:
         for item in task.inputs:
             digest = None if digests is None else digests[at].tobytes()
             at += 1
-            if item.problem is None and digest != UNREAD:
+            if (item.problem is None or item.is_left_out) and digest != UNREAD:
                 yield item.path, item.bytes, item.version if same_place else None, digest
 
 

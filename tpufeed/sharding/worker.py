@@ -68,8 +68,10 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
             ShardWriter(path, record_layout(header.features)) as writer,
         ):
             for item, sample in inputs:
-                digests += last
+                digests += bytes.fromhex(item.known_digest) or last
                 last = UNREAD
+                if item.is_left_out:
+                    continue
                 if isinstance(sample, ImageError):
                     rejects.append(Reject(item.path, sample.reason, str(sample)))
                     meter.add(rejects=1)
