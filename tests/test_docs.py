@@ -92,7 +92,7 @@ def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path,
     assert types["coco"]["boxes"] == "float32[0 to 2, 4] boxes"
     printed = run_program("\n".join(blocks("samples.md")), tmp_path)
     assert "boxes float32 (4, 8, 4)\n" in printed
-    assert "poses_visible bool (4, 2, 2)\n" in printed
+    assert "poses_visible bool (4, 8, 2)\n" in printed
     assert "(4, 2, 64, 64, 3) (4, 4, 32, 32, 3)\n" in printed
 
 

@@ -11,7 +11,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tpufeed import cache, errors, images
     from tpufeed.dataset.adopt import adopt
+    from tpufeed.dataset.compact import compact
     from tpufeed.dataset.partition import World
+    from tpufeed.dataset.prune import prune
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
     from tpufeed.loaders.cores import count_cores
@@ -40,6 +42,7 @@ __all__ = [
     "adopt",
     "append",
     "cache",
+    "compact",
     "count_cores",
     "device_loader",
     "errors",
@@ -48,6 +51,7 @@ __all__ = [
     "keras_state",
     "numpy_loader",
     "open_dataset",
+    "prune",
     "random_flip",
     "random_shift",
     "shard",
@@ -67,12 +71,14 @@ _ROOM_OF_NAME = {
     "World": "dataset.partition",
     "adopt": "dataset.adopt",
     "append": "sharding.append",
+    "compact": "dataset.compact",
     "count_cores": "loaders.cores",
     "device_loader": "loaders.torch.device",
     "jax_loader": "loaders.jax.loader",
     "keras_state": "loaders.tf.dataset",
     "numpy_loader": "loaders.loader",
     "open_dataset": "dataset.reader",
+    "prune": "dataset.prune",
     "random_flip": "loaders.torch.pixels",
     "random_shift": "loaders.torch.pixels",
     "shard": "sharding.build",

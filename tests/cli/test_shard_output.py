@@ -183,6 +183,8 @@ OF_OTHER_TESTS = {
     "--column",  # test_shaped_columns.py
     *("--image-column", "--masks"),  # test_pictures.py
     *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
+    *("--duplicates", "--split-by-content"),  # test_duplicates.py
+    *("--append", "--allow-different"),  # test_append.py
     "--workers",
     "--engine",
     "--ray-address",

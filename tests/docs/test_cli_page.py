@@ -47,7 +47,9 @@ def test_the_page_names_every_command():
 
 
 def test_every_command_has_two_or_three_examples_that_parse():
-    assert set(COMMANDS) == {"shard", "cache warmup", "adopt", "info", "verify", "show", "doctor", "bench"}
+    assert set(COMMANDS) == {
+        *("shard", "append", "compact", "prune", "cache warmup", "adopt", "info", "verify", "show", "doctor", "bench")
+    }
     for name, context in COMMANDS.items():
         examples = examples_of(context)
         assert 2 <= len(examples) <= 3, name

@@ -164,7 +164,7 @@ import os, re, signal, sys
 
 HERE = {here!r}
 _file = os.open(HERE + "/events", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-_path_of = {{"open": 0, "os.link": 1, "os.remove": 0}}
+_path_of = {{"open": 0, "os.link": 1, "os.remove": 0, "os.rename": 1}}
 
 def watch(event, args):
     if event not in _path_of:

@@ -17,7 +17,7 @@ import tpufeed
 from tests.faults import remote
 from tests.faults.remote import CHUNK_BYTES, epochs_of, names_of, objects, pairs
 from tpufeed import cache
-from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.reader import find_versions, open_dataset
 from tpufeed.errors import DatasetNotFoundError
 
 A_BATCH_BYTES = 4 * 3_300  # four records of 32 x 32 x 3 bytes, see remote.WARM
@@ -71,6 +71,191 @@ def test_an_adoption_that_is_killed_leaves_no_dataset_and_is_repeated(name, data
     assert done.returncode == 0, done.stderr
     assert tpufeed.verify(folder).records == tpufeed.verify(dataset_url).records
     assert not [path for path in folder.rglob("_tpufeed/**/*") if path.is_file()]
+
+
+# A dataset that grows.
+
+
+@pytest.fixture(scope="module")
+def more(photo_folder, tmp_path_factory):
+    """Fifteen more photographs, in three folders."""
+    folder = tmp_path_factory.mktemp("more")
+    for number, path in enumerate(sorted(photo_folder.glob("*/*.jpg"))[:15]):
+        target = folder / str(number % 3) / path.parent.name / f"more {path.name}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def growing(photo_folder, more, tmp_path_factory):
+    """By work: the folder that it begins with, the words of its command, and how many samples it ends with."""
+    folder = tmp_path_factory.mktemp("growing")
+    start, small, cached = folder / "append", folder / "compact", folder / "warmup"
+    tpufeed.shard(photo_folder, start, shard_bytes="60KB", shares="train=0.8,val=0.2", workers=1)
+    tpufeed.shard(photo_folder, small, shard_bytes="900KB", shares="train=0.8,val=0.2", workers=1)
+    for part in sorted(more.iterdir()):
+        tpufeed.append(part, small, workers=1)
+    cache.warmup(small, folder / "source", size=32, shard_bytes="40KB", workers=1)
+    shutil.copytree(small, folder / "grown")
+    shutil.copy(small / "_tpufeed/versions/3.json", folder / "grown/manifest.json")
+    cache.warmup(folder / "grown", cached, size=32, shard_bytes="40KB", workers=1)
+    return {
+        "append": (start, ["append", more / "0"], 45),
+        "compact": (small, ["compact"], 55),
+        "warmup": (cached, ["cache", "warmup", small], 55),
+    }
+
+
+def grown_files(folder):
+    """Shards and indexes of all versions, by their names."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.name.endswith((".tfrecord", ".npy", "rejects.jsonl", "digests.bin"))
+    }
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("work", ["append", "compact", "warmup"])
+def test_a_dataset_that_is_killed_as_it_grows_is_always_one_whole_version(work, rounds, growing, struck, run, tmp_path):
+    start, words, samples = growing[work]
+    words = list(map(str, words))
+    further = ["--workers", 2] if work != "warmup" else [*("--size", 32, "--shard-size", "40KB"), "--workers", 2]
+    before, first = open_dataset(start), sum(split.records for split in open_dataset(start).manifest.splits.values())
+
+    def begin(name):
+        folder = tmp_path / name
+        shutil.copytree(start, folder)
+        return folder
+
+    calm, folder = struck(rf"{tmp_path}/g"), begin("gcalm")
+    done = calm.run(*words, folder, *further)
+    assert done.returncode == 0, done.stderr
+    expected = grown_files(folder)
+    assert tpufeed.verify(folder).records == samples
+    rng = random.Random(rounds)
+    unpublished = 0
+    for number in range(rounds):
+        folder = begin(f"g{number}")
+        nth = rng.randrange(1, calm.events)
+        killed = struck(rf"{tmp_path}/g", nth)
+        done = killed.run(*words, folder, *further)
+        assert killed.fired, f"round {number}: event {nth} of {calm.events} never came"
+        assert done.returncode == -signal.SIGKILL
+        stands = open_dataset(folder)
+        print(f"round {number}: killed at event {nth} of {calm.events}, version {stands.number} stands")
+        assert tpufeed.verify(folder).records == (first if stands.number == before.number else samples)
+        unpublished += stands.number == before.number
+        done = run(*words, folder, *further[:-1], rng.choice([1, 3]))
+        assert done.returncode == 0, done.stderr
+        assert open_dataset(folder).number == before.number + 1
+        assert grown_files(folder) == expected
+        assert tpufeed.verify(folder).records == samples
+        assert open_dataset(folder, version=before.number).content_digest == before.content_digest
+        shutil.rmtree(folder)
+    assert unpublished
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        r"^os.link .*/part-[0-9]*/manifest.json$",
+        r"^os.link .*/g/train-version-[0-9]*.index.npy$",
+        r"^os.link .*/g/val-version-[0-9]*.index.npy$",
+        r"^os.link .*/g/_tpufeed/versions/[0-9]*.json$",
+        r"^os.rename .*/g/manifest.json$",
+    ],
+)
+@pytest.mark.parametrize("work", ["append", "compact"])
+def test_killed_as_a_version_is_published_the_one_before_stands(work, event, growing, struck, run, tmp_path):
+    start, words, samples = growing[work]
+    folder, words = tmp_path / "g", list(map(str, words))
+    shutil.copytree(start, folder)
+    before = open_dataset(start)
+    killed = struck(event, 1)
+    assert killed.run(*words, folder, "--workers", 1).returncode == -signal.SIGKILL
+    assert killed.fired
+    assert open_dataset(folder).content_digest == before.content_digest
+    tpufeed.verify(folder)
+    assert run(*words, folder, "--workers", 1).returncode == 0
+    assert open_dataset(folder).number == before.number + 1
+    assert tpufeed.verify(folder).records == samples
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
+def test_a_prune_that_is_killed_leaves_no_version_that_is_not_whole(rounds, growing, struck, run, tmp_path):
+    start, _, samples = growing["compact"]
+    shutil.copytree(start, tmp_path / "start")
+    assert run("compact", tmp_path / "start", "--workers", 1).returncode == 0
+
+    def begin(name):
+        return Path(shutil.copytree(tmp_path / "start", tmp_path / name))
+
+    calm, folder = struck(rf"{tmp_path}/p"), begin("pcalm")
+    assert calm.run("prune", folder).returncode == 0
+    expected = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    rng = random.Random(rounds)
+    for number in range(rounds):
+        folder = begin(f"p{number}")
+        nth = rng.randrange(1, calm.events + 1)
+        killed = struck(rf"{tmp_path}/p", nth)
+        assert killed.run("prune", folder).returncode == -signal.SIGKILL
+        assert killed.fired
+        newest = open_dataset(folder)
+        kept = find_versions(newest.store, newest)
+        print(f"round {number}: killed at event {nth} of {calm.events}, versions {kept} stand")
+        for version in kept:
+            assert tpufeed.verify(folder, version=version).records in (40, 45, 50, samples)
+        assert run("prune", folder).returncode == 0
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == expected
+        assert tpufeed.verify(folder).records == samples
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("work", ["append", "compact"])
+def test_a_dataset_in_a_bucket_is_one_whole_version_too(  # noqa: PLR0917
+    work, rounds, growing, server, upload, spawn, run
+):
+    """Killed at a request that is drawn; one worker, in the process that is killed."""
+
+    def stored(folder):
+        names = [name for name in server.names("bucket") if name.startswith(f"{folder}/")]
+        wanted = [name for name in names if name.endswith((".tfrecord", ".npy"))]
+        return {name.removeprefix(f"{folder}/"): server.get("bucket", name) for name in wanted}
+
+    start, words, samples = growing[work]
+    words = list(map(str, words))
+    before = open_dataset(start)
+    url = upload(start, "calm")
+    server.clear_log()
+    assert run(*words, url, "--workers", 1).returncode == 0
+    requests = len(server.log)
+    assert tpufeed.verify(url).records == samples
+    expected = stored("calm")
+    rng = random.Random(rounds)
+    for number in range(rounds):
+        url, at = upload(start, f"b{number}"), rng.randrange(1, requests * 8 // 10)
+        server.configure(latency_ms=10)
+        server.clear_log()
+        process = spawn(remote.run_command, server.environment(), [*words, url, "--workers", "1"])
+        kill(process, lambda at=at: len(server.log) >= at)
+        server.configure(latency_ms=0)
+        stands = open_dataset(url)
+        print(f"round {number}: killed at request {at} of {requests}, version {stands.number} stands")
+        assert tpufeed.verify(url).records in (sum(split.records for split in before.manifest.splits.values()), samples)
+        assert run(*words, url, "--workers", 1).returncode == 0
+        assert open_dataset(url).number == before.number + 1
+        assert stored(f"b{number}") == expected
+        assert tpufeed.verify(url).records == samples
+    if work == "compact":
+        records = [len(example) for example in open_dataset(url).iter_examples("train")]
+        assert tpufeed.prune(url).kept == (before.number + 1,)
+        assert [len(example) for example in open_dataset(url).iter_examples("train")] == records
+        assert tpufeed.verify(url).records == samples
 
 
 # In the middle of what goes over a network. Which request it is, is drawn; the server's log says when it is under way.

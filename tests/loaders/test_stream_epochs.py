@@ -28,7 +28,7 @@ def test_the_next_epoch_is_prepared_while_the_last_batches_are_used(cache_url):
             next(iterator)
         submitted = []
         begin = loader._executor.submit
-        loader._executor.submit = lambda request: submitted.append(request.parts[0].epoch) or begin(request)
+        loader._executor.submit = lambda request: submitted.append(request.epoch) or begin(request)
         next(iterator)
         assert next(iterator, None) is None
         assert submitted == [1], "the third of three: two were in work already"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tpufeed import __version__
-from tpufeed.cli import adopt, bench, cache, doctor, info, shard, show, verify
+from tpufeed.cli import adopt, bench, cache, compact, doctor, info, shard, show, verify
 from tpufeed.cli.console import echo
 
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
@@ -28,6 +28,8 @@ def _help_of(command: Callable[..., None]) -> str:
 for _typer, _name, _command in (
     (app, "shard", shard.shard_command),
     (app, "append", shard.append_command),
+    (app, "compact", compact.compact_command),
+    (app, "prune", compact.prune_command),
     (app, "adopt", adopt.adopt_command),
     (app, "info", info.info_command),
     (app, "verify", verify.verify_command),

@@ -503,5 +503,5 @@ def _checksum(report: Report) -> int:
     if report.run_id:
         return crc32c(msgspec.json.encode(unsealed))
     fields = msgspec.structs.asdict(unsealed)  # of a tpufeed that did not know the field
-    del fields["run_id"]
-    return crc32c(msgspec.json.encode(fields))
+    known = {name: value for name, value in fields.items() if name != "run_id" and value is not msgspec.UNSET}
+    return crc32c(msgspec.json.encode(known))

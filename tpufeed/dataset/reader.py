@@ -89,6 +89,11 @@ class Dataset:
             with suppress(DatasetNotFoundError):  # it has grown since: this version stands there as well
                 older = _open_older(self.store, self.number, present)
                 present = Dataset(self.store, older.manifest, present.version)
+        if present is not None and present.number > self.number:
+            raise ObjectChangedError(
+                f"version {self.number} of {self.url} was pruned while it was read, or the dataset was built anew; "
+                f"version {present.number} stands there. Open it again, and keep what is in use: tpufeed prune --keep N"
+            )
         if present is None or present.content_digest != self.content_digest:
             what = "removed" if present is None else "built anew"
             raise ObjectChangedError(
@@ -166,6 +171,7 @@ def _open_older(store: Store, number: int, newest: Dataset) -> Dataset:
     """Return a version that is not the newest any more. Raises DatasetNotFoundError where it is not there."""
     name = version_name(number)
     try:
+        info = None if store.local_path(name) is None else store.stat(name)
         data = store.read(name)
     except (ObjectNotFoundError, OptionError):
         kept = ", ".join(map(str, find_versions(store, newest)))
@@ -173,7 +179,7 @@ def _open_older(store: Store, number: int, newest: Dataset) -> Dataset:
     found = decode_manifest(data, f"{store.url}/{name}")
     if found.number != number:
         raise ManifestError(f"{store.url}/{name} is version {found.number}. The file was edited; restore it")
-    return Dataset(store, found)
+    return Dataset(store, found, "" if info is None else info.version)
 
 
 def find_versions(store: Store, newest: Dataset) -> list[int]:

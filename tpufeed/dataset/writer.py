@@ -12,7 +12,7 @@ import numpy as np
 
 from tpufeed.dataset.index import Offsets
 from tpufeed.errors import StoreError
-from tpufeed.tfrecord.crc32c import BytesLike, crc32c, mask_crc32c
+from tpufeed.tfrecord.crc32c import BytesLike, crc32c, mask_crc32c, masked_crc32c
 from tpufeed.tfrecord.framing import encode_footer, encode_header
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -51,6 +51,14 @@ class ShardWriter:
         self._crc = crc32c(tail, crc32c(image, crc32c(head, self._crc)))
         size = len(head) + len(image) + len(tail)
         self._write((head, image, tail), size)
+        self._offsets.append(self._offsets[-1] + size)
+
+    def add_payload(self, payload: BytesLike) -> None:
+        """Append a record as it stands in another shard, given its payload."""
+        head, tail = encode_header(len(payload)), encode_footer(masked_crc32c(payload))
+        self._crc = crc32c(tail, crc32c(payload, crc32c(head, self._crc)))
+        size = len(head) + len(payload) + len(tail)
+        self._write((head, payload, tail), size)
         self._offsets.append(self._offsets[-1] + size)
 
     def finish(self) -> WrittenShard:

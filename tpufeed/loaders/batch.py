@@ -61,23 +61,26 @@ _NO_SIZE = (
 )
 
 
-class RequestPart(NamedTuple):
-    """Samples of a batch that are of one source and of one epoch of it.
+class BatchRequest(NamedTuple):
+    """A batch to be filled: where its samples lie, and in which epoch; the mask is False where a slot is padding.
 
-    `rows` are those that they fill, in increasing order; None where they fill the batch.
+    In a mixture `epoch` and `source` are arrays, with the number of each sample's source and the epoch of that.
     """
 
-    source: int
-    epoch: int
+    epoch: int | Ints
     places: Places
-    rows: Ints | None = None
-
-
-class BatchRequest(NamedTuple):
-    """A batch to be filled: where its samples lie; the mask is False where a slot is padding."""
-
-    parts: tuple[RequestPart, ...]
     mask: Mask
+    source: Ints | None = None
+
+    def parts(self) -> list[tuple[int, int, Ints | None]]:
+        """Return for each source and epoch that it meets (source, epoch, rows); None stands for all rows."""
+        if self.source is None:
+            return [(0, int(self.epoch), None)]
+        keys = self.source * (1 << 40) + self.epoch
+        order = np.argsort(keys, kind="stable")
+        starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+        found = zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True)
+        return [(*divmod(int(keys[order[start]]), 1 << 40), order[start:stop]) for start, stop in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,31 +172,31 @@ class BatchDecoder:
         self.chunks = [(start, min(start + step, size)) for start in range(0, size, step)]
         self._skips = options.max_bad_records > 0
 
-    def begin(self, request: BatchRequest, readers: Sequence[tuple[int, Reader]], pixels: dict[str, Array]) -> BatchJob:
+    def begin(
+        self, request: BatchRequest, open_reader: Callable[[int, int], tuple[int, Reader]], pixels: dict[str, Array]
+    ) -> BatchJob:
         """Return the job that fills a batch, in the memory of `pooled`.
 
         Args:
             request: what is to be filled.
-            readers: for each part the variant and its reader.
+            open_reader: returns the variant that an epoch of a source reads, and its reader.
             pixels: arrays of `pooled`.
         """
-        size = len(request.mask)
-        arrays: dict[str, Array] = {column.name: column.empty(size) for column in self._others}
-        first = request.parts[0]
-        samples = first.places.sample if first.rows is None else np.empty(size, np.int64)
-        arrays |= pixels | {SAMPLE: samples, self.columns.mask: request.mask}
-        parts = list[JobPart]()
-        for (source, epoch, places, rows), (variant, reader) in zip(request.parts, readers, strict=True):
-            if rows is not None:
-                samples[rows] = places.sample
-                if SOURCE in arrays:
-                    arrays[SOURCE][rows] = source
-            where, decoder = (
-                list(zip(places.shard.tolist(), places.record.tolist(), strict=True)),
-                self.decoders[source],
-            )
-            draws, filled = decoder.draw(epoch, places.sample), None if rows is None else rows.tolist()
-            parts.append(JobPart(source, epoch, variant, reader, decoder, where, draws, filled))
+        places = request.places
+        arrays: dict[str, Array] = {column.name: column.empty(len(request.mask)) for column in self._others}
+        arrays |= pixels | {SAMPLE: places.sample, self.columns.mask: request.mask}
+        if SOURCE in arrays and request.source is not None:
+            arrays[SOURCE][:] = request.source
+        where, parts = list(zip(places.shard.tolist(), places.record.tolist(), strict=True)), list[JobPart]()
+        for source, epoch, rows in request.parts():
+            (variant, reader), decoder = open_reader(source, epoch), self.decoders[source]
+            if rows is None:
+                parts.append(
+                    JobPart(source, epoch, variant, reader, decoder, where, decoder.draw(epoch, places.sample), None)
+                )
+                continue
+            own, draws = rows.tolist(), decoder.draw(epoch, places.sample[rows])
+            parts.append(JobPart(source, epoch, variant, reader, decoder, [where[row] for row in own], draws, own))
         return BatchJob(parts, arrays)
 
     def fill(self, job: BatchJob, start: int, stop: int) -> ChunkResult:

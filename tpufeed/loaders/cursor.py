@@ -14,12 +14,12 @@ from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import DatasetNotFoundError, OptionError
 from tpufeed.images.validation import shown
-from tpufeed.loaders.batch import BatchRequest, RequestPart
+from tpufeed.loaders.batch import BatchRequest
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import Source
 
 VERSION = 2  # of the order: 1 did not rotate shards
-PLANNED_SAMPLES = 1024
+_PLANNED_SAMPLES = 1024
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,12 @@ class EpochCursor:
         To find the places of their samples costs 0.3 ms, for one batch as for several.
         """
         share = self.share
-        stop = min(len(share), first + max(1, PLANNED_SAMPLES // share.batch_size))
+        stop = min(len(share), first + max(1, _PLANNED_SAMPLES // share.batch_size))
         positions, masks = zip(*map(share.positions, range(first, stop)), strict=True)
         places = self.order.places_at(np.concatenate(positions))
         for batch, mask in enumerate(masks):
             rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
-            part = RequestPart(0, self.epoch, Places(*(column[rows] for column in places)))
-            yield BatchRequest((part,), mask)
+            yield BatchRequest(self.epoch, Places(*(column[rows] for column in places)), mask)
 
     def due_shards(self, batches: int = 0) -> Sequence[tuple[int, int, Sequence[int]]]:
         """Return (source, variant, shards) that this rank reads to the end of the next epoch, the first ones first.

@@ -131,9 +131,7 @@ class ThreadExecutor:
         if pixels is None:
             assert self._pool is not None, "one of the two is given"
             pixels = self._pool.take().arrays
-        variants = [(part.source, part.epoch % self._variants[part.source]) for part in request.parts]
-        readers = [(variant, self._reader(source, variant)) for source, variant in variants]
-        job = self._decoder.begin(request, readers, pixels)
+        job = self._decoder.begin(request, self._open_reader, pixels)
         try:
             chunks = [self._threads.submit(self._decoder.fill, job, *rows) for rows in self._decoder.chunks]
         except RuntimeError as error:
@@ -175,6 +173,11 @@ class ThreadExecutor:
             self._requests.shutdown(wait=wait, cancel_futures=True)
         if self._stage is not None:
             self._stage.close()
+
+    def _open_reader(self, source: int, epoch: int) -> tuple[int, Reader]:
+        """Return the variant that an epoch of a source reads, and its reader."""
+        variant = epoch % self._variants[source]
+        return variant, self._reader(source, variant)
 
     def _reader(self, number: int, variant: int) -> Reader:
         if (number, variant) not in self._readers:

@@ -17,8 +17,8 @@ from tpufeed.dataset.order import EpochOrder, Ints, Places
 from tpufeed.dataset.partition import Share
 from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.validation import shown
-from tpufeed.loaders.batch import BatchRequest, RequestPart
-from tpufeed.loaders.cursor import PLANNED_SAMPLES, VERSION, check_identity, state_number
+from tpufeed.loaders.batch import BatchRequest
+from tpufeed.loaders.cursor import VERSION, check_identity, state_number
 from tpufeed.loaders.options import LoaderOptions, check_bool
 from tpufeed.loaders.sources import JoinBy, Source, open_sources
 
@@ -26,6 +26,7 @@ Stop = Literal["shortest", "longest", "never"]
 
 _LEAST_WEIGHT = 2.0**-26  # of all: a block would have more than 67 million numbers
 _LAST = 1 << 62
+_PLANNED_SAMPLES = 8192  # at once: each source and epoch that they meet costs a look-up in its order
 _KEPT_ORDERS = 3  # epochs of a source that lanes are in at the same time
 _WEIGHTED = re.compile(r"(.+?)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)(?:,|$)", re.DOTALL)
 
@@ -238,14 +239,18 @@ class MixtureStream:
         self._places = [members.index(number) for number in range(len(sources))]  # in a phase's shares
         self._orders: dict[int, dict[int, EpochOrder]] = {}
 
-    def parts(self, positions: Ints) -> Iterator[tuple[int, int, Ints, Places]]:
-        """Yield for each source and epoch of it that is met: its number, the epoch, which of the positions, places."""
+    def draw(self, positions: Ints) -> tuple[Ints, Ints, Places]:
+        """Return for each of these positions the number of its source, the epoch of that, and the sample's place."""
         source, lane, number = self._drawn(positions)
         length = self._lane_lengths(source, lane)
         epoch, place = number // length, (number % length) * self.lanes + lane
-        for key in sorted(set(zip(source.tolist(), epoch.tolist(), strict=True))):
-            which = np.flatnonzero((source == key[0]) & (epoch == key[1]))
-            yield *key, which, self._order(*key).places_at(place[which])
+        found = Places(*(np.empty(len(positions), np.int64) for _ in Places._fields))
+        keys = source * (1 << 40) + epoch
+        for key in np.unique(keys).tolist():
+            rows = np.flatnonzero(keys == key)
+            for column, values in zip(found, self._order(*divmod(key, 1 << 40)).places_at(place[rows]), strict=True):
+                column[rows] = values
+        return source, epoch, found
 
     def epoch_samples(self, longest: bool) -> int:
         """Return the samples of all lanes until the first source is used up, or until each was read once.
@@ -401,16 +406,12 @@ class MixtureCursor:
     def requests(self, first: int) -> Iterator[BatchRequest]:
         """Plan the next few batches, beginning with number `first` from this place on."""
         share = self.share
-        stop = min(len(share), first + max(1, PLANNED_SAMPLES // share.batch_size))
+        stop = min(len(share), first + max(1, _PLANNED_SAMPLES // share.batch_size))
         positions, masks = zip(*map(share.positions, range(first, stop)), strict=True)
-        parts: list[list[RequestPart]] = [[] for _ in masks]
-        for source, epoch, which, places in self.stream.parts(np.concatenate(positions) + self.begun):
-            batches, rows = np.divmod(which, share.batch_size)
-            for batch in np.unique(batches).tolist():
-                here = batches == batch
-                parts[batch].append(RequestPart(source, epoch, Places(*(each[here] for each in places)), rows[here]))
-        for found, mask in zip(parts, masks, strict=True):
-            yield BatchRequest(tuple(found), mask)
+        source, epoch, places = self.stream.draw(np.concatenate(positions) + self.begun)
+        for batch, mask in enumerate(masks):
+            rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
+            yield BatchRequest(epoch[rows], Places(*(column[rows] for column in places)), mask, source[rows])
 
     def due_shards(self, batches: int = 0) -> Sequence[tuple[int, int, Sequence[int]]]:
         """Return (source, variant, shards) that this rank reads after so many batches, up to the next epoch's end."""

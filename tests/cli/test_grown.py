@@ -1,0 +1,78 @@
+"""`tpufeed compact` and `tpufeed prune`, and a cache of a dataset that has grown: what they say and refuse."""
+
+import json
+import shutil
+
+import pytest
+
+from tpufeed.dataset.reader import open_dataset
+
+
+@pytest.fixture
+def grown(run, photo_folder, tmp_path):
+    """A dataset of version 3, whose shards are all small."""
+    photos = [tmp_path / "photos" / str(number) for number in range(3)]
+    for number, path in enumerate(sorted(photo_folder.glob("*/*.jpg"))):
+        target = photos[number % 3] / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    url = str(tmp_path / "d")
+    assert run("shard", photos[0], url).returncode == 0
+    for folder in photos[1:]:
+        assert run("append", folder, url).returncode == 0
+    return url
+
+
+def test_compact_and_prune_say_what_they_did(run, grown):
+    done = run("compact", grown)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("version 4: 3 shards became 1; 0.")
+    assert second == f"to remove the small ones: tpufeed prune {grown}"
+    assert run("compact", grown).stdout == f"{grown}: there is nothing to join; version 4 stays\n"
+    told = run("prune", grown, "--keep", "2", "--dry-run").stdout.splitlines()
+    assert told[0].startswith("would remove version 1, 2: ")
+    assert told[0].endswith("; kept: 3, 4")
+    assert told[1] == "nothing was changed"
+    assert run("prune", grown).stdout.startswith("removed version 1, 2, 3: 10 files, ")
+    assert run("prune", grown).stdout == f"{grown}: there is nothing to remove; it has version 4\n"
+    assert run("verify", grown).returncode == 0
+
+
+def test_results_as_json(run, grown):
+    found = json.loads(run("compact", grown, "--json").stdout)
+    assert {name: found[name] for name in ("url", "version", "shards_before", "shards")} == {
+        "url": grown,
+        "version": 4,
+        "shards_before": 3,
+        "shards": 1,
+    }
+    found = json.loads(run("prune", grown, "--json").stdout)
+    assert (found["kept"], found["removed"], found["files"]) == ([4], [1, 2, 3], 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compact", "{nothing}"], "holds no dataset to compact"),
+        (["prune", "{nothing}"], "holds no dataset to prune"),
+        (["prune", "{dataset}", "--keep", "0"], "keep is at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_exit_code_2(words, message, run, dataset_url, tmp_path):
+    done = run(*(word.format(nothing=tmp_path / "nothing", dataset=dataset_url) for word in words))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+
+
+def test_a_cache_says_which_version_of_its_source_it_covers(run, grown, tmp_path):
+    cache = tmp_path / "c"
+    assert run("cache", "warmup", grown, cache, "--size", "32").returncode == 0
+    assert "  source_version: 3" in run("info", cache).stdout.splitlines()
+    shutil.copytree(next(tmp_path.glob("photos/0")), tmp_path / "again" / "new")
+    assert run("append", tmp_path / "again", grown).returncode == 0
+    done = run("cache", "warmup", grown, cache, "--size", "32")
+    assert "version 2: 10 images added" in done.stdout
+    assert "  source_version: 4" in run("info", cache).stdout.splitlines()
+    assert open_dataset(cache).number == 2

@@ -1,0 +1,92 @@
+"""`tpufeed compact` and `tpufeed prune`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tpufeed.cli import flags
+from tpufeed.cli.builds import given
+from tpufeed.cli.console import echo, print_json, reports_build_errors, reports_errors
+from tpufeed.cli.progress import Progress
+from tpufeed.diagnosis.wording import number_of
+
+if TYPE_CHECKING:
+    from tpufeed.dataset.build import BuildProgress
+
+
+@reports_build_errors
+def compact_command(
+    url: flags.Url,
+    workers: flags.Workers = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Discard what an interrupted append or compaction has left.",
+            rich_help_panel=flags.RUN,
+        ),
+    ] = False,
+    fsync: flags.Fsync = False,
+    as_json: flags.AsJson = False,
+) -> None:
+    """Join the small shards that appends have left into full ones, as the next version.
+
+    Samples keep their numbers. The small shards stay for readers of the versions before, until `tpufeed prune`.
+    Interrupted, the same command goes on where it stopped.
+
+    Examples:
+      tpufeed compact flowers
+      tpufeed compact gs://bucket/flowers --workers 4 --json
+    """
+    from tpufeed.dataset.compact import compact
+
+    with Progress("compacting") as line:
+
+        def listen(progress: "BuildProgress") -> None:
+            parts = [f"{progress.images:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]
+            line.update(progress.images, progress.total_images, parts, progress.earlier_images)
+
+        result = compact(url, overwrite=overwrite, fsync=fsync, listener=listen, **given(workers=workers))
+    if as_json:
+        print_json(result)
+        return
+    if result.shards == result.shards_before:
+        echo(f"{result.url}: there is nothing to join; version {result.version} stays")
+        return
+    echo(
+        f"version {result.version}: {number_of(result.shards_before, 'shard')} became {result.shards:,}; "
+        f"{result.copied_bytes / 1e6:,.1f} MB were copied in {result.seconds:.1f} s"
+    )
+    echo(f"to remove the small ones: tpufeed prune {result.url}")
+
+
+@reports_errors
+def prune_command(
+    url: flags.Url,
+    keep: Annotated[int, typer.Option(metavar="N", help="Keep so many versions, the newest ones.")] = 1,
+    dry_run: flags.DryRun = False,
+    as_json: flags.AsJson = False,
+) -> None:
+    """Remove old versions, and the files that no kept version has.
+
+    Readers of a version that is removed stop. What was appended stays known: no image is taken twice.
+
+    Examples:
+      tpufeed prune flowers --dry-run
+      tpufeed prune gs://bucket/flowers --keep 3
+    """
+    from tpufeed.dataset.prune import prune
+
+    result = prune(url, keep=keep, dry_run=dry_run)
+    if as_json:
+        print_json(result)
+        return
+    kept = ", ".join(map(str, result.kept))
+    if not result.removed:
+        echo(f"{result.url}: there is nothing to remove; it has version {kept}")
+        return
+    removed = ", ".join(map(str, result.removed))
+    would = "would remove" if dry_run else "removed"
+    echo(f"{would} version {removed}: {number_of(result.files, 'file')}, {result.bytes / 1e6:,.1f} MB; kept: {kept}")
+    if dry_run:
+        echo("nothing was changed")
