@@ -67,8 +67,8 @@ class Duplicates:
         """What a user should hear of, as sentences."""
         said = [
             f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
-            f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is too "
-            "good. --duplicates drop keeps one of each, and --split-by-content keeps equal images in one split"
+            f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is "
+            "too good. --duplicates drop keeps one of each, and --split-by-content keeps equal images in one split"
             for split, found in self.crossing.items()
         ]
         if self.labels:
