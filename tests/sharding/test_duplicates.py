@@ -74,12 +74,12 @@ def test_duplicates_are_counted_and_named_and_those_across_splits_warned_of(doub
     crossing = [group for group in groups if len({image["split"] for image in group["images"]}) > 1]
     both, val = len(crossing), tpufeed.open_dataset(tmp_path / "d").split("val").records
     (of_val,) = [said for said in result.warnings if "images of val" in said]
-    assert of_val.startswith(f"{both} of {val} images of val are in train as well, under other names: see {result.url}")
+    assert of_val.startswith(f"{both} of {val} images of val are in train as well, byte for byte: see {result.url}")
     assert both > 3
     found = result.duplicates
     assert (found.groups, found.images, found.dropped, found.labels) == (20, 20, 0, 2)
     assert found.crossing == {"val": Crossing(both, val, ("train",))}
-    assert any("2 images occur with different labels" in said for said in result.warnings)
+    assert any("different labels: 2;" in said for said in result.warnings)
     for group in groups:
         first, second = (image["path"] for image in group["images"])
         assert (doubled / first).read_bytes() == (doubled / second).read_bytes()
@@ -109,7 +109,7 @@ def test_drop_keeps_the_first_of_each_and_names_the_others(doubled, tmp_path, ca
     assert "80 images are read before the build, to find duplicates" in caplog.text
     found = result.duplicates
     assert (found.groups, found.images, found.dropped, found.labels, found.crossing) == (20, 0, 20, 2, {})
-    assert any(said.startswith("2 images occur with different labels") for said in result.warnings)
+    assert any("different labels: 2;" in said for said in result.warnings)
     assert any(said.startswith("images are left out as duplicates: ") for said in result.warnings)
     kept = names_of(tmp_path / "d", "train") + names_of(tmp_path / "d", "val")
     assert len(kept) == 60
@@ -178,7 +178,7 @@ def test_an_append_tells_what_the_dataset_has_under_other_names(doubled, tmp_pat
     assert (result.added, result.skipped) == (20, 0)
     groups = report_of(tmp_path / "d/part-00002")
     assert len(groups) == 20
-    assert any("occur with different labels" in said for said in result.warnings)
+    assert any("different labels" in said for said in result.warnings)
     result = tpufeed.append(second, tmp_path / "e", duplicates="drop", workers=1)
     assert result.added == 0
 
@@ -284,6 +284,19 @@ def test_a_row_that_is_rejected_stands_for_no_other(doubled, tmp_path):
     options = {"classes": ["cat", "dog"], "duplicates": "drop", "max_rejects": 1, "workers": 1}
     result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "d", **options)
     assert (result.images, result.manifest.rejects, result.duplicates) == (2, {"bad_label": 1}, None)
+
+
+def test_one_file_in_several_rows_is_no_duplicate_unless_it_is_in_two_splits(doubled, tmp_path):
+    rows = [f"{doubled}/dog/{number:02d}.png,{part}\n" for number in (21, 23) for part in ("train", "train")]
+    (tmp_path / "t.csv").write_text("path,part\n" + "".join(rows))
+    result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "d", split_by="part", workers=1)
+    assert (result.listed_twice, result.duplicates) == (2, None)
+    (tmp_path / "t.csv").write_text("path,part\n" + "".join([*rows, rows[0].replace("train", "val")]))
+    result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "e", split_by="part", workers=1)
+    assert result.duplicates.crossing == {"val": Crossing(1, 1, ("train",))}
+    assert any("1 of 1 images of val is in train as well" in said for said in result.warnings)
+    result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "f", split_by="part", duplicates="drop", workers=1)
+    assert (result.images, result.duplicates.dropped) == (2, 3)
 
 
 def test_names_and_paths_that_are_odd(tmp_path):

@@ -170,6 +170,8 @@ def test_no_option_is_left_out_of_the_plan():
         "box_format",
         "keypoints",
         "box_columns",
+        "duplicates",
+        "split_by_content",
     }  # stands in a plan only where it is given: plans of before have none
     assert ShardOptions().to_dict().keys() >= keywords | {"split"}
 

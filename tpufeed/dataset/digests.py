@@ -66,17 +66,17 @@ class Duplicates:
     def warnings(self) -> tuple[str, ...]:
         """What a user should hear of, as sentences."""
         said = [
-            f"{found.images:,} of {found.total:,} images of {split} are in {' and '.join(found.others)} as well, under "
-            f"other names: see {self.report}. What is measured on {split} is too good. --duplicates drop keeps one of "
-            "each, and --split-by-content keeps equal images in one split"
+            f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
+            f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is "
+            "too good. --duplicates drop keeps one of each, and --split-by-content keeps equal images in one split"
             for split, found in self.crossing.items()
         ]
         if self.labels:
-            kept = "; of those that are left out, the label of the first by path counts" if self.dropped else ""
-            said.append(f"{self.labels:,} images occur with different labels: see {self.report}{kept}")
+            kept = ". Where some were left out, the label of the first by path stays" if self.dropped else ""
+            said.append(f"equal images that have different labels: {self.labels:,}; see {self.report}{kept}")
         if self.images:
             said.append(
-                f"{self.images:,} images are in the dataset that have the same bytes as another one: see {self.report}"
+                f"images with the same bytes as another one of the dataset: {self.images:,}; see {self.report}"
                 + ("" if self.crossing else "; --duplicates drop keeps one of each")
             )
         return tuple(said)

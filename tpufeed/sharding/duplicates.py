@@ -113,7 +113,9 @@ def report_duplicates(
             for start, stop in itertools.pairwise(some):
                 group = places[start:stop].tolist()
                 seen = [images[place] for place in group if place in images]
-                if len({image.path for image in seen}) > 1:  # a table may name one file in several rows
+                names, splits = {image.path for image in seen}, {image.split for image in seen}
+                # A table may name one file in several rows, which is told as listed more than once.
+                if len(seen) > 1 and (len(names) > 1 or len(splits) > 1 or any(image.dropped for image in seen)):
                     equal = EqualImages(every[group[0]].tobytes().hex(), seen)
                     tally.add(equal)
                     line = msgspec.json.encode(equal) + b"\n"
