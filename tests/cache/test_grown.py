@@ -170,10 +170,11 @@ def test_a_loader_of_the_cache_before_goes_on(source, photos, cache):
         dataset.check_current()
 
 
-def test_a_cache_in_memory_grows(photos, tmp_path):
-    source, cache = f"memory://{tmp_path}/d", f"memory://{tmp_path}/c"
+@pytest.mark.parametrize("scheme", ["memory", "local"])
+def test_a_cache_in_another_store_grows(scheme, photos, tmp_path):
+    source, cache = f"{scheme}://{tmp_path}/d", f"{scheme}://{tmp_path}/c"
     tpufeed.shard(photos[0], source, workers=1)
     warmup(source, cache, **OPTIONS)
-    tpufeed.append(photos[1], source)
+    tpufeed.append(photos[1], source, workers=1)
     assert warmup(source, cache, **OPTIONS).images == 80
     assert tpufeed.verify(cache).records == 80

@@ -318,13 +318,15 @@ def test_what_cannot_be_compacted_or_pruned_says_so(url, tmp_path):
     assert tpufeed.prune(foreign).removed == ()
 
 
-def test_in_memory(folders, tmp_path):
-    url = f"memory://{tmp_path}/d"
-    tpufeed.shard(folders[0], url, shard_bytes="200KB")
+@pytest.mark.parametrize("scheme", ["memory", "local"])
+def test_in_other_stores(scheme, folders, tmp_path):
+    """`local` is fsspec's: it replaces nothing under a precondition."""
+    url = f"{scheme}://{tmp_path}/d"
+    tpufeed.shard(folders[0], url, shard_bytes="200KB", workers=1)
     for folder in folders[1:]:
-        tpufeed.append(folder, url)
+        tpufeed.append(folder, url, workers=1)
     records = records_of(url)
-    assert tpufeed.compact(url).version == PARTS + 1
+    assert tpufeed.compact(url, workers=1).version == PARTS + 1
     assert records_of(url) == records
     assert tpufeed.prune(url).kept == (PARTS + 1,)
     assert tpufeed.verify(url).records == 40
