@@ -21,7 +21,7 @@ from tpufeed.dataset.naming import DUPLICATES, check_split_name
 from tpufeed.dataset.plan import DUPLICATE, ImageRef, Input
 from tpufeed.dataset.schema import record_schema
 from tpufeed.dataset.versions import join_features
-from tpufeed.errors import BuildError, ImageError, OptionError, SourceError
+from tpufeed.errors import BuildError, ImageError, OptionError, SourceError, mask_secrets
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
 from tpufeed.sharding.inputs import Files, iter_read
@@ -141,7 +141,13 @@ class Inventory:
             self._skip_known(standing)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         are_folders = source.kind == "folder"
-        self._find_features(labels, list_lengths, types, options, are_folders)
+        try:
+            self._find_features(labels, list_lengths, types, options, are_folders)
+        except (OptionError, SourceError) as error:
+            if standing is None:
+                raise
+            sides = f"{mask_secrets(self.base)} cannot be appended to {mask_secrets(standing.dataset.url)}"
+            raise type(error)(f"{sides}: {error}") from error
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
         columns = [spec.name for spec in self.schema]
         self.warnings: tuple[str, ...] = (
