@@ -141,13 +141,7 @@ class Inventory:
             self._skip_known(standing)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         are_folders = source.kind == "folder"
-        try:
-            self._find_features(labels, list_lengths, types, options, are_folders)
-        except (OptionError, SourceError) as error:
-            if standing is None:
-                raise
-            sides = f"{mask_secrets(self.base)} cannot be appended to {mask_secrets(standing.dataset.url)}"
-            raise type(error)(f"{sides}: {error}") from error
+        self._find_features(labels, list_lengths, types, options, are_folders)
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
         columns = [spec.name for spec in self.schema]
         self.warnings: tuple[str, ...] = (
@@ -463,13 +457,23 @@ def take_inventory(source: str, options: ShardOptions, standing: StandingDataset
     found = find_source(source, options)
     with temporary_folder() as folder:  # of a killed run, too, nothing stays
         try:
-            with Inventory(folder, found, options, standing) as inventory:
+            with _open_inventory(folder, found, options, standing) as inventory:
                 yield inventory
         except sqlite3.Error as error:
             raise BuildError(
                 f"the list of inputs cannot be kept in {folder}: {error}. Nothing was changed. Make room there, or set "
                 "TMPDIR to a folder that has some"
             ) from error
+
+
+def _open_inventory(folder: Path, source: Source, options: ShardOptions, standing: StandingDataset | None) -> Inventory:
+    try:
+        return Inventory(folder, source, options, standing)
+    except (OptionError, SourceError) as error:
+        if standing is None:
+            raise
+        sides = f"{mask_secrets(source.base)} cannot be appended to {mask_secrets(standing.dataset.url)}"
+        raise type(error)(f"{sides}: {error}") from error
 
 
 def split_of(path: str, splits: dict[str, float]) -> str:
