@@ -52,12 +52,12 @@ def test_a_source_gives_its_samples_in_turn_wherever_one_begins_to_ask(weights, 
 
 
 @settings(deadline=None, max_examples=40)
-@given(WEIGHTS, SEEDS, st.data())
-def test_a_sample_is_found_where_it_is_drawn(weights, seed, data):
-    order, source = order_of(weights, seed), data.draw(st.integers(0, len(weights) - 1))
-    sample = data.draw(st.integers(0, 2000))
-    at = order.find(3, source, sample)
-    drawn = order_of(weights, seed).draw(3, np.array([at]))
+@given(WEIGHTS, SEEDS, st.integers(0, 2000), st.integers(0, 5000))
+def test_the_first_number_is_found_wherever_the_search_begins(weights, seed, sample, near):
+    order = order_of(weights, seed)
+    source = sample % len(weights)
+    at = order.first_where(3, lambda counts: counts[source] > sample, near)
+    drawn = order_of(weights, seed).draw(3, np.array([at - 1]))
     assert (drawn.source[0], drawn.number[0]) == (source, sample)
 
 
@@ -73,7 +73,7 @@ def test_a_source_of_a_millionth_is_drawn_once_in_each_million():
     order = order_of([1, 1e-6])
     block = order.phases[0].block
     assert block == 1 << 20
-    places = [order.find(0, 1, sample) for sample in range(6)]
+    places = [order.first_where(0, lambda counts, n=sample: counts[1] > n) - 1 for sample in range(6)]
     assert [place // block for place in places] == sorted(place // block for place in places)
     assert all(0 <= place // block - 0.95 * sample <= 1.2 for sample, place in enumerate(places))
     assert len({place % block for place in places}) == 6, "anywhere in its block"
@@ -95,18 +95,8 @@ def test_phases_follow_one_another_and_no_sample_is_lost_between_them(cuts, seed
         assert number[source == each].tolist() == list(range((source == each).sum()))
     for start, stop, each in zip(starts, [*starts[1:], 3000], weights, strict=True):
         assert not {part for part in range(3) if not each[part]} & set(source[start:stop].tolist())
-    for each in range(3):
-        wanted = int((source == each).sum())
-        for sample in {0, wanted // 2, wanted - 1} - {-1}:
-            if sample < wanted:
-                assert MixtureOrder(phases, seed).find(5, each, sample) == np.flatnonzero(source == each)[sample]
-
-
-def test_a_source_that_no_further_phase_draws_from_is_not_found():
-    order = MixtureOrder([Phase(0, whole_shares([1, 1])), Phase(100, whole_shares([1, 0]))], 0)
-    given_by = int(order.counts(0, 100)[1])
-    assert order.find(0, 1, given_by - 1) is not None
-    assert order.find(0, 1, given_by) is None
+    counts = MixtureOrder(phases, seed).counts(5, 3000)
+    assert counts.tolist() == [int((source == each).sum()) for each in range(3)]
 
 
 @pytest.mark.parametrize("size", [2, 100])

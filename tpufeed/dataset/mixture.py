@@ -3,19 +3,19 @@
 Lane l of a mixture draws from lane l of each source, so that a rank reads its own share of every source's shards. A
 lane is cut into blocks of B numbers, a power of two of at least 1 / least weight. At the end of block b source s has
 given `round(share * b * B)` samples, rounded by largest remainders: within one of its share. A block is halved again
-and again: a source whose samples cannot be halved gives the odd one to a half that is drawn by lot. Leaves of 256 are
+and again: a source whose samples cannot be halved gives the odd one to a half that is drawn by lot. Leaves of 64 are
 permuted. So the source of any number, and how many samples it has given before, is found in O(sources) memory.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tpufeed.dataset.order import Ints, random_words
 
-LEAF = 256  # numbers of a lane that are permuted at once
+LEAF = 64  # numbers of a lane that are permuted at once
 _UNIT = 1 << 40  # all shares of a phase together
 _LEAST_SHARE = 1 << 14  # of that: lighter sources would need blocks of more than 67 million
 _LOTS, _LEAVES = 1, 2
@@ -90,28 +90,20 @@ class MixtureOrder:
         leaf = self._leaf(lane, number)
         return leaf.before + np.bincount(leaf.source[: number - leaf.first], minlength=len(leaf.before))
 
-    def find(self, lane: int, source: int, sample: int) -> int | None:
-        """Return the number at which a source gives its sample of this number to a lane; None where it never does."""
-        for phase, (first, shares) in enumerate(self.phases):
-            before = int(self._base(phase, lane)[source])
-            ends = phase + 1 < len(self.phases)
-            if not shares[source] or (ends and int(self._base(phase + 1, lane)[source]) <= sample):
-                continue
-            block = self._blocks[phase]
-            # The last block that begins with no more of its samples than are wanted.
-            low, high = 0, 1
-            while self._given(phase, high)[source] <= sample - before:
-                low, high = high, 2 * high
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (middle, high) if self._given(phase, middle)[source] <= sample - before else (low, middle)
-            start, stop = first + low * block, first + high * block
-            while stop - start > LEAF:
-                middle = (start + stop) // 2
-                start, stop = (middle, stop) if self._leaf(lane, middle).before[source] <= sample else (start, middle)
-            leaf = self._leaf(lane, start)
-            return start + int(np.flatnonzero((leaf.source == source) & (leaf.number == sample))[0])
-        return None
+    def first_where(self, lane: int, reached: Callable[[Ints], bool], near: int = 0) -> int:
+        """Return the first number of a lane where `reached` holds of the counts before it, as it does from there on.
+
+        The search begins at `near`. It does not end where the counts never get so far.
+        """
+        low, high, step = near, near, LEAF
+        while low and reached(self.counts(lane, low)):
+            low, high, step = max(0, low - step), low, 2 * step
+        while not reached(self.counts(lane, high)):
+            low, high, step = high, high + step, 2 * step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if reached(self.counts(lane, middle)) else (middle, high)
+        return high
 
     def _leaf(self, lane: int, number: int) -> _Leaf:
         last = self._leaves.get(lane)

@@ -97,6 +97,7 @@ class DatasetFeed:
 
     shares = (1.0,)
     is_endless = False
+    history = None  # as of a mixture
 
     def __init__(self, source: Source, options: LoaderOptions) -> None:
         self.sources = (source,)
@@ -144,6 +145,10 @@ class DatasetFeed:
         state = grow_state(state, self.sources[0].dataset)
         check_identity(state, self._identity, "loader", self.url)
         return self, state
+
+    def with_history(self, history: None) -> Self:
+        """Return the feed of a loader that was copied."""
+        return self
 
     def most_samples(self, records: int) -> int:
         """Return how many samples of an epoch a state may tell of."""

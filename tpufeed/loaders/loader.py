@@ -375,10 +375,15 @@ class NumpyLoader:
     def __reduce__(self) -> tuple[Any, ...]:
         current = self._current
         place = self._place if current is None or current.left else (current.cursor.epoch + 1, 0)
-        return type(self), (self._given, self.split, self.options, self._find_world), (self._lanes, place, self._feed)
+        return (
+            type(self),
+            (self._given, self.split, self.options, self._find_world),
+            (self._lanes, place, self._feed.history),
+        )
 
-    def __setstate__(self, state: "tuple[int | None, tuple[int, int], DatasetFeed | MixtureFeed]") -> None:
-        self._lanes, self._next, self._feed = state
+    def __setstate__(self, state: tuple[int | None, tuple[int, int], Any]) -> None:
+        self._lanes, self._next, history = state
+        self._feed = self._feed.with_history(history)
 
     @property
     def _most_lanes(self) -> int:

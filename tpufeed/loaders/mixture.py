@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -258,32 +259,28 @@ class MixtureStream:
         Raises:
             OptionError: a source is left out of the last phase and never read to its end.
         """
-        step = self.global_batch or self.lanes
-        ends = dict[int, int]()
         for source, records in enumerate(self._records):
             if not self._whole(source, 0):
                 raise OptionError(
                     f"{self._labels[source]} has {records} samples, fewer than a batch of all ranks together, "
                     f"{self.global_batch}, which with per_batch=True come from one source; give a smaller batch_size"
                 )
-            found = self.order.find(0, self._places[source], self._whole(source, 0) - longest)
-            if found is None and longest:
+        last = self.order.phases[-1]
+        for source, place in enumerate(self._places):
+            given = int(self.order.counts(0, last.first)[place])
+            if longest and not last.shares[place] and given < self._whole(source, 0):
                 raise OptionError(
-                    f"of the {records} samples of {self._labels[source]} some are never drawn, as the last phase "
-                    "leaves it out: with stop='longest' the epoch would not end; give stop='shortest'"
+                    f"of the {self._records[source]} samples of {self._labels[source]} some are never drawn, as the "
+                    "last phase leaves it out: with stop='longest' the epoch would not end; give stop='shortest'"
                 )
-            if found is not None:
-                ends[source] = found
-        pick = max if longest else min
-        end, margin = pick(ends.values()), 4 * max(phase.block for phase in self.order.phases)
-        near = [source for source, each in ends.items() if abs(each - end) <= margin]
         lanes = range(1) if self.global_batch else range(self.lanes)
-        exact = [
-            self.order.find(lane, self._places[source], self._whole(source, lane) - longest)
-            for source in near
-            for lane in lanes
-        ]
-        return step * (pick(each for each in exact if each is not None) + longest)
+        ends, near = list[int](), 0
+        for lane in lanes:
+            wholes = np.full(len(last.shares), 0 if longest else _LAST, np.int64)
+            wholes[self._places] = [self._whole(source, lane) for source in range(len(self._records))]
+            near = self.order.first_where(lane, partial(_is_through, wholes, longest), near)
+            ends.append(near)
+        return (self.global_batch or self.lanes) * (max(ends) if longest else min(ends) - 1)
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
         """Return (source, variant, shards) that lanes read next, the first ones due first.
@@ -373,6 +370,11 @@ class MixtureStream:
         return found
 
 
+def _is_through(wholes: Ints, longest: bool, counts: Ints) -> bool:
+    """Return true where each source was read once, or for the shortest where one has begun its next epoch."""
+    return bool((counts >= wholes).all() if longest else (counts > wholes).any())
+
+
 @dataclass(frozen=True)
 class MixtureCursor:
     """A place in an epoch of a mixture, from which a rank's batches go on; the counterpart of `EpochCursor`.
@@ -438,7 +440,7 @@ class MixtureFeed:
         history: "_History | None" = None,
     ) -> None:
         self.mixture, self.sources = mixture, sources
-        self._options, self._history = options, history
+        self._options, self.history = options, history
         self._seed = options.seed if mixture.seed is None else mixture.seed
         self._streams: dict[tuple[int, int], tuple[MixtureStream, int]] = {}
 
@@ -475,14 +477,14 @@ class MixtureFeed:
 
     def cursor(self, lanes: int, share: Share) -> MixtureCursor:
         """Return the start of an epoch, whose share is `share`."""
-        epoch, begun = (0, 0) if self._history is None else (self._history.epoch, self._history.begun)
+        epoch, begun = (0, 0) if self.history is None else (self.history.epoch, self.history.begun)
         return MixtureCursor(self._stream(lanes, share.global_batch)[0], share, begun, epoch)
 
     def state(self, epoch: int, lanes: int, samples: int, global_batch: int) -> dict[str, Any]:
         """Return the state after `samples` samples of the whole world in `epoch`."""
         stream, records = self._stream(lanes, global_batch)
-        first, begun = (0, 0) if self._history is None else (self._history.epoch, self._history.begun)
-        digests = self._digests if self._history is None else self._history.digests
+        first, begun = (0, 0) if self.history is None else (self.history.epoch, self.history.begun)
+        digests = self._digests if self.history is None else self.history.digests
         urls = {source.dataset.content_digest: source.label for source in self.sources}
         order = {
             "sources": [[digest, urls.get(digest, "")] for digest in digests],
@@ -540,7 +542,7 @@ class MixtureFeed:
             self._aligned(own, digests) == phases
             or (len(own) == 1 and self._aligned(own, digests)[0].shares == phases[-1].shares)
         ):
-            return self._with(_History(digests, tuple(phases), epoch, begun)), state
+            return self.with_history(_History(digests, tuple(phases), epoch, begun)), state
         if not mixture.reweight:
             urls = dict(found.sources)
             raise OptionError(
@@ -555,7 +557,7 @@ class MixtureFeed:
         now = [phase for phase in new if phase.first <= number][-1]
         following = [Phase(number, now.shares), *(phase for phase in new if phase.first > number)]
         joined = (*(phase for phase in past if phase.first < number), *following)
-        return self._with(_History(digests, joined, epoch, begun)), state
+        return self.with_history(_History(digests, joined, epoch, begun)), state
 
     def most_samples(self, records: int) -> int:
         """Return how many samples of an epoch a state may tell of: with other weights it had more."""
@@ -563,10 +565,10 @@ class MixtureFeed:
 
     def after(self, samples: int, records: int) -> "MixtureFeed":
         """Return the feed for the epoch after one of which `samples` were given: the next one begins behind them."""
-        if self._history is None or samples <= records:
+        if self.history is None or samples <= records:
             return self
-        history = self._history
-        return self._with(replace(history, epoch=history.epoch + 1, begun=history.begun + samples))
+        history = self.history
+        return self.with_history(replace(history, epoch=history.epoch + 1, begun=history.begun + samples))
 
     @property
     def _digests(self) -> tuple[str, ...]:
@@ -581,7 +583,8 @@ class MixtureFeed:
             "shuffle": self._options.shuffle,
         }
 
-    def _with(self, history: "_History") -> "MixtureFeed":
+    def with_history(self, history: "_History | None") -> "MixtureFeed":
+        """Return the feed of a run with this past."""
         return MixtureFeed(self.mixture, self.sources, self._options, history)
 
     def _aligned(self, phases: Sequence[Phase], digests: Sequence[str]) -> list[Phase]:
@@ -595,10 +598,10 @@ class MixtureFeed:
         found = self._streams.get((lanes, grouped))
         if found is None:
             by_digest = {source.dataset.content_digest: source for source in self.sources}
-            if self._history is None:
+            if self.history is None:
                 phases, members = self.mixture.lane_phases(grouped or lanes), list[Source | None](self.sources)
             else:
-                phases, members = list(self._history.phases), [by_digest.get(each) for each in self._history.digests]
+                phases, members = list(self.history.phases), [by_digest.get(each) for each in self.history.digests]
             numbers = [-1 if member is None else self.sources.index(member) for member in members]
             options = self._options
             stream = MixtureStream(
