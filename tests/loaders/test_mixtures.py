@@ -256,10 +256,16 @@ def test_classes_are_joined_by_name(mixture, urls):
 def test_all_loaders_take_a_mixture(mixture):
     (rows,) = epoch_of(mixture)
     options = {"batch_size": 8, "ops": OPS, "columns": COLUMNS, "lanes": LANES, "processes": 0}
-    torch_rows = [[column.numpy() for column in batch] for batch in tpufeed.torch_loader(mixture, **options)]
-    assert rows_of(torch_rows) == rows
+    torch_loader = tpufeed.torch_loader(mixture, **options)
+    assert rows_of([[column.numpy() for column in batch] for batch in torch_loader]) == rows
+    assert torch_loader.dataset is None
+    on_device = tpufeed.device_loader(torch_loader, "cpu")
+    on_device.set_epoch(0)
+    assert rows_of([[column.numpy() for column in batch] for batch in on_device]) == rows
     with tpufeed.jax_loader(mixture, **options) as loader:
         assert rows_of([[np.ascontiguousarray(column) for column in batch] for batch in loader]) == rows
+        with pytest.raises(OptionError, match="a mixture reads 3 datasets; see the loader's `sources`"):
+            _ = loader.dataset
     feed = tpufeed.tf_dataset(mixture, **options)
     assert rows_of([[column.numpy() for column in batch] for batch in feed]) == rows
 

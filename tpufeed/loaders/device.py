@@ -172,11 +172,12 @@ class DeviceLoader(ABC):
             return
         self._end("set_epoch was called in the midst of an epoch; call it before `for`, or leave the loop first")
         self._resuming, self._handed = False, None
-        batch_sampler = getattr(self.source, "batch_sampler", None)
-        parts = [getattr(self.source, "dataset", None), getattr(self.source, "sampler", None), batch_sampler]
-        parts.append(getattr(batch_sampler, "sampler", None))
         if hasattr(self.source, "set_epoch"):
             parts = [self.source]
+        else:
+            batch_sampler = getattr(self.source, "batch_sampler", None)
+            parts = [getattr(self.source, "dataset", None), getattr(self.source, "sampler", None), batch_sampler]
+            parts.append(getattr(batch_sampler, "sampler", None))
         for part in {id(part): part for part in parts}.values():
             getattr(part, "set_epoch", lambda _: None)(epoch)
 

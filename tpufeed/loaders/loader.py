@@ -223,7 +223,9 @@ class NumpyLoader:
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset that is read; of a mixture the first one."""
+        """The dataset that is read. Raises OptionError for a mixture, which has `sources`."""
+        if len(self.sources) > 1:
+            raise OptionError(f"{self.url}: a mixture reads {len(self.sources)} datasets; see the loader's `sources`")
         return self.sources[0].dataset
 
     @property

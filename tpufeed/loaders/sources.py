@@ -93,10 +93,9 @@ def open_sources(urls: Sequence[str], split: str, join: JoinBy) -> tuple[Source,
         if not dataset.split(split).records:
             raise OptionError(f"{mask_secrets(dataset.url)}: split {split!r} is empty; leave it out of the mixture")
         if dataset.content_digest in seen:
-            raise OptionError(
-                f"{mask_secrets(dataset.url)} and {mask_secrets(seen[dataset.content_digest])} hold the same samples; "
-                "name one of them, with the weight of both"
-            )
+            url, other = mask_secrets(dataset.url), mask_secrets(seen[dataset.content_digest])
+            twice = f"{url} is named twice" if url == other else f"{url} and {other} hold the same samples"
+            raise OptionError(f"{twice}; name one of them, with the weight of both")
         seen[dataset.content_digest] = dataset.url
     classes = join_classes(datasets, join)
     return tuple(Source(dataset, split, each) for dataset, each in zip(datasets, classes, strict=True))

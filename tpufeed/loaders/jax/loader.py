@@ -101,7 +101,7 @@ class JaxLoader(StatefulDeviceLoader):
 
     @property
     def dataset(self) -> Dataset:
-        """Dataset that is read."""
+        """Dataset that is read. Raises OptionError for a mixture."""
         return self.source.dataset
 
     @property

@@ -156,7 +156,7 @@ class StreamSource:
         with self._call():
             epoch, start, _, identity = opened.numpy().tolist()
             if identity != self._identity:
-                raise OptionError(f"{self._loader.dataset.url}: {OTHER_CHECKPOINT}, or give state= to go on otherwise")
+                raise OptionError(f"{self._loader.url}: {OTHER_CHECKPOINT}, or give state= to go on otherwise")
             place = epoch, start, int(batch)
             iterator = self._iterator if place == self._place else None
             if iterator is None:

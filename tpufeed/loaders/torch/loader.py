@@ -114,11 +114,13 @@ class TorchLoader(Undivided):
         self.batch_size = source.batch_size
 
     @cached_property
-    def dataset(self) -> TFRecordImages:
-        """The samples of the split by number, as a map-style dataset."""
+    def dataset(self) -> TFRecordImages | None:
+        """The samples of the split by number, as a map-style dataset; None for a mixture, which has no such numbers."""
         options = self.source.options
+        if len(self.source.sources) > 1:  # trainers ask every loader for it
+            return None
         return TFRecordImages(
-            self.source.url,
+            self.source.dataset,
             self.source.split,
             ops=options.ops,
             columns=options.columns,
