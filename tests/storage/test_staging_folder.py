@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -252,3 +253,24 @@ def test_two_stages_that_fetch_while_their_folder_is_removed(store, tmp_path, ca
         other_store.gate.set()
         assert bytes(other.wait(shard, PATIENCE)) == store.read("a")
     assert all(copy == store.read("a") for copy in copies)
+
+
+def test_a_folder_is_found_while_another_process_evicts_copies(tmp_path):
+    folder, done = stage_folder.find_folder(tmp_path), threading.Event()
+
+    def come_and_go():
+        while not done.is_set():
+            copies = [folder / f"{number}.shard" for number in range(50)]
+            for copy in copies:
+                copy.write_bytes(b"")
+            for copy in copies:
+                copy.unlink()
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(200):
+            assert stage_folder.find_folder(tmp_path) == folder
+    finally:
+        done.set()
+        other.join()

@@ -53,7 +53,7 @@ def find_folder(parent: Path | None) -> Path:
         path = place / name
         try:
             place.mkdir(parents=True, exist_ok=True)
-            used = sum(copy.stat().st_size for copy in path.iterdir()) if path.is_dir() else 0  # would be kept
+            used = sum(copy.size_bytes for copy in _list_copies(path))  # would be kept
             if place is places[-1] or used + free_bytes(place) >= _LEAST_ROOM_BYTES:
                 make_folder(path)
                 return path
@@ -283,7 +283,9 @@ class StageFolder:
             excess = self.used_bytes() + size_bytes - self.budget_bytes
             if excess > 0:
                 excess -= self._remove_abandoned()
-                copies = [copy for copy in self._copies() if copy.name.endswith(_SHARD) and copy.key not in spared]
+                copies = [
+                    copy for copy in _list_copies(self.path) if copy.name.endswith(_SHARD) and copy.key not in spared
+                ]
                 copies.sort(key=lambda copy: (copy.key in due, -due.get(copy.key, 0), copy.used_ns))
                 if excess > sum(copy.size_bytes for copy in copies) and not exceed:
                     return Refusal.FULL  # evicting all of them would not be enough
@@ -328,10 +330,10 @@ class StageFolder:
 
     def used_bytes(self) -> int:
         """Return the bytes that copies and parts take. Raises OSError."""
-        return sum(copy.size_bytes for copy in self._copies())
+        return sum(copy.size_bytes for copy in _list_copies(self.path))
 
     def _parts(self) -> "list[_Copy]":
-        return [copy for copy in self._copies() if copy.name.endswith(_PART)]
+        return [copy for copy in _list_copies(self.path) if copy.name.endswith(_PART)]
 
     def _remove_abandoned(self) -> int:
         return sum(part.size_bytes for part in self._parts() if self._remove_unlocked(part))
@@ -353,16 +355,6 @@ class StageFolder:
         finally:
             release(descriptor)
 
-    def _copies(self) -> "list[_Copy]":
-        copies = []
-        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            for entry in entries:
-                if entry.name.endswith((_SHARD, _PART)):
-                    with suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        copies.append(_Copy(entry.name, status.st_size, status.st_mtime_ns))
-        return copies
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
         make_folder(self.path)  # somebody may have tidied up
@@ -372,6 +364,18 @@ class StageFolder:
             yield
         finally:
             release(descriptor)
+
+
+def _list_copies(path: Path) -> "list[_Copy]":
+    """List the copies in a folder, in which other processes may be at work."""
+    copies = []
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name.endswith((_SHARD, _PART)):
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    copies.append(_Copy(entry.name, status.st_size, status.st_mtime_ns))
+    return copies
 
 
 def release(descriptor: int) -> None:
