@@ -500,6 +500,7 @@ class MixtureFeed:
             "lanes": lanes,
             "samples": samples,
             "begun": max(0, begun + (epoch - first) * records),
+            "epoch_samples": records,
             **({"global_batch": global_batch} if self.mixture.per_batch else {}),
         }
 

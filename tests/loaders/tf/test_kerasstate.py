@@ -83,6 +83,14 @@ def test_stopped_again_and_again_it_takes_each_step_that_was_left(cache_url, tmp
     assert taken == expected[saved:]
 
 
+def test_a_mixture_goes_on_in_a_later_epoch(cache_url, tmp_path):
+    mixture = tpufeed.Mixture({cache_url: 1})
+    expected = all_steps(mixture)
+    taken, _ = train(mixture, tmp_path, steps=2 * EPOCH + 4)
+    assert taken == expected[: 2 * EPOCH + 4]
+    assert train(mixture, tmp_path)[0] == expected[find_saved(tmp_path) :]
+
+
 def find_saved(folder):
     model, _ = make_model(7)
     model.optimizer.build(model.trainable_variables)

@@ -70,6 +70,8 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         feed_epochs, done = _passed(steps, self.batches_left, self.batches)
         samples = (0 if feed_epochs else self.state["samples"]) + done * self.batch_samples
         moved = {"epoch": self.state["epoch"] + feed_epochs, "samples": samples}
+        if "begun" in self.state:  # of a mixture
+            moved["begun"] = self.state["begun"] + feed_epochs * self.state["epoch_samples"]
         return Place(self.epoch + epochs, steps_left, self.state | moved)
 
 
