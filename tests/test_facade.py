@@ -51,7 +51,8 @@ def test_each_name_is_there_and_stays_the_same_whatever_is_imported():
     In a process of its own: TensorFlow and torch_xla, loaded in this order, end it (LLVM's options registered twice).
     """
     program = """
-import importlib, json, pkgutil, tpufeed
+import importlib, json, os, pkgutil, tpufeed
+os.environ["KERAS_BACKEND"] = "jax"
 first = {name: getattr(tpufeed, name) for name in tpufeed.__all__}
 again = {name: getattr(tpufeed, name) for name in tpufeed.__all__}
 for module in pkgutil.iter_modules(tpufeed.__path__, "tpufeed."):

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from tpufeed.loaders.cores import count_cores
     from tpufeed.loaders.devicefloat import to_device_float
     from tpufeed.loaders.jax.loader import jax_loader
+    from tpufeed.loaders.keras.dataset import keras_dataset, keras_state
     from tpufeed.loaders.loader import numpy_loader
     from tpufeed.loaders.mixture import Mixture
-    from tpufeed.loaders.tf.dataset import keras_state, tf_dataset
+    from tpufeed.loaders.tf.dataset import tf_dataset
     from tpufeed.loaders.torch.device import device_loader
     from tpufeed.loaders.torch.host import TFRecordImages
     from tpufeed.loaders.torch.lanesampler import LaneSampler
@@ -48,6 +49,7 @@ __all__ = [
     "errors",
     "images",
     "jax_loader",
+    "keras_dataset",
     "keras_state",
     "numpy_loader",
     "open_dataset",
@@ -75,7 +77,8 @@ _ROOM_OF_NAME = {
     "count_cores": "loaders.cores",
     "device_loader": "loaders.torch.device",
     "jax_loader": "loaders.jax.loader",
-    "keras_state": "loaders.tf.dataset",
+    "keras_dataset": "loaders.keras.dataset",
+    "keras_state": "loaders.keras.dataset",
     "numpy_loader": "loaders.loader",
     "open_dataset": "dataset.reader",
     "prune": "dataset.prune",

@@ -24,7 +24,7 @@ from bounds import lowest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("gcs", "tf", "torch", "xla", "jax", "ray", "beam", "lightning", "report", "profile", "parquet")
+EXTRAS = ("gcs", "tf", "torch", "xla", "jax", "keras", "ray", "beam", "lightning", "report", "profile", "parquet")
 CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")
 OLDEST_PYTHON = "3.11"
 INSTALL_SECONDS, SMOKE_SECONDS, TESTS_SECONDS = 1800, 600, 1800
@@ -140,8 +140,15 @@ def wanted(case: str, wheel: Path, sdist: Path) -> list[str]:
         return [str(sdist)]
     if case.startswith("oldest"):
         extra = case.removeprefix("oldest").removeprefix("-")
-        return [str(wheel), *lowest(PROJECT["dependencies"]), *lowest(PROJECT["optional-dependencies"].get(extra, []))]
-    return [str(wheel)] if case == "none" else [f"{wheel}[{case}]"]
+        extras = PROJECT["optional-dependencies"]
+        asked = [each for name in extras_of(extra) for each in extras.get(name, [])]
+        return [str(wheel), *lowest(PROJECT["dependencies"]), *lowest(asked)]
+    return [str(wheel)] if case == "none" else [f"{wheel}[{','.join(extras_of(case))}]"]
+
+
+def extras_of(case: str) -> tuple[str, ...]:
+    """The extras of a case: Keras needs a framework to run on, and has JAX here."""
+    return (case, "jax") if case == "keras" else (case,)
 
 
 def install(interpreter: Path, venv: Path, requirements: list[str], environment: dict[str, str]) -> tuple[float, int]:
@@ -183,7 +190,7 @@ def pip_freeze(venv: Path) -> list[str]:
 @contextmanager
 def variables(case: str) -> Iterator[dict[str, str]]:
     """Variables of the case's processes; for `gcs` those that lead to the tests' server."""
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}
     if not case.endswith("gcs"):
         yield quiet
         return

@@ -99,6 +99,7 @@ def check_missing(folder: Path) -> None:
         "torch": [lambda: tpufeed.torch_loader(url, "train", batch_size=BATCH), lambda: tpufeed.TFRecordImages(url)],
         "xla": [lambda: tpufeed.xla_loader(url, "train", batch_size=BATCH)],
         "jax": [lambda: tpufeed.jax_loader(url, "train", batch_size=BATCH)],
+        "keras": [lambda: tpufeed.keras_dataset(url, "train", batch_size=BATCH)],
         "ray": [lambda: tpufeed.shard(folder / "photos", folder / "again", engine="ray")],
         "profile": [convert_profile],
         "parquet": [lambda: tpufeed.shard(folder / "table.parquet", folder / "parquet")],
@@ -139,6 +140,21 @@ def check_torch(folder: Path) -> None:
     check_batches(folder, tpufeed.torch_loader)
     images = tpufeed.TFRecordImages(str(folder / "cache"), "train")
     assert len(list(DataLoader(images, batch_size=BATCH, drop_last=True))) == len(images) // BATCH
+
+
+def check_keras(folder: Path) -> None:
+    """On JAX, where TensorFlow is not installed."""
+    import keras
+
+    batches = tpufeed.keras_dataset(str(folder / "cache"), "train", batch_size=BATCH)
+    inputs = keras.Input((SIDE, SIDE, 3), dtype="uint8")
+    pooled = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(2)(pooled))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    place = tpufeed.keras_state(batches, folder / "place.json")
+    model.fit(batches, epochs=2, verbose=0, callbacks=[place])
+    assert int(model.optimizer.iterations) == 2 * len(batches)
+    assert "tensorflow" not in sys.modules
 
 
 def check_xla(folder: Path) -> None:
@@ -226,6 +242,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "torch": check_torch,
     "xla": check_xla,
     "jax": lambda folder: check_batches(folder, tpufeed.jax_loader),
+    "keras": check_keras,
     "ray": lambda folder: check_engine(folder, "--engine", "ray", "--ray-address", "local"),
     "beam": lambda folder: check_engine(folder, *BEAM),
     "lightning": check_lightning,

@@ -247,7 +247,9 @@ def test_an_epoch_is_a_number_from_0_on(cache_url, epoch):
         tpufeed.numpy_loader(cache_url).set_epoch(epoch)
 
 
-@pytest.mark.parametrize("name", ["numpy_loader", "torch_loader", "jax_loader", "tf_dataset", "TFRecordImages"])
+@pytest.mark.parametrize(
+    "name", ["numpy_loader", "torch_loader", "jax_loader", "keras_dataset", "tf_dataset", "TFRecordImages"]
+)
 def test_loaders_that_share_an_option_have_it_with_one_default_and_annotation(name):
     """test_torchxla.py looks at xla_loader, which cannot be imported after tensorflow."""
     assert differing_options(getattr(tpufeed, name), 11 if name == "TFRecordImages" else 22) == []

@@ -23,7 +23,7 @@ from tpufeed.loaders.world import WorldLike, find_tf_world
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tpufeed.loaders.tf.kerasstate import KerasState
+    from tpufeed.loaders.keras.dataset import SampleWeights
     from tpufeed.loaders.tf.stream import HandedEpoch
 
 _logger = logging.getLogger(__name__)
@@ -167,36 +167,27 @@ def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that edi
     return result
 
 
-def keras_state(feed: "tf.data.Dataset", path: str | Path) -> "KerasState":
-    """A callback of Keras 3 for `fit`: a training that was stopped goes on with the very batch that was next.
+def weigh_samples(feed: Any, weights: "SampleWeights") -> Any:
+    """Return the feed of `tf_dataset` with the weights of samples in the place of their mask."""
+    if not weights.masked and weights.table is None:
+        return feed
+    import tensorflow as tf
 
-    Where the feed has to be follows from the optimizer's count of steps, which is saved with the weights. So weights of
-    any step will do: of `BackupAndRestore` with any `save_freq`, or of another way that restores the optimizer, too.
-    The callback finds that place when `fit` begins, sets `initial_epoch`, and has each epoch begin where it must,
-    whatever else Keras has taken from the feed, on any backend. The first epoch is then the rest of one, and its logs
-    are of that.
+    def add(*batch: Any) -> Any:
+        *columns, mask = batch if weights.masked else (*batch, True)
+        if len(columns) == 1:
+            return columns[0]
+        found = tf.cast(mask, tf.float32)
+        if weights.table is not None:
+            labels, other = columns[1], len(weights.table) - 1
+            found *= tf.gather(
+                weights.table, tf.where(labels < 0, tf.cast(other, labels.dtype), tf.minimum(labels, other))
+            )
+        return (*columns, found)
 
-    It writes one small file when a training begins, and when it goes on with another batch size, number of ranks or
-    number of steps an epoch. These may change; dataset, split, seed and order may not.
-
-    A second `fit` with the same file, in this process or another, goes on where the first one stopped, as it does after
-    Ctrl-C: `epochs` counts from the beginning of the training. To begin another training, give another path.
-
-    Put it behind the callback that restores weights. Of several processes each has its own.
-
-    Args:
-        feed: what `tf_dataset` returned, without `state` and `direct`. `fit` is given that, or a `map` of it.
-        path: of the file, also in a bucket.
-
-    Raises:
-        MissingExtraError: Keras is not installed.
-        OptionError: it is no such feed. `fit` raises it where the file is of another dataset, split, seed or order, or
-            where the optimizer's count does not fit the epochs.
-        DamageError: `fit` raises it where the file is not what was written.
-    """
-    from tpufeed.loaders.tf.kerasstate import KerasState  # imports Keras, and that TensorFlow
-
-    return KerasState(feed, path)
+    weighed = feed.map(add)
+    weighed.stream, weighed.stats, weighed.state_dict = feed.stream, feed.stats, feed.state_dict
+    return weighed
 
 
 def _no_stats() -> LoaderStats:

@@ -84,7 +84,8 @@ def make_model(batch, steps_per_execution=1, optimizer=None):
 
 def make_feed(url, batch=7, **options):
     """The label of an image is its number in the split."""
-    return tpufeed.tf_dataset(url, batch_size=batch, columns=["image", "sample"], processes=0, threads=1, **options)
+    make = tpufeed.tf_dataset if keras.backend.backend() == "tensorflow" else tpufeed.keras_dataset
+    return make(url, batch_size=batch, columns=["image", "sample"], processes=0, threads=1, **options)
 
 
 def train(url, folder, *, steps=10**9, end=stop, save_freq=4, spe=1, batch=7, fit=None, place_first=False, **options):
@@ -106,6 +107,14 @@ def train(url, folder, *, steps=10**9, end=stop, save_freq=4, spe=1, batch=7, fi
 def saved_after(steps, save_freq, epoch_steps):
     """Steps that the newest backup holds after so many, which with "epoch" are those of whole epochs."""
     return steps - steps % (epoch_steps if save_freq == "epoch" else save_freq)
+
+
+def find_saved(folder, batch=7):
+    """The steps whose weights the newest backup holds."""
+    model, _ = make_model(batch)
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(folder / "backup/latest.weights.h5")
+    return int(ops.convert_to_numpy(model.optimizer.iterations))
 
 
 def train_until_killed(url, folder, step):

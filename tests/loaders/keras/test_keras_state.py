@@ -13,7 +13,16 @@ import pytest
 import tensorflow as tf
 
 import tpufeed
-from tests.loaders.tf.keras_training import Recorder, Seen, make_feed, make_model, saved_after, stop, train
+from tests.loaders.keras.keras_training import (
+    Recorder,
+    Seen,
+    find_saved,
+    make_feed,
+    make_model,
+    saved_after,
+    stop,
+    train,
+)
 from tpufeed.errors import DamageError, OptionError
 
 HERE = Path(__file__).parent
@@ -89,13 +98,6 @@ def test_a_mixture_goes_on_in_a_later_epoch(cache_url, tmp_path):
     taken, _ = train(mixture, tmp_path, steps=2 * EPOCH + 4)
     assert taken == expected[: 2 * EPOCH + 4]
     assert train(mixture, tmp_path)[0] == expected[find_saved(tmp_path) :]
-
-
-def find_saved(folder):
-    model, _ = make_model(7)
-    model.optimizer.build(model.trainable_variables)
-    model.load_weights(folder / "backup/latest.weights.h5")
-    return int(model.optimizer.iterations.numpy())
 
 
 def test_any_backup_of_weights_with_their_optimizer_will_do(cache_url, tmp_path):
@@ -222,7 +224,7 @@ def test_feeds_and_fits_whose_place_it_cannot_tell_are_refused(cache_url, tmp_pa
     with tpufeed.numpy_loader(cache_url, batch_size=7) as loader:
         for other in [*others, loader]:
             with pytest.raises(
-                OptionError, match="keras_state takes just what tf_dataset returned, without direct=True"
+                OptionError, match="keras_state takes just what keras_dataset returned, or tf_dataset without"
             ):
                 tpufeed.keras_state(other, place)
         state = loader.state_at(1, 0)

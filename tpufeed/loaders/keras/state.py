@@ -1,21 +1,18 @@
 """Keras 3: the place of a feed follows from how many steps the optimizer has taken."""
 
 import logging
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import keras
 import msgspec
 
-from tpufeed.errors import DamageError, MissingExtraError, ObjectExistsError, ObjectNotFoundError, OptionError
+from tpufeed.errors import DamageError, ObjectExistsError, ObjectNotFoundError, OptionError
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
-
-try:
-    import keras
-except ImportError as error:
-    raise MissingExtraError("Keras", "tf") from error
 
 _logger = logging.getLogger(__name__)
 
@@ -98,8 +95,8 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         stream = getattr(feed, "stream", None)
         if stream is None:
             raise OptionError(
-                "keras_state takes just what tf_dataset returned, without direct=True, whatever the backend of Keras. "
-                f"This {type(feed).__name__} is something else; what is mapped or prefetched goes to fit alone"
+                "keras_state takes just what keras_dataset returned, or tf_dataset without direct=True. This "
+                f"{type(feed).__name__} is something else; what is mapped or prefetched goes to fit alone"
             )
         if (stream.start["epoch"], stream.start["samples"]) != (0, 0):
             raise OptionError("keras_state finds the feed's place itself: make the feed without state=")
@@ -110,7 +107,8 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         self._written: list[Segment] = []
         self._count = 0
         self._epochs = 0  # that this fit has begun
-        self._last: int | None = None  # step of an epoch that is shorter
+        self._last: int | None = None  # step of an epoch that is shorter, where the feed cannot end it
+        self._quiet: warnings.catch_warnings[None] | None = None  # while such an epoch lasts
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Find the epoch, of which only the rest may be left."""
@@ -159,10 +157,19 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             )
         if first and self._segments != self._written:
             self._write()
-        # Keras tells callbacks the first of the steps that it executes together: the last such group begins there.
-        together = self.model.steps_per_execution
-        self._last = None if place.steps_left == steps else (place.steps_left - 1) // together * together
-        self._stream.begin_at(place.state)
+        self._last = None
+        if place.steps_left == steps:
+            self._stream.begin_at(place.state)
+        elif isinstance(self._stream, keras.utils.PyDataset):
+            self._stream.begin_at(place.state, place.steps_left)
+            self._quiet = warnings.catch_warnings()
+            self._quiet.__enter__()
+            warnings.filterwarnings("ignore", "Your input ran out of data")
+        else:
+            # Keras tells callbacks the first of the steps that it executes together: the last such group begins there.
+            together = self.model.steps_per_execution
+            self._last = (place.steps_left - 1) // together * together
+            self._stream.begin_at(place.state)
         self._epochs += 1
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -179,6 +186,9 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Go on with the next epoch, unless another callback stops the training."""
         self._check_feed()
+        if self._quiet is not None:
+            self._quiet.__exit__(None, None, None)
+            self._quiet = None
         if self.model.stop_training is _REST_IS_OVER:
             self.model.stop_training = False
 
@@ -213,7 +223,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         if not steps or not (self._repeats or steps == batches):
             raise OptionError(
                 f"fit takes {steps or 'no known number of'} steps an epoch, and the feed has {batches} batches: give "
-                "both steps_per_epoch to fit and repeat=True to tf_dataset, or neither"
+                "both steps_per_epoch to fit and repeat=True to the dataset, or neither"
             )
 
     def _counted(self) -> int:
