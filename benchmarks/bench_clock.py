@@ -1,4 +1,4 @@
-"""What the step clock costs a step, and how its idle figure agrees with one computed beside it.
+"""What the step clock and MetricsLogger cost a step, and how its idle figure agrees with one computed beside it.
 
     python benchmarks/bench_clock.py [--steps 200000] [--repeats 7] [--save]
 
@@ -10,13 +10,18 @@ adds up its own time and the loop takes its own from the end of the first step t
 import argparse
 import itertools
 import statistics
+import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from harness import describe, figure, machine, print_table, write_result
 
+from tpufeed.loaders.metrics import LoaderStats
+from tpufeed.loaders.metrics_logger import MetricsLogger
 from tpufeed.profiling.clock import StepClock
 
 STEP_SECONDS = 0.01
@@ -68,6 +73,37 @@ def agreement(delay_ms: float, seconds: float) -> tuple[float, float]:
     return idle, 100 * sum(loader.taken[1:]) / wall
 
 
+def logger_us(repeats: int) -> dict[str, float]:
+    """Microseconds of a step without a report, and of a report, to nowhere and to a SummaryWriter; medians."""
+    found: dict[str, Callable[[dict[str, float], int], Any] | Any] = {"report": lambda *_: None}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            found["report to TensorBoard"] = SummaryWriter(folder)
+        except ImportError:
+            pass
+        costs = {}
+        for name, target in found.items():
+            logger = MetricsLogger(_Counting(), target, every_steps=1 << 60)
+            logger.step()
+            costs["step"] = 1e6 * min(timeit.repeat(logger.step, number=100_000, repeat=repeats)) / 100_000
+
+            def report(logger: MetricsLogger = logger) -> None:
+                logger.step()
+                logger.report()
+
+            costs[name] = 1e6 * statistics.median(timeit.repeat(report, number=200, repeat=repeats)) / 200
+    return costs
+
+
+class _Counting:
+    """A loader's counts, as one has them that feeds."""
+
+    def stats(self) -> LoaderStats:
+        return replace(LoaderStats(processes=2, threads=2, prefetch=4, buffer_bytes=1 << 20), samples=128)
+
+
 def batches() -> dict[str, Any]:
     """By name."""
     image, label = np.zeros((128, 224, 224, 3), np.uint8), np.zeros(128, np.int64)
@@ -92,6 +128,8 @@ def main() -> None:
     costs = {name: ns_a_step(batch, args.steps, args.repeats) for name, batch in batches().items()}
     print(describe(machine()))
     print_table("cost of the clock", ["batch", "ns a step"], [[name, figure(cost, 0)] for name, cost in costs.items()])
+    logger = logger_us(args.repeats)
+    print_table("cost of MetricsLogger", ["call", "us"], [[name, figure(cost, 2)] for name, cost in logger.items()])
     rows = []
     for delay in DELAYS_MS:
         runs = [agreement(delay, args.seconds) for _ in range(3)]
@@ -107,7 +145,8 @@ def main() -> None:
         ],
     )
     if args.save:
-        print(write_result("clock", {"ns_a_step": costs, "steps": args.steps, "repeats": args.repeats, "idle": rows}))
+        settings = {"steps": args.steps, "repeats": args.repeats}
+        print(write_result("clock", {"ns_a_step": costs, "logger_us": logger, **settings, "idle": rows}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tpufeed.loaders.jax.loader import jax_loader
     from tpufeed.loaders.keras.dataset import keras_dataset, keras_state
     from tpufeed.loaders.loader import numpy_loader
+    from tpufeed.loaders.metrics_logger import MetricsLogger
     from tpufeed.loaders.mixture import Mixture
     from tpufeed.loaders.tf.dataset import tf_dataset
     from tpufeed.loaders.torch.device import device_loader
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LaneSampler",
+    "MetricsLogger",
     "Mixture",
     "StepClock",
     "TFRecordImages",
@@ -67,6 +69,7 @@ __all__ = [
 _ROOMS = ("cache", "errors", "images")
 _ROOM_OF_NAME = {
     "LaneSampler": "loaders.torch.lanesampler",
+    "MetricsLogger": "loaders.metrics_logger",
     "Mixture": "loaders.mixture",
     "StepClock": "profiling.clock",
     "TFRecordImages": "loaders.torch.host",

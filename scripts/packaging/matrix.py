@@ -24,7 +24,21 @@ from bounds import lowest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("gcs", "tf", "torch", "xla", "jax", "keras", "ray", "beam", "lightning", "report", "profile", "parquet")
+EXTRAS = (
+    "gcs",
+    "tf",
+    "torch",
+    "xla",
+    "jax",
+    "keras",
+    "ray",
+    "beam",
+    "lightning",
+    "metrics",
+    "report",
+    "profile",
+    "parquet",
+)
 CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")
 OLDEST_PYTHON = "3.11"
 INSTALL_SECONDS, SMOKE_SECONDS, TESTS_SECONDS = 1800, 600, 1800

@@ -196,6 +196,16 @@ def check_lightning(folder: Path) -> None:
     assert trainer.global_step == 2 * len(loader)
 
 
+def check_metrics(folder: Path) -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    with tpufeed.numpy_loader(str(folder / "cache"), "train", batch_size=BATCH) as loader:
+        tpufeed.MetricsLogger(loader, registry)
+        batches = len(list(loader))
+    assert f"tpufeed_batches_total {batches:.1f}" in generate_latest(registry).decode()
+
+
 def check_engine(folder: Path, *options: str) -> None:
     """The same bytes as from processes of this host."""
     run("shard", folder / "photos", folder / "again", "--shares", "train=0.8,val=0.2", "--shards", 2, *options)
@@ -246,6 +256,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "ray": lambda folder: check_engine(folder, "--engine", "ray", "--ray-address", "local"),
     "beam": lambda folder: check_engine(folder, *BEAM),
     "lightning": check_lightning,
+    "metrics": check_metrics,
     "report": check_report,
     "profile": lambda _: convert_profile(),
     "parquet": check_parquet,

@@ -6,6 +6,7 @@ import math
 import random
 import resource
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -96,6 +97,7 @@ class Reader:
         self._random = random.Random(0) if wanted > allowed else None
         self._opened: dict[int, _OpenShard] = {}
         self._lock = threading.Lock()
+        self._requested: deque[int] = deque()  # records of each call
 
     def read(self, shard: int, record: int) -> memoryview:
         """The payload of a record, valid as long as the view lives.
@@ -136,6 +138,8 @@ class Reader:
                     for (shard, _), (view, start, stop) in zip(places, spans, strict=True)
                     if view is None
                 ]
+                if far:
+                    self._requested.append(len(far))
                 fetched = iter(self._remote.read(far) if far else ())
                 records = [next(fetched) if view is None else view[start:stop] for view, start, stop in spans]
             try:
@@ -152,6 +156,14 @@ class Reader:
                 with self._lock:  # their offsets may have been damaged on the way as well
                     for shard in shards:
                         self._opened.pop(shard, None)
+
+    def take_requested(self) -> int:
+        """Return how many records were read by requests of their own since the last call."""
+        total = 0
+        with suppress(IndexError):  # other threads append meanwhile
+            while True:
+                total += self._requested.popleft()
+        return total
 
     def iter_payloads(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the payloads of the samples `[start, stop)`; remote ones are read ahead. Raises as `read` does."""

@@ -102,6 +102,7 @@ class DecodedBatch:
         decode_seconds: of all threads together, decoding and ops.
         read_bytes: of records.
         dropped_boxes: boxes that crops have left too little of.
+        requested_records: those of remote shards that were read by requests, as their shards were not staged.
     """
 
     arrays: dict[str, Array]
@@ -110,6 +111,7 @@ class DecodedBatch:
     decode_seconds: float
     read_bytes: int
     dropped_boxes: int
+    requested_records: int = 0
 
 
 @dataclass(slots=True)

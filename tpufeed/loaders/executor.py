@@ -155,6 +155,9 @@ class ThreadExecutor:
     def finish(self, job: BatchJob, results: Sequence[ChunkResult]) -> DecodedBatch:
         """Return the batch of a job whose chunks are done; readers of other variants let go of remote shards."""
         batch = self._decoder.finish(job, results)
+        requested = sum(part.reader.take_requested() for part in job.parts)
+        if requested:
+            batch = replace(batch, requested_records=requested)
         for part in job.parts:
             # Local shards stay mapped: they may be deleted meanwhile.
             if part.epoch != self._newest[part.source] and self._sources[part.source].dataset.is_remote:

@@ -27,6 +27,8 @@ class LoaderStats:
         decode_seconds: of all decoding threads together, decoding and ops.
         read_bytes: of records.
         bad_records: different ones that were skipped.
+        requested_records: of remote datasets, those that were read by requests of their own, as their shards were not
+            staged.
         dropped_boxes: boxes of which crops have left nothing, or less than `min_visibility`.
         processes: that decode; 0 where threads of this process do.
         threads: that decode, of all processes together.
@@ -44,6 +46,7 @@ class LoaderStats:
     decode_seconds: float = 0.0
     read_bytes: int = 0
     bad_records: int = 0
+    requested_records: int = 0
     dropped_boxes: int = 0
     processes: int
     threads: int
@@ -87,6 +90,7 @@ class LoaderMetrics:
         stats.read_seconds += batch.read_seconds
         stats.decode_seconds += batch.decode_seconds
         stats.read_bytes += batch.read_bytes
+        stats.requested_records += batch.requested_records
         stats.dropped_boxes += batch.dropped_boxes
         for record in batch.bad:
             if record.where in self._bad:

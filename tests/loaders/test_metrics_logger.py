@@ -1,0 +1,200 @@
+"""MetricsLogger: figures of the window, each target, callbacks of trainers, counters for Prometheus."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+import wandb
+from prometheus_client import CollectorRegistry, generate_latest
+from torch.utils.tensorboard import SummaryWriter
+
+import tpufeed
+from tests.gcs_server import GcsServer
+from tpufeed.errors import OptionError
+
+DOCS = Path(__file__).parents[2] / "docs"
+NAMES = {"images_per_second", "wait_ms", "idle_percent", "read_mb_per_second", "bad_records"}
+
+
+def train(url, to, steps=7, make=tpufeed.numpy_loader, **options):
+    loader = make(url, batch_size=7, processes=0, repeat=True, **options.pop("given", {}))
+    logger = tpufeed.MetricsLogger(loader, to, **{"every_steps": 3} | options)
+    for _, _batch in zip(range(steps), loader, strict=False):
+        logger.step()
+    loader.close()
+    return logger
+
+
+def test_figures_are_of_the_steps_since_the_last_report(cache_url):
+    seen = []
+    loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0, repeat=True)
+    logger = tpufeed.MetricsLogger(loader, lambda figures, step: seen.append((step, figures)), every_steps=2)
+    began = time.perf_counter()
+    for number, _batch in zip(range(5), loader, strict=False):
+        logger.step()
+        time.sleep(0.2 if number < 2 else 0.01)
+    seconds = time.perf_counter() - began
+    loader.close()
+    (first, slow), (second, fast) = seen
+    assert (first, second) == (3, 5)
+    assert set(slow) == {f"tpufeed/{name}" for name in NAMES}
+    assert 2 * 7 / seconds < slow["tpufeed/images_per_second"] <= 2 * 7 / 0.4
+    assert fast["tpufeed/images_per_second"] > 2 * slow["tpufeed/images_per_second"]
+    assert 0 <= slow["tpufeed/idle_percent"] <= 100
+    bytes_read = loader.stats().read_bytes / 5 * 2
+    assert slow["tpufeed/read_mb_per_second"] == pytest.approx(
+        bytes_read / 1e6 * slow["tpufeed/images_per_second"] / 14, rel=0.01
+    )
+    assert logger.report() == {}
+
+
+def test_each_tracker_is_called_as_it_is_used_to(cache_url, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(f"file://{tmp_path}/mlflow")
+    writer, summary = SummaryWriter(tmp_path / "torch"), tf.summary.create_file_writer(str(tmp_path / "tf"))
+    run = wandb.init(project="tpufeed", dir=tmp_path)
+    sent = []
+    with mlflow.start_run() as active:
+        train(cache_url, [writer, summary, run, mlflow, lambda figures, step: sent.append((step, figures))])
+    writer.close()
+    summary.close()
+    assert [step for step, _ in sent] == [4, 7]
+    expected = [figures["tpufeed/images_per_second"] for _, figures in sent]
+    assert run.summary["tpufeed/images_per_second"] == expected[-1]
+    assert run.summary["tpufeed/step"] == 7
+    run.finish()
+    history = mlflow.MlflowClient().get_metric_history(active.info.run_id, "tpufeed/images_per_second")
+    assert [(each.step, each.value) for each in history] == list(zip([4, 7], expected, strict=True))
+    for folder in ("torch", "tf"):
+        (events,) = (tmp_path / folder).glob("events*")
+        found = [
+            (event.step, value)
+            for event in tf.compat.v1.train.summary_iterator(str(events))
+            for value in event.summary.value
+            if value.tag == "tpufeed/images_per_second"
+        ]
+        assert [step for step, _ in found] == [4, 7]
+        values = [value.simple_value or tf.make_ndarray(value.tensor).item() for _, value in found]
+        np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+
+def test_a_tracker_that_fails_is_named_once_and_the_others_go_on(cache_url, caplog):
+    steps = []
+
+    def fail(figures, step):
+        raise ConnectionError("no route to the tracker")
+
+    train(cache_url, [fail, lambda _, step: steps.append(step)])
+    assert steps == [4, 7]
+    assert caplog.text.count("no route to the tracker") == 1
+
+
+def test_only_rank_0_reports_unless_all_are_asked_for(cache_url):
+    steps = []
+    for rank, all_ranks in ((1, False), (0, False), (1, True)):
+        train(cache_url, lambda _, step: steps.append(step), given={"world": (rank, 2)}, all_ranks=all_ranks)
+    assert steps == [4, 7] * 2
+
+
+def test_loaders_for_devices_and_mixtures_are_taken(cache_url, dataset_url):
+    seen = []
+    for make in (
+        lambda *given, **options: tpufeed.device_loader(tpufeed.torch_loader(*given, **options), "cpu"),
+        tpufeed.jax_loader,
+        tpufeed.tf_dataset,
+        tpufeed.keras_dataset,
+    ):
+        feed = make(cache_url, batch_size=8, processes=0)
+        logger = tpufeed.MetricsLogger(feed, lambda figures, _: seen.append(figures), every_steps=1)
+        for _batch in feed:
+            logger.step()
+    assert len(seen) == 4 * 7
+    assert all(figures.keys() == seen[0].keys() for figures in seen)
+    assert all(figures["tpufeed/wait_ms"] >= 0 for figures in seen)
+
+
+def test_staged_percent_is_that_of_remote_datasets(cache_url, tmp_path, monkeypatch):
+    found = []
+    with GcsServer(process=True, md5=False) as server:
+        for key, value in server.environment().items():
+            monkeypatch.setenv(key, value)
+        for path in Path(cache_url).rglob("*"):
+            if path.is_file():
+                server.put("bucket", f"cache/{path.relative_to(cache_url)}", path.read_bytes())
+        for stage_bytes in (0, "1GB"):
+            given = {"stage_bytes": stage_bytes, "stage_dir": tmp_path, "processes": 0}
+            with tpufeed.numpy_loader("gs://bucket/cache", batch_size=7, **given) as loader:
+                logger = tpufeed.MetricsLogger(loader, lambda *_: None, every_steps=1000)
+                for _ in range(4):
+                    for _batch in loader:
+                        logger.step()
+                requested = loader.stats().requested_records
+                found.append((requested, logger.report()["tpufeed/staged_percent"]))
+    (all_requested, none_staged), (few_requested, staged) = found
+    assert all_requested == 4 * 70
+    assert none_staged < 10  # those of batches that were prepared ahead of the first report count before it
+    assert few_requested <= 140
+    assert staged > 45
+
+
+def test_prometheus_reads_counters_and_the_dashboard_has_their_names(cache_url):
+    registry = CollectorRegistry()
+    logger = train(cache_url, registry)
+    text = generate_latest(registry).decode()
+    values = dict(re.findall(r"^(tpufeed_\w+) (\S+)$", text, re.MULTILINE))
+    assert float(values["tpufeed_samples_total"]) == 7 * float(values["tpufeed_batches_total"]) >= 49
+    assert float(values["tpufeed_read_bytes_total"]) > 0
+    dashboard = (DOCS / "grafana.json").read_text()
+    assert json.loads(dashboard)["panels"]
+    assert set(re.findall(r"tpufeed_\w+", dashboard)) == set(values)
+    assert logger.report() == {}
+
+
+def test_keras_counts_steps_that_are_executed_together(cache_url):
+    import keras
+
+    steps = []
+    feed = tpufeed.keras_dataset(cache_url, batch_size=7)
+    inputs = keras.Input((64, 64, 3))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling2D()(inputs)))
+    model.compile("sgd", "mse", steps_per_execution=4)
+    logger = tpufeed.MetricsLogger(feed, lambda _, step: steps.append(step), every_steps=6)
+    model.fit(feed, epochs=2, verbose=0, callbacks=[logger.keras()])
+    assert steps == [10, 18]
+
+
+@pytest.mark.parametrize("to", [None, "runs", 7, dict])
+def test_what_is_no_target_is_refused(cache_url, to):
+    with (
+        tpufeed.numpy_loader(cache_url, batch_size=7) as loader,
+        pytest.raises(OptionError, match="logs to a SummaryW"),
+    ):
+        tpufeed.MetricsLogger(loader, to)
+
+
+def test_what_has_no_stats_is_refused(cache_url):
+    with pytest.raises(OptionError, match="takes a loader with stats"):
+        tpufeed.MetricsLogger(torch.utils.data.DataLoader([1]), print)
+    with tpufeed.numpy_loader(cache_url, batch_size=7) as loader, pytest.raises(OptionError, match="every_steps"):
+        tpufeed.MetricsLogger(loader, print, every_steps=0)
+
+
+def test_the_page_runs(cache_url, tmp_path, monkeypatch, capsys):
+    programs = re.findall(r"```python\n(.*?)```", (DOCS / "metrics.md").read_text(), re.DOTALL)
+    assert len(programs) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("flowers-224").symlink_to(cache_url)
+    program = "\n".join(programs).replace("9400", "0")
+    scope = {}
+    exec(compile(program, "metrics.md", "exec"), scope)
+    scope["loader"].close()
+    assert "tpufeed/images_per_second" in capsys.readouterr().out
+    assert list(Path("runs/flowers").iterdir())
