@@ -39,7 +39,7 @@ _SPLIT_OF_WORD = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-_PART_OF_SPLIT = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}\b.*")  # train-00000-of-00002.parquet
+_PART_OF_SPLIT = re.compile(r"(?:.*/)?data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}\b[^/]*")  # of a split of any name
 _NO_IMAGES = ("Audio", "Video", "Pdf", "Nifti", "Mesh")  # are structs of bytes and path as well
 
 
@@ -135,15 +135,14 @@ def has_images(store: Store, name: str) -> bool:
 
 def split_of_name(name: str) -> str | None:
     """Return the split that a path says, as the hub has it: `data/train-00000-of-00002.parquet`, `val/0.parquet`."""
-    last = posixpath.basename(name)
-    part = _PART_OF_SPLIT.fullmatch(last)
-    if part is not None and "." in last:
+    part = _PART_OF_SPLIT.fullmatch(name)
+    if part is not None:
         return _SPLIT_OF_WORD.get(part[1].lower(), part[1])
     for step in reversed(name.split("/")):
         words = re.split(r"[^A-Za-z]+", step.lower())
-        for word in words:
-            if word in _SPLIT_OF_WORD:
-                return _SPLIT_OF_WORD[word]
+        found = next((_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD), None)
+        if found is not None:
+            return found
     return None
 
 
@@ -152,13 +151,14 @@ def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) ->
     try:
         content = json.loads(store.read(state))
         names = [posixpath.join(folder, str(part["filename"])) for part in content["_data_files"]]
-        if content.get("_indices_data_files") or content.get("_indices_files"):
-            raise OptionError(
-                f"{where}: rows are chosen by a file of indices; in Python, call flatten_indices() of the dataset, and "
-                "save it again"
-            )
+        is_chosen = bool(content.get("_indices_data_files") or content.get("_indices_files"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{where} is none of save_to_disk: {type(error).__name__}: {error}") from error
+    if is_chosen:
+        raise OptionError(
+            f"{where}: a file of indices says which rows are meant; in Python, call flatten_indices() of the dataset, "
+            "and save it again"
+        )
     for name in names:
         if name not in by_name:
             raise SourceError(f"{where} names the file {name!r}, which is not there; copy the folder again")
@@ -211,21 +211,29 @@ def iter_columnar(source: Columnar, options: ShardOptions, by_name: bool, found:
     """
     empty = True
     for info, split in source.files:
-        for row in _iter_file(source, info, options, found):
+        for row in _iter_file(source, info, options, found, split if by_name else None):
             empty = False
-            yield row._replace(split=split) if by_name else row
+            yield row
     if empty:
-        raise NoInputsError(f"{source.store.url}: the files have no rows")
+        raise NoInputsError("; ".join([f"{source.store.url}: the files have no rows to take", *found.notes]))
 
 
-def _iter_file(source: Columnar, info: ObjectInfo, options: ShardOptions, found: Found) -> Iterator[Row]:
+def _iter_file(
+    source: Columnar, info: ObjectInfo, options: ShardOptions, found: Found, split: str | None
+) -> Iterator[Row]:
     files, where = Files(source.store.url), f"{source.store.url}/{info.name}"
     with _open_file(source.store, info.name) as file:
         layout = _Layout(file, where, source.plain)
         columns = layout.choose(options)
+        # Test sets of contests are often so; each of their images would be a reject.
+        is_unlabelled = split is not None and columns.label is not None and file.has_no_labels(columns.label)
         note = layout.say_left_out(columns)
+        if is_unlabelled:
+            note = f"the split {split} has no labels (all are -1), and is left out; shard its files with --label none"
         if note and note not in found.notes:
             found.notes.append(note)
+        if is_unlabelled:
+            return
         names = layout.class_names(columns.label) if options.class_names is None else None
         number, chunk = 0, list[tuple[int, Record]]()
         for group, records in file.iter_groups(info, layout, columns.files):
@@ -235,7 +243,7 @@ def _iter_file(source: Columnar, info: ObjectInfo, options: ShardOptions, found:
                     chunk = [(row, _name_labels(record, columns.label, names)) for row, record in chunk]
                 columns.check_others(record for _, record in chunk)
                 for row in to_rows(chunk, columns, files, where):
-                    yield row._replace(group=group)
+                    yield row._replace(group=group, split=split or row.split)
 
 
 def _name_labels(record: Record, column: str, names: Sequence[str]) -> Record:
@@ -424,6 +432,9 @@ class _File(Protocol):
     def first_value(self, column: str) -> bytes | None:
         """Return the first value of a column of bytes."""
 
+    def has_no_labels(self, column: str) -> bool:
+        """Return true where all values of a column are -1."""
+
     def iter_groups(
         self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
     ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
@@ -456,6 +467,14 @@ class _ParquetFile:
             if value is not None:
                 return value
         return None
+
+    def has_no_labels(self, column: str) -> bool:
+        metadata = self._parquet.metadata
+        try:
+            found = [chunk_of(metadata, group, column).statistics for group in range(metadata.num_row_groups)]
+        except ValueError:  # of lists, whose column has another path
+            return False
+        return bool(found) and all(one is not None and one.has_min_max and one.min == one.max == -1 for one in found)
 
     def iter_groups(
         self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
@@ -523,6 +542,10 @@ class _ArrowFile:
 
     def first_value(self, column: str) -> bytes | None:
         return next((value.as_py() for value in self._table.column(column) if value.is_valid), None)
+
+    def has_no_labels(self, column: str) -> bool:
+        is_one = column in self.schema.names and str(self.schema.field(column).type).startswith("int")
+        return is_one and set(self._table.column(column).unique().to_pylist()) == {-1}
 
     def iter_groups(
         self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
