@@ -3,12 +3,14 @@
 import io
 import json
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+import fsspec.config
 import pyarrow as pa
 import pytest
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.registry import _registry
 from PIL import Image
 from pyarrow import parquet
 
@@ -106,6 +108,11 @@ def test_each_row_group_is_decoded_once_for_each_shard_that_has_rows_of_it(hub, 
     groups = 6
     assert len(decoded) <= groups + shards - 1
     assert len(samples_of(tmp_path / "d")) == 24
+
+
+def test_row_groups_that_are_larger_than_a_shard_are_said(hub, tmp_path):
+    result = tpufeed.shard(str(hub / "data/train-*.parquet"), tmp_path / "d", shard_bytes=4096, workers=1)
+    assert "more than a shard: each shard of one decodes it from its start" in result.warnings[0]
 
 
 def test_no_image_is_read_before_the_plan(hub, take, monkeypatch):
@@ -306,47 +313,68 @@ def test_a_split_without_labels_is_left_out_and_said(hub, small_jpegs, tmp_path)
     assert len(stored(tmp_path / "e", "test")) == 4
 
 
-class _Hub(LocalFileSystem):
-    """The hub's file system over a local folder: names have a revision, and files the ids of their blobs."""
+class _Hub(BaseHTTPRequestHandler):
+    """The requests that the hub's client makes for the repository me/flowers, answered from a local folder."""
 
-    protocol = "hf"
-    root = ""
+    protocol_version = "HTTP/1.1"
+    root = Path()
 
-    @classmethod
-    def _strip_protocol(cls, path):
-        return path.removeprefix("hf://").rstrip("/")
+    def log_message(self, *_):
+        pass
 
-    def _here(self, path):
-        return path.replace("datasets/me/flowers@v1", self.root)
+    def do_GET(self):
+        path = unquote(urlsplit(self.path).path)
+        if path == "/api/datasets/me/flowers/revision/v1":
+            return self.answer(json.dumps({"id": "me/flowers", "sha": "a" * 40, "siblings": []}).encode())
+        if path.startswith("/api/datasets/me/flowers/tree/v1"):
+            folder = self.root / path.removeprefix("/api/datasets/me/flowers/tree/v1").lstrip("/")
+            found = folder.rglob("*") if "recursive=true" in self.path.lower() else folder.iterdir()
+            return self.answer(json.dumps([self.describe(each) for each in sorted(found)]).encode())
+        if path.startswith("/datasets/me/flowers/resolve/v1/"):
+            data = (self.root / path.removeprefix("/datasets/me/flowers/resolve/v1/")).read_bytes()
+            start, stop = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            return self.answer(data[start : stop + 1], 206)
+        return self.answer(b"{}", 404)
 
-    def _there(self, info):
-        name = info["name"].replace(self.root, "datasets/me/flowers@v1")
-        kept = {key: info[key] for key in ("size", "type")}
-        return {**kept, "name": name, "blob_id": str(info["mtime"])}
+    def describe(self, path):
+        info = path.stat()
+        kind = "directory" if path.is_dir() else "file"
+        return {
+            "type": kind,
+            "oid": f"{info.st_mtime_ns:040x}",
+            "size": info.st_size,
+            "path": str(path.relative_to(self.root)),
+        }
 
-    def info(self, path, **_):
-        return self._there(super().info(self._here(path)))
-
-    def ls(self, path, detail=False, **_):
-        found = [self._there(super(_Hub, self).info(str(each))) for each in Path(self._here(path)).iterdir()]
-        return found if detail else [info["name"] for info in found]
-
-    def _open(self, path, *args, **kwargs):
-        return super()._open(self._here(path), *args, **kwargs)
-
-    def cat_file(self, path, start=None, end=None, **_):
-        return Path(self._here(path)).read_bytes()[start:end]
+    def answer(self, body, status=200):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
 
-def test_urls_of_the_hub(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(_Hub, "root", str(hub))
-    monkeypatch.setitem(_registry, "hf", _Hub)
+@pytest.fixture
+def server(hub, monkeypatch):
+    monkeypatch.setattr(_Hub, "root", hub)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": f"http://127.0.0.1:{server.server_port}"})
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("server")
+def test_urls_of_the_hub_by_its_own_client(hub, tmp_path):
     tpufeed.shard("hf://datasets/me/flowers@v1", tmp_path / "d", workers=1)
     tpufeed.shard(hub, tmp_path / "local", workers=1)
-    assert stored(tmp_path / "d") == stored(tmp_path / "local")
+    assert open_dataset(tmp_path / "d").content_digest == open_dataset(tmp_path / "local").content_digest
     tpufeed.shard("hf://datasets/me/flowers@v1/data/train-*.parquet", tmp_path / "train", workers=1)
     assert len(stored(tmp_path / "train")) == 24
-    assert open_dataset(tmp_path / "d").content_digest == open_dataset(tmp_path / "local").content_digest
+    with pytest.raises(SourceError, match="404 Not Found"):
+        tpufeed.shard("hf://datasets/me/nothing@v1", tmp_path / "e")
 
 
 def test_without_the_client_of_the_hub_the_error_says_what_to_install(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 
 from tpufeed.dataset.plan import ImageRef
-from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError
+from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.images.header import sniff
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
@@ -230,8 +230,9 @@ def _iter_file(
         note = layout.say_left_out(columns)
         if is_unlabelled:
             note = f"the split {split} has no labels (all are -1), and is left out; shard its files with --label none"
-        if note and note not in found.notes:
-            found.notes.append(note)
+        for each in (note, _say_groups(file.largest_group, options)):
+            if each and each not in found.notes:
+                found.notes.append(each)
         if is_unlabelled:
             return
         names = layout.class_names(columns.label) if options.class_names is None else None
@@ -244,6 +245,17 @@ def _iter_file(
                 columns.check_others(record for _, record in chunk)
                 for row in to_rows(chunk, columns, files, where):
                     yield row._replace(group=group, split=split or row.split)
+
+
+def _say_groups(largest: int, options: ShardOptions) -> str:
+    """Return a sentence on row groups that several shards have to decode; empty where none is so large."""
+    if options.shards is not None or largest <= options.size_bytes:
+        return ""
+    return (
+        f"row groups have up to {largest / 1e6:,.0f} MB, more than a shard: each shard of one decodes it from its "
+        "start, in as much memory. Write the files again with fewer rows a group (row_group_size=100), or give a larger "
+        "--shard-size"
+    )
 
 
 def _name_labels(record: Record, column: str, names: Sequence[str]) -> Record:
@@ -428,6 +440,7 @@ def _paths_of(batch: Any, name: str, layout: _Layout) -> list[str | None]:
 class _File(Protocol):
     schema: Any
     features: dict[str, Any]
+    largest_group: int  # bytes of what is decoded together
 
     def first_value(self, column: str) -> bytes | None:
         """Return the first value of a column of bytes."""
@@ -460,6 +473,9 @@ class _ParquetFile:
         self._parquet = open_parquet(file)
         self.schema = self._parquet.schema_arrow
         self.features = _features_of(self.schema.metadata)
+        metadata = self._parquet.metadata
+        sizes = (metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+        self.largest_group: int = max(sizes, default=0)
 
     def first_value(self, column: str) -> bytes | None:
         for batch in self._parquet.iter_batches(1, columns=[column], use_threads=False):
@@ -529,16 +545,15 @@ class _ArrowFile:
     """A local file of `save_to_disk`, in memory by its pages alone."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import pyarrow
-        except ImportError as error:
-            raise MissingExtraError("pyarrow", "parquet") from error
+        import pyarrow
+
         with pyarrow.memory_map(str(path)) as mapped:
             self._bytes = mapped.read_buffer()
         reader = pyarrow.ipc.open_stream if bytes(self._bytes[:6]) != b"ARROW1" else pyarrow.ipc.open_file
         self._table = reader(self._bytes).read_all()
         self.schema = self._table.schema
         self.features = _features_of(self.schema.metadata)
+        self.largest_group = 0
 
     def first_value(self, column: str) -> bytes | None:
         return next((value.as_py() for value in self._table.column(column) if value.is_valid), None)

@@ -32,9 +32,11 @@ def name_row(file: str, row: int, leaf: str) -> str:
 
 @contextmanager
 def parquet_errors(where: str, error_type: type[Exception]) -> Iterator[None]:
-    """Turn what pyarrow raises for a damaged file into `error_type`; tpufeed's own pass."""
-    import pyarrow
-
+    """Turn what pyarrow raises for a damaged file into `error_type`; tpufeed's own pass. Raises MissingExtraError."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "parquet") from error
     try:
         yield
     except TpufeedError:
@@ -44,11 +46,9 @@ def parquet_errors(where: str, error_type: type[Exception]) -> Iterator[None]:
 
 
 def open_parquet(file: BinaryIO, metadata: Any = None) -> Any:
-    """Open a Parquet file of images, of which no more than a page is to be in memory. Raises MissingExtraError."""
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "parquet") from error
+    """Open a Parquet file of images, of which no more than a page is to be in memory, within `parquet_errors`."""
+    from pyarrow import parquet
+
     # Without a buffer, and with `pre_buffer`, the whole row group would be read at once.
     return parquet.ParquetFile(
         file, metadata=metadata, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
