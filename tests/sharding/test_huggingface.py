@@ -241,13 +241,15 @@ def test_a_plan_at_the_destination_names_rows_of_the_source_alone(hub, small_jpe
     secret = tmp_path / "secret.parquet"
     shutil.copy(bad, secret)
     plan = tmp_path / "d" / PLAN
-    lines = plan.read_bytes().replace(
-        b"parquet:data/validation-00001-of-00002.parquet:0", b"parquet:../secret.parquet:0"
-    )
+    own = plan.read_bytes()
+    lines = own.replace(b"parquet:data/validation-00001-of-00002.parquet:0", b"parquet:../secret.parquet:0")
     body = b"".join(lines.splitlines(keepends=True)[:-1])
     plan.write_bytes(body + b'{"crc32c":%d}\n' % crc32c(body))
     with pytest.raises(ManifestError, match="which is none of its"):
         tpufeed.shard(hub, tmp_path / "d", **options)
+    plan.write_bytes(own)
+    tpufeed.shard(hub, tmp_path / "d", workers=1, max_rejects=1)  # goes on
+    assert len(stored(tmp_path / "d", "validation")) == 8
 
 
 @pytest.mark.parametrize(
@@ -286,6 +288,12 @@ def test_folders_that_are_not_one_dataset(hub, small_jpegs, tmp_path):
 
 def test_saved_folders_that_cannot_be_read(small_jpegs, tmp_path):
     save_to_disk(tmp_path / "saved", [hub_table(embed(small_jpegs[:4]))])
+    with pa.OSFile(str(tmp_path / "zstd.arrow"), "wb") as file:
+        table = hub_table(embed(small_jpegs[:4]))
+        with pa.ipc.new_stream(file, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(table)
+    with pytest.raises(SourceError, match="is compressed"):
+        tpufeed.shard(tmp_path / "zstd.arrow", tmp_path / "d")
     state = tmp_path / "saved/state.json"
     content = json.loads(state.read_text())
     state.write_text(json.dumps(content | {"_indices_data_files": [{"filename": "indices.arrow"}]}))

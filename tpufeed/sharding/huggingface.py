@@ -253,8 +253,8 @@ def _say_groups(largest: int, options: ShardOptions) -> str:
         return ""
     return (
         f"row groups have up to {largest / 1e6:,.0f} MB, more than a shard: each shard of one decodes it from its "
-        "start, in as much memory. Write the files again with fewer rows a group (row_group_size=100), or give a larger "
-        "--shard-size"
+        "start, in as much memory. Write the files again with fewer rows a group (row_group_size=100), or give a "
+        "larger --shard-size"
     )
 
 
