@@ -4,6 +4,7 @@ scripts/packaging/matrix.py runs it in each environment that it makes. Every cas
 case of an extra does what the extra is for, and `none` shows that without the extras each is named.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -235,6 +236,15 @@ def check_parquet(folder: Path) -> None:
     parquet.write_table(pyarrow.table(columns), folder / "table.parquet")
     run("shard", folder / "table.parquet", folder / "from-table", "--label", "kind")
     assert tpufeed.open_dataset(folder / "from-table").manifest.class_names == ("dark", "light")
+    images = [{"bytes": path.read_bytes(), "path": path.name} for path in paths]
+    labels = [("dark", "light").index(path.parent.name) for path in paths]
+    features = {"label": {"names": ["dark", "light"], "_type": "ClassLabel"}}
+    table = pyarrow.table({"image": images, "label": labels})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    parquet.write_table(table, folder / "train-00000-of-00001.parquet", row_group_size=2)
+    run("shard", folder / "train-00000-of-00001.parquet", folder / "from-hub")
+    found = tpufeed.open_dataset(folder / "from-hub").manifest
+    assert (found.class_names, found.splits["train"].records) == (("dark", "light"), len(paths))
 
 
 def run(*arguments: object, expect: int = 0, environment: dict[str, str] | None = None) -> str:

@@ -102,13 +102,15 @@ def shard(  # noqa: PLR0913  # the public face
 
     Args:
         src: a folder of class folders (in folders of splits, or none), or of unlabelled images; a table of paths (.csv,
-            .tsv, .jsonl, .parquet); one or more WebDataset tars; COCO's .json of boxes. A path or a URL.
+            .tsv, .jsonl, .parquet); one or more WebDataset tars; COCO's .json of boxes; Parquet files with images
+            inside, or a folder of them, as Hugging Face's hub has them; a folder of `datasets`' `save_to_disk`. A path
+            or a URL.
         dst: where the dataset goes; a path or a URL.
         shares: of the splits, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each sample's path.
             None takes folders called train, val and so on as splits where there are such, else everything is train.
         split_by: "folder" for the folders right below the source, or the column of a table that says the split.
-        image: the column of a table that holds paths, the extension of a tar's images, or the folder that COCO's names
-            of files are relative to.
+        image: the column of a table that holds paths or images, the extension of a tar's images, or the folder that
+            COCO's names of files are relative to.
         label: "auto", "none", or the column or key that holds the labels.
         classes: names of classes, whose places are their ids, or a file with one a line; None: the names that occur.
         shard_bytes: aim for shards of this size, in bytes or like "64MB"; 128 MB by default.

@@ -20,6 +20,7 @@ from tpufeed.errors import (
     UnavailableError,
 )
 from tpufeed.sharding.columns import decode_values
+from tpufeed.sharding.row_groups import PREFIX, RowStore
 from tpufeed.storage.reading import settle
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Span, Store, check_name, read_span
@@ -37,9 +38,12 @@ class Files:
     def __init__(self, base: str) -> None:
         self.base = open_store(base)
         self._elsewhere: dict[str, Store] = {}
+        self._rows = RowStore(self.base)
 
     def find(self, file: str) -> tuple[Store, str]:
         """The store of a file and its name there."""
+        if file.startswith(PREFIX):
+            return self._rows, file.removeprefix(PREFIX)
         if "://" in file:
             scheme, _, rest = file.partition("://")
             host, _, name = rest.lstrip("/").partition("/")
@@ -212,6 +216,6 @@ def _checked(file: ImageRef, data: bytes | StoreError) -> bytes | ImageError:
     if isinstance(data, StoreError):
         changed = isinstance(data, ObjectChangedError)
         return ImageError("changed_during_build" if changed else "unreadable", str(data))
-    if len(data) != file.bytes:
+    if len(data) != file.bytes and not file.file.startswith(PREFIX):  # a row's length is known when it is read
         return ImageError("changed_during_build", f"the file has {len(data)} bytes; {file.bytes} were listed")
     return data

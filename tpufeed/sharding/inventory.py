@@ -521,7 +521,7 @@ def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool
         raise SourceError(f"the file name {row.path!r} is not UTF-8; rename it") from None
     columns = None if row.columns is None else to_json(row.columns)
     return (
-        _path_hash(row.path, seed),
+        _path_hash(row.group or row.path, seed),
         str(row.split) if shares is None else split_of((by_file and row.file) or row.path, shares),
         path_bytes + len(columns or ""),
         row.bytes + sum(image.bytes for image in row.images),

@@ -2,12 +2,13 @@
 
 Who can write to the destination can put a plan there that names any file which the user can read, and its image would
 come into the dataset. So each input of a plan that another run has put is checked before any is read. A folder or a tar
-is not listed for that, as names below it are its own. A table is read again, as it may name any place.
+is not listed for that, as names below it are its own. A table is read again, as it may name any place, and so are the
+footers of files that hold images in columns.
 """
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -17,11 +18,11 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import ImageRef, Input, Plan, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, record_schema
 from tpufeed.errors import ManifestError, OptionError, mask_secrets
-from tpufeed.sharding import coco, tables, tars
+from tpufeed.sharding import coco, huggingface, tables, tars
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import stem_of
-from tpufeed.sharding.rows import is_image_name, resolve
-from tpufeed.sharding.sources import expand, find_files, named_files
+from tpufeed.sharding.rows import Found, Row, is_image_name, resolve
+from tpufeed.sharding.sources import expand, find_files, find_source, named_files
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store, check_name
 
@@ -102,6 +103,10 @@ def forged(store: Store, source: str, problem: str) -> ManifestError:
 def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
     """The base of a source's inputs, and what finds the first file of some inputs that cannot be one of them."""
     named = named_files(source)
+    if named is None or named[1].lower().endswith((huggingface.PARQUET, huggingface.ARROW)):
+        found = find_source(source, options)
+        if found.kind == "rows":
+            return found.base, _not_among(_files_of_rows(found.iter_rows(Found())))
     if named is None:
         masks = None if options.masks is None else open_store(options.masks).url.rstrip("/")
         is_tar = _first_not(lambda name: name.lower().endswith(tars.SUFFIXES), folder=True, masks=masks)
@@ -126,6 +131,12 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
     return store.url, _not_among(
         file for name in tables_found for file in tables.iter_files(store, name, options.image, options.pictures)
     )
+
+
+def _files_of_rows(rows: Iterable[Row]) -> Iterator[str]:
+    for row in rows:
+        yield row.file or row.path
+        yield from (image.file for image in row.images)
 
 
 def _not_among(files: Iterable[str]) -> _FindForeign:

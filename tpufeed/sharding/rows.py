@@ -32,6 +32,7 @@ class Row(NamedTuple):
         columns: further values by name.
         problem: why the sample cannot be taken, as (reason code, message).
         images: its further images, in the order of `ShardOptions.pictures`; none where one of them is missing.
+        group: rows of one group stand side by side in the global order, as they are read together; by their paths.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Row(NamedTuple):
     columns: Mapping[str, Any] | None = None
     problem: tuple[str, str] | None = None
     images: tuple[ImageRef, ...] = ()
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -54,11 +56,13 @@ class Found:
         ignored_files: files that are no images by their names, counted by their endings.
         nested: folders in class folders, as (class, folder); of a thousand no more are noted.
         tars: names of tars.
+        notes: warnings, as sentences.
     """
 
     ignored_files: Counter[str] = field(default_factory=Counter)
     nested: set[tuple[str, str]] = field(default_factory=set)
     tars: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
 from tpufeed.dataset.plan import ImageRef
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding import coco, tables, tars
+from tpufeed.sharding import coco, huggingface, tables, tars
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import open_masks
 from tpufeed.sharding.rows import IMAGE_SUFFIXES, Found, Row, is_hidden, is_image_name, listing
@@ -42,14 +42,14 @@ class Source:
 
     Attributes:
         base: the URL that files of rows are relative to.
-        kind: "folder", "table", "tars" or "coco".
+        kind: "folder", "table", "tars", "coco", or "rows" for files that hold images in columns.
         splits: true where rows say their splits.
         iter_rows: reads all rows, once.
         options: those of the build, where the source itself says some more: its classes and boxes.
     """
 
     base: str
-    kind: Literal["folder", "table", "tars", "coco"]
+    kind: Literal["folder", "table", "tars", "coco", "rows"]
     splits: bool
     iter_rows: Callable[[Found], Iterator[Row]]
     options: ShardOptions | None = None
@@ -78,7 +78,12 @@ def find_source(url: str, options: ShardOptions) -> Source:
         _check_folder(store)
         files = _only_tars(store)
         if not files:
-            return _folder_source(store, options)
+            with listing():
+                objects = store.iter_objects()
+                rows, drawn = huggingface.peek_folder(objects)
+            if rows:
+                return _rows_source(huggingface.read_folder(store, rows, options), options)
+            return _folder_source(store, options, itertools.chain(drawn, objects))
     else:
         store, pattern = named
         if options.masks is not None:
@@ -87,6 +92,10 @@ def find_source(url: str, options: ShardOptions) -> Source:
                 "mask=COLUMN:mask, of tars mask=SUFFIX:mask"
             )
         files = find_files(store, pattern)
+        if pattern.lower().endswith(huggingface.SUFFIXES) or (
+            pattern.lower().endswith(huggingface.PARQUET) and huggingface.has_images(store, files[0].name)
+        ):
+            return _rows_source(huggingface.name_files(store, files, options), options)
         if pattern.lower().endswith(coco.SUFFIXES):
             return _coco_source(store, files, options)
         if not pattern.lower().endswith(tars.SUFFIXES):
@@ -103,6 +112,19 @@ def find_source(url: str, options: ShardOptions) -> Source:
     if split_by is not None:
         raise OptionError("tars are split by shares; shard those of each split apart to keep their splits")
     return Source(store.url, "tars", False, lambda found: tars.iter_tars(store, files, image, label, found, pictures))
+
+
+def _rows_source(found: huggingface.Columnar, options: ShardOptions) -> Source:
+    keeps_splits = options.split_shares is None and options.split_by is None
+    by_name = keeps_splits and bool(found.splits)
+    classes = options.classes if options.classes is not None or options.label == "none" else found.class_names
+    return Source(
+        found.store.url,
+        "rows",
+        by_name or options.split_by is not None,
+        lambda notes: huggingface.iter_columnar(found, options, by_name, notes),
+        replace(options, classes=classes),
+    )
 
 
 def _coco_source(store: Store, files: Sequence[ObjectInfo], options: ShardOptions) -> Source:
@@ -134,7 +156,9 @@ def named_files(url: str) -> tuple[Store, str] | None:
     """The folder of the files that `url` names (tables, tars, COCO's), and their name or pattern; None for a folder."""
     parent, slash, last = url.rpartition("/")
     parent = parent + slash if parent.endswith(("/", ":")) or not parent else parent
-    if not last.lower().endswith(tables.SUFFIXES + tars.SUFFIXES + coco.SUFFIXES) or _is_folder(url):
+    if not last.lower().endswith(tables.SUFFIXES + tars.SUFFIXES + coco.SUFFIXES + huggingface.SUFFIXES) or _is_folder(
+        url
+    ):
         return None
     return open_store(parent or "."), last
 
@@ -207,7 +231,8 @@ def _only_tars(store: Store) -> list[ObjectInfo]:
     return sorted(infos, key=lambda info: info.name)
 
 
-def _folder_source(store: Store, options: ShardOptions) -> Source:
+def _folder_source(store: Store, options: ShardOptions, objects: Iterator[ObjectInfo]) -> Source:
+    """The source of a folder of images, of which `objects` are a listing that has begun, for the first reading."""
     label, split_by, masks = options.label, options.split_by, options.masks
     if options.image_columns:
         raise OptionError(
@@ -228,8 +253,11 @@ def _folder_source(store: Store, options: ShardOptions) -> Source:
             "keep the splits, or give the folder of one split only"
         )
 
+    begun = [objects]
+
     def iter_rows(found: Found) -> Iterator[Row]:
-        rows = _iter_folder(store, by_folder, label != "none", found)
+        listed = begun.pop() if begun else store.iter_objects()
+        rows = _iter_folder(store, by_folder, label != "none", found, listed)
         return rows if masks is None else _with_masks(rows, masks, store, found)
 
     return Source(store.url, "folder", by_folder, iter_rows)
@@ -251,7 +279,9 @@ def _split_named(folder: str) -> str | None:
     return None if match is None else _SPLIT_OF_WORD[match[1].lower()]
 
 
-def _iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> Iterator[Row]:
+def _iter_folder(
+    store: Store, by_split: bool, labelled: bool, found: Found, objects: Iterator[ObjectInfo]
+) -> Iterator[Row]:
     """The images below the store's URL.
 
     Args:
@@ -259,6 +289,7 @@ def _iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> 
         by_split: the first folder of a path is its split.
         labelled: the first folder (under it) is its class; images right in the folder have none.
         found: counts files whose names are no image's, and takes note of folders in class folders.
+        objects: the listing of the folder.
 
     Raises:
         SourceError: some images lie in class folders and some beside them, or in no split's folder.
@@ -268,7 +299,7 @@ def _iter_folder(store: Store, by_split: bool, labelled: bool, found: Found) -> 
     tfrecords = False
     beside: list[str] = []
     with listing():
-        for info in store.iter_objects():
+        for info in objects:
             if not is_image_name(info.name):
                 count_ending(found.ignored_files, info.name)
                 tfrecords = tfrecords or (not images and is_tfrecord_name(info.name))  # for an error: no image is there
@@ -347,8 +378,9 @@ def iter_source_warnings(
         columns: names of the further columns.
         labelled: true where samples have labels.
     """
+    yield from found.notes
     unlabelled = options.label == "auto" and not labelled
-    if source.kind == "table" and unlabelled and columns:
+    if source.kind in ("table", "rows") and unlabelled and columns:
         more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
         yield (
             f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; give "

@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import ImageRef
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import _csv
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-_IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
-_LABEL_COLUMNS = ("label", "class", "category", "cls")
+IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
+LABEL_COLUMNS = ("label", "class", "category", "cls")
 LOADERS_OWN = ("image", "sample", "mask")
 _SEPARATORS = {
     ".csv": {";": "with commas, or with tabs as .tsv", "\t": "with commas, or under a name that ends in .tsv"},
@@ -47,10 +47,17 @@ _NO_FILE = "there is no such file"
 Record = Mapping[str, Any]
 
 
+class Embedded(NamedTuple):
+    """An image within a table, in the place of its path: how its sample is called, and where its bytes lie."""
+
+    name: str
+    ref: ImageRef
+
+
 class TableColumns:
     """Columns of a table that are image, label, split and further images. Raises OptionError where they are unknown."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  # those of a table, and what it holds
         self,
         where: str,
         names: Sequence[str],
@@ -58,18 +65,19 @@ class TableColumns:
         label: str,
         split: str | None,
         pictures: Sequence[Picture] = (),
+        expected: str = "a path",
     ) -> None:
-        self._where, self._names = where, names
-        self.image = self._find("image", image) if image else self._guess("image", _IMAGE_COLUMNS)
+        self._where, self._names, self.expected = where, names, expected
+        self.image = self._find("image", image) if image else self._guess("image", IMAGE_COLUMNS)
         if self.image is None:
             raise OptionError(
-                f"{where}: none of its columns ({', '.join(names)}) is called {', '.join(_IMAGE_COLUMNS[:4])} or the "
+                f"{where}: none of its columns ({', '.join(names)}) is called {', '.join(IMAGE_COLUMNS[:4])} or the "
                 f"like; say which one holds the paths of the images: --image COLUMN{_say_separator(names, where)}"
             )
         self.label = (
             None
             if label == "none"
-            else self._guess("label", _LABEL_COLUMNS)
+            else self._guess("label", LABEL_COLUMNS)
             if label == "auto"
             else self._find("label", label)
         )
@@ -155,7 +163,7 @@ def iter_table(
         numbered = enumerate(itertools.chain(first, records), 1)
         while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
             columns.check_others(record for _, record in chunk)
-            yield from _to_rows(chunk, columns, files, where)
+            yield from to_rows(chunk, columns, files, where)
 
 
 def iter_files(store: Store, name: str, image: str | None, pictures: Sequence[Picture] = ()) -> Iterator[str]:
@@ -175,7 +183,8 @@ def iter_files(store: Store, name: str, image: str | None, pictures: Sequence[Pi
                     yield resolve(store.url, path)
 
 
-def _to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Row]:
+def to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Row]:
+    """The rows of some numbered records of the table `where`, whose files are looked at."""
     base, names = files.base.url, columns.files
     paths = [_to_path(record.get(name)) for _, record in chunk for name in names]
     stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
@@ -200,25 +209,27 @@ def _to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: 
         problem = None
         if ref is None:
             path = f"{where}, row {number}"
-            problem = "unreadable", f"{row} has {wrong} in its column {columns.image!r}; expected a path"
+            problem = "unreadable", f"{row} has {wrong} in its column {columns.image!r}; expected {columns.expected}"
         elif wrong is not None:
             problem = "unreadable", f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"
         for (picture, column), (name, found, lack) in zip(columns.pictures, further, strict=True):
             if problem is None and lack is not None:
-                said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected a path"
+                said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {columns.expected}"
                 problem = picture.missing, f"{row}, column {column!r}: {said}"
         if ref is None:
             yield Row(path, 0, "", label, split, columns=others, problem=problem)
             continue
         images = tuple(found for _, found, _ in further if found is not None) if problem is None else ()
         file = "" if ref.file == path else ref.file
-        yield Row(path, ref.bytes, ref.version, label, split, file, 0, others, problem, images)
+        yield Row(path, ref.bytes, ref.version, label, split, file, ref.offset, others, problem, images)
 
 
 def _look(
     path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]
 ) -> tuple[Any, ImageRef | None, str | None]:
     """Return a path, where its file lies, and what is wrong with either; takes the file's next one of `stats`."""
+    if isinstance(path, Embedded):
+        return path.name, path.ref, None
     if not isinstance(path, str) or not path:
         return path, None, "nothing" if path in (None, "") else f"a value of type {type(path).__name__}"
     file, info = resolve(base, path), next(stats)
@@ -379,7 +390,7 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
         rows = parquet.ParquetFile(file)
         _check_names(rows.schema_arrow.names, where)
         for batch in rows.iter_batches(_ROWS_AT_ONCE):
-            for values in zip(*(_to_python(column, where) for column in batch.columns), strict=True):
+            for values in zip(*(to_python(column, where) for column in batch.columns), strict=True):
                 yield dict(zip(batch.schema.names, values, strict=True))
     except (SourceError, StoreError):
         raise
@@ -387,7 +398,7 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
         raise SourceError(f"{where}: not a readable Parquet file: {error}") from error
 
 
-def _to_python(array: Any, where: str) -> list[Any]:
+def to_python(array: Any, where: str) -> list[Any]:
     """The values of an Arrow array; times that no type of Python holds as text. Never by way of pandas.
 
     pyarrow itself wants pandas for nanoseconds.

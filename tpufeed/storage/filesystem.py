@@ -26,7 +26,8 @@ from tpufeed.storage.store import ObjectInfo, Span, Store, check_name
 # By name, as no backend is imported for them: of Python, botocore and aiohttp.
 _NETWORK_ERRORS = {"ConnectionError", "TimeoutError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError"}
 _PASSING = {408, 429, 500, 502, 503, 504}  # of HTTP
-_VERSION_KEYS = ("generation", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
+# `blob_id` is of Hugging Face's hub.
+_VERSION_KEYS = ("generation", "blob_id", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
 
 
 class FsspecStore(Store):
@@ -45,7 +46,8 @@ class FsspecStore(Store):
             # Listings never expire by default: a stale one would hide what another process has just written.
             self._fs, self._root = fsspec.core.url_to_fs(self._base, use_listings_cache=False)
         except ImportError as error:
-            raise StoreError(f"{url}: {error}") from self._cause(error)
+            remedy = ": pip install huggingface_hub" if protocol == "hf" else ""
+            raise StoreError(f"{url}: {error}{remedy}") from self._cause(error)
         except Exception as error:  # noqa: BLE001  # some connect already here, some want what a URL cannot say
             raise StoreError(f"{url}: {type(error).__name__}: {error}") from self._cause(error)
 

@@ -1,0 +1,603 @@
+"""Images inside of columns: Parquet files as the Hugging Face hub has them, and folders of `datasets`' `save_to_disk`.
+
+A column of images is a struct of `bytes` and `path`, or of bytes alone. Listing reads footers and the other columns,
+and no image: a row of Parquet counts as many bytes as those of its row group have on average. The Arrow files of
+`save_to_disk` are not compressed, so that each image has its place in the file, and is read there.
+"""
+
+import itertools
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import numpy as np
+
+from tpufeed.dataset.plan import ImageRef
+from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.images.header import sniff
+from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.row_groups import chunk_of, iter_leaf, name_row, open_parquet, parquet_errors
+from tpufeed.sharding.rows import Found, Row, is_hidden, is_image_name, listing
+from tpufeed.sharding.tables import IMAGE_COLUMNS, LABEL_COLUMNS, Embedded, Record, TableColumns, to_python, to_rows
+from tpufeed.storage.reading import open_object
+from tpufeed.storage.store import ObjectInfo, Store
+
+PARQUET, ARROW = ".parquet", ".arrow"
+SUFFIXES = (ARROW,)
+_SAVED, _DICT = "state.json", "dataset_dict.json"
+_ROWS_AT_ONCE = 2048
+_MOST_PEEKED = 10_000
+_SHOWN = 5
+_SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+_PART_OF_SPLIT = re.compile(r"(?:.*/)?data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}\b[^/]*")  # of a split of any name
+_NO_IMAGES = ("Audio", "Video", "Pdf", "Nifti", "Mesh")  # are structs of bytes and path as well
+
+
+class ColumnarFile(NamedTuple):
+    """A file of rows, and the split that its name says."""
+
+    info: ObjectInfo
+    split: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Columnar:
+    """The files of a source, and what the first of them says of all.
+
+    Attributes:
+        store: where they lie.
+        files: in the order of their names.
+        class_names: of the column of labels, where its metadata has them.
+        plain: columns of bytes, without a struct, that hold images.
+    """
+
+    store: Store
+    files: Sequence[ColumnarFile]
+    class_names: tuple[str, ...] | None
+    plain: frozenset[str]
+
+    @property
+    def splits(self) -> set[str]:
+        """Splits that the names of files say; of all files or of none."""
+        return {file.split for file in self.files if file.split is not None}
+
+
+def peek_folder(objects: Iterator[ObjectInfo]) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
+    """Return the files of rows in a folder, which has none where an image comes first, and all objects drawn so far."""
+    found, drawn = list[ObjectInfo](), list[ObjectInfo]()
+    for info in objects:
+        drawn.append(info)
+        if is_image_name(info.name):
+            return [], drawn
+        if any(map(is_hidden, info.name.split("/"))):
+            continue
+        if info.name.lower().endswith((PARQUET, ARROW)) or posixpath.basename(info.name) in (_SAVED, _DICT):
+            found.append(info)
+        if len(drawn) >= _MOST_PEEKED and not found:
+            break
+    return found if any(info.name.lower().endswith((PARQUET, ARROW)) for info in found) else [], drawn
+
+
+def read_folder(store: Store, found: Sequence[ObjectInfo], options: ShardOptions) -> Columnar:
+    """The rows of a folder: the hub's Parquet files, or what `datasets` has saved.
+
+    Raises:
+        OptionError: it has several configurations, or splits and shares, or no column of images.
+        SourceError: it cannot be read.
+    """
+    by_name = {info.name: info for info in found}
+    saved = [name for name in by_name if posixpath.basename(name) == _SAVED]
+    if saved:
+        files = [
+            ColumnarFile(by_name[name], state.split("/")[0] if _DICT in by_name else None)
+            for state in sorted(saved)
+            for name in _saved_files(store, state, by_name)
+        ]
+        return _describe(store, files, options)
+    rows = [info for info in found if info.name.lower().endswith(PARQUET)]
+    if not rows:
+        raise OptionError(
+            f"{store.url} holds .arrow files without the {_SAVED} of save_to_disk: they may be a cache of datasets. "
+            "Name those that are meant: FOLDER/NAME-*.arrow"
+        )
+    tops = {info.name.partition("/")[0] for info in rows if "/" in info.name}
+    configs = sorted(name for name in tops if name != "data" and split_of_name(name) is None)
+    if len(configs) > 1:
+        more = " ..." if len(configs) > _SHOWN else ""
+        raise OptionError(
+            f"{store.url} has {len(configs)} folders of Parquet files, which are configurations of a dataset: "
+            f"{', '.join(configs[:_SHOWN])}{more}; give one of them: {store.url.rstrip('/')}/{configs[0]}"
+        )
+    return name_files(store, rows, options)
+
+
+def name_files(store: Store, infos: Sequence[ObjectInfo], options: ShardOptions) -> Columnar:
+    """The rows of some files, whose names may say their splits. Raises as `read_folder` does."""
+    files = [ColumnarFile(info, split_of_name(info.name)) for info in sorted(infos, key=lambda info: info.name)]
+    return _describe(store, files, options)
+
+
+def has_images(store: Store, name: str) -> bool:
+    """Return true where the Parquet file `name` has a column of images; false where it is a table of their paths."""
+    with listing(), _open_file(store, name) as file:
+        return bool(_Layout(file, f"{store.url}/{name}", find_plain(file)).images)
+
+
+def split_of_name(name: str) -> str | None:
+    """Return the split that a path says, as the hub has it: `data/train-00000-of-00002.parquet`, `val/0.parquet`."""
+    part = _PART_OF_SPLIT.fullmatch(name)
+    if part is not None:
+        return _SPLIT_OF_WORD.get(part[1].lower(), part[1])
+    for step in reversed(name.split("/")):
+        words = re.split(r"[^A-Za-z]+", step.lower())
+        found = next((_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD), None)
+        if found is not None:
+            return found
+    return None
+
+
+def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) -> list[str]:
+    folder, where = posixpath.dirname(state), f"{store.url}/{state}"
+    try:
+        content = json.loads(store.read(state))
+        names = [posixpath.join(folder, str(part["filename"])) for part in content["_data_files"]]
+        is_chosen = bool(content.get("_indices_data_files") or content.get("_indices_files"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"{where} is none of save_to_disk: {type(error).__name__}: {error}") from error
+    if is_chosen:
+        raise OptionError(
+            f"{where}: a file of indices says which rows are meant; in Python, call flatten_indices() of the dataset, "
+            "and save it again"
+        )
+    for name in names:
+        if name not in by_name:
+            raise SourceError(f"{where} names the file {name!r}, which is not there; copy the folder again")
+    return names
+
+
+def _describe(store: Store, files: Sequence[ColumnarFile], options: ShardOptions) -> Columnar:
+    if options.masks is not None:
+        raise OptionError(
+            f"masks names a folder parallel to one of images, and {store.url} has images in columns: say "
+            "--image-column mask=COLUMN:mask"
+        )
+    if options.split_by == "folder":
+        raise OptionError("rows of Parquet and Arrow files have no folders to split by; name one of their columns")
+    unsaid = next((file.info.name for file in files if file.split is None), None)
+    said = {file.split for file in files if file.split is not None}
+    if options.split_shares is not None or options.split_by is not None:
+        if len(said) > 1:
+            raise OptionError(
+                f"{store.url} has files of the splits {', '.join(sorted(said))}, which shares and --split-by would "
+                "mix; leave them out to keep the splits, or name the files of one: 'data/train-*.parquet'"
+            )
+    elif said and unsaid is not None:
+        raise OptionError(
+            f"{store.url}: {unsaid} says no split by its name, and other files do ({', '.join(sorted(said))}); name "
+            "the files that are meant, like 'data/train-*.parquet'"
+        )
+    if not files:
+        raise NoInputsError(f"{store.url} has no rows")
+    name = files[0].info.name
+    with listing(), _open_file(store, name) as file:
+        plain = find_plain(file)
+        layout = _Layout(file, f"{store.url}/{name}", plain)
+        return Columnar(store, files, layout.class_names(layout.choose(options).label), plain)
+
+
+def iter_columnar(source: Columnar, options: ShardOptions, by_name: bool, found: Found) -> Iterator[Row]:
+    """The rows of all files.
+
+    Args:
+        source: the files.
+        options: which columns are image, label, split and further images.
+        by_name: rows have the split that the name of their file says.
+        found: takes note of columns that are left out.
+
+    Raises:
+        SourceError: a file cannot be read.
+        OptionError: it does not have these columns.
+        UnavailableError, AccessError: its store does not answer, or refuses.
+    """
+    empty = True
+    for info, split in source.files:
+        for row in _iter_file(source, info, options, found, split if by_name else None):
+            empty = False
+            yield row
+    if empty:
+        raise NoInputsError("; ".join([f"{source.store.url}: the files have no rows to take", *found.notes]))
+
+
+def _iter_file(
+    source: Columnar, info: ObjectInfo, options: ShardOptions, found: Found, split: str | None
+) -> Iterator[Row]:
+    files, where = Files(source.store.url), f"{source.store.url}/{info.name}"
+    with _open_file(source.store, info.name) as file:
+        layout = _Layout(file, where, source.plain)
+        columns = layout.choose(options)
+        # Test sets of contests are often so; each of their images would be a reject.
+        is_unlabelled = split is not None and columns.label is not None and file.has_no_labels(columns.label)
+        note = layout.say_left_out(columns)
+        if is_unlabelled:
+            note = f"the split {split} has no labels (all are -1), and is left out; shard its files with --label none"
+        for each in (note, _say_groups(file.largest_group, options)):
+            if each and each not in found.notes:
+                found.notes.append(each)
+        if is_unlabelled:
+            return
+        names = layout.class_names(columns.label) if options.class_names is None else None
+        number, chunk = 0, list[tuple[int, Record]]()
+        for group, records in file.iter_groups(info, layout, columns.files):
+            while chunk := list(enumerate(itertools.islice(records, _ROWS_AT_ONCE), number)):
+                number += len(chunk)
+                if names and columns.label is not None:
+                    chunk = [(row, _name_labels(record, columns.label, names)) for row, record in chunk]
+                columns.check_others(record for _, record in chunk)
+                for row in to_rows(chunk, columns, files, where):
+                    yield row._replace(group=group, split=split or row.split)
+
+
+def _say_groups(largest: int, options: ShardOptions) -> str:
+    """Return a sentence on row groups that several shards have to decode; empty where none is so large."""
+    if options.shards is not None or largest <= options.size_bytes:
+        return ""
+    return (
+        f"row groups have up to {largest / 1e6:,.0f} MB, more than a shard: each shard of one decodes it from its "
+        "start, in as much memory. Write the files again with fewer rows a group (row_group_size=100), or give a "
+        "larger --shard-size"
+    )
+
+
+def _name_labels(record: Record, column: str, names: Sequence[str]) -> Record:
+    """Put the names of classes in the place of their ids. -1, which says that there is no label, stays as it is."""
+
+    def name_of(value: Any) -> Any:
+        if isinstance(value, list):
+            return [name_of(one) for one in value]
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+
+    return {**record, column: name_of(record.get(column))}
+
+
+class _Layout:
+    """The columns of a file: images, further values, and those that no record can hold.
+
+    Attributes:
+        images: columns of images, and the column of bytes in each.
+        paths: the column of paths, of those that have one.
+        kept: columns that are read as values.
+    """
+
+    def __init__(self, file: "_File", where: str, plain: Iterable[str]) -> None:
+        self._where, self._features = where, file.features
+        self.images, self.paths, self.kept = dict[str, str](), dict[str, str](), list[str]()
+        self._types, names, self._left_out = dict[str, str](), list[str](), list[str]()
+        for column in file.schema:
+            name, kind = column.name, _storage(column.type)
+            feature = self._features.get(name)
+            children = {child.name: child.type for child in _children(kind)}
+            if _is_struct(kind) and _is_binary(children.get("bytes")):
+                if isinstance(feature, dict) and feature.get("_type") in _NO_IMAGES:
+                    self._left_out.append(name)
+                else:
+                    self.images[name] = f"{name}.bytes"
+                    if str(children.get("path")) in ("string", "large_string"):
+                        self.paths[name] = f"{name}.path"
+            elif name in plain:
+                self.images[name] = name
+            elif not _is_binary(kind) and _holds_binary(kind):
+                self._left_out.append(name)
+            else:
+                self.kept.append(name)
+                names += _flat_names(name, kind)
+            self._types[name] = str(kind)
+        self._names = [*self.images, *names]
+        if len(set(self._names)) < len(self._names):
+            raise SourceError(f"{where}: two columns have the same name: {', '.join(self._names)}")
+
+    def choose(self, options: ShardOptions) -> TableColumns:
+        """Return which columns are image, label, split and further images. Raises OptionError."""
+        image, label = options.image, options.label
+        for name in (image, *(picture.column for picture in options.pictures)):
+            if name is not None and name not in self.images and (name in self._types or name in self._names):
+                holds = self._types.get(name, "values")
+                said = f"those that do: {', '.join(self.images)}" if self.images else "none of its columns does"
+                raise OptionError(f"{self._where}: the column {name!r} holds {holds}, no images; {said}")
+        if image is None:
+            if not self.images:
+                raise OptionError(
+                    f"{self._where}: none of its columns ({', '.join(self._types)}) holds images, as a struct of bytes "
+                    "and path, or as bytes. A table of paths is given by its name, like FOLDER/table.parquet"
+                )
+            further = {picture.column for picture in options.pictures}
+            candidates = [name for name in self.images if name not in further]
+            named = [name for usual in IMAGE_COLUMNS for name in candidates if name.lower() == usual]
+            if len(candidates) != 1 and not named:
+                raise OptionError(
+                    f"{self._where}: the columns {', '.join(self.images)} hold images; say which: --image "
+                    f"{next(iter(self.images))}"
+                )
+            image = candidates[0] if len(candidates) == 1 else named[0]
+        if label == "auto" and not any(name.lower() in LABEL_COLUMNS for name in self._names):
+            classed = [name for name in self.kept if self.class_names(name)]
+            label = classed[0] if len(classed) == 1 else label
+        return TableColumns(
+            self._where, self._names, image, label, options.split_by, options.pictures, "bytes or a path"
+        )
+
+    def class_names(self, label: str | None) -> tuple[str, ...] | None:
+        """Return the names of the classes whose ids a column holds, where the metadata has them."""
+        node: Any = self._features
+        for step in [] if label is None else [label] if label in self._features else label.split("."):
+            node = _of_items(node)
+            node = node.get(step) if isinstance(node, dict) else None
+        node = _of_items(node)
+        if label is None or not isinstance(node, dict) or node.get("_type") != "ClassLabel":
+            return None
+        names = node.get("names")
+        return tuple(map(str, names)) if isinstance(names, list) and names else None
+
+    def say_left_out(self, columns: TableColumns) -> str:
+        """Return a sentence on the columns that no record holds; empty where there are none."""
+        images = [name for name in self.images if name not in columns.files]
+        said = [f"{name} (images: to take them, say --image-column {name}={name}:image)" for name in images]
+        said += [f"{name} ({self._types[name]})" for name in self._left_out]
+        return f"columns are left out: {', '.join(said)}" if said else ""
+
+
+def _of_items(node: Any) -> Any:
+    """Return what a feature of `datasets` holds lists of; any other as it is."""
+    while isinstance(node, list) or (isinstance(node, dict) and node.get("_type") in ("Sequence", "List", "LargeList")):
+        node = (node[0] if node else None) if isinstance(node, list) else node.get("feature")
+    return node
+
+
+def _storage(kind: Any) -> Any:
+    return getattr(kind, "storage_type", kind)
+
+
+def _is_struct(kind: Any) -> bool:
+    return str(kind).startswith("struct<")
+
+
+def _is_binary(kind: Any) -> bool:
+    return str(kind) in ("binary", "large_binary")
+
+
+def _children(kind: Any) -> list[Any]:
+    return [kind.field(place) for place in range(kind.num_fields)]
+
+
+def _holds_binary(kind: Any) -> bool:
+    kind = _storage(kind)
+    return _is_binary(kind) or any(_holds_binary(child.type) for child in _children(kind))
+
+
+def _flat_names(name: str, kind: Any) -> list[str]:
+    """Return the names of the values of a column: those of a struct are `column.field`."""
+    if not _is_struct(kind):
+        return [name]
+    return [flat for child in _children(kind) for flat in _flat_names(f"{name}.{child.name}", _storage(child.type))]
+
+
+def _flat_values(name: str, array: Any, where: str) -> Iterator[tuple[str, list[Any]]]:
+    array = getattr(array, "storage", array)
+    if not _is_struct(array.type):
+        yield name, to_python(array, where)
+        return
+    for child, values in zip(_children(array.type), array.flatten(), strict=True):
+        yield from _flat_values(f"{name}.{child.name}", values, where)
+
+
+def _iter_records(
+    batch: Any, layout: _Layout, images: Mapping[str, Sequence[ImageRef | None]], file: str, first: int, digits: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of a batch of the columns but images.
+
+    Args:
+        batch: of values, and of the images' structs with their paths alone or with their bytes.
+        layout: which columns these are.
+        images: for each column of images where its bytes lie, None for a row that has none.
+        file: the name of the file.
+        first: the number of the first row.
+        digits: of the numbers of rows in names, so that the order of names is that of rows.
+    """
+    values = dict[str, list[Any]]()
+    for name in layout.kept:
+        values.update(_flat_values(name, batch.column(name), file))
+    paths = {name: _paths_of(batch, name, layout) for name in images}
+    for place in range(len(next(iter(images.values())))):
+        record: dict[str, Any] = {name: column[place] for name, column in values.items()}
+        for name, refs in images.items():
+            ref, path = refs[place], paths[name][place] if paths[name] else None
+            if ref is not None:
+                called = f"{file}/{first + place:0{digits}d}"
+                record[name] = Embedded(f"{called}/{posixpath.basename(path)}" if path else called, ref)
+            elif path and "://" not in path and not path.startswith("/"):
+                record[name] = posixpath.join(posixpath.dirname(file), path)
+            else:
+                record[name] = path
+        yield record
+
+
+def _paths_of(batch: Any, name: str, layout: _Layout) -> list[str | None]:
+    if name not in layout.paths:
+        return []
+    column = batch.column(name)
+    return list(column.flatten()[column.type.get_field_index("path")].to_pylist())
+
+
+class _File(Protocol):
+    schema: Any
+    features: dict[str, Any]
+    largest_group: int  # bytes of what is decoded together
+
+    def first_value(self, column: str) -> bytes | None:
+        """Return the first value of a column of bytes."""
+
+    def has_no_labels(self, column: str) -> bool:
+        """Return true where all values of a column are -1."""
+
+    def iter_groups(
+        self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
+    ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+        """Yield what rows that are to be read together are called, and their records."""
+
+
+def find_plain(file: _File) -> frozenset[str]:
+    """Return the columns of bytes that hold images, by their first value."""
+    names = [column.name for column in file.schema if _is_binary(_storage(column.type))]
+    return frozenset(name for name in names if (value := file.first_value(name)) and sniff(value) is not None)
+
+
+def _features_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+class _ParquetFile:
+    def __init__(self, file: BinaryIO) -> None:
+        self._parquet = open_parquet(file)
+        self.schema = self._parquet.schema_arrow
+        self.features = _features_of(self.schema.metadata)
+        metadata = self._parquet.metadata
+        sizes = (metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+        self.largest_group: int = max(sizes, default=0)
+
+    def first_value(self, column: str) -> bytes | None:
+        for batch in self._parquet.iter_batches(1, columns=[column], use_threads=False):
+            value: bytes | None = batch.column(0)[0].as_py()
+            if value is not None:
+                return value
+        return None
+
+    def has_no_labels(self, column: str) -> bool:
+        metadata = self._parquet.metadata
+        try:
+            found = [chunk_of(metadata, group, column).statistics for group in range(metadata.num_row_groups)]
+        except ValueError:  # of lists, whose column has another path
+            return False
+        return bool(found) and all(one is not None and one.has_min_max and one.min == one.max == -1 for one in found)
+
+    def iter_groups(
+        self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
+    ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+        digits = len(str(self._parquet.metadata.num_rows))
+        leaves = [*layout.kept, *(layout.paths[name] for name in images if name in layout.paths)]
+        first = 0
+        for group in range(self._parquet.metadata.num_row_groups):
+            count = self._parquet.metadata.row_group(group).num_rows
+            refs = {name: self._find_refs(info, group, layout.images[name], first, count) for name in images}
+            batches = iter([None])
+            if leaves:
+                batches = self._parquet.iter_batches(count, row_groups=[group], columns=leaves, use_threads=False)
+            yield f"{info.name}:{group}", self._iter_group(batches, layout, refs, info.name, first, digits)
+            first += count
+
+    @staticmethod
+    def _iter_group(
+        batches: Iterator[Any],
+        layout: _Layout,
+        refs: dict[str, list[ImageRef | None]],
+        file: str,
+        first: int,
+        digits: int,
+    ) -> Iterator[dict[str, Any]]:
+        start = 0
+        for batch in batches:
+            stop = len(next(iter(refs.values()))) if batch is None else start + batch.num_rows
+            part = {name: found[start:stop] for name, found in refs.items()}
+            yield from _iter_records(batch, layout, part, file, first + start, digits)
+            start = stop
+
+    def _find_refs(self, info: ObjectInfo, group: int, leaf: str, first: int, count: int) -> list[ImageRef | None]:
+        """Return where the images of a row group are. Their sizes are the mean: only the pages say those of each."""
+        chunk = chunk_of(self._parquet.metadata, group, leaf)
+        statistics = chunk.statistics
+        nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
+        if nulls in (0, count):
+            has_bytes: Iterable[bool] = itertools.repeat(nulls == 0, count)
+        else:
+            has_bytes = itertools.chain.from_iterable(
+                values.is_valid().to_pylist() for values in iter_leaf(self._parquet, group, leaf)
+            )
+        size = max(1, chunk.total_uncompressed_size // max(1, count - (nulls or 0)))
+        return [
+            ImageRef(name_row(info.name, row, leaf), size, info.version) if is_there else None
+            for row, is_there in enumerate(has_bytes, first)
+        ]
+
+
+class _ArrowFile:
+    """A local file of `save_to_disk`, in memory by its pages alone."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow
+
+        with pyarrow.memory_map(str(path)) as mapped:
+            self._bytes = mapped.read_buffer()
+        reader = pyarrow.ipc.open_stream if bytes(self._bytes[:6]) != b"ARROW1" else pyarrow.ipc.open_file
+        self._table = reader(self._bytes).read_all()
+        self.schema = self._table.schema
+        self.features = _features_of(self.schema.metadata)
+        self.largest_group = 0
+
+    def first_value(self, column: str) -> bytes | None:
+        return next((value.as_py() for value in self._table.column(column) if value.is_valid), None)
+
+    def has_no_labels(self, column: str) -> bool:
+        is_one = column in self.schema.names and str(self.schema.field(column).type).startswith("int")
+        return is_one and set(self._table.column(column).unique().to_pylist()) == {-1}
+
+    def iter_groups(
+        self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
+    ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+        first, digits = 0, len(str(self._table.num_rows))
+        for batch in self._table.to_batches():
+            refs = {name: self._find_refs(info, batch.column(name)) for name in images}
+            yield "", _iter_records(batch, layout, refs, info.name, first, digits)
+            first += batch.num_rows
+
+    def _find_refs(self, info: ObjectInfo, column: Any) -> list[ImageRef | None]:
+        """Return where in the file the images of a batch are: its buffers are parts of the file in memory."""
+        values = column.flatten()[column.type.get_field_index("bytes")] if _is_struct(column.type) else column
+        is_valid = values.is_valid().to_pylist()
+        _, ends, data = values.buffers()
+        if data is None or not any(is_valid):
+            return [None] * len(values)
+        start = data.address - self._bytes.address
+        if not 0 <= start <= self._bytes.size - data.size:
+            raise SourceError(f"{info.name} is compressed, so that its images cannot be read in place; save it without")
+        dtype = np.dtype(np.int64 if str(values.type) == "large_binary" else np.int32)
+        stops = np.frombuffer(ends, dtype)[values.offset : values.offset + len(values) + 1].tolist()
+        return [
+            ImageRef(info.name, stop - begin, info.version, start + begin) if is_there else None
+            for begin, stop, is_there in zip(stops, stops[1:], is_valid, strict=False)
+        ]
+
+
+@contextmanager
+def _open_file(store: Store, name: str) -> Iterator[_File]:
+    where = f"{store.url}/{name}"
+    if not name.lower().endswith(ARROW):
+        with open_object(store, name) as file, parquet_errors(where, SourceError):
+            yield _ParquetFile(file)
+        return
+    path = store.local_path(name)
+    if path is None:
+        raise OptionError(f"{where}: Arrow files are read where they are local; copy the folder to this machine")
+    with parquet_errors(where, SourceError):
+        yield _ArrowFile(path)

@@ -1,0 +1,223 @@
+"""Images inside of Parquet files: how an input names one, and the store that reads them.
+
+A Parquet file has no place at which an image could be read: a row group is compressed, and is decoded from its start.
+So inputs of one row group stand side by side in the plan, in the order of their rows, and it is decoded once.
+"""
+
+import bisect
+import itertools
+import re
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import quote, unquote
+
+from tpufeed.errors import MissingExtraError, ObjectChangedError, ObjectNotFoundError, StoreError, TpufeedError
+from tpufeed.storage.reading import open_object
+from tpufeed.storage.store import ObjectInfo, Span, Store
+
+PREFIX = "parquet:"
+_ROW = re.compile(r"(.+?\.parquet):([0-9]+):(.+)", re.IGNORECASE)
+_BATCH_BYTES = 16 << 20  # of images that are decoded at a time
+_MOST_ROWS = 2048
+_MOST_FOOTERS = 512
+
+
+def name_row(file: str, row: int, leaf: str) -> str:
+    """Return how an input names the image in row `row` (from 0) of a file, in the column of bytes `leaf`."""
+    return f"{PREFIX}{file}:{row}:{quote(leaf, safe='')}"
+
+
+@contextmanager
+def parquet_errors(where: str, error_type: type[Exception]) -> Iterator[None]:
+    """Turn what pyarrow raises for a damaged file into `error_type`; tpufeed's own pass. Raises MissingExtraError."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "parquet") from error
+    try:
+        yield
+    except TpufeedError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise error_type(f"{where}: not a readable Parquet file: {error}") from error
+
+
+def open_parquet(file: BinaryIO, metadata: Any = None) -> Any:
+    """Open a Parquet file of images, of which no more than a page is to be in memory, within `parquet_errors`."""
+    from pyarrow import parquet
+
+    # Without a buffer, and with `pre_buffer`, the whole row group would be read at once.
+    return parquet.ParquetFile(
+        file, metadata=metadata, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+    )
+
+
+def iter_leaf(parquet: Any, group: int, leaf: str) -> Iterator[Any]:
+    """Yield the values of a column of bytes in a row group, as Arrow arrays of some MB."""
+    found = chunk_of(parquet.metadata, group, leaf)
+    rows = max(1, min(_MOST_ROWS, _BATCH_BYTES * found.num_values // max(1, found.total_uncompressed_size)))
+    for batch in parquet.iter_batches(rows, row_groups=[group], columns=[leaf], use_threads=False):
+        column = batch.column(0)
+        yield column.flatten()[0] if column.type.num_fields else column
+
+
+def chunk_of(metadata: Any, group: int, leaf: str) -> Any:
+    """Return what the file says of a column in a row group. Raises ValueError where it has no such column."""
+    row_group = metadata.row_group(group)
+    for place in range(row_group.num_columns):
+        if row_group.column(place).path_in_schema == leaf:
+            return row_group.column(place)
+    raise ValueError(f"there is no column {leaf!r}")
+
+
+class RowStore(Store):
+    """The images in the Parquet files below another store, each as an object of the name that `name_row` gives it.
+
+    Rows that are read in the order of their number decode each row group once. Not for writing. Thread-safe.
+
+    Args:
+        base: where the files lie.
+    """
+
+    def __init__(self, base: Store) -> None:
+        self._base, self.url = base, base.url
+        self._lock = threading.Lock()
+        self._open: _OpenFile | None = None
+        self._footers = dict[tuple[str, str], Any]()
+
+    def read(self, name: str, version: str = "") -> bytes:
+        """Read one image. A remote file is read again for it, as what was decoded may be damaged on its way here."""
+        with self._lock:
+            try:
+                return self._read(name, version, is_fresh=self._base.local_path("x") is None)
+            finally:
+                if self._base.local_path("x") is None:
+                    self._close()
+
+    def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
+        return self.read(name, version)[start:stop]
+
+    def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
+        try:
+            for span in spans:
+                with self._lock:
+                    try:
+                        found: bytes | StoreError = self._read(span.name, span.version)
+                    except StoreError as error:
+                        found = error
+                yield found
+        finally:
+            with self._lock:
+                self._close()
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        """Return what the image's Parquet file is now."""
+        return self._base.stat(_parse(name)[0])
+
+    def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return iter(())  # rows are listed by their source
+
+    def iter_folders(self) -> Iterator[str]:
+        return iter(())
+
+    def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
+        raise StoreError(f"{self.url}: no row is written into a Parquet file")
+
+    def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
+        raise StoreError(f"{self.url}: no row is written into a Parquet file")
+
+    def delete(self, name: str, version: str = "") -> None:
+        raise StoreError(f"{self.url}: no row is removed from a Parquet file")
+
+    def temporary_folder(self) -> AbstractContextManager[Path]:
+        return self._base.temporary_folder()
+
+    def _read(self, name: str, version: str, is_fresh: bool = False) -> bytes:
+        file, row, leaf = _parse(name)
+        if is_fresh or self._open is None or (self._open.name, self._open.version) != (file, version):
+            self._close()
+            self._open = _OpenFile(self._base, file, version, self._footers)
+        try:
+            return self._open.read(row, leaf)
+        except StoreError:
+            self._close()  # a reader that has failed goes on at no certain place
+            raise
+
+    def _close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+
+
+def _parse(name: str) -> tuple[str, int, str]:
+    match = _ROW.fullmatch(name)
+    if match is None:
+        raise StoreError(f"{name!r} names no row of a Parquet file")
+    return match[1], int(match[2]), unquote(match[3])
+
+
+class _OpenFile:
+    """One version of a file, whose columns are read forwards."""
+
+    def __init__(self, store: Store, name: str, version: str, footers: dict[tuple[str, str], Any]) -> None:
+        self.name, self.version, self._where = name, version, f"{store.url}/{name}"
+        info = store.stat(name)
+        if info is None:
+            raise ObjectNotFoundError(f"{self._where}: no such object")
+        if version and info.version != version:
+            raise ObjectChangedError(f"{self._where} has changed since it was listed")
+        self._file = open_object(store, name)
+        try:
+            with parquet_errors(self._where, StoreError):
+                # Thousands of row groups are read in a random order: a footer a file, not one a row group.
+                self._parquet = open_parquet(self._file, footers.get((name, version)))
+                if len(footers) < _MOST_FOOTERS:
+                    footers[name, version] = self._parquet.metadata
+                groups = range(self._parquet.metadata.num_row_groups)
+                counts = (self._parquet.metadata.row_group(group).num_rows for group in groups)
+                self._stops = list(itertools.accumulate(counts))
+        except BaseException:
+            self._file.close()
+            raise
+        self._readers = dict[str, _ColumnReader]()
+
+    def read(self, row: int, leaf: str) -> bytes:
+        if row >= (self._stops[-1] if self._stops else 0):
+            raise ObjectNotFoundError(f"{self._where} has no row {row}")
+        group = bisect.bisect_right(self._stops, row)
+        first = self._stops[group - 1] if group else 0
+        reader = self._readers.get(leaf)
+        with parquet_errors(f"{self._where}, row {row}", StoreError):
+            if reader is None or reader.group != group or row - first < reader.first:
+                reader = self._readers[leaf] = _ColumnReader(self._parquet, group, leaf)
+            value = reader.read(row - first)
+        if value is None:
+            raise StoreError(f"{self._where}, row {row}: the column {leaf!r} has no bytes")
+        return value
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self._parquet.close()
+        self._file.close()
+
+
+class _ColumnReader:
+    """Reads a column of one row group forwards; `first` is the first row that is still in memory."""
+
+    def __init__(self, parquet: Any, group: int, leaf: str) -> None:
+        self.group, self.first = group, 0
+        self._values: Any = ()
+        self._batches = iter_leaf(parquet, group, leaf)
+
+    def read(self, row: int) -> bytes | None:
+        while row >= self.first + len(self._values):
+            self.first += len(self._values)
+            self._values = next(self._batches, None)
+            if self._values is None:
+                self._values = ()
+                raise ValueError("a row group has fewer rows than the footer says")
+        found: bytes | None = self._values[row - self.first].as_py()
+        return found
