@@ -68,6 +68,13 @@ def test_the_names_count_what_was_taken_and_the_keys_are_the_guides(flowers):
         assert not {"image/encoded", "image/class/label", "image/filename"} & record.keys()
 
 
+def test_the_usual_names_make_the_guides_count_wrong(photos, tmp_path):
+    build(photos, tmp_path / "usual", names="tpufeed", shards=4)
+    counts = [int(re.search(r"-([0-9]*)\.", path.name)[1]) for path in (tmp_path / "usual").glob("train-*.tfrecord")]
+    assert counts == [4, 4, 4, 4]
+    assert tpufeed.open_dataset(tmp_path / "usual").split("train").records > 16
+
+
 def test_loaders_caches_and_verify_take_it_as_any_other(flowers, photos, tmp_path):
     build(photos, tmp_path / "usual", names="tpufeed")
     for split in ("train", "val"):

@@ -1,4 +1,4 @@
-"""The programs of docs/jax.md, as they stand, on 8 CPU devices."""
+"""The programs of docs/jax.md, and the cell of docs/kaggle.md for JAX, as they stand, on 8 CPU devices."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.docs.pages import blocks as blocks_of
 from tests.quick_xla import QUICK
 
 PAGE = Path(__file__).parents[3] / "docs/jax.md"
@@ -15,7 +16,8 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path):
     (tmp_path / "flowers").symlink_to(dataset_url)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 4
-    (tmp_path / "program.py").write_text("\n".join(blocks))
+    (cell,) = (block for block in blocks_of("kaggle.md") if "import jax" in block)
+    (tmp_path / "program.py").write_text("\n".join([*blocks, cell]))
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}",
@@ -29,3 +31,4 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path):
     assert re.fullmatch(r"loss \d\.\d+; \d+\.\d+ s waited; \d+ bytes sent", lines[0])
     assert re.fullmatch(r"P\w*\('data', None, 'model'\) P\w*\('data',\) \(4, 64, 32, 3\)", lines[1])
     assert re.fullmatch(r"loss \d\.\d+", lines[2])
+    assert lines[-1] == "8 cores hold (16, 64, 64, 3)"
