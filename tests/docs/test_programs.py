@@ -59,6 +59,7 @@ def outputs(folder: Path) -> dict[str, str]:
     programs |= {name: blocks(f"{name}.md") for name in ("torch", "loaders")}
     programs["resume"] = blocks("resume.md")[:2]
     programs["guides"] = blocks("coming-from.md")
+    assert len(blocks("README.md")) == 3  # that for JAX runs with docs/jax.md
     for name in ("keras", "torch_xla"):
         (code,) = (code for code in blocks("README.md") if f"import {name}\n" in code)
         programs[f"readme_{name}"] = [code]
