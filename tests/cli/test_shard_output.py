@@ -164,6 +164,7 @@ def test_an_error_is_an_event_and_an_exit_code(run, flawed_folder, tmp_path):
 OPTIONS = {
     "--shards": (4, {"shards": 4}),
     "--hosts": (2, {"hosts": 2}),
+    "--names": ("kaggle", {"names": "kaggle"}),
     "--split-by": ("part", {"split_by": "part"}),
     "--image": ("file", {"image": "file"}),
     "--label": ("kind", {"label": "kind"}),

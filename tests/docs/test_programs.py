@@ -1,4 +1,4 @@
-"""README.md and the pages on loaders, torch, torch_xla and resume: commands and programs run as they stand.
+"""README.md and the pages on loaders, torch, torch_xla, its guides and resume: commands and programs run as they stand.
 
 All that one process with one device can run is run by one, as to import the frameworks takes longer than the programs.
 """
@@ -58,6 +58,8 @@ def outputs(folder: Path) -> dict[str, str]:
     programs = {"xla": [code for code in blocks("xla.md") if not re.search("torch_xla.launch|use_spmd", code)]}
     programs |= {name: blocks(f"{name}.md") for name in ("torch", "loaders")}
     programs["resume"] = blocks("resume.md")[:2]
+    programs["guides"] = blocks("coming-from.md")
+    assert len(blocks("README.md")) == 3  # that for JAX runs with docs/jax.md
     for name in ("keras", "torch_xla"):
         (code,) = (code for code in blocks("README.md") if f"import {name}\n" in code)
         programs[f"readme_{name}"] = [code]
@@ -93,17 +95,28 @@ def test_torch_xla_on_one_device(outputs: dict[str, str]) -> None:
     assert outputs["xla"].count("after 9 steps") == 2
 
 
+def test_the_script_of_the_guides(outputs: dict[str, str]) -> None:
+    assert re.findall(r"^epoch (\d): loss \d\.\d+, \d+ of (\d+) right", outputs["guides"], re.MULTILINE) == [
+        ("0", "21"),
+        ("1", "21"),
+    ]
+    assert "Counter: MarkStep" in outputs["guides"]
+
+
 def test_torch_xla_on_four_devices_and_under_spmd(folder: Path) -> None:
     """The program that launches starts a process for the devices; then that for SPMD runs in its own."""
     (launch,) = (program for program in blocks("xla.md") if "torch_xla.launch" in program)
     (spmd,) = (program for program in blocks("xla.md") if "use_spmd" in program)
     (folder / "spmd.py").write_text(spmd)
-    then = "    import runpy\n\n    runpy.run_path('spmd.py')\n"
+    (cell,) = (program for program in blocks("kaggle.md") if "torch_xla.launch" in program)
+    (folder / "cell.py").write_text(cell)
+    then = "    import runpy\n\n    runpy.run_path('cell.py')\n    runpy.run_path('spmd.py')\n"
     output = run_program(launch + then, folder, CPU_NUM_DEVICES="4", TPUFEED_PROCESSES="0")
     ranks = re.findall(r"rank (\d) of 4: 4 batches, the first \[(.*)\]; (\d) samples of val", output)
     assert sorted(rank for rank, _, _ in ranks) == ["0", "1", "2", "3"]
     assert len({sample for _, first, _ in ranks for sample in first.split(", ")}) == 16
     assert sum(int(real) for _, _, real in ranks) == 21
+    assert sorted(re.findall(r"^core (\d) of 4 holds \(2, 64, 64, 3\)$", output, re.MULTILINE)) == list("0123")
     assert "on 4 devices" in output
     assert output.splitlines()[-1] == "{devices=[4]0,1,2,3}"
 

@@ -143,6 +143,12 @@ def _print(diagnosis: "Diagnosis") -> None:
     print_table(title, ("stage", "img/s", "x of need", "what"), rows, prose=True)
     echo(f"needed: {diagnosis.tpu} with {diagnosis.model} takes {low:,.0f} to {high:,.0f} images a second")
     echo(f"fed: {figure(diagnosis.fed)} images a second")
+    if diagnosis.cores_needed is not None:
+        least, most = (f"{cores:,}" for cores in diagnosis.cores_needed)
+        said = least if least == most else f"{least} to {most}"
+        echo(
+            f"cores: {diagnosis.machine['cores']} here; the loader needs {said} like them, if its rate grows with cores"
+        )
     if diagnosis.idle_percent is not None:
         least, most = (f"{percent:.0f} %" for percent in diagnosis.idle_percent)
         both = f"{least} at its low rate, {most} at its high rate"

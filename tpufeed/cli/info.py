@@ -161,7 +161,10 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["upright"]:
         yield "orientation: loaders turn images by EXIF"
     yield f"rejects: {_counts(facts['rejects'])}"
-    features = (f"{feature.name} {feature.type_text}" for feature in facts["features"])
+    features = (
+        f"{feature.name} {feature.type_text}" + (f" as {feature.key}" if feature.key != feature.name else "")
+        for feature in facts["features"]
+    )
     yield f"features: {', '.join(features)}"
     if facts["cache"] is not None:
         yield from _iter_cache_lines(facts["cache"], facts["options"].get("quality"))

@@ -48,6 +48,15 @@ def shard_command(
         int,
         typer.Option(metavar="N", help="Make the number of shards a multiple of this.", rich_help_panel=flags.SHARDS),
     ] = 1,
+    names: Annotated[
+        str,
+        typer.Option(
+            metavar="STYLE",
+            autocompletion=one_of("tpufeed", "kaggle"),
+            help="tpufeed; or kaggle: shards like train00-512.tfrec and keys image, class, id, as its TPU guides read.",
+            rich_help_panel=flags.SHARDS,
+        ),
+    ] = "tpufeed",
     seed: Annotated[
         int,
         typer.Option(
@@ -160,6 +169,7 @@ def shard_command(
         shard_bytes=shard_size,
         shards=shards,
         hosts=hosts,
+        names=names,
         seed=seed,
         check=check,
         encode=encode,

@@ -25,11 +25,12 @@ from tpufeed.dataset.commit import (
     put_made,
     read_report,
     remove_old,
+    remove_orphans,
 )
 from tpufeed.dataset.digests import DigestWriter, Duplicates
 from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Markers, Shard, Split, Variant, encode_manifest
-from tpufeed.dataset.naming import MANIFEST, REJECTS, index_name, removals_name, report_name
+from tpufeed.dataset.naming import MANIFEST, REJECTS, counted, index_name, removals_name, report_name
 from tpufeed.dataset.plan import Owner, Plan, PlanHeader, TaskRef
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, Rejects
@@ -238,8 +239,9 @@ def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
 
 def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
     """Return whether its shards are the task's: a build whose plan was removed may have had as many, of other names."""
-    names = [ref.name.replace("-v0-", f"-v{variant}-") for variant in header.variant_numbers]
     records = {len(shard.lengths) for shard in report.shards}
+    name = counted(ref.name, max(records, default=0))
+    names = [name.replace("-v0-", f"-v{variant}-") for variant in header.variant_numbers]
     return (
         report.task == ref.number
         and [shard.name for shard in report.shards] == names
@@ -335,6 +337,7 @@ def _finish(  # noqa: PLR0913, PLR0917  # what a build ends with
     )
     duplicates = None if conclude is None else conclude(folder)
     remove_old(store, header)
+    remove_orphans(store, header, manifest)
     store.delete(removals_name(header.run_id))  # before there is a manifest of this run
     lost = find_lost(store, manifest)
     if lost is not None:

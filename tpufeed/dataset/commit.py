@@ -30,6 +30,7 @@ from tpufeed.dataset.naming import (
     part_folder,
     removals_name,
     report_name,
+    uncounted,
     version_index_name,
 )
 from tpufeed.dataset.plan import (
@@ -236,7 +237,8 @@ def _noted_names(store: Store, present: Mapping[str, ObjectInfo]) -> dict[str, s
     """Return what plan and notes of removals name at `store`, with the versions to remove; "" stands for any."""
     noted: dict[str, str] = {}
     with suppress(ObjectNotFoundError, DamageError):
-        noted |= dict.fromkeys(sorted(read_plan(store).header.output_names), "")
+        outputs = read_plan(store).header.output_names
+        noted |= dict.fromkeys([*sorted(outputs), *(name for name in present if uncounted(name) in outputs)], "")
     for name in present:
         if name.startswith(f"{REMOVALS}-"):
             noted = {**(_read_removals(store, name) or {}), **noted}
@@ -322,11 +324,11 @@ def remove_old(store: Store, header: PlanHeader) -> None:
         if not of_twin:
             store.delete(MANIFEST, manifest.version if store.conditional else "")
     for name, info in present.items():
-        if name not in noted and not name.startswith(f"{REPORTS}/"):
+        if name not in noted and uncounted(name) not in noted and not name.startswith(f"{REPORTS}/"):
             continue
         if not store.conditional:
             store.delete(name)
-        elif noted.get(name) == info.version or name not in ours:
+        elif noted.get(name) == info.version or uncounted(name) not in ours:
             store.delete(name, info.version)
     if not store.conditional:
         store.delete(removals_name(header.run_id))
@@ -341,6 +343,20 @@ def _read_removals(store: Store, name: str) -> dict[str, str] | None:
         return {}
 
 
+def remove_orphans(store: Store, header: PlanHeader, manifest: Manifest) -> None:
+    """Remove shards of tasks that were cut off before their report, where other counts gave them other names.
+
+    All other names are replaced by the task's next run. A glob would find such a shard beside the right one.
+    """
+    if not header.are_counted:
+        return
+    outputs = header.output_names
+    made = {file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files}
+    for info in list(store.iter_objects()):
+        if info.name not in made and uncounted(info.name) in outputs:
+            store.delete(info.name, info.version if store.conditional else "")
+
+
 def open_part(store: Store, version: int) -> Store:
     """Return the store below a dataset in which this version is built."""
     return open_store(f"{store.url.rstrip('/')}/{part_folder(version)}")
@@ -353,7 +369,8 @@ def foreign_names(store: Store, old: Sequence[ObjectInfo]) -> set[str]:
 
 def check_names(store: Store, header: PlanHeader, foreign: set[str], old: Sequence[ObjectInfo]) -> None:
     """Raises DuplicateWriterError where one of the `foreign` files has a name that the plan needs."""
-    taken = sorted(foreign & header.output_names)
+    outputs = header.output_names
+    taken = sorted(name for name in foreign if uncounted(name) in outputs)
     if taken and (old or store.stat(PLAN) is None):
         raise DuplicateWriterError(
             f"{store.url} holds {taken[0]} ({len(taken)} such files) of no build that is known here; take another "

@@ -26,7 +26,7 @@ from tpufeed.dataset.commit import (
 )
 from tpufeed.dataset.destination import check_space, choose_engine, see_destination
 from tpufeed.dataset.manifest import Manifest, Part
-from tpufeed.dataset.naming import PLAN, part_folder
+from tpufeed.dataset.naming import PLAN, counted, part_folder
 from tpufeed.dataset.plan import Owner, Plan, PlanHeader, Task, TaskRef, iter_tasks, read_plan, read_task, write_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget
@@ -220,7 +220,8 @@ def run(context: CompactContext, ref: TaskRef, report_progress: engine.ReportPro
                     meter.add(images=1, size=len(payload))
             written = writer.finish()
             with meter.putting(written.bytes):
-                shards.append(put_shard(destination, name, path, written, context.owner))
+                shard_name = counted(name, task.stop - task.first)
+                shards.append(put_shard(destination, shard_name, path, written, context.owner))
             path.unlink(missing_ok=True)
     counts = (0,) * len(header.class_names)  # those of the version before stay
     retries = destination.retries + dataset.shards.retries
@@ -248,6 +249,8 @@ def _find_base(store: Store) -> Dataset:
 def _plan(base: Dataset, part: Store, runs: Mapping[str, list[Run]], overwrite: bool) -> Plan:
     """Store the plan of the part, or join the one that a run of the same command has stored."""
     manifest, identity = base.manifest, follows(base)
+    if "names" in manifest.options:
+        identity["names"] = manifest.options["names"]
     variants = len(next(iter(manifest.splits.values())).variants)
     tasks = list(_iter_tasks(base, runs))
     shards = {name: sum(run.shards for run in of_split) for name, of_split in runs.items()}

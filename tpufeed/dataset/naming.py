@@ -22,6 +22,8 @@ _ENDING = re.compile(r"\.[A-Za-z0-9_]{1,12}")
 _MOST_ENDINGS, _SHOWN_ENDINGS = 1000, 4
 _PART = re.compile(r"part-[0-9]{5,}")
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
+_COUNT = re.compile(r"-[0-9]+\.tfrec\Z")
+_UNCOUNTED = "-*.tfrec"
 
 
 def is_own(name: str) -> bool:
@@ -66,6 +68,24 @@ def show_endings(counts: Mapping[str, int]) -> str:
 def shard_name(split: str, variant: int | None, shard: int, shards: int) -> str:
     """`train-00003-of-00012.tfrecord`, or `train-v0-...` for variant 0 of a cache."""
     return f"{_part(split, variant)}-{shard:05d}-of-{shards:05d}.tfrecord"
+
+
+def kaggle_shard_name(split: str, shard: int, shards: int) -> str:
+    """`train03-*.tfrec`: the number of records, which is known once the shard is written, takes the asterisk's place.
+
+    The number of the shard has two digits, or as many as the last one has, so that names sort in its order.
+    """
+    return f"{split}{shard:0{max(2, len(str(shards - 1)))}d}{_UNCOUNTED}"
+
+
+def counted(name: str, records: int) -> str:
+    """Return the name of a shard of so many records: `train03-512.tfrec`; most names hold no count, and stay."""
+    return name.removesuffix(_UNCOUNTED) + f"-{records}.tfrec" if name.endswith(_UNCOUNTED) else name
+
+
+def uncounted(name: str) -> str:
+    """Return the name by which a plan knows an object: `train03-*.tfrec` for `train03-512.tfrec`."""
+    return _COUNT.sub(_UNCOUNTED, name)
 
 
 def index_name(split: str, variant: int | None) -> str:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 
-from tpufeed.dataset.naming import PLAN, check_split_name, index_name, shard_name
+from tpufeed.dataset.naming import PLAN, check_split_name, index_name, kaggle_shard_name, shard_name
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import (
     DuplicateWriterError,
@@ -148,8 +148,13 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()  # of the source: a run that goes on says them again
 
     def shard_names(self, task: _TaskHead) -> list[str]:
-        """The shards that a task makes, one a variant."""
-        return [shard_name(task.split, variant, task.shard, task.shards) for variant in self.variant_numbers]
+        """The shards that a task makes, one a variant; see `naming.counted` for names that hold their records."""
+        return self._shard_names(task.split, task.shard, task.shards)
+
+    @property
+    def are_counted(self) -> bool:
+        """True where the names of shards say how many records they hold."""
+        return self.options.get("names") == "kaggle"
 
     @property
     def variant_numbers(self) -> list[int | None]:
@@ -158,13 +163,19 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_names(self) -> set[str]:
-        """Every shard and index of the finished dataset."""
-        return {
+        """Every shard and index of the finished dataset, as `naming.uncounted` gives their names."""
+        shards = {
             name
-            for split, shards in self.splits.items()
-            for variant in self.variant_numbers
-            for name in (index_name(split, variant), *(shard_name(split, variant, i, shards) for i in range(shards)))
+            for split, count in self.splits.items()
+            for shard in range(count)
+            for name in self._shard_names(split, shard, count)
         }
+        return shards | {index_name(split, variant) for split in self.splits for variant in self.variant_numbers}
+
+    def _shard_names(self, split: str, shard: int, shards: int) -> list[str]:
+        if self.are_counted:
+            return [kaggle_shard_name(split, shard, shards)]
+        return [shard_name(split, variant, shard, shards) for variant in self.variant_numbers]
 
 
 class TaskRef(NamedTuple):
@@ -284,7 +295,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
         if (task.number, task.split, task.shard, task.shards) != (len(refs), *place):
             raise ValueError(f"task {task.number} is shard {task.shard} of {task.split!r} in the place of {place}")
         stop = start + len(line) - 1
-        name = shard_name(task.split, header.variant_numbers[0], task.shard, task.shards)
+        name = header.shard_names(task)[0]
         refs.append(TaskRef(task.number, task.split, start, stop, name, _digest(line[:-1])))
         start += len(line)
     last = file.readline()

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from tpufeed.errors import ManifestError
+from tpufeed.errors import ManifestError, OptionError
 from tpufeed.tfrecord import example
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -19,6 +19,7 @@ WIDTH = "image/width"
 CHANNELS = "image/channels"
 FORMAT = "image/format"
 FILENAME = "image/filename"
+_KAGGLE_KEYS = {ENCODED: "image", LABEL: "class", FILENAME: "id"}
 
 OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax in shares of the image's sides
 OBJECT_XMIN = "image/object/bbox/xmin"
@@ -125,6 +126,25 @@ def record_schema(
     label = (FeatureSpec(LABEL, "int64"),) if labelled else ()
     text = (FeatureSpec(TEXT, "string"),) if labelled else ()
     return (image, *label, *sizes, *names, *text)
+
+
+def kaggle_keys(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
+    """The features under the keys that the TPU guides of Kaggle read: `image`, `class` and `id`, the sample's path.
+
+    Raises:
+        OptionError: a column has one of these names.
+    """
+    features = tuple(features)
+    taken = next((feature.name for feature in features if feature.name in _KAGGLE_KEYS.values()), None)
+    if taken is not None:
+        own = next(name for name, key in _KAGGLE_KEYS.items() if key == taken)
+        raise OptionError(
+            f"a column is called {taken!r}, which is the key of {own} with names='kaggle'; rename the column"
+        )
+    return tuple(
+        msgspec.structs.replace(feature, stored_as=_KAGGLE_KEYS.get(feature.name, feature.stored_as))
+        for feature in features
+    )
 
 
 def several_labels(features: Iterable[FeatureSpec]) -> bool:

@@ -89,10 +89,16 @@ def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) 
 
 
 def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
+    if base.keys != part.keys:
+        raise OptionError(
+            f"the column {base.name!r} has the key {base.key!r} in the records of the dataset, and {part.key!r} in new "
+            "ones; nothing was changed. Give the option names that the dataset was made with (tpufeed append takes it "
+            "by itself)"
+        )
     if msgspec.structs.replace(base, lengths=part.lengths) == part and base.shape is not None:
         return base
     (low, high, each), (own_low, own_high, own_each) = _as_list(base), _as_list(part)
-    alike = (base.dtype, base.keys, base.kind, base.of, each) == (part.dtype, part.keys, part.kind, part.of, own_each)
+    alike = (base.dtype, base.kind, base.of, each) == (part.dtype, part.kind, part.of, own_each)
     joined = msgspec.structs.replace(
         base, shape=None, lengths=(min(low, own_low), max(high, own_high)), item_shape=each or msgspec.UNSET
     )

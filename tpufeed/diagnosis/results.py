@@ -1,5 +1,6 @@
 """Results of measurements: data that the commands print, write as JSON and draw. None stands for unknown."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -168,3 +169,15 @@ class Diagnosis:
     verdict: str
     actions: tuple[Action, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def cores_needed(self) -> tuple[int, int] | None:
+        """Cores like those of this host that feed the device, (low, high), if the loader's rate grows with cores.
+
+        It is None where the loader could not be measured.
+        """
+        (rate,) = (stage.images_per_second for stage in self.stages if stage.name == "assembly")
+        if not rate:
+            return None
+        low, high = (math.ceil(self.machine["cores"] * needed / rate) for needed in self.needed)
+        return low, high

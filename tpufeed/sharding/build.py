@@ -67,6 +67,7 @@ def shard(  # noqa: PLR0913  # the public face
     shard_bytes: str | int | None = None,
     shards: int | None = None,
     hosts: int = 1,
+    names: Literal["tpufeed", "kaggle"] = "tpufeed",
     seed: int = 0,
     check: Literal["full", "header"] = "full",
     encode: Literal["keep", "exact", "jpeg", "png", "webp"] = "keep",
@@ -116,6 +117,9 @@ def shard(  # noqa: PLR0913  # the public face
         shard_bytes: aim for shards of this size, in bytes or like "64MB"; 128 MB by default.
         shards: or aim for so many in the largest split; the others get theirs by their size.
         hosts: the number of shards of each split is a multiple of this, so that all hosts read equally many.
+        names: how shards and the keys of records are called: "tpufeed", or "kaggle" for programs that follow Kaggle's
+            TPU guides: `train00-512.tfrec`, with the number of records at the end, and the keys `image`, `class` and
+            `id`, the sample's path. Loaders and commands take both.
         seed: decides the global order of the inputs.
         check: "full" decodes every image strictly, so that none can stop a training; "header" trusts what follows a
             sound header.
@@ -178,6 +182,7 @@ def shard(  # noqa: PLR0913  # the public face
         shard_bytes=shard_bytes,
         shards=shards,
         hosts=hosts,
+        names=names,
         seed=seed,
         check=check,
         encode=encode,

@@ -19,7 +19,7 @@ from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.digests import image_digest
 from tpufeed.dataset.naming import DUPLICATES, check_split_name
 from tpufeed.dataset.plan import DUPLICATE, ImageRef, Input
-from tpufeed.dataset.schema import record_schema
+from tpufeed.dataset.schema import kaggle_keys, record_schema
 from tpufeed.dataset.versions import join_features
 from tpufeed.errors import BuildError, ImageError, OptionError, SourceError, mask_secrets
 from tpufeed.sharding.boxes import mark_boxes
@@ -209,6 +209,8 @@ class Inventory:
         features = (*own, *columns, *(picture.spec for picture in options.pictures))
         are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
         self.features = mark_boxes(features, options.boxes, options.box_columns or (), are_cut)
+        if options.names == "kaggle":
+            self.features = kaggle_keys(self.features)
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if self._standing is not None:
             self._check_columns(self._standing)

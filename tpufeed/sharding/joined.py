@@ -16,7 +16,7 @@ import numpy as np
 
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import ImageRef, Input, Plan, iter_tasks
-from tpufeed.dataset.schema import LABEL, FeatureSpec, record_schema
+from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schema
 from tpufeed.errors import ManifestError, OptionError, mask_secrets
 from tpufeed.sharding import coco, huggingface, tables, tars
 from tpufeed.sharding.options import ShardOptions
@@ -50,7 +50,8 @@ def check_joined(
         SourceError, OptionError: a table cannot be read, or has no such column.
     """
     header, (base, find_foreign) = plan.header, _files_of(source, options)
-    if header.variants != variants or header.features[:1] != (image,):
+    with_keys = kaggle_keys if options.names == "kaggle" else tuple[FeatureSpec, ...]
+    if header.variants != variants or header.features[:1] != with_keys([image]):
         raise forged(store, source, "it makes a cache, or another one")
     if mask_secrets(header.base) != mask_secrets(base):
         raise forged(store, source, f"its files lie in {header.base!r}, not in {base!r}")
@@ -60,7 +61,7 @@ def check_joined(
     own = record_schema(
         labelled, lengths if several and isinstance(lengths, tuple) else None, owner if isinstance(owner, str) else None
     )
-    if header.features[1 : len(own)] != own[1:]:
+    if header.features[1 : len(own)] != with_keys(own)[1:]:
         raise forged(store, source, f"its features are {', '.join(feature.name for feature in header.features)}")
     pictures = [feature for feature in header.features if feature.is_picture]
     if [(feature.name, feature.kind) for feature in pictures] != [(one.name, one.kind) for one in options.pictures]:

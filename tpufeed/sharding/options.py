@@ -25,7 +25,7 @@ _FORM = "write them like train=0.9,val=0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 27.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 28.
 
     Attributes:
         size_bytes: `shard_bytes` as a number.
@@ -47,6 +47,7 @@ class ShardOptions:
     shard_bytes: str | int | None = None
     shards: int | None = None
     hosts: int = 1
+    names: Literal["tpufeed", "kaggle"] = "tpufeed"
     seed: int = 0
     check: Literal["full", "header"] = "full"
     encode: Literal["keep", "exact", "jpeg", "png", "webp"] = "keep"
@@ -94,6 +95,8 @@ class ShardOptions:
             raise OptionError(f"hosts are at least 1, not {self.hosts}")
         if self.shards is not None and (self.shards < 1 or self.shards % self.hosts):
             raise OptionError(f"shards are a multiple of the {self.hosts} hosts, not {self.shards}")
+        if self.names not in ("tpufeed", "kaggle"):
+            raise OptionError(f"names is 'tpufeed' or 'kaggle', not {self.names!r}")
         policy: dict[str, Any] = dict(self.policy or {})
         unknown = policy.keys() - POLICIES
         if unknown:
@@ -165,6 +168,7 @@ class ShardOptions:
             "box_columns": None if self.box_columns is None else list(self.box_columns),
             "duplicates": "drop" if self.duplicates == "drop" else None,
             "split_by_content": self.split_by_content,
+            "names": "kaggle" if self.names == "kaggle" else None,
         }
 
 

@@ -48,6 +48,7 @@ class SampleMaker:
         options: dict[str, Any],
     ) -> None:
         self.columns = InputFeatures(features, class_names)
+        self.keys = {feature.name: feature.key for feature in features}  # of the records
         self._pictures = [spec for spec in features if spec.is_picture]
         self._boxes = BoxMover(features, options.get("box_format"))
         self._policy = policy

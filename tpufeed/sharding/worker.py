@@ -11,6 +11,7 @@ from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_r
 from tpufeed.dataset.destination import see_destination
 from tpufeed.dataset.digests import UNREAD, image_digest
 from tpufeed.dataset.manifest import Markers
+from tpufeed.dataset.naming import counted
 from tpufeed.dataset.plan import Input, Owner, PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.schema import LABEL, record_layout
 from tpufeed.dataset.writer import ShardWriter
@@ -92,11 +93,13 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
                 elif make.columns.labelled:
                     counts[item.label] += 1
                     ints = (item.label, *ints)
-                writer.add(image.data, ints, encode_entries(sample.rest))
+                writer.add(
+                    image.data, ints, encode_entries({make.keys[name]: value for name, value in sample.rest.items()})
+                )
                 meter.add(images=1, size=sum(file.bytes for file in item.files))
         written = writer.finish()
         with meter.putting(written.bytes):
-            shard = put_shard(destination, shard_name, path, written, context.owner)
+            shard = put_shard(destination, counted(shard_name, len(written.lengths)), path, written, context.owner)
     retries = destination.retries + files.retries
     report = Report(
         task.number,

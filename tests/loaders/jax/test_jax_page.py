@@ -1,4 +1,4 @@
-"""The programs of docs/jax.md, as they stand, on 8 CPU devices."""
+"""The programs of docs/jax.md, those of docs/kaggle.md and README.md for JAX, as they stand, on 8 CPU devices."""
 
 import os
 import re
@@ -6,16 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.docs.pages import blocks as blocks_of
 from tests.quick_xla import QUICK
 
 PAGE = Path(__file__).parents[3] / "docs/jax.md"
 
 
-def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path):
+def test_the_programs_of_the_page_run_as_they_stand(dataset_url, cache_url, tmp_path):
     (tmp_path / "flowers").symlink_to(dataset_url)
+    (tmp_path / "flowers-224").symlink_to(cache_url)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 4
-    (tmp_path / "program.py").write_text("\n".join(blocks))
+    cells = [block for page in ("kaggle.md", "README.md") for block in blocks_of(page) if "import jax\n" in block]
+    assert len(cells) == 2
+    (tmp_path / "program.py").write_text("\n".join([*blocks, *cells]))
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}",
@@ -29,3 +33,5 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path):
     assert re.fullmatch(r"loss \d\.\d+; \d+\.\d+ s waited; \d+ bytes sent", lines[0])
     assert re.fullmatch(r"P\w*\('data', None, 'model'\) P\w*\('data',\) \(4, 64, 32, 3\)", lines[1])
     assert re.fullmatch(r"loss \d\.\d+", lines[2])
+    assert lines[-2] == "8 cores hold (16, 64, 64, 3)"
+    assert re.fullmatch(r"loss \d\.\d+", lines[-1])

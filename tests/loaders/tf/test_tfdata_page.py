@@ -1,4 +1,4 @@
-"""Every command and program of docs/tfdata.md runs as it stands."""
+"""Every command and program of docs/tfdata.md, and those of docs/kaggle.md for TensorFlow, run as they stand."""
 
 import json
 import os
@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.docs.pages import blocks as blocks_of
+from tests.docs.pages import commands, run_here
 
 DOCS = Path(__file__).parents[3] / "docs"
 SERVICE = "python examples/tfdata_service.py "
@@ -48,19 +51,25 @@ for number, command in enumerate(json.loads(sys.argv[1])):
 
 
 @pytest.fixture(scope="module")
-def outputs(folder):
-    """What the programs printed, joined to one, and what the command did."""
+def outputs(folder, photo_folder):
+    """What the programs printed, joined to one, what the command did, and what Kaggle's guide printed."""
     programs = blocks("python")
     assert len(programs) == 8
     (folder / "program.py").write_text("\n".join(programs))
     (command,) = (line for block in blocks("bash") for line in block.splitlines() if not line.startswith(SERVICE))
     python, *arguments = shlex.split(command)
     assert python == "python"
-    given = [sys.executable, "-c", FORKS, json.dumps([["program.py"], arguments])]
+    (folder / "kaggle").mkdir()
+    (folder / "kaggle/photos").symlink_to(photo_folder)
+    run_here(commands("kaggle.md"), folder / "kaggle")
+    guide = [program for program in blocks_of("kaggle.md") if "import jax" not in program and "xla" not in program]
+    assert len(guide) == 2
+    (folder / "kaggle.py").write_text("import os\n\nos.chdir('kaggle')\n" + "\n".join(guide))
+    given = [sys.executable, "-c", FORKS, json.dumps([["program.py"], arguments, ["kaggle.py"]])]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(given, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
-    return [(folder / f"{number}.txt").read_text() for number in range(2)]
+    return [(folder / f"{number}.txt").read_text() for number in range(3)]
 
 
 def test_the_programs_are_one_that_runs(folder, outputs):
@@ -71,6 +80,11 @@ def test_the_programs_are_one_that_runs(folder, outputs):
 
 def test_the_command_runs(outputs):
     assert outputs[1].strip()
+
+
+def test_kaggle_s_guide_runs_over_shards_that_are_named_for_it(outputs):
+    """The program compares what its `count_data_items` finds with the number of records."""
+    assert re.search(r"^4/4 - .* - loss: \d", outputs[2], re.MULTILINE)
 
 
 def test_the_example_has_the_options_of_the_commands_for_a_service():

@@ -1,0 +1,145 @@
+"""names="kaggle": shards that say how many records they hold, and the keys of Kaggle's TPU guides."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tpufeed
+from tpufeed.errors import DuplicateWriterError, OptionError
+from tpufeed.images import CenterCrop
+
+
+def draw(folder: Path, names: list[str], seed: int = 0) -> Path:
+    random = np.random.default_rng(seed)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 255, (12, 12, 3), np.uint8)).save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """40 images of two classes, and a file that is none."""
+    folder = draw(tmp_path / "photos", [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(20)])
+    (folder / "cat/broken.png").write_bytes(b"no image")
+    return folder
+
+
+@pytest.fixture
+def flowers(photos, tmp_path):
+    build(photos, tmp_path / "flowers")
+    return tmp_path / "flowers"
+
+
+def build(src, dst, **options):
+    options = {"shares": "train=0.8,val=0.2", "shards": 3, "names": "kaggle", "workers": 1} | options
+    return tpufeed.shard(src, dst, **options)
+
+
+def counts_of(folder, split="train"):
+    """What the guides' `count_data_items` adds up, by the number of the shard."""
+    names = sorted(path.name for path in Path(folder).glob(f"{split}*.tfrec"))
+    assert all(re.fullmatch(rf"{split}\d\d-\d+\.tfrec", name) for name in names)
+    numbers = {int(name[len(split) :][:2]) for name in names}
+    assert numbers == set(range(len(names)))
+    return [int(re.search(r"-([0-9]*)\.", name)[1]) for name in names]
+
+
+def pixels_of(url, split):
+    options = {"batch_size": 1, "shuffle": False, "columns": ["image", "label", "filename"], "processes": 0}
+    with tpufeed.numpy_loader(url, split, ops=[CenterCrop(8)], **options) as loader:
+        return {str(name[0]): (image.tobytes(), int(label[0])) for image, label, name in loader}
+
+
+def test_the_names_count_what_was_taken_and_the_keys_are_the_guides(flowers):
+    dataset = tpufeed.open_dataset(flowers)
+    assert dataset.manifest.rejects == {"not_an_image": 1}
+    for split in ("train", "val"):
+        assert sum(counts_of(flowers, split)) == dataset.split(split).records
+    assert sum(counts_of(flowers)) + sum(counts_of(flowers, "val")) == 40
+    for record in dataset.iter_examples("train"):
+        (path,), (label,) = record["id"].values, record["class"].values
+        assert dataset.manifest.class_names[label] == bytes(path).decode().split("/")[0]
+        assert bytes(record["image"].values[0]).startswith(b"\x89PNG")
+        assert not {"image/encoded", "image/class/label", "image/filename"} & record.keys()
+
+
+def test_the_usual_names_make_the_guides_count_wrong(photos, tmp_path):
+    build(photos, tmp_path / "usual", names="tpufeed", shards=4)
+    counts = [int(re.search(r"-([0-9]*)\.", path.name)[1]) for path in (tmp_path / "usual").glob("train-*.tfrecord")]
+    assert counts == [4, 4, 4, 4]
+    assert tpufeed.open_dataset(tmp_path / "usual").split("train").records > 16
+
+
+def test_loaders_caches_and_verify_take_it_as_any_other(flowers, photos, tmp_path):
+    build(photos, tmp_path / "usual", names="tpufeed")
+    for split in ("train", "val"):
+        assert pixels_of(flowers, split) == pixels_of(tmp_path / "usual", split)
+    assert tpufeed.verify(flowers).records == 40
+    for url in ("flowers", "usual"):
+        tpufeed.cache.warmup(tmp_path / url, tmp_path / f"{url}-8", size=8, workers=1)
+    assert tpufeed.verify(tmp_path / "flowers-8").records == 40
+    assert pixels_of(tmp_path / "flowers-8", "train") == pixels_of(tmp_path / "usual-8", "train")
+
+
+def test_a_build_that_was_cut_off_leaves_no_shard_of_another_count(flowers, photos):
+    """A shard without a report, from a time at which more of its images could be read, is found by a glob as well."""
+    before = {path.name: path.read_bytes() for path in flowers.glob("*.tfrec")}
+    (flowers / "manifest.json").unlink()
+    (flowers / "_tpufeed/reports/000001.json").unlink()
+    (shard,) = flowers.glob("train01-*.tfrec")
+    shard.rename(flowers / "train01-999.tfrec")
+    result = build(photos, flowers)
+    assert result.earlier_images == 40 - int(shard.stem.partition("-")[2])
+    assert {path.name: path.read_bytes() for path in flowers.glob("*.tfrec")} == before
+
+
+@pytest.mark.parametrize("state", ["finished", "cut off"])
+def test_overwrite_removes_shards_of_every_count(state, flowers, photos):
+    if state == "cut off":
+        (flowers / "manifest.json").unlink()
+    build(photos, flowers, shards=2, overwrite=True)
+    assert len(counts_of(flowers)) == 2
+    build(photos, flowers, names="tpufeed", overwrite=True)
+    assert not list(flowers.glob("*.tfrec"))
+
+
+def test_files_of_other_programs_are_not_replaced(photos, tmp_path):
+    (tmp_path / "flowers").mkdir()
+    (tmp_path / "flowers/train00-7.tfrec").write_bytes(b"another program's")
+    with pytest.raises(DuplicateWriterError, match=r"train00-7\.tfrec"):
+        build(photos, tmp_path / "flowers")
+    assert (tmp_path / "flowers/train00-7.tfrec").read_bytes() == b"another program's"
+
+
+def test_it_grows_and_is_compacted_under_the_same_names(flowers, tmp_path):
+    before = pixels_of(flowers, "train")
+    for number in range(4):
+        new = draw(tmp_path / f"new{number}", [f"cat/new{number}-{each}.png" for each in range(6)], number + 1)
+        tpufeed.append(new, flowers, workers=1)
+    with pytest.raises(OptionError, match="has the key 'image' in the records of the dataset, and 'image/encoded'"):
+        build(new, flowers, names="tpufeed", append=True)
+    grown = pixels_of(flowers, "train")
+    assert before.items() < grown.items()
+    result = tpufeed.compact(flowers, workers=1)
+    assert result.shards < result.shards_before
+    assert pixels_of(flowers, "train") == grown
+    dataset = tpufeed.open_dataset(flowers)
+    for split in dataset.manifest.splits.values():
+        for shard in split.variants[0].shards:
+            assert shard.name.endswith(f"-{shard.records}.tfrec")
+    assert tpufeed.verify(flowers).records == 64
+
+
+def test_what_cannot_be(photos, tmp_path):
+    with pytest.raises(OptionError, match="names is 'tpufeed' or 'kaggle', not 'webdataset'"):
+        build(photos, tmp_path / "flowers", names="webdataset")
+    rows = [{"path": str(path), "label": path.parent.name, "id": path.stem} for path in photos.glob("dog/*.png")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(OptionError, match="'id', which is the key of image/filename with names='kaggle'"):
+        build(tmp_path / "rows.jsonl", tmp_path / "flowers", image="path", label="label")
+    assert not (tmp_path / "flowers/manifest.json").exists()
