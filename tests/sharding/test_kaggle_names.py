@@ -138,6 +138,8 @@ def test_it_grows_and_is_compacted_under_the_same_names(flowers, tmp_path):
 def test_what_cannot_be(photos, tmp_path):
     with pytest.raises(OptionError, match="names is 'tpufeed' or 'kaggle', not 'webdataset'"):
         build(photos, tmp_path / "flowers", names="webdataset")
+    with pytest.raises(OptionError, match="split 'fold1' ends in a digit"):
+        build(photos, tmp_path / "flowers", shares="rest=0.5,fold1=0.5")
     rows = [{"path": str(path), "label": path.parent.name, "id": path.stem} for path in photos.glob("dog/*.png")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(OptionError, match="'id', which is the key of image/filename with names='kaggle'"):

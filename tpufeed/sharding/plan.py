@@ -135,9 +135,15 @@ def plan_shards(
         base: the version of a dataset that the build appends to.
 
     Raises:
-        OptionError: a shard would be smaller than its largest record.
+        OptionError: a shard would be smaller than its largest record, or names of shards would be ambiguous.
     """
     shards = count_shards(inventory, options, estimate)
+    numbered = [name for name in shards if name[-1].isdigit()] if options.names == "kaggle" else []
+    if numbered:  # fold1 + 000 and fold10 + 00 are the same
+        raise OptionError(
+            f"the name of split {numbered[0]!r} ends in a digit, and with names='kaggle' the number of a shard follows; "
+            "rename the split, or leave names='kaggle' out"
+        )
     counts = {name: count for name, (count, _, _) in inventory.totals.items()}
     header = PlanHeader(
         kind=KIND,
