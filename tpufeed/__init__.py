@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tpufeed.dataset.verify import verify
     from tpufeed.loaders.cores import count_cores
     from tpufeed.loaders.devicefloat import to_device_float
+    from tpufeed.loaders.grain.source import grain_source
     from tpufeed.loaders.jax.loader import jax_loader
     from tpufeed.loaders.loader import numpy_loader
     from tpufeed.loaders.mixture import Mixture
@@ -46,6 +47,7 @@ __all__ = [
     "count_cores",
     "device_loader",
     "errors",
+    "grain_source",
     "images",
     "jax_loader",
     "keras_state",
@@ -74,6 +76,7 @@ _ROOM_OF_NAME = {
     "compact": "dataset.compact",
     "count_cores": "loaders.cores",
     "device_loader": "loaders.torch.device",
+    "grain_source": "loaders.grain.source",
     "jax_loader": "loaders.jax.loader",
     "keras_state": "loaders.tf.dataset",
     "numpy_loader": "loaders.loader",
