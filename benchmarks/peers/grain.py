@@ -40,8 +40,13 @@ def batches(source: Source, setting: str) -> Iterator[Any]:
         return pixels(record[8:]), int.from_bytes(record[:8], "little")
 
     records = grain.sources.ArrayRecordDataSource(sorted(map(str, source.folder.glob("*.array_record"))))
-    samples = grain.MapDataset.source(records).seed(0).shuffle().repeat().map(sample)
-    options = grain.ReadOptions(num_threads=int(threads), prefetch_buffer_size=2 * BATCH)
+    return feed(grain.MapDataset.source(records).map(sample), int(threads))
+
+
+def feed(samples: Any, threads: int) -> Iterator[Any]:
+    """Batches of a grain.MapDataset, shuffled, for ever."""
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * BATCH)
+    samples = samples.seed(0).shuffle().repeat()
     return iter(samples.to_iter_dataset(options).batch(BATCH, drop_remainder=True))
 
 
