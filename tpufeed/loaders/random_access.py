@@ -51,7 +51,7 @@ class PortableSamples:
     def __init__(self, url: DatasetLike, split: str, options: LoaderOptions, decode: bool = True) -> None:
         if isinstance(url, Mixture):
             raise OptionError(
-                "a mixture has an order and no samples by number; give it to a loader, as torch_loader or jax_loader"
+                "a mixture has an order and no samples by number; give it to a loader, like torch_loader or jax_loader"
             )
         self._dataset: Dataset | None = url if isinstance(url, Dataset) else open_dataset(url)
         self.url, self.split = self._dataset.url, split
@@ -73,8 +73,8 @@ class PortableSamples:
             ObjectChangedError: another dataset is in the place of this one.
             DatasetNotFoundError, ManifestError: there is none that can be read.
         """
-        opened = self._opened
-        if opened is not None and self._process == os.getpid():
+        # The process first: after a fork another thread may be about to replace what the parent had.
+        if self._process == os.getpid() and (opened := self._opened) is not None:
             return opened
         if self._process != os.getpid():  # a thread of the parent may have held the lock
             self._opened, self._process, self._opening = None, os.getpid(), threading.Lock()
