@@ -40,6 +40,7 @@ LOADERS = {
     "tpufeed.tf_dataset": "ours:tf_dataset",
     "tpufeed.tf_dataset, direct": "ours:tf_dataset:direct",
     "tpufeed.jax_loader": "ours:jax_loader",
+    "tpufeed.grain_source": "ours:grain_source",
     "tf.data, AUTOTUNE": "tfdata:auto",
     "tf.data, parallelism 2": "tfdata:2",
     "tf.data, parallelism 4": "tfdata:4",
@@ -63,7 +64,7 @@ WORK_OF = {
     "torch DataLoader, mapped array": ("raw",),
 }
 NO_PEERS = ("decoding", "ours")
-IN_VENV = (*NO_PEERS, "tfdata", "dataloader")
+IN_VENV = (*NO_PEERS, "tfdata", "dataloader", "grain")
 MEASUREMENT_SECONDS = 180  # at most, preparing included
 
 

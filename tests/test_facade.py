@@ -12,7 +12,7 @@ import tpufeed
 
 HEAVY = {
     *("numpy", "PIL", "cv2", "simplejpeg", "crc32c", "msgspec", "fsspec", "typer", "rich", "yaml"),
-    *("tensorflow", "keras", "torch", "torch_xla", "jax", "jaxlib", "ray", "apache_beam", "gcsfs", "google"),
+    *("tensorflow", "keras", "torch", "torch_xla", "jax", "jaxlib", "grain", "ray", "apache_beam", "gcsfs", "google"),
     *("pandas", "pyarrow", "lightning", "matplotlib", "multiprocessing", "concurrent", "asyncio", "subprocess"),
 }
 
@@ -107,6 +107,7 @@ print(json.dumps(said))
 EXTRAS = {
     "tf_dataset": "tf",
     "jax_loader": "jax",
+    "grain_source": "grain",
     "TFRecordImages": "torch",
     "LaneSampler": "torch",
     "device_loader": "torch",
@@ -117,7 +118,7 @@ EXTRAS = {
 
 @pytest.mark.parametrize(
     ("blocked", "names"),
-    [(["tensorflow", "torch", "torch_xla", "jax"], list(EXTRAS)), (["torch_xla"], ["xla_loader"])],
+    [(["tensorflow", "torch", "torch_xla", "jax", "grain"], list(EXTRAS)), (["torch_xla"], ["xla_loader"])],
     ids=["no framework", "torch alone"],
 )
 def test_a_missing_package_is_said_with_the_command_that_mends_it(blocked, names):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tpufeed.dataset.verify import verify
     from tpufeed.loaders.cores import count_cores
     from tpufeed.loaders.devicefloat import to_device_float
+    from tpufeed.loaders.grain.source import grain_source
     from tpufeed.loaders.jax.loader import jax_loader
     from tpufeed.loaders.keras.dataset import keras_dataset, keras_state
     from tpufeed.loaders.loader import numpy_loader
@@ -49,6 +50,7 @@ __all__ = [
     "count_cores",
     "device_loader",
     "errors",
+    "grain_source",
     "images",
     "jax_loader",
     "keras_dataset",
@@ -79,6 +81,7 @@ _ROOM_OF_NAME = {
     "compact": "dataset.compact",
     "count_cores": "loaders.cores",
     "device_loader": "loaders.torch.device",
+    "grain_source": "loaders.grain.source",
     "jax_loader": "loaders.jax.loader",
     "keras_dataset": "loaders.keras.dataset",
     "keras_state": "loaders.keras.dataset",

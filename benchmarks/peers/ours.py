@@ -17,5 +17,10 @@ SETTINGS = dict.fromkeys(("jpeg", "small", "presized", "raw"), "numpy_loader")
 def batches(source: Source, setting: str) -> Iterator[Any]:
     name, _, direct = setting.partition(":")
     ops = None if source.work == "raw" else [RandomResizedCrop(SIZE, scale=SCALE), HorizontalFlip()]
+    if name == "grain_source":
+        from peers.grain import feed
+
+        samples = tpufeed.grain_source(source.dataset, ops=ops).to_map_dataset()
+        return feed(samples.map(lambda sample: (sample["image"], sample["label"])), 2)
     given = {"direct": True} if direct else {}
     return iter(getattr(tpufeed, name)(source.dataset, batch_size=BATCH, ops=ops, repeat=True, **given))

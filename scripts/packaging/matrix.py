@@ -25,19 +25,8 @@ from bounds import lowest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = (
-    "gcs",
-    "tf",
-    "torch",
-    "xla",
-    "jax",
-    "keras",
-    "ray",
-    "beam",
-    "lightning",
-    "metrics",
-    "report",
-    "profile",
-    "parquet",
+    *("gcs", "tf", "torch", "xla", "jax", "keras", "grain", "ray", "beam"),
+    *("lightning", "metrics", "report", "profile", "parquet"),
 )
 CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")
 OLDEST_PYTHON = "3.11"

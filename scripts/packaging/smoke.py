@@ -101,6 +101,7 @@ def check_missing(folder: Path) -> None:
         "xla": [lambda: tpufeed.xla_loader(url, "train", batch_size=BATCH)],
         "jax": [lambda: tpufeed.jax_loader(url, "train", batch_size=BATCH)],
         "keras": [lambda: tpufeed.keras_dataset(url, "train", batch_size=BATCH)],
+        "grain": [lambda: tpufeed.grain_source(url)],
         "ray": [lambda: tpufeed.shard(folder / "photos", folder / "again", engine="ray")],
         "profile": [convert_profile],
         "parquet": [lambda: tpufeed.shard(folder / "table.parquet", folder / "parquet")],
@@ -167,6 +168,21 @@ def check_xla(folder: Path) -> None:
             yield images.cpu(), labels.cpu()
 
     check_batches(folder, on_host)
+
+
+def check_grain(folder: Path) -> None:
+    def in_workers(url: str, split: str, batch_size: int) -> Iterator[tuple[Any, Any]]:
+        import grain
+        from absl import flags
+
+        flags.FLAGS.mark_as_parsed()
+        samples = tpufeed.grain_source(url, split).to_map_dataset().seed(0).shuffle()
+        batches = samples.batch(batch_size, drop_remainder=True).to_iter_dataset()
+        for batch in batches.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(num_workers=2)):
+            yield batch["image"], batch["label"]
+
+    check_batches(folder, in_workers)
+    assert "torch" not in sys.modules
 
 
 def check_lightning(folder: Path) -> None:
@@ -263,6 +279,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "xla": check_xla,
     "jax": lambda folder: check_batches(folder, tpufeed.jax_loader),
     "keras": check_keras,
+    "grain": check_grain,
     "ray": lambda folder: check_engine(folder, "--engine", "ray", "--ray-address", "local"),
     "beam": lambda folder: check_engine(folder, *BEAM),
     "lightning": check_lightning,

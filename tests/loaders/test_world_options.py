@@ -247,12 +247,14 @@ def test_an_epoch_is_a_number_from_0_on(cache_url, epoch):
         tpufeed.numpy_loader(cache_url).set_epoch(epoch)
 
 
-@pytest.mark.parametrize(
-    "name", ["numpy_loader", "torch_loader", "jax_loader", "keras_dataset", "tf_dataset", "TFRecordImages"]
-)
+BY_NUMBER = ["TFRecordImages", "grain_source"]
+LOADERS = ["numpy_loader", "torch_loader", "jax_loader", "keras_dataset", "tf_dataset"]
+
+
+@pytest.mark.parametrize("name", [*LOADERS, *BY_NUMBER])
 def test_loaders_that_share_an_option_have_it_with_one_default_and_annotation(name):
     """test_torchxla.py looks at xla_loader, which cannot be imported after tensorflow."""
-    assert differing_options(getattr(tpufeed, name), 11 if name == "TFRecordImages" else 22) == []
+    assert differing_options(getattr(tpufeed, name), 11 if name in BY_NUMBER else 22) == []
 
 
 @pytest.mark.parametrize(

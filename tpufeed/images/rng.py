@@ -52,4 +52,8 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _mix_int(z: int) -> int:
-    return int(_mix(np.array([(z + _GOLDEN) & _MASK], dtype=np.uint64))[0])
+    # In Python's own integers: 0.3 us, and an array of one takes 5, which tells where samples come one by one.
+    z = (z + _GOLDEN) & _MASK
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    return z ^ (z >> 31)

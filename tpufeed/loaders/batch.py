@@ -326,7 +326,7 @@ class Decoder:
             ImageError, RecordError, OpError: the sample is damaged, or does not fit its row.
         """
         if self.columns.images and not copied and self._joint is None:
-            self._fill_image(record.image, draws, rows, row)
+            self.fill_image(record.image, draws, rows, row)
         if not self.columns.fields:
             return 0
         size, pipeline, drawn = partial(self.stored_size, record), self.pipelines[0], draws[0]
@@ -375,7 +375,8 @@ class Decoder:
         size = image_size(record.image)
         return size[::-1] if self._upright and orientation_of(record.image) >= 5 else size
 
-    def _fill_image(self, image: memoryview, draws: Sequence[Sequence[Draws]], rows: Rows, row: int) -> None:
+    def fill_image(self, image: memoryview, draws: Sequence[Sequence[Draws]], rows: Rows, row: int) -> None:
+        """Fill one row of the columns of images. Raises ImageError, OpError."""
         outs: list[Pixels | None] = []
         for name, place in self._targets:
             target = rows[name]

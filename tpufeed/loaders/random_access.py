@@ -1,19 +1,102 @@
-"""Read samples by their numbers, in any order."""
+"""Read samples by their numbers, in any order, in any process."""
 
+import os
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.dataset.records import Reader
+from tpufeed.errors import OptionError
+from tpufeed.images.protocols import Draws
 from tpufeed.loaders.admission import ShardAdmission, make_stage
 from tpufeed.loaders.batch import Decoder, decode_samples
-from tpufeed.loaders.columns import SAMPLE
+from tpufeed.loaders.columns import IMAGE, SAMPLE, Rows
+from tpufeed.loaders.loader import DatasetLike
+from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.storage.registry import open_store
 
 _CONNECTIONS = 16  # of all workers of a rank together; each has 8 MiB
+
+
+class PortableSamples:
+    """The samples of a split by number, for a process and all processes that get a copy of this.
+
+    A pickle holds neither the manifest nor the index: a process that unpickles it opens the dataset itself, and refuses
+    another one in its place. A forked process opens it as well, and shares no connection, lock or thread with its
+    parent. Thread-safe.
+
+    Args:
+        url: the dataset.
+        split: which part of it.
+        options: as in `SplitSamples`.
+        decode: as in `SplitSamples`.
+
+    Attributes:
+        url: of the dataset.
+        split: its name.
+        options: as given.
+        records: number of samples.
+
+    Raises:
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: options that do not fit it.
+    """
+
+    def __init__(self, url: DatasetLike, split: str, options: LoaderOptions, decode: bool = True) -> None:
+        if isinstance(url, Mixture):
+            raise OptionError(
+                "a mixture has an order and no samples by number; give it to a loader, like torch_loader or jax_loader"
+            )
+        self._dataset: Dataset | None = url if isinstance(url, Dataset) else open_dataset(url)
+        self.url, self.split = self._dataset.url, split
+        self.records = self._dataset.split(split).records
+        self._version, self._digest = self._dataset.number, ""
+        self.options, self._decode = options, decode
+        self._opened: SplitSamples | None = SplitSamples(self._dataset, split, options, decode)
+        self._process, self._opening = os.getpid(), threading.Lock()
+
+    @property
+    def content_digest(self) -> str:
+        """The digest of the dataset's content."""
+        return self._digest if self._dataset is None else self._dataset.content_digest
+
+    def open(self, workers: int = 1) -> "SplitSamples":
+        """Return what this process reads with. `workers` processes share its stage and samples.
+
+        Raises:
+            ObjectChangedError: another dataset is in the place of this one.
+            DatasetNotFoundError, ManifestError: there is none that can be read.
+        """
+        # The process first: after a fork another thread may be about to replace what the parent had.
+        if self._process == os.getpid() and (opened := self._opened) is not None:
+            return opened
+        if self._process != os.getpid():  # a thread of the parent may have held the lock
+            self._opened, self._process, self._opening = None, os.getpid(), threading.Lock()
+        with self._opening:
+            if self._opened is None:
+                if self._dataset is None:
+                    # Not while unpickling: a worker that fails there dies without saying why.
+                    self._dataset = reopen_dataset(self.url, self._digest, self._version)
+                else:  # forked: the manifest stays in memory that both have
+                    self._dataset = replace(self._dataset, store=open_store(self.url))
+                self._opened = SplitSamples(self._dataset, self.split, self.options, self._decode, workers)
+            return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without what a process must open for itself."""
+        return self.__dict__ | {
+            "_digest": self.content_digest,
+            "_dataset": None,
+            "_opened": None,
+            "_process": 0,
+            "_opening": None,
+        }
 
 
 class SplitSamples:
@@ -23,15 +106,21 @@ class SplitSamples:
         dataset: what to read.
         split: which part of it.
         options: those of an order and of batches are left out of account.
+        decode: False leaves images as their encoded bytes.
         workers: processes that share this one's stage and samples.
+
+    Attributes:
+        changes_by_epoch: True where a sample differs in the next epoch.
 
     Raises:
         OptionError: options that do not fit the dataset.
     """
 
-    def __init__(self, dataset: Dataset, split: str, options: LoaderOptions, workers: int = 1) -> None:
+    def __init__(
+        self, dataset: Dataset, split: str, options: LoaderOptions, decode: bool = True, workers: int = 1
+    ) -> None:
         self.dataset = dataset
-        self.decoder = Decoder(dataset, options)
+        self.decoder = Decoder(dataset, options) if decode else _Undecoded(dataset, options)
         self.columns = self.decoder.columns
         self.names = self.columns.names
         self._split = split
@@ -41,24 +130,25 @@ class SplitSamples:
         self._options = options
         self._workers = workers
         self._admission: ShardAdmission | None = None
-
-    @property
-    def changes_by_epoch(self) -> bool:
-        """True where a sample differs in the next epoch."""
+        self._opening = threading.Lock()  # several threads that begin together make one stage
         ops = (op for pipeline in self.decoder.pipelines for op in pipeline.ops)
         moves = bool(self.columns.images) or self.columns.moves
-        return moves and (len(self._variants) > 1 or any(op.draws for op in ops))
+        self.changes_by_epoch = moves and (len(self._variants) > 1 or any(op.draws for op in ops))
 
     def read(self, samples: npt.NDArray[np.int64], epoch: int) -> dict[str, Sequence[Any]]:
         """Return the columns of these samples as they are in `epoch`, a value for each: arrays, ints, floats and texts.
 
-        An image is uint8 (height, width, 3); of several views of one size (views, height, width, 3).
+        An image is uint8 (height, width, 3), its bytes with `decode=False`; of several views of one size (views,
+        height, width, 3). Thread-safe.
 
         Raises:
             RecordError: one is damaged, or its image does not decode.
         """
         variant = epoch % len(self._variants)
-        reader = self._readers.get(variant) or self._open(variant)
+        reader = self._readers.get(variant)
+        if reader is None:
+            with self._opening:
+                reader = self._readers.get(variant) or self._open(variant)
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
         rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns}
@@ -85,3 +175,19 @@ class SplitSamples:
                 stage, most_open = self._admission.stage, self._admission.most_open
         found = self._readers[variant] = self.dataset.reader(self._split, variant, stage, most_open)
         return found
+
+
+class _Undecoded(Decoder):
+    """Leaves images encoded."""
+
+    def __init__(self, dataset: Dataset, options: LoaderOptions) -> None:
+        if options.ops is not None or options.views is not None:
+            raise OptionError(
+                "decode=False gives images as they are stored, and ops change pixels: give one of the two"
+            )
+        if dataset.manifest.tensor_shape is not None:
+            raise OptionError(f"{dataset.url} holds pixels, and nothing to be decoded later: leave out decode=False")
+        super().__init__(dataset, replace(options, ops=()))
+
+    def fill_image(self, image: memoryview, draws: Sequence[Sequence[Draws]], rows: Rows, row: int) -> None:
+        rows[IMAGE][row] = bytes(image)

@@ -71,7 +71,7 @@ def read(dataset, pixels, epochs, sampler, **options):
 
 
 def stage_of(dataset):
-    return dataset._samples._admission.stage
+    return dataset._samples.open()._admission.stage
 
 
 def random_order(dataset):

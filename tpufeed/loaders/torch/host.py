@@ -3,23 +3,20 @@
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tpufeed.dataset.partition import World
-from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
+from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.loader import DatasetLike
-from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LabelFormat, LoaderOptions
-from tpufeed.loaders.random_access import SplitSamples
+from tpufeed.loaders.random_access import PortableSamples, SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
-from tpufeed.storage.registry import open_store
 
 try:
     import torch
@@ -85,21 +82,12 @@ class TFRecordImages(TorchDataset[Any]):
         views: Sequence[Any] | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in LoaderOptions.__slots__}
-        self._options = LoaderOptions(**given)
-        self._split = split
         self.transform = transform
-        if isinstance(url, Mixture):
-            raise OptionError("a mixture has an order and no samples by number; give it to torch_loader")
-        self._dataset: Dataset | None = url if isinstance(url, Dataset) else open_dataset(url)
-        self._url = self._dataset.url
-        self._version = self._dataset.number
-        self._digest = ""
-        self._records = self._dataset.split(split).records
+        self._samples = PortableSamples(url, split, LoaderOptions(**given))
         # In shared memory: workers that outlive an epoch see that the next one has begun.
         self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self._owner = self._process = os.getpid()
+        self._owner = os.getpid()
         self._ranks = (thread_world() or World()).size
-        self._samples: SplitSamples | None = SplitSamples(self._dataset, split, self._options)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -114,7 +102,7 @@ class TFRecordImages(TorchDataset[Any]):
     @property
     def split(self) -> str:
         """The part of it that they are."""
-        return self._split
+        return self._samples.split
 
     def set_epoch(self, epoch: int) -> None:
         """Give samples of epoch number `epoch` from now on: its random numbers and, in a cache, its variant."""
@@ -124,13 +112,12 @@ class TFRecordImages(TorchDataset[Any]):
 
     def __repr__(self) -> str:
         epoch = int(self._shared[_EPOCH])
-        return (
-            f"{type(self).__name__}({mask_secrets(self._url)!r}, {self._split!r}, samples={len(self)}, epoch={epoch})"
-        )
+        url = mask_secrets(self._samples.url)
+        return f"{type(self).__name__}({url!r}, {self.split!r}, samples={len(self)}, epoch={epoch})"
 
     def __len__(self) -> int:
         """Samples of the split."""
-        return self._records
+        return self._samples.records
 
     def __getitem__(self, index: int) -> Any:
         """Sample number `index`. Raises IndexError, and RecordError where it is damaged."""
@@ -147,8 +134,8 @@ class TFRecordImages(TorchDataset[Any]):
         batched = len(samples) > 1 and self.transform is None
         if batched and opened.columns.pooled and None in opened.decoder.sizes:
             raise OptionError(
-                f"{self._url}: no op fixes the size of the images, and those of a batch must be equal; pass for "
-                "training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), "
+                f"{self._samples.url}: no op fixes the size of the images, and those of a batch must be equal; pass "
+                "for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), "
                 "CenterCrop(224)] (from tpufeed.images). Where all are equal, or a collate_fn takes others, pass "
                 "transform=torch.from_numpy"
             )
@@ -160,36 +147,24 @@ class TFRecordImages(TorchDataset[Any]):
             elif isinstance(values[0], np.ndarray):
                 columns[name] = [torch.from_numpy(value) for value in values]
         self._count(opened, len(samples))
-        if self._options.columns is None:
+        if self._samples.options.columns is None:
             return [{name: columns[name][row] for name in opened.names} for row in range(len(samples))]
         chosen = [columns[name] for name in opened.names]
         return list(chosen[0]) if len(chosen) == 1 else list(zip(*chosen, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without what a process must open for itself."""
+        """Return the state for another process, with this one's epoch."""
         self._part_from_other_ranks()
-        digest = self._digest if self._dataset is None else self._dataset.content_digest
-        ranks = max(self._ranks, count_ranks())  # a DataLoader's worker that is spawned cannot know
-        return self.__dict__ | {"_digest": digest, "_dataset": None, "_samples": None, "_ranks": ranks}
+        # A DataLoader's worker that is spawned cannot know how many ranks there are.
+        return self.__dict__ | {"_ranks": max(self._ranks, count_ranks())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._shared.share_memory_()  # a copy is in private memory, where forked workers would not see `set_epoch`
 
     def _open(self) -> SplitSamples:
-        """Open what this process reads with; a forked one shares no connection, lock or thread with its parent."""
-        if self._samples is None or self._process != os.getpid():
-            if self._dataset is None:
-                # Of a pickle. Not while unpickling: a worker that fails there dies without saying why.
-                self._dataset = reopen_dataset(self._url, self._digest, self._version)
-            else:  # the manifest stays in memory that both have
-                self._dataset = replace(self._dataset, store=open_store(self._url))
-            worker = get_worker_info()
-            self._samples = SplitSamples(
-                self._dataset, self._split, self._options, 1 if worker is None else worker.num_workers
-            )
-            self._process = os.getpid()
-        return self._samples
+        worker = get_worker_info()
+        return self._samples.open(1 if worker is None else worker.num_workers)
 
     def _count(self, opened: SplitSamples, samples: int) -> None:
         """Workers count together, without a lock: some may be lost."""
@@ -203,10 +178,10 @@ class TFRecordImages(TorchDataset[Any]):
             _logger.warning(
                 "%s, split %r: samples are read again as they were in epoch %d, with the same random numbers%s. Call "
                 "set_epoch(epoch) of the TFRecordImages, or of a tpufeed.LaneSampler over it, before each epoch",
-                mask_secrets(self._url),
-                self._split,
+                mask_secrets(self._samples.url),
+                self.split,
                 int(self._shared[_EPOCH]),
-                " and from the same variant" if len(self.dataset.split(self._split).variants) > 1 else "",
+                " and from the same variant" if len(self.dataset.split(self.split).variants) > 1 else "",
             )
 
     def _part_from_other_ranks(self) -> None:

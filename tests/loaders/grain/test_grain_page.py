@@ -1,0 +1,15 @@
+"""The programs of docs/grain.md, as they stand, in this process, which has imported Grain already."""
+
+from tests.docs.pages import blocks
+
+
+def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path, monkeypatch, capsys):
+    (tmp_path / "flowers").symlink_to(dataset_url)
+    monkeypatch.chdir(tmp_path)
+    programs = blocks("grain.md")
+    assert len(programs) == 4
+    exec("\n".join(programs), {"__name__": "page"})
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == "8 batches of (16, 64, 64, 3)"
+    assert last.startswith("(8, 64, 64, 3) ")
+    assert last.endswith(".jpg")

@@ -1,0 +1,192 @@
+"""grain_source under Grain's own datasets and loaders."""
+
+import contextlib
+import json
+import multiprocessing
+import pickle
+import shutil
+import threading
+from pathlib import Path
+
+import grain
+import numpy as np
+import pytest
+from absl import flags
+
+import tpufeed
+from tpufeed.errors import ObjectChangedError, OptionError, RecordError
+from tpufeed.images import CenterCrop
+from tpufeed.storage.registry import open_store
+
+SAMPLES = 70
+FIXED = [CenterCrop(64)]
+
+
+@pytest.mark.parametrize(
+    "batched",
+    [
+        lambda samples: samples.repeat(2).batch(14),  # one batch holds samples of two epochs
+        lambda samples: samples.batch(7, drop_remainder=True).repeat(2),
+        lambda samples: samples.repeat(2).to_iter_dataset().batch(7),
+    ],
+    ids=["repeat, batch", "batch, repeat", "batches of an iterator"],
+)
+def test_samples_of_each_epoch_are_those_of_numpy_loader(dataset_url, ops, batched):
+    """Also where hosts take slices, shuffle and repeat."""
+    options = {"ops": ops, "seed": 5, "columns": ["image", "label", "sample"]}
+    expected = {}
+    with tpufeed.numpy_loader(dataset_url, batch_size=10, processes=0, **options) as loader:
+        for epoch in range(2):
+            for images, labels, samples in loader:
+                expected |= {
+                    (epoch, n): (image, label) for image, label, n in zip(images, labels, samples, strict=True)
+                }
+    samples = tpufeed.grain_source(dataset_url, **options).to_map_dataset()
+    assert len(samples) == SAMPLES
+    for host in range(2):
+        batches = list(batched(samples[host::2].seed(1).shuffle()))
+        assert (batches[0]["image"].shape[1:], batches[0]["image"].dtype) == ((64, 64, 3), np.uint8)
+        numbers = np.concatenate([batch["sample"] for batch in batches])
+        assert sorted(numbers[:35]) == sorted(numbers[35:]) == list(range(host, SAMPLES, 2))
+        assert numbers[:35].tolist() != numbers[35:].tolist()
+        images, labels = (np.concatenate([batch[name] for batch in batches]) for name in ("image", "label"))
+        for place, (image, label, number) in enumerate(zip(images, labels, numbers, strict=True)):
+            np.testing.assert_array_equal(image, expected[place // 35, number][0])
+            assert label == expected[place // 35, number][1]
+
+
+def test_variants_of_a_cache_follow_the_epochs(cache_url, stored):
+    samples = tpufeed.grain_source(cache_url, "val").to_map_dataset()
+    batches = [batch["image"] for batch in samples.repeat(3).batch(26)]
+    for epoch, images in enumerate(batches):
+        np.testing.assert_array_equal(images, stored(cache_url, "val", epoch % 2).pixels)
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["variants", "random ops"])
+def test_a_source_without_epochs_refuses_what_changes_with_them(cache_url, dataset_url, ops, cached):
+    """Grain counts epochs outside of a source, and would train with the same crops again and again."""
+    source = tpufeed.grain_source(cache_url) if cached else tpufeed.grain_source(dataset_url, ops=ops)
+    with pytest.raises(OptionError, match=r"differ from epoch to epoch.*to_map_dataset\(\) in place of"):
+        grain.MapDataset.source(source)[0]
+    assert source.to_map_dataset()[0]["image"].shape == (64, 64, 3)
+
+
+def make_loader(url, **options):
+    source = tpufeed.grain_source(url, ops=FIXED, columns=["image", "sample"])
+    sampler = grain.samplers.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=3)
+    operations = [grain.transforms.Batch(10, drop_remainder=True)]
+    return grain.DataLoader(data_source=source, sampler=sampler, operations=operations, **options)
+
+
+def test_a_data_loader_goes_on_from_a_checkpoint_with_the_same_samples_only(dataset_url, cache_url, tmp_path):
+    """Wherever they lie: a copy of the dataset is the same one."""
+    iterator = iter(make_loader(dataset_url))
+    next(iterator)
+    state = iterator.get_state()
+    rest = [batch["sample"].tolist() for batch in iterator]
+    assert len(rest) == 6
+    assert json.loads(state)["data_source"] == repr(tpufeed.grain_source(dataset_url))
+    shutil.copytree(dataset_url, tmp_path / "copy")
+    again = iter(make_loader(tmp_path / "copy"))
+    again.set_state(state)
+    assert [batch["sample"].tolist() for batch in again] == rest
+    with pytest.raises(ValueError, match="DataSource in checkpoint does not match"):
+        iter(make_loader(cache_url)).set_state(state)
+
+
+def test_worker_processes_give_the_same_batches(dataset_url, ops):
+    source = tpufeed.grain_source(dataset_url, ops=ops, columns=["image", "sample"])
+    pipeline = source.to_map_dataset().seed(7).shuffle().repeat(2).batch(20).to_iter_dataset()
+    here = list(pipeline)
+    flags.FLAGS.mark_as_parsed()  # Grain 0.2.18 asks for a flag of its own
+    workers = grain.multiprocessing.MultiprocessingOptions(num_workers=2)
+    with contextlib.closing(iter(pipeline.mp_prefetch(workers))) as iterator:
+        first = next(iterator)
+        state = iterator.get_state()
+        there = [first, *iterator]
+        iterator.set_state(state)
+        np.testing.assert_array_equal(next(iterator)["image"], here[1]["image"])
+    assert len(here) == len(there) == 7
+    for one, other in zip(here, there, strict=True):
+        for name in ("image", "sample"):
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_forked_workers_open_the_dataset_themselves(dataset_url, ops):
+    """Also where threads of the parent read while it forks."""
+    samples = tpufeed.grain_source(dataset_url, ops=ops).to_map_dataset()
+    expected = [samples[index]["image"] for index in range(SAMPLES)]
+    stop = threading.Event()
+
+    def keep_reading():
+        while not stop.is_set():
+            samples[3]
+
+    readers = [threading.Thread(target=keep_reading) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            found = pool.map_async(samples.__getitem__, range(SAMPLES)).get(timeout=60)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one["image"], other)
+
+
+def test_a_pickle_opens_the_same_dataset_and_no_other(dataset_url, photo_folder, tmp_path):
+    url = tmp_path / "dataset"
+    shutil.copytree(dataset_url, url)
+    source = tpufeed.grain_source(url, ops=FIXED)
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 1500
+    np.testing.assert_array_equal(pickle.loads(pickled)[3]["image"], source[3]["image"])
+    tpufeed.shard(photo_folder, url, shares="train=0.7,val=0.3", workers=1, seed=1, overwrite=True)
+    with pytest.raises(ObjectChangedError, match="holds another dataset"):
+        pickle.loads(pickled)[3]
+
+
+def test_images_come_as_stored_for_a_decoder_of_ones_own(dataset_url, cache_url, stored):
+    source = tpufeed.grain_source(dataset_url, "val", decode=False, columns=["image", "label", "filename"])
+    records = stored(dataset_url, "val")
+    assert [sample["image"] for sample in source] == records.column("image/encoded")
+    assert [sample["label"] for sample in source] == records.labels.tolist()
+    assert set(source[0]) == {"image", "label", "filename"}
+    with pytest.raises(OptionError, match="give one of the two"):
+        tpufeed.grain_source(dataset_url, decode=False, ops=FIXED)
+    with pytest.raises(OptionError, match="holds pixels, and nothing to be decoded"):
+        tpufeed.grain_source(cache_url, decode=False)
+    with pytest.raises(OptionError, match="decode is True or False, not 'raw'"):
+        tpufeed.grain_source(dataset_url, decode="raw")
+
+
+def test_remote_shards_are_staged(dataset_url, ops, tmp_path):
+    url = "memory://grain/dataset"
+    for file in Path(dataset_url).iterdir():
+        if file.is_file():
+            open_store(url).put(file.name, file.read_bytes())
+    near, far = (
+        tpufeed.grain_source(each, ops=ops, stage_dir=tmp_path, stage_bytes="64MB").to_map_dataset()
+        for each in (dataset_url, url)
+    )
+    for one, other in zip(near.batch(14), far.batch(14), strict=True):
+        np.testing.assert_array_equal(one["image"], other["image"])
+    assert any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_what_is_wrong_is_named(dataset_url, cache_url, damage, ops):
+    source = tpufeed.grain_source(dataset_url, ops=FIXED)
+    for index in (-1, SAMPLES):
+        with pytest.raises(IndexError, match=f"sample {index} of a split of 70"):
+            source[index]
+    assert source.classes == ("astronaut", "cat", "coffee")
+    with pytest.raises(OptionError, match=r"grain_source has no option 'batch_size'; call batch\(...\)"):
+        tpufeed.grain_source(dataset_url, batch_size=8)
+    with pytest.raises(OptionError, match="a mixture has an order and no samples by number; give it to a loader"):
+        tpufeed.grain_source(tpufeed.Mixture({cache_url: 1}))
+    damaged = damage(dataset_url, 33)
+    pipeline = tpufeed.grain_source(damaged.url, ops=ops).to_map_dataset().batch(10).to_iter_dataset()
+    with pytest.raises(RecordError, match=f"{damaged.shard}, record {damaged.record}"):
+        list(pipeline)

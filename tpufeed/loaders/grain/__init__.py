@@ -1,0 +1,1 @@
+"""Grain: a dataset or cache as a random-access source."""
