@@ -142,26 +142,29 @@ def stateful(url, rank=0, size=1, workers=0):
     return StatefulDataLoader(dataset, 7, sampler=sampler, num_workers=workers)
 
 
-@pytest.mark.parametrize(("workers", "taken"), [(0, 0), (0, 4), (0, 10), (0, 13), (2, 4), (2, 13)])
-def test_a_stateful_data_loader_goes_on_in_any_epoch(cache_url, stored, workers, taken):
-    """Its state is asked for after `taken` batches of ten an epoch, ids of which are drawn ahead for the workers."""
-    first, again = stateful(cache_url, workers=workers), stateful(cache_url, workers=workers)
-    epochs = []
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_data_loader_goes_on_in_any_epoch(cache_url, stored, workers):
+    """Its state is asked for before the first batch, and after some of ten an epoch; ids are drawn ahead for workers."""
+    sampler = tpufeed.LaneSampler(tpufeed.TFRecordImages(cache_url), 1, 0)
+    first = stateful(cache_url, workers=workers)
+    states = [(0, 0, first.state_dict())]
     for epoch in range(2):
         first.sampler.set_epoch(epoch)
-        epochs.append([samples.tolist() for _, samples in first])
-    first.sampler.set_epoch(taken // 10 if taken % 10 else max(0, taken - 1) // 10)
-    for number, _ in enumerate(first):
-        if number + 1 == taken % 10:
-            break
-    again.load_state_dict(stateful(cache_url, workers=workers).state_dict() if not taken else first.state_dict())
-    for epoch in range(taken // 10, 2):
-        if epoch > taken // 10:
+        for number, _ in enumerate(first):
+            if number in (3, 9):
+                states.append((epoch, number + 1, first.state_dict()))
+        states.append((epoch + 1, 0, first.state_dict()))
+    for begin, taken, state in states[:-2]:
+        again = stateful(cache_url, workers=workers)
+        again.load_state_dict(state)
+        for epoch in range(begin, 2):
+            sampler.set_epoch(epoch)
             again.sampler.set_epoch(epoch)
-        batches = [(images.numpy(), samples.tolist()) for images, samples in again]
-        assert [samples for _, samples in batches] == epochs[epoch][taken % 10 if epoch == taken // 10 else 0 :]
-        for images, samples in batches:
-            np.testing.assert_array_equal(images, stored(cache_url, "train", epoch).pixels[samples])
+            batches = [(images.numpy(), samples.tolist()) for images, samples in again]
+            skipped = 7 * taken if epoch == begin else 0
+            assert list(itertools.chain(*(samples for _, samples in batches))) == list(sampler)[skipped:]
+            for images, samples in batches:
+                np.testing.assert_array_equal(images, stored(cache_url, "train", epoch).pixels[samples])
 
 
 def test_a_stateful_data_loader_goes_on_with_other_ranks(cache_url):

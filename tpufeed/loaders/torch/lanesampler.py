@@ -205,9 +205,11 @@ class LaneIterator(Iterator[int]):
         return {**self._sampler.state_at(samples), "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says, see `LaneSampler.load_state_dict`."""
+        """Go on where `state` says, see `LaneSampler.load_state_dict`; at the end of an epoch there is no id left."""
         self._sampler.load_state_dict(state)
-        self._ids = None
+        self._ids = self._begin()
+        if self._epoch > state_number(state, "epoch", 0, _MOST):
+            self._ids = iter(())
 
     def _begin(self) -> Iterator[int]:
         sampler, dataset = self._sampler, self._sampler.dataset
