@@ -160,6 +160,14 @@ def test_numbers_of_a_state_may_come_back_as_arrays(cache_url):
         loader.load_state_dict({**state, "samples": True})
 
 
+def test_a_state_is_json_where_options_are_numbers_of_numpy(cache_url):
+    options = {"batch_size": np.int64(5), "lanes": np.int32(16), "seed": np.int64(3), "shuffle": np.True_}
+    with make(cache_url, np.int64(1), np.int64(2), **options) as loader, make(cache_url, 1, 2, seed=3) as plain:
+        for each in (loader, plain):
+            next(iter(each))
+        assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
+
+
 def test_a_state_that_fills_no_batch_changes_nothing(cache_url):
     with make(cache_url) as loader:
         state = loader.state_dict()

@@ -297,7 +297,8 @@ class DeviceIterator(Iterator[Any]):
             raise
 
     def __del__(self) -> None:
-        self.close()
+        if threading is not None:  # at the end of the interpreter modules are gone, and threads are over
+            self.close()
 
     def close(self, why: str = "") -> None:
         """End the thread, after the batch that it is at; those ahead are dropped. The next `next` raises `why`."""

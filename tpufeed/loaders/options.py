@@ -64,13 +64,15 @@ class LoaderOptions:
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or name in ("batch_size", "max_bad_records"):
                 check_count(name, getattr(self, name), least)
+                object.__setattr__(self, name, int(getattr(self, name)))  # numpy's integers in a state are not JSON
         check_bool("shuffle", self.shuffle)
+        object.__setattr__(self, "shuffle", bool(self.shuffle))
         check_bool("repeat", self.repeat)
         if not isinstance(self.timeout_seconds, int | float) or not self.timeout_seconds > 0:
             raise OptionError(f"timeout_seconds is a number above 0, not {self.timeout_seconds!r}")
         if not isinstance(self.seed, int | np.integer):
             raise OptionError(f"seed is a whole number, not {self.seed!r}")
-        object.__setattr__(self, "seed", int(self.seed))  # numpy's integers overflow in the hash and are not JSON
+        object.__setattr__(self, "seed", int(self.seed))  # numpy's overflow in the hash, too
         if self.stage_bytes is not None and self.stage_bytes != 0:
             object.__setattr__(self, "stage_bytes", parse_size(self.stage_bytes))
         if self.remainder not in ("drop", "pad", "repeat"):

@@ -20,7 +20,7 @@ _RANKS_THREAD = "torch_xla._internal.pjrt", "_thread_fn"  # in which torch_xla r
 
 def to_world(world: WorldLike) -> World:
     """Return a world that was given by hand, maybe as (rank, size)."""
-    return world if isinstance(world, World) else World(*world)
+    return world if isinstance(world, World) else World(*map(int, world))
 
 
 def find_world(by_hand: str = _BY_HAND) -> World:

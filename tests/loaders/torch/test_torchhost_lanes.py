@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import tpufeed
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
@@ -133,6 +134,56 @@ def test_set_epoch_moves_samples_that_workers_read(cache_url, stored):
         assert samples.tolist() == list(sampler)
         orders.append(samples.tolist())
     assert orders[0] != orders[1] != orders[2]
+
+
+def stateful(url, rank=0, size=1, workers=0):
+    dataset = tpufeed.TFRecordImages(url, columns=["image", "sample"])
+    sampler = tpufeed.LaneSampler(dataset, size, rank)
+    return StatefulDataLoader(dataset, 7, sampler=sampler, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_data_loader_goes_on_in_any_epoch(cache_url, stored, workers):
+    """Its state is asked for before the first batch, and after some of ten an epoch; ids are drawn ahead for workers."""
+    sampler = tpufeed.LaneSampler(tpufeed.TFRecordImages(cache_url), 1, 0)
+    first = stateful(cache_url, workers=workers)
+    states = [(0, 0, first.state_dict())]
+    for epoch in range(2):
+        first.sampler.set_epoch(epoch)
+        for number, _ in enumerate(first):
+            if number in (3, 9):
+                states.append((epoch, number + 1, first.state_dict()))
+        states.append((epoch + 1, 0, first.state_dict()))
+    for begin, taken, state in states[:-2]:
+        again = stateful(cache_url, workers=workers)
+        again.load_state_dict(state)
+        for epoch in range(begin, 2):
+            sampler.set_epoch(epoch)
+            again.sampler.set_epoch(epoch)
+            batches = [(images.numpy(), samples.tolist()) for images, samples in again]
+            skipped = 7 * taken if epoch == begin else 0
+            assert list(itertools.chain(*(samples for _, samples in batches))) == list(sampler)[skipped:]
+            for images, samples in batches:
+                np.testing.assert_array_equal(images, stored(cache_url, "train", epoch).pixels[samples])
+
+
+def test_a_stateful_data_loader_goes_on_with_other_ranks(cache_url):
+    ranks = [stateful(cache_url, rank, 2) for rank in range(2)]
+    begun = [[next(batches)[1].tolist() for _ in range(2)] for batches in map(iter, ranks)]
+    states = [loader.state_dict() for loader in ranks]
+    assert states[0] == states[1]
+    alone = stateful(cache_url)
+    alone.load_state_dict(states[1])
+    seen = [*itertools.chain(*begun), *(samples.tolist() for _, samples in alone)]
+    assert sorted(itertools.chain(*seen)) == list(range(70))
+    with pytest.raises(OptionError, match="the state's seed is 0, this sampler's 1"):
+        tpufeed.LaneSampler(alone.dataset, seed=1).load_state_dict(alone.sampler.state_at(np.int64(7)))
+
+
+def test_a_state_at_the_end_of_an_epoch_begins_the_next():
+    sampler = tpufeed.LaneSampler(made_up([20, 21]), 2, 0, lanes=4, drop_last=True)
+    sampler.load_state_dict(sampler.state_at(40))  # one is left, which makes up no sample for each rank
+    assert (sampler.epoch, len(sampler)) == (1, 20)
 
 
 def test_the_world_is_that_of_torch_distributed_once_there_is_one():

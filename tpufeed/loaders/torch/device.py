@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 from tpufeed.errors import MissingExtraError
 from tpufeed.keywords import named_options
 from tpufeed.loaders.device import DeviceLoader, StatefulDeviceLoader, Transfer
-from tpufeed.loaders.torch.loader import EpochSampler, map_leaves
+from tpufeed.loaders.torch.loader import EpochSampler, map_leaves, refuse_item
 
 try:
     import torch
@@ -81,6 +81,10 @@ class TorchDeviceLoader(DeviceLoader):
         if name == "source":  # a copy that is being made has none yet
             raise AttributeError(name)
         return getattr(self.source, name)
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raise OptionError: it is no dataset."""
+        refuse_item(self, index)
 
 
 class StatefulTorchDeviceLoader(StatefulDeviceLoader, TorchDeviceLoader):

@@ -117,14 +117,9 @@ class LaneSampler(DistributedSampler[int]):
         """Ids that the next `iter` gives, the same number on every rank."""
         return len(self._share(1))
 
-    def __iter__(self) -> Iterator[int]:
-        """This rank's ids of the epoch."""
-        shards = self.dataset.dataset.split(self.dataset.split).variants[0].shards
-        order = EpochOrder([shard.records for shard in shards], self.seed, self.epoch, self.lanes, self.shuffle)
-        share, left = self._share(_CHUNK), len(self)
-        for chunk in range(-(-left // _CHUNK)):
-            positions, _ = share.positions(chunk)
-            yield from order.places_at(positions[: left - chunk * _CHUNK]).sample.tolist()
+    def __iter__(self) -> "LaneIterator":
+        """This rank's ids of the epoch, which is the one that is set when the first of them is asked for."""
+        return LaneIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch number `epoch`; samples are those of it, too."""
@@ -136,6 +131,7 @@ class LaneSampler(DistributedSampler[int]):
 
         Only the training loop knows how many: DataLoader asks for ids ahead of it.
         """
+        samples = state_number({"samples": samples}, "samples", 0, _MOST)  # numpy's integers are not JSON
         return {**self._identity, "epoch": self.epoch, "lanes": self.lanes, "samples": samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -150,7 +146,9 @@ class LaneSampler(DistributedSampler[int]):
         epoch, samples, lanes = (state_number(state, name, 0, _MOST) for name in ("epoch", "samples", "lanes"))
         check_state_lanes(lanes, self.world)
         self._lanes, self._begun = lanes, (epoch, samples)
-        self.set_epoch(epoch)
+        if samples and not len(self._share(1, epoch)):  # the end of an epoch is the start of the next one
+            self._begun = epoch + 1, 0
+        self.set_epoch(self._begun[0])
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
@@ -166,10 +164,10 @@ class LaneSampler(DistributedSampler[int]):
     def _identity(self) -> dict[str, Any]:
         return identity_of(self.dataset.dataset, self.dataset.split, self.seed, self.shuffle)
 
-    def _share(self, samples: int) -> Share:
-        """This rank's part of the rest of the epoch, `samples` at a time."""
-        epoch, begun = self._begun
-        start = begun if epoch == self.epoch else 0
+    def _share(self, samples: int, epoch: int | None = None) -> Share:
+        """This rank's part of the rest of an epoch, by default the one that is set, `samples` at a time."""
+        begun_epoch, begun = self._begun
+        start = begun if begun_epoch == (self.epoch if epoch is None else epoch) else 0
         share = Share(len(self.dataset), samples, self.world, "drop" if self.drop_last else "repeat", start)
         if not start and not len(self.dataset) // (self.world.size if self.drop_last else 1):
             raise OptionError(
@@ -181,3 +179,49 @@ class LaneSampler(DistributedSampler[int]):
     def _check_lanes(self) -> None:
         if self._lanes is not None:
             check_lanes(self._lanes, self.world)
+
+
+class LaneIterator(Iterator[int]):
+    """Ids of an epoch, with the state behind the last one, which torchdata's StatefulDataLoader looks for here."""
+
+    def __init__(self, sampler: LaneSampler) -> None:
+        self._sampler = sampler
+        self._ids: Iterator[int] | None = None
+        self._epoch = self._samples = 0  # handed out of it, to all ranks together
+        self._ranks = 1
+
+    def __next__(self) -> int:
+        if self._ids is None:
+            self._ids = self._begin()
+        number = next(self._ids)
+        self._samples += self._ranks
+        return number
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the ids that were handed out, the same on all ranks: see `LaneSampler.state_at`."""
+        if self._ids is None:
+            self._ids = self._begin()
+        samples = min(self._samples, len(self._sampler.dataset))  # without those that fill up
+        return {**self._sampler.state_at(samples), "epoch": self._epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` says, see `LaneSampler.load_state_dict`; at the end of an epoch there is no id left."""
+        self._sampler.load_state_dict(state)
+        self._ids = self._begin()
+        if self._epoch > state_number(state, "epoch", 0, _MOST):
+            self._ids = iter(())
+
+    def _begin(self) -> Iterator[int]:
+        sampler, dataset = self._sampler, self._sampler.dataset
+        shards = dataset.dataset.split(dataset.split).variants[0].shards
+        records, epoch = [shard.records for shard in shards], sampler.epoch
+        order = EpochOrder(records, sampler.seed, epoch, sampler.lanes, sampler.shuffle)
+        share, left = sampler._share(_CHUNK), len(sampler)
+        self._epoch, self._samples, self._ranks = epoch, share.start, share.world.size
+
+        def ids() -> Iterator[int]:
+            for chunk in range(-(-left // _CHUNK)):
+                positions, _ = share.positions(chunk)
+                yield from order.places_at(positions[: left - chunk * _CHUNK]).sample.tolist()
+
+        return ids()

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -92,12 +92,25 @@ class Undivided:
 
     dataloader = prefetch_factor  # what it asks one of torch_xla for
 
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raise OptionError: it is no dataset."""
+        refuse_item(self, index)
+
 
 def _undivided() -> OptionError:
     return OptionError(
         "this loader cannot be taken apart into a dataset and a sampler for another DataLoader, as skip_first_batches "
         "of Accelerate and the Hugging Face Trainer's resume try: go on in mid-epoch by its load_state_dict(state), "
         "with what its state_dict() gave, then iterate the loader itself; to the Trainer give ignore_data_skip=True"
+    )
+
+
+def refuse_item(loader: Any, index: Any) -> NoReturn:
+    """Raise OptionError: a DataLoader, or a trainer that makes one, asks a loader for samples as if it were a dataset."""
+    raise OptionError(
+        f"a {type(loader).__name__} gives batches and has no samples by number, so no DataLoader can be made of it: "
+        "iterate it as it is. Where a dataset is wanted give tpufeed.TFRecordImages; the Hugging Face Trainer takes "
+        "this loader from its get_train_dataloader()"
     )
 
 
