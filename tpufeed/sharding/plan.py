@@ -141,8 +141,8 @@ def plan_shards(
     numbered = [name for name in shards if name[-1].isdigit()] if options.names == "kaggle" else []
     if numbered:  # fold1 + 000 and fold10 + 00 are the same
         raise OptionError(
-            f"the name of split {numbered[0]!r} ends in a digit, and with names='kaggle' the number of a shard follows; "
-            "rename the split, or leave names='kaggle' out"
+            f"the name of split {numbered[0]!r} ends in a digit, and with names='kaggle' the number of a shard "
+            "follows; rename the split, or leave names='kaggle' out"
         )
     counts = {name: count for name, (count, _, _) in inventory.totals.items()}
     header = PlanHeader(
