@@ -89,6 +89,11 @@ def test_jpegs_bind_at_decoding() -> None:
     assert found.stages[-1].why_not == "there is no TPU on this host"
 
 
+def test_the_cores_that_would_feed_it_follow_from_the_loader_s_rate() -> None:
+    assert diagnose(measurements(loader=1500)).cores_needed == (6, 10)  # 2 cores x 4100 / 1500, and x 7500 / 1500
+    assert diagnose(measurements(loader=None, why_not="no record can be read")).cores_needed is None
+
+
 def test_a_bucket_that_no_copy_holds_binds_and_holds_down_what_else_would_help() -> None:
     found = diagnose(measurements(storage=BUCKET, alternatives=(other(4500), other(48_000, "raw", 150_000, 150e9))))
     assert (found.fed, found.binding) == (1000, "storage")

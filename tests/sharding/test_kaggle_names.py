@@ -9,8 +9,10 @@ import pytest
 from PIL import Image
 
 import tpufeed
+from tests.gcs_server import GcsServer
 from tpufeed.errors import DuplicateWriterError, OptionError
 from tpufeed.images import CenterCrop
+from tpufeed.storage.registry import open_store
 
 
 def draw(folder: Path, names: list[str], seed: int = 0) -> Path:
@@ -106,6 +108,26 @@ def test_overwrite_removes_shards_of_every_count(state, flowers, photos):
     assert len(counts_of(flowers)) == 2
     build(photos, flowers, names="tpufeed", overwrite=True)
     assert not list(flowers.glob("*.tfrec"))
+
+
+def test_in_a_bucket_too_no_shard_of_another_count_is_left(photos):
+    def shards():
+        return {info.name: store.read(info.name) for info in store.iter_objects() if info.name.endswith(".tfrec")}
+
+    with GcsServer(md5=False) as server, pytest.MonkeyPatch.context() as patch:
+        for key, value in server.environment().items():
+            patch.setenv(key, value)
+        store = open_store("gs://bucket/flowers")
+        build(photos, store.url)
+        before = shards()
+        name = next(name for name in before if name.startswith("train01-"))
+        store.put("train01-999.tfrec", before[name])
+        for gone in (name, "manifest.json", "_tpufeed/reports/000001.json"):
+            store.delete(gone)
+        build(photos, store.url)
+        assert shards() == before
+        build(photos, store.url, shards=2, overwrite=True)
+        assert sum(name.startswith("train") for name in shards()) == 2
 
 
 def test_files_of_other_programs_are_not_replaced(photos, tmp_path):
