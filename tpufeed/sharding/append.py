@@ -288,7 +288,7 @@ def options_of(base: Dataset, given: Mapping[str, Any]) -> ShardOptions:
 def _different(base: Dataset, options: ShardOptions) -> dict[str, Any]:
     """Return the options that decide bytes and are not those of the dataset."""
     there, here = _deciding(base.manifest.options), _deciding(options.to_dict())
-    return {name: value for name, value in here.items() if there.get(name) != value}
+    return {name: here.get(name) for name in {**there, **here} if there.get(name) != here.get(name)}
 
 
 def _said(base: Dataset, options: ShardOptions) -> list[str]:
