@@ -233,7 +233,7 @@ def test_shard_appends_with_the_options_of_the_dataset_alone(grown, tmp_path):
         tpufeed.shard(more, url, append=True, presize=8, workers=1)
     other, given = tmp_path / "by-content", {"shares": "train=0.8,val=0.2", "workers": 1}
     tpufeed.shard(tmp_path / "old", other, split_by_content=True, **given)
-    with pytest.raises(OptionError, match="split_by_content is (True|true|set) there and not set here"):
+    with pytest.raises(OptionError, match=r"split_by_content is (True|true|set) there and not set here"):
         tpufeed.shard(more, other, append=True, **given)
     with pytest.raises(OptionError, match="allow_different is for append"):
         tpufeed.shard(more, url, allow_different=True, workers=1)
