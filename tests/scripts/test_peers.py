@@ -45,6 +45,14 @@ def test_loaders_are_measured_and_compared_and_absent_ones_say_so(bench: ModuleT
     assert all(len(bench.row(name, figures, found)) == 8 for name, figures in loaders.items())
 
 
+@pytest.mark.long
+def test_grain_is_measured_over_both_sources(bench: ModuleType, sources: dict[str, Any]) -> None:
+    module = importlib.import_module("bench_grain")
+    found = module.measure(sources["presized"], 1, 1)
+    assert set(found) == set(module.WAYS)
+    assert all(microseconds > 0 for (microseconds,) in found.values())
+
+
 def test_a_loader_that_cannot_do_the_work_or_fails_says_why(bench: ModuleType) -> None:
     source = importlib.import_module("peers").Source("raw", *[Path("/nowhere")] * 4)
     assert bench.run("decoding", source, 0.01)["why_not"] == "not measured: it does no raw work"
