@@ -24,7 +24,9 @@ def parse(arguments):
     """The options as a namespace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="a dataset or cache with labels and a split train")
-    parser.add_argument("--out", type=Path, default=Path("stateful-run"), help="a folder; one with a checkpoint goes on")
+    parser.add_argument(
+        "--out", type=Path, default=Path("stateful-run"), help="a folder; one with a checkpoint goes on"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--every", type=int, default=100, help="steps from one checkpoint to the next")
     parser.add_argument("--batch-size", type=int, default=32, help="of each process")

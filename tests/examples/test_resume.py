@@ -1,5 +1,6 @@
 """The examples with checkpoints of a trainer or of Orbax, stopped in mid-epoch: each sample comes once an epoch."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -113,7 +114,9 @@ def test_a_trainer_goes_on_with_the_very_next_sample(flowers, trained, name):
     assert re.search("^OptionError: the state's content_digest is .*: it is of another dataset", other, re.MULTILINE)
 
 
-def test_orbax_goes_on_after_a_kill_on_any_number_of_processes(flowers, workplace, page_arguments, run_example):
+def test_orbax_goes_on_after_a_kill_on_any_number_of_processes(
+    flowers, workplace, page_arguments, run_example, monkeypatch, capsys
+):
     arguments = page_arguments("jax_orbax.py")
     (workplace / "killed.py").write_text(KILLED)
     killed = run_example(workplace / "killed.py", EXAMPLES, *arguments, folder=workplace, returncode=-9)
@@ -128,8 +131,12 @@ def test_orbax_goes_on_after_a_kill_on_any_number_of_processes(flowers, workplac
         with loader:
             assert next(iter(loader)).tolist() == batches[12][rank:8:2]
 
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    rest = run_example("jax_orbax.py", *arguments, folder=workplace, **devices).text
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("TPUFEED_PROCESSES", "0")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("jax_orbax")
+    example.main(example.parse(arguments))
+    rest = capsys.readouterr().out
     assert rest.startswith("goes on after step 12\n")
     before, after = steps(killed.text), steps(rest)
     assert list(after) == list(range(13, 21))

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[3] / "docs/jax.md"
 def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path):
     (tmp_path / "flowers").symlink_to(dataset_url)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     (tmp_path / "program.py").write_text("\n".join(blocks))
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
