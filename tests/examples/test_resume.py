@@ -143,3 +143,57 @@ def test_orbax_goes_on_after_a_kill_on_any_number_of_processes(
     assert [samples for _, samples in (before | after).values()][:18] == batches
     for number in (13, 14):
         assert float(after[number][0]) == pytest.approx(float(before[number][0]), rel=1e-3)
+
+
+# The Trainer's own way, without a loader: it skips the ids of the steps that are done.
+SAMPLER = """
+import torch
+import tpufeed
+from huggingface_trainer import Model
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+
+class PowerCut(BaseException):
+    pass
+
+
+class Fail(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 14:
+            raise PowerCut
+
+
+class LaneTrainer(Trainer):
+    def _get_train_sampler(self, dataset=None):
+        return tpufeed.LaneSampler(self.train_dataset, 1, 0)
+
+
+def collate(samples):
+    images, labels, ids = zip(*samples)
+    print(f"samples {list(ids)}, {torch.stack(images).sum()}", flush=True)
+    return {"pixel_values": torch.stack(images).permute(0, 3, 1, 2) / 255, "labels": torch.tensor(labels)}
+
+
+for name, callbacks, resume in (("whole", [], None), ("run", [Fail()], None), ("run", [], "run/checkpoint-12")):
+    print("== ")
+    dataset = tpufeed.TFRecordImages("cache", columns=["image", "label", "sample"])
+    arguments = {"num_train_epochs": 2, "save_steps": 4, "report_to": "none", "per_device_train_batch_size": 16}
+    given = TrainingArguments(name, disable_tqdm=True, **arguments)
+    trainer = LaneTrainer(Model(5), given, train_dataset=dataset, data_collator=collate, callbacks=callbacks)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except PowerCut:
+        pass
+"""
+
+
+@pytest.mark.long  # imports transformers once more, for a way that is wholly the Trainer's
+def test_the_trainer_skips_ids_of_a_lane_sampler_and_goes_on_with_the_same_pixels(flowers, run_example, tmp_path):
+    (tmp_path / "cache").symlink_to(flowers.cache_url)
+    (tmp_path / "sampler.py").write_text(SAMPLER)
+    folders = {"PYTHONPATH": f"{EXAMPLES}:{EXAMPLES.parent}"}
+    text = run_example(tmp_path / "sampler.py", folder=tmp_path, USE_TORCH_XLA="0", **folders).text
+    whole, failed, rest = (re.findall(r"^samples .*$", part, re.MULTILINE) for part in text.split("== \n")[1:])
+    assert (len(whole), len(rest)) == (20, 8)
+    assert failed[:14] == whole[:14]
+    assert rest == whole[12:]
