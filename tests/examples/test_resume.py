@@ -1,5 +1,6 @@
 """The examples with checkpoints of a trainer or of Orbax, stopped in mid-epoch: each sample comes once an epoch."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -113,7 +114,9 @@ def test_a_trainer_goes_on_with_the_very_next_sample(flowers, trained, name):
     assert re.search("^OptionError: the state's content_digest is .*: it is of another dataset", other, re.MULTILINE)
 
 
-def test_orbax_goes_on_after_a_kill_on_any_number_of_processes(flowers, workplace, page_arguments, run_example):
+def test_orbax_goes_on_after_a_kill_on_any_number_of_processes(
+    flowers, workplace, page_arguments, run_example, monkeypatch, capsys
+):
     arguments = page_arguments("jax_orbax.py")
     (workplace / "killed.py").write_text(KILLED)
     killed = run_example(workplace / "killed.py", EXAMPLES, *arguments, folder=workplace, returncode=-9)
@@ -128,11 +131,69 @@ def test_orbax_goes_on_after_a_kill_on_any_number_of_processes(flowers, workplac
         with loader:
             assert next(iter(loader)).tolist() == batches[12][rank:8:2]
 
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    rest = run_example("jax_orbax.py", *arguments, folder=workplace, **devices).text
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("TPUFEED_PROCESSES", "0")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("jax_orbax")
+    example.main(example.parse(arguments))
+    rest = capsys.readouterr().out
     assert rest.startswith("goes on after step 12\n")
     before, after = steps(killed.text), steps(rest)
     assert list(after) == list(range(13, 21))
     assert [samples for _, samples in (before | after).values()][:18] == batches
     for number in (13, 14):
         assert float(after[number][0]) == pytest.approx(float(before[number][0]), rel=1e-3)
+
+
+# The Trainer's own way, without a loader: it skips the ids of the steps that are done.
+SAMPLER = """
+import torch
+import tpufeed
+from huggingface_trainer import Model
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+
+class PowerCut(BaseException):
+    pass
+
+
+class Fail(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 14:
+            raise PowerCut
+
+
+class LaneTrainer(Trainer):
+    def _get_train_sampler(self, dataset=None):
+        return tpufeed.LaneSampler(self.train_dataset, 1, 0)
+
+
+def collate(samples):
+    images, labels, ids = zip(*samples)
+    print(f"samples {list(ids)}, {torch.stack(images).sum()}", flush=True)
+    return {"pixel_values": torch.stack(images).permute(0, 3, 1, 2) / 255, "labels": torch.tensor(labels)}
+
+
+for name, callbacks, resume in (("whole", [], None), ("run", [Fail()], None), ("run", [], "run/checkpoint-12")):
+    print("== ")
+    dataset = tpufeed.TFRecordImages("cache", columns=["image", "label", "sample"])
+    arguments = {"num_train_epochs": 2, "save_steps": 4, "report_to": "none", "per_device_train_batch_size": 16}
+    given = TrainingArguments(name, disable_tqdm=True, **arguments)
+    trainer = LaneTrainer(Model(5), given, train_dataset=dataset, data_collator=collate, callbacks=callbacks)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except PowerCut:
+        pass
+"""
+
+
+@pytest.mark.long  # imports transformers once more, for a way that is wholly the Trainer's
+def test_the_trainer_skips_ids_of_a_lane_sampler_and_goes_on_with_the_same_pixels(flowers, run_example, tmp_path):
+    (tmp_path / "cache").symlink_to(flowers.cache_url)
+    (tmp_path / "sampler.py").write_text(SAMPLER)
+    folders = {"PYTHONPATH": f"{EXAMPLES}:{EXAMPLES.parent}"}
+    text = run_example(tmp_path / "sampler.py", folder=tmp_path, USE_TORCH_XLA="0", **folders).text
+    whole, failed, rest = (re.findall(r"^samples .*$", part, re.MULTILINE) for part in text.split("== \n")[1:])
+    assert (len(whole), len(rest)) == (20, 8)
+    assert failed[:14] == whole[:14]
+    assert rest == whole[12:]

@@ -16,7 +16,7 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, cache_url, tmp_
     (tmp_path / "flowers").symlink_to(dataset_url)
     (tmp_path / "flowers-224").symlink_to(cache_url)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     cells = [block for page in ("kaggle.md", "README.md") for block in blocks_of(page) if "import jax\n" in block]
     assert len(cells) == 2
     (tmp_path / "program.py").write_text("\n".join([*blocks, *cells]))

@@ -144,7 +144,7 @@ def stateful(url, rank=0, size=1, workers=0):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_data_loader_goes_on_in_any_epoch(cache_url, stored, workers):
-    """Its state is asked for before the first batch, and after some of the ten; ids are drawn ahead for workers."""
+    """Its state is asked for before the first batch, and after some of ten an epoch; workers draw ids ahead."""
     sampler = tpufeed.LaneSampler(tpufeed.TFRecordImages(cache_url), 1, 0)
     first = stateful(cache_url, workers=workers)
     states = [(0, 0, first.state_dict())]

@@ -8,9 +8,10 @@ import threading
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import tpufeed
-from tpufeed.errors import LoaderError
+from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.torch import loader as torchloader
 
 SAMPLES = 70
@@ -183,3 +184,16 @@ def test_closing_stops_what_decodes(cache_url):
     with pytest.raises(LoaderError, match="closed"):
         next(iterator)
     assert loader.stats().batches >= 1
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("form", [lambda loader: loader, lambda loader: tpufeed.device_loader(loader, "cpu")])
+def test_a_data_loader_around_it_is_refused_with_what_to_do(cache_url, form):
+    """As the Hugging Face Trainer makes one of its `train_dataset`."""
+    with (
+        make(cache_url) as loader,
+        pytest.raises(OptionError, match=r"iterate it as it is\. Where a dataset is wanted"),
+    ):
+        next(iter(DataLoader(form(loader), 8, shuffle=True)))

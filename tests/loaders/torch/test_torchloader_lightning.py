@@ -118,6 +118,24 @@ def test_a_run_that_failed_in_mid_epoch_goes_on_where_it_was(cache_url, epochs, 
     assert second.trained == epochs[10:]
 
 
+@pytest.mark.parametrize("limit", [5, 0.5])
+def test_it_goes_on_within_shorter_epochs_with_checks_between(cache_url, epochs, tmp_path, limit):
+    """Each epoch has its first five batches, or half of seven; `last` stands after the second batch of the second."""
+    length, last = (5, 7) if limit == 5 else (3, 5)
+    first, second = Model(fails_at=last), Model()
+    for model, resume in ((first, None), (second, tmp_path / f"step={last}.ckpt")):
+        val = make(cache_url, "val", columns=["sample"], shuffle=False, remainder="pad")
+        given = {"folder": tmp_path, "resume": resume, "limit_train_batches": limit, "val_check_interval": 2}
+        with make(cache_url) as loader, val:
+            if resume is None:
+                with pytest.raises(RuntimeError, match="the power fails"):
+                    fit(model, loader, val, **given)
+            else:
+                fit(model, loader, val, **given)
+    expected = [each for each in epochs if each[1] < length]
+    assert (first.trained, second.trained) == (expected[:last], expected[last:])
+
+
 def test_an_exception_of_the_source_comes_out_of_fit(cache_url, damage):
     damaged = damage(cache_url, 33)
     model, place = Model(), f"record {damaged.record}, byte {damaged.byte}"

@@ -84,7 +84,7 @@ class TorchDeviceLoader(DeviceLoader):
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raise OptionError: it is no dataset."""
-        refuse_item(self, index)
+        refuse_item(self)
 
 
 class StatefulTorchDeviceLoader(StatefulDeviceLoader, TorchDeviceLoader):

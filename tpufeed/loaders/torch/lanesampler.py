@@ -141,14 +141,19 @@ class LaneSampler(DistributedSampler[int]):
             OptionError: the state is of another dataset, split, seed or order, or its lanes cannot be dealt. The
                 sampler is as it was before.
         """
+        self._begun = self._move(state)
+
+    def _move(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Take epoch and lanes of a state; return the epoch, and the samples of it that all ranks have had."""
         state = grow_state(state, self.dataset.dataset)
         check_identity(state, self._identity, "sampler", self.dataset.dataset.url)
         epoch, samples, lanes = (state_number(state, name, 0, _MOST) for name in ("epoch", "samples", "lanes"))
         check_state_lanes(lanes, self.world)
-        self._lanes, self._begun = lanes, (epoch, samples)
-        if samples and not len(self._share(1, epoch)):  # the end of an epoch is the start of the next one
-            self._begun = epoch + 1, 0
-        self.set_epoch(self._begun[0])
+        if samples and not len(self._share(1, samples)):  # the end of an epoch is the start of the next one
+            epoch, samples = epoch + 1, 0
+        self._lanes = lanes
+        self.set_epoch(epoch)
+        return epoch, samples
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
@@ -164,10 +169,11 @@ class LaneSampler(DistributedSampler[int]):
     def _identity(self) -> dict[str, Any]:
         return identity_of(self.dataset.dataset, self.dataset.split, self.seed, self.shuffle)
 
-    def _share(self, samples: int, epoch: int | None = None) -> Share:
-        """This rank's part of the rest of an epoch, by default the one that is set, `samples` at a time."""
-        begun_epoch, begun = self._begun
-        start = begun if begun_epoch == (self.epoch if epoch is None else epoch) else 0
+    def _share(self, samples: int, start: int | None = None) -> Share:
+        """This rank's part of an epoch, `samples` at a time, from `start` on; by default of the rest that is set."""
+        if start is None:
+            epoch, begun = self._begun
+            start = begun if epoch == self.epoch else 0
         share = Share(len(self.dataset), samples, self.world, "drop" if self.drop_last else "repeat", start)
         if not start and not len(self.dataset) // (self.world.size if self.drop_last else 1):
             raise OptionError(
@@ -182,7 +188,10 @@ class LaneSampler(DistributedSampler[int]):
 
 
 class LaneIterator(Iterator[int]):
-    """Ids of an epoch, with the state behind the last one, which torchdata's StatefulDataLoader looks for here."""
+    """Ids of an epoch, with the state behind the last one, which torchdata's StatefulDataLoader looks for here.
+
+    A state that is loaded here moves this iterator, and the epoch of the sampler, whose length stays that of an epoch.
+    """
 
     def __init__(self, sampler: LaneSampler) -> None:
         self._sampler = sampler
@@ -192,36 +201,35 @@ class LaneIterator(Iterator[int]):
 
     def __next__(self) -> int:
         if self._ids is None:
-            self._ids = self._begin()
-        number = next(self._ids)
+            self._begin()
+        number = next(self._ids)  # type: ignore[arg-type]  # which `_begin` has set
         self._samples += self._ranks
         return number
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the ids that were handed out, the same on all ranks: see `LaneSampler.state_at`."""
         if self._ids is None:
-            self._ids = self._begin()
+            self._begin()
         samples = min(self._samples, len(self._sampler.dataset))  # without those that fill up
         return {**self._sampler.state_at(samples), "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says, see `LaneSampler.load_state_dict`; at the end of an epoch there is no id left."""
-        self._sampler.load_state_dict(state)
-        self._ids = self._begin()
-        if self._epoch > state_number(state, "epoch", 0, _MOST):
+        """Go on where `state` says; at the end of an epoch no id is left. Raises OptionError as the sampler does."""
+        epoch, samples = self._sampler._move(state)
+        self._begin(samples)
+        if epoch > state["epoch"]:
             self._ids = iter(())
 
-    def _begin(self) -> Iterator[int]:
+    def _begin(self, start: int | None = None) -> None:
         sampler, dataset = self._sampler, self._sampler.dataset
-        shards = dataset.dataset.split(dataset.split).variants[0].shards
-        records, epoch = [shard.records for shard in shards], sampler.epoch
-        order = EpochOrder(records, sampler.seed, epoch, sampler.lanes, sampler.shuffle)
-        share, left = sampler._share(_CHUNK), len(sampler)
-        self._epoch, self._samples, self._ranks = epoch, share.start, share.world.size
+        records = [shard.records for shard in dataset.dataset.split(dataset.split).variants[0].shards]
+        order = EpochOrder(records, sampler.seed, sampler.epoch, sampler.lanes, sampler.shuffle)
+        share, left = sampler._share(_CHUNK, start), len(sampler._share(1, start))
+        self._epoch, self._samples, self._ranks = sampler.epoch, share.start, share.world.size
 
         def ids() -> Iterator[int]:
             for chunk in range(-(-left // _CHUNK)):
                 positions, _ = share.positions(chunk)
                 yield from order.places_at(positions[: left - chunk * _CHUNK]).sample.tolist()
 
-        return ids()
+        self._ids = ids()

@@ -94,7 +94,7 @@ class Undivided:
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raise OptionError: it is no dataset."""
-        refuse_item(self, index)
+        refuse_item(self)
 
 
 def _undivided() -> OptionError:
@@ -105,8 +105,8 @@ def _undivided() -> OptionError:
     )
 
 
-def refuse_item(loader: Any, _: Any) -> NoReturn:
-    """Raise OptionError: a DataLoader, or a trainer that makes one, takes a loader for a dataset."""
+def refuse_item(loader: Any) -> NoReturn:
+    """Raise OptionError: a DataLoader, maybe of a trainer, asks a loader for samples as it asks a dataset."""
     raise OptionError(
         f"a {type(loader).__name__} gives batches and has no samples by number, so no DataLoader can be made of it: "
         "iterate it as it is. Where a dataset is wanted give tpufeed.TFRecordImages; the Hugging Face Trainer takes "
