@@ -24,7 +24,7 @@ from bounds import lowest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("gcs", "tf", "torch", "xla", "jax", "ray", "beam", "lightning", "report", "profile", "parquet")
+EXTRAS = ("gcs", "tf", "torch", "xla", "torchtpu", "jax", "ray", "beam", "lightning", "report", "profile", "parquet")
 CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")
 OLDEST_PYTHON = "3.11"
 INSTALL_SECONDS, SMOKE_SECONDS, TESTS_SECONDS = 1800, 600, 1800
