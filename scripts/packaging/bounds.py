@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable
 
-_BOUND = re.compile(r"(?P<name>[\w.-]+(?:\[[\w,]+\])?)>=(?P<version>[\w.]+)(?P<marker>\s*;.*)?")
+_BOUND = re.compile(r"(?P<name>[\w.-]+(?:\[[\w,]+\])?)>=(?P<version>[\w.]+)(?:,<[\w.]+)?(?P<marker>\s*;.*)?")
 
 
 def lowest(requirements: Iterable[str]) -> list[str]:
-    """`name>=1.2` becomes `name==1.2`; what is exact already stays.
+    """`name>=1.2` becomes `name==1.2`, with or without an upper bound; what is exact already stays.
 
     Raises:
         ValueError: a requirement without a lower bound.

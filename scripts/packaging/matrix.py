@@ -25,7 +25,7 @@ from bounds import lowest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = (
-    *("gcs", "tf", "torch", "xla", "jax", "keras", "grain", "ray", "beam"),
+    *("gcs", "tf", "torch", "xla", "torchtpu", "jax", "keras", "grain", "ray", "beam"),
     *("lightning", "metrics", "report", "profile", "parquet"),
 )
 CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")

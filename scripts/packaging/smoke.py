@@ -91,7 +91,7 @@ def check_batches(folder: Path, make_loader: Callable) -> None:
 
 
 def check_missing(folder: Path) -> None:
-    """What needs an extra names the command that installs it. Nothing of tpufeed needs `lightning`."""
+    """What needs an extra names the command that installs it. Nothing of tpufeed needs `lightning` or `torchtpu`."""
     url = str(folder / "cache")
     (folder / "table.parquet").write_bytes(b"PAR1")
     calls: dict[str, Sequence[Callable[[], object]]] = {
@@ -183,6 +183,50 @@ def check_grain(folder: Path) -> None:
 
     check_batches(folder, in_workers)
     assert "torch" not in sys.modules
+
+
+def check_torchtpu(folder: Path) -> None:
+    """Without a TPU: the seam against the real package, its errors, and the same loader on the CPU."""
+    import torch
+
+    def on_cpu(*arguments: str, **options: int) -> Any:
+        return tpufeed.device_loader(tpufeed.torch_loader(*arguments, **options), "cpu")
+
+    check_batches(folder, on_cpu)
+    # torch has loaded it by itself, and it tells children to do so; workers of tpufeed do not.
+    assert "torch_tpu" in sys.modules
+    assert os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "1"
+    if torch.accelerator.is_available():
+        check_batches(folder, lambda *args, **opts: to_host(tpufeed.device_loader(tpufeed.torch_loader(*args, **opts))))
+        return
+    said = "nothing"
+    try:
+        tpufeed.device_loader([], "tpu")
+    except tpufeed.errors.OptionError as error:
+        said = str(error)
+    assert said.startswith(f"torch_tpu {metadata.version('torch_tpu')} finds no TPU here"), said
+    # What device.py relies on: waiting for a device waits for its copies and deferred operations; pinned tensors are
+    # the device's own; ranks are torch.distributed's, of a backend that only a TPU registers.
+    from torch_tpu import _loader
+    from torch_tpu._internal.batch_transfer import TransferFuture, batch_transfer_h2d
+    from torch_tpu._internal.device import _device_ops_backend
+
+    assert "have completed" in _device_ops_backend._synchronize_device.__doc__
+    assert callable(torch.tpu.synchronize)
+    assert '"tpu_dist"' in Path(_loader.__file__).read_text()
+    # What it does not use: futures of tensors that the caller allocates, in the device's own layout.
+    assert "src_arrs" in batch_transfer_h2d.__doc__
+    assert "dst_arrs" in batch_transfer_h2d.__doc__
+    assert callable(TransferFuture.wait)
+    # As on a TPU, the device has its name.
+    torch.utils.rename_privateuse1_backend("tpu")
+    assert tpufeed.device_loader([], "tpu").device == torch.device("tpu")
+
+
+def to_host(loader: Any) -> Iterator[tuple[Any, Any]]:
+    for images, labels in loader:
+        assert images.device == loader.device
+        yield images.cpu(), labels.cpu()
 
 
 def check_lightning(folder: Path) -> None:
@@ -277,6 +321,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "tf": lambda folder: check_batches(folder, tpufeed.tf_dataset),
     "torch": check_torch,
     "xla": check_xla,
+    "torchtpu": check_torchtpu,
     "jax": lambda folder: check_batches(folder, tpufeed.jax_loader),
     "keras": check_keras,
     "grain": check_grain,

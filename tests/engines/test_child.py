@@ -60,6 +60,10 @@ def sleep_unheard(context, connection):
     time.sleep(600)
 
 
+def say_variable(name, connection):
+    connection.send(os.environ.get(name))
+
+
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TpufeedError)]
 ODD = {ImageError: ("too_large", "an image"), MissingExtraError: ("ray", "ray"), DatasetDamagedError: ("damaged", ())}
 
@@ -131,3 +135,10 @@ def test_a_child_that_is_apart_ends_with_a_launcher_that_is_killed():
         assert is_running(pid)
         launcher.kill()
     wait_until(lambda: not is_running(pid))
+
+
+def test_a_worker_that_imports_torch_opens_no_device(start, monkeypatch):
+    """torch_tpu sets the variable for its children, and would take the TPU from the training."""
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
+    assert start("say_variable", "TORCH_DEVICE_BACKEND_AUTOLOAD").receive() == "0"
+    assert start("say_variable", "TORCH_DEVICE_BACKEND_AUTOLOAD", one_thread=False).receive() == "1"

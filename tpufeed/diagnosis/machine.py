@@ -17,7 +17,7 @@ from tpufeed.engines.engine import available_cores
 
 _PACKAGES = (
     *("tpufeed", "numpy", "pillow", "simplejpeg", "opencv-python-headless"),
-    *("tensorflow-cpu", "tensorflow", "torch", "torch_xla", "jax", "libtpu"),
+    *("tensorflow-cpu", "tensorflow", "tensorflow-tpu", "torch", "torch_xla", "torch_tpu", "jax", "libtpu"),
 )
 _BUSY = 0.5
 

@@ -22,6 +22,8 @@ from tpufeed.errors import LoaderError, TpufeedError
 
 # A worker is a core's worth: libraries that would start a thread a core have to be told, before they are imported.
 _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+# torch_tpu sets this to 1 for its children. A worker that imports torch, for an op of the user, would open the TPU.
+_NO_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 _LONGEST_PATIENCE_SECONDS = 1e6  # more than that the system's calls do not take
 _KILLED_SECONDS = 5.0  # for a child that was killed, or has closed its end, to be gone, dumping its core perhaps
 _OUTPUT_BYTES = 2000
@@ -71,7 +73,7 @@ class Child:
         variables: of its environment, added to those of this process.
         patience_seconds: how long `send` waits for a child that does not read; None is for ever.
         apart: gives it a process group of its own, so that all it starts ends with it, and a file to print to.
-        one_thread: libraries there start no threads of their own.
+        one_thread: libraries there start no threads of their own, and torch loads no backend of a device.
     """
 
     def __init__(
@@ -86,7 +88,8 @@ class Child:
     ) -> None:
         fill_streams()
         # The user's own numbers of threads win over ours.
-        environment = {**(_ONE_THREAD if one_thread else {}), **os.environ, **(variables or {})}
+        ours_first, ours_last = (_ONE_THREAD, _NO_DEVICE) if one_thread else ({}, {})
+        environment = {**ours_first, **os.environ, **ours_last, **(variables or {})}
         # For -P: the same modules as here, never those that happen to lie in the working folder.
         environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
         self._apart = apart

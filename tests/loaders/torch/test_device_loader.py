@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import tpufeed
-from tpufeed.errors import LoaderError, OptionError, RecordError
+from tpufeed.errors import LoaderError, MissingExtraError, OptionError, RecordError
 from tpufeed.loaders.torch import device as torch_device
 
 
@@ -412,6 +413,27 @@ def test_without_streams_the_copy_is_waited_for(accelerator):
     assert accelerator == ["pin", "to meta:3, True", "synchronize meta:3"]
 
 
+def test_pinned_memory_is_kept_until_the_copy_is_done(accelerator, monkeypatch):
+    pinned, alive = [], []
+
+    def pin(tensor):
+        copied = tensor.clone()
+        pinned.append(weakref.ref(copied))
+        return copied
+
+    def synchronize(_):
+        alive.append([reference() is not None for reference in pinned])
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.accelerator, "synchronize", synchronize)
+    iterator = iter(tpufeed.device_loader([(torch.zeros(2), torch.ones(2))]))
+    next(iterator)
+    assert alive == [[True, True]]
+    gc.collect()
+    assert [reference() for reference in pinned] == [None, None]
+    iterator.close()
+
+
 def test_with_streams_the_consumer_waits_on_the_device(accelerator, monkeypatch):
     monkeypatch.setattr(torch_device, "_STREAMED", ("meta",))
     list(tpufeed.device_loader([(torch.zeros(2), torch.ones(2))]))
@@ -424,3 +446,47 @@ def test_with_streams_the_consumer_waits_on_the_device(accelerator, monkeypatch)
 def test_for_another_device_than_the_accelerator_nothing_is_pinned(accelerator):
     list(tpufeed.device_loader([torch.zeros(2)], "cpu"))
     assert accelerator == ["to cpu, True"]
+
+
+# TorchTPU: the device "tpu"
+
+
+@pytest.fixture
+def install(monkeypatch, tmp_path):
+    """Put a package's metadata on the path, as pip would; its code is what no test here has."""
+
+    def begin(name, **files):
+        folder = tmp_path / f"{name}-0.2.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.2.0\n")
+        for file, text in files.items():
+            (folder / f"{file}.txt").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    return begin
+
+
+@pytest.mark.parametrize("device", ["tpu", "tpu:0"])
+def test_without_torch_tpu_the_extra_is_named(monkeypatch, device):
+    monkeypatch.setitem(sys.modules, "torch_xla", None)
+    with pytest.raises(MissingExtraError, match=r"torch_tpu is not installed: pip install 'tpufeed\[torchtpu\]'"):
+        tpufeed.device_loader([], device)
+
+
+def test_where_torch_xla_is_its_loader_is_named():
+    pytest.importorskip("torch_xla")
+    with pytest.raises(OptionError, match=r"use tpufeed.xla_loader, or install 'tpufeed\[torchtpu\]' into an environ"):
+        tpufeed.device_loader([], "tpu")
+
+
+@pytest.mark.parametrize("entries", [{}, {"entry_points": "[torch.backends]\ntorch_tpu = torch_tpu:_autoload\n"}])
+def test_another_package_of_that_name_is_refused(install, entries):
+    install("torch_tpu", **entries)
+    with pytest.raises(OptionError, match=r"another package than Google's TorchTPU.*pip uninstall torch_tpu"):
+        tpufeed.device_loader([], "tpu")
+
+
+def test_without_a_tpu_it_says_where_to_run(install):
+    install("torch_tpu", entry_points="[torch.backends]\ntorch_tpu = torch_tpu._loader:load\n")
+    with pytest.raises(OptionError, match=r"torch_tpu 0.2.0 finds no TPU here.*Run on such a TPU VM"):
+        tpufeed.device_loader([], "tpu")

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from tpufeed.errors import MissingExtraError
+from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.keywords import named_options
 from tpufeed.loaders.device import DeviceLoader, StatefulDeviceLoader, Transfer
 from tpufeed.loaders.torch.loader import EpochSampler, map_leaves, refuse_item
@@ -17,6 +19,7 @@ except ImportError as error:
 # Whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
 _STREAMED = ("cuda", "xpu")
 _NEVER_PINNED = ("mps",)
+_GOOGLES = "torch_tpu._loader:load"  # the entry point by which torch loads it; sophgo's torch_tpu has another
 
 
 @named_options({"size": "device_prefetch", "prefetch": "device_prefetch", "prefetch_factor": "device_prefetch"})
@@ -32,12 +35,12 @@ def device_loader(loader: Iterable[Any], device: Any = None, *, device_prefetch:
     Args:
         loader: a loader of tensors, also within tuples, lists and dicts: `torch_loader`, a DataLoader, a list. Whatever
             is not a tensor stays as it is.
-        device: as torch names it; by default the accelerator that there is, else the CPU.
+        device: as torch names it, "tpu" with TorchTPU; by default the accelerator that there is, else the CPU.
         device_prefetch: batches on the device ahead of the one in use; each takes device memory.
 
     Raises:
-        MissingExtraError: torch is not installed.
-        OptionError: device_prefetch is not at least 1.
+        MissingExtraError: torch is not installed, or torch_tpu for "tpu".
+        OptionError: device_prefetch is not at least 1; or for "tpu" torch_tpu finds none, or is not Google's package.
     """
     kind = StatefulTorchDeviceLoader if hasattr(loader, "state_dict") else TorchDeviceLoader
     return kind(loader, device, device_prefetch)
@@ -50,7 +53,7 @@ class TorchDeviceLoader(DeviceLoader):
 
     def __init__(self, source: Any, device: Any, device_prefetch: int) -> None:
         super().__init__(source, device_prefetch)
-        self._device = None if device is None else torch.device(device)
+        self._device = None if device is None else _parse_device(device)
 
     @property
     def device(self) -> torch.device:
@@ -115,13 +118,13 @@ class _TorchTransfer(Transfer):
         # The stream also makes its device the current one, which each thread has of its own and pinning asks for.
         with self._stream or nullcontext():
             # From pageable memory the driver would copy at once, in this thread, whatever `non_blocking` says.
-            if self._pinned:
-                batch = _map_tensors(batch, torch.Tensor.pin_memory)
-            batch = _map_tensors(batch, move)
+            held = _map_tensors(batch, torch.Tensor.pin_memory) if self._pinned else batch
+            batch = _map_tensors(held, move)
             copied = None if self._stream is None else self._stream.record_event()
         # Without an event that the step could wait for, this thread waits for the copies, and the step does not.
         if self._asynchronous and self._stream is None:
             torch.accelerator.synchronize(self._device)
+        del held  # not before: torch_tpu's pinned memory knows no streams that might still read it
         return (batch, copied), size
 
     def receive(self, sent: Any) -> Any:
@@ -132,6 +135,34 @@ class _TorchTransfer(Transfer):
             # Its memory belongs to the stream of the copies, which would take it back while this one still reads.
             _map_tensors(batch, lambda tensor: tensor.record_stream(current))
         return batch
+
+
+def _parse_device(device: Any) -> torch.device:
+    """Return a device as torch has it. Raises an error with the next step for a TPU that torch does not reach."""
+    if str(device).partition(":")[0] != "tpu":
+        return torch.device(device)
+    try:
+        package = metadata.distribution("torch_tpu")
+    except metadata.PackageNotFoundError:
+        if find_spec("torch_xla") is None:
+            raise MissingExtraError("torch_tpu", "torchtpu") from None
+        raise OptionError(
+            'the device "tpu" is TorchTPU\'s, and torch_xla is installed: use tpufeed.xla_loader, or install '
+            "'tpufeed[torchtpu]' into an environment of its own"
+        ) from None
+    if all(entry.value != _GOOGLES for entry in package.entry_points):
+        raise OptionError(
+            f"torch_tpu {package.version} is another package than Google's TorchTPU, which has the same name: run pip "
+            "uninstall torch_tpu, then pip install 'tpufeed[torchtpu]'"
+        )
+    try:
+        return torch.device(device)
+    except RuntimeError as error:  # torch_tpu adds the device to torch only where there is a TPU
+        raise OptionError(
+            f"torch_tpu {package.version} finds no TPU here: it looks on PCI for a v4, v5e, v5p, v6e or TPU7x that "
+            "/dev/vfio opens. Run on such a TPU VM (a container needs --privileged), without "
+            'TORCH_DEVICE_BACKEND_AUTOLOAD=0, or give the device "cpu"'
+        ) from error
 
 
 def _map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
