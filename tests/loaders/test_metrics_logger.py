@@ -97,6 +97,36 @@ def test_a_tracker_that_fails_is_named_once_and_the_others_go_on(cache_url, capl
     assert caplog.text.count("no route to the tracker") == 1
 
 
+def test_seconds_between_reports_in_place_of_steps(cache_url):
+    steps = []
+    loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0, repeat=True)
+    logger = tpufeed.MetricsLogger(loader, lambda _, step: steps.append(step), every_seconds=0.3)
+    for number, _batch in zip(range(6), loader, strict=False):
+        time.sleep(0.4 if number in (2, 4) else 0)
+        logger.step()
+    loader.close()
+    assert {3, 5} <= set(steps) < {2, 3, 4, 5, 6}
+
+
+def test_figures_begin_again_where_steps_go_back(cache_url):
+    found = []
+    loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0, repeat=True)
+    logger = tpufeed.MetricsLogger(loader, lambda _, step: found.append(step), every_steps=2)
+    for step, _batch in zip([101, 102, 103, 104, 11, 12, 13, 14], loader, strict=False):
+        logger.step(step)
+    loader.close()
+    assert found == [103, 13]
+
+
+def test_rank_0_is_found_behind_a_step_clock(cache_url):
+    steps = []
+    loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0, world=(1, 2))
+    logger = tpufeed.MetricsLogger(tpufeed.StepClock()(loader), lambda _, step: steps.append(step), every_steps=1)
+    for _batch in loader:
+        logger.step()
+    assert steps == []
+
+
 def test_only_rank_0_reports_unless_all_are_asked_for(cache_url):
     steps = []
     for rank, all_ranks in ((1, False), (0, False), (1, True)):
@@ -158,17 +188,35 @@ def test_prometheus_reads_counters_and_the_dashboard_has_their_names(cache_url):
     assert logger.report() == {}
 
 
+def test_a_registry_has_one_loader_at_a_time_and_does_not_keep_it(cache_url):
+    registry = CollectorRegistry(auto_describe=True)
+    for _ in range(2):  # a cell of a notebook that is run again
+        loader = None
+        loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0)
+        tpufeed.MetricsLogger(loader, registry)
+        assert "tpufeed_samples_total 0.0" in generate_latest(registry).decode()
+    with pytest.raises(OptionError, match="counters of a loader that is in use"):
+        tpufeed.MetricsLogger(tpufeed.numpy_loader(cache_url, batch_size=7), registry)
+    del loader
+    assert "tpufeed_samples_total" not in generate_latest(registry).decode()
+
+
 def test_keras_counts_steps_that_are_executed_together(cache_url):
     import keras
 
-    steps = []
+    found = []
     feed = tpufeed.keras_dataset(cache_url, batch_size=7)
     inputs = keras.Input((64, 64, 3))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling2D()(inputs)))
     model.compile("sgd", "mse", steps_per_execution=4)
-    logger = tpufeed.MetricsLogger(feed, lambda _, step: steps.append(step), every_steps=6)
-    model.fit(feed, epochs=2, verbose=0, callbacks=[logger.keras()])
-    assert steps == [10, 18]
+    logger = tpufeed.MetricsLogger(feed, lambda _, step: found.append(step), every_steps=6)
+    callback = logger.keras()
+    model.fit(feed, epochs=2, verbose=0, callbacks=[callback])
+    assert found == [10, 18, 20]  # the last one as the training ends
+    model.fit(feed, epochs=1, verbose=0, callbacks=[callback])
+    assert found[3:] == [28, 30]  # the optimizer's numbers go on
+    # For the logs of this hook Keras would wait for the device after each step.
+    assert type(callback).on_train_batch_end is keras.callbacks.Callback.on_train_batch_end
 
 
 @pytest.mark.parametrize("to", [None, "runs", 7, dict])
@@ -183,8 +231,12 @@ def test_what_is_no_target_is_refused(cache_url, to):
 def test_what_has_no_stats_is_refused(cache_url):
     with pytest.raises(OptionError, match="takes a loader with stats"):
         tpufeed.MetricsLogger(torch.utils.data.DataLoader([1]), print)
-    with tpufeed.numpy_loader(cache_url, batch_size=7) as loader, pytest.raises(OptionError, match="every_steps"):
-        tpufeed.MetricsLogger(loader, print, every_steps=0)
+    with pytest.raises(OptionError, match="direct=True"):  # at once, not after the first step
+        tpufeed.MetricsLogger(tpufeed.tf_dataset(cache_url, batch_size=7, direct=True), print)
+    with tpufeed.numpy_loader(cache_url, batch_size=7) as loader:
+        for options in ({"every_steps": 0}, {"every_seconds": 0}, {"every_steps": 5, "every_seconds": 5}):
+            with pytest.raises(OptionError, match=next(iter(options))):
+                tpufeed.MetricsLogger(loader, print, **options)
 
 
 def test_the_page_runs(cache_url, tmp_path, monkeypatch, capsys):

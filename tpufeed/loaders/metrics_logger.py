@@ -1,7 +1,9 @@
 """Report how a training is fed, while it runs: to TensorBoard, Weights & Biases, MLflow, Prometheus or any function."""
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -10,6 +12,7 @@ from tpufeed.loaders.device import DeviceStats
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import check_count
+from tpufeed.loaders.world import find_world
 
 _logger = logging.getLogger(__name__)
 
@@ -51,28 +54,49 @@ class MetricsLogger:
             `mlflow` or another object with `log_metrics(metrics, step=)`, a `CollectorRegistry` of prometheus_client,
             or a function `to(metrics, step)`; or a list of these. What fails is logged once as a warning, and the
             training goes on. A registry gets counters at once, which are read whenever it is scraped.
-        every_steps: steps between two reports.
+        every_steps: steps between two reports; 50 where `every_seconds` is not given either.
+        every_seconds: seconds between two reports, in place of steps.
         prefix: before the names of figures, but for Prometheus, whose names begin with `tpufeed_`.
-        all_ranks: have every process report; by default only rank 0 does. A registry is each process' own.
+        all_ranks: have every process report; by default only rank 0 does. A registry is each process' own, has the
+            counters of one loader at a time, and does not keep that loader alive.
 
     Raises:
-        OptionError: a loader without `stats()`, or a target that is none of these.
+        OptionError: a loader without `stats()`, a target that is none of these, or a registry that has the counters of
+            another loader.
     """
 
     def __init__(
-        self, loader: Any, to: Any, *, every_steps: int = 50, prefix: str = "tpufeed/", all_ranks: bool = False
+        self,
+        loader: Any,
+        to: Any,
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        prefix: str = "tpufeed/",
+        all_ranks: bool = False,
     ) -> None:
         if not callable(getattr(loader, "stats", None)):
             raise OptionError(
-                f"MetricsLogger takes a loader with stats(), such as numpy_loader returns, not {type(loader).__name__}"
+                f"MetricsLogger takes a loader with stats(), such as numpy_loader returns, not "
+                f"{type(loader).__name__}. "
+                "tpufeed.device_loader counts for a DataLoader how long its batches are waited for"
             )
-        check_count("every_steps", every_steps)
-        self._loader, self._every, self._prefix, self._all_ranks = loader, every_steps, prefix, all_ranks
+        if every_seconds is None:
+            every_steps = 50 if every_steps is None else every_steps
+            check_count("every_steps", every_steps)
+        elif every_steps is not None or not isinstance(every_seconds, int | float) or not every_seconds > 0:
+            raise OptionError(
+                f"every_seconds is a number above 0, in place of every_steps, not {every_seconds!r} with every_steps="
+                f"{every_steps}"
+            )
+        self._loader, self._prefix, self._all_ranks = loader, prefix, all_ranks
+        self._every, self._seconds = every_steps or 1, every_seconds or 0.0
         self._host = find_host(loader)
+        self._read()  # a loader that counts nothing says so here, and not in the midst of a training
         self._targets = [
             target for each in (to if isinstance(to, list | tuple) else [to]) for target in self._open(each)
         ]
-        self._failed: set[int] = set()
+        self._failed, self._defined = set[int](), set[int]()
         self._step = self._reported = 0
         self._last: _Point | None = None
 
@@ -80,12 +104,15 @@ class MetricsLogger:
         """Count a step of the training, and report where it is time to.
 
         Args:
-            number: of the step, where the training has numbers of its own; they may skip some.
+            number: of the step, where the training has numbers of its own; they may skip some. Where they go back, as
+                after a checkpoint was restored, the figures begin again there.
         """
         self._step = self._step + 1 if number is None else number
-        if self._last is None:
+        if self._last is None or self._step < self._reported:
             self._last, self._reported = self._read(), self._step
-        elif self._step - self._reported >= self._every:
+        elif self._step - self._reported >= self._every and (
+            not self._seconds or perf_counter() - self._last.at >= self._seconds
+        ):
             self.report()
 
     def report(self) -> dict[str, float]:
@@ -96,7 +123,7 @@ class MetricsLogger:
         now = self._last = self._read()
         self._reported = self._step
         figures = {self._prefix + name: value for name, value in self._compare(last, now, steps).items()}
-        if self._all_ranks or self._host is None or self._host.world.rank == 0:
+        if self._all_ranks or self._rank == 0:
             for number, send in enumerate(self._targets):
                 try:
                     send(figures, self._step)
@@ -112,17 +139,36 @@ class MetricsLogger:
             import keras
         except ImportError as error:
             raise MissingExtraError("Keras", "keras") from error
-        advance = self._advance
+        logger = self
 
         class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+            # Not `on_train_batch_end`: for its logs Keras waits for the device after each step.
+
+            def on_train_begin(self, logs: Any = None) -> None:
+                self.begun: int | None = None  # step at which the epoch begins
+
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if self.begun is None:  # only now: callbacks behind this one may have restored the optimizer
+                    optimizer = self.model.optimizer
+                    self.begun = 0 if optimizer is None else int(keras.ops.convert_to_numpy(optimizer.iterations))
                 self.done = 0
 
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                # Keras says the last of the steps that it executes together, which may lie behind the epoch's end.
-                done = min(batch + 1, self.params["steps"] or batch + 1)
-                advance(done - self.done)
-                self.done = done
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                # Keras says the first of the steps that it executes together, which may go on behind the epoch's end.
+                self.advance(batch)
+                self.done = min(batch + self.model.steps_per_execution, self.params["steps"] or 1 << 62)
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                self.begun = self.advance(self.done)
+
+            def on_train_end(self, logs: Any = None) -> None:
+                logger.report()
+
+            def advance(self, done: int) -> int:
+                number = (self.begun or 0) + done
+                if done:
+                    logger.step(number)
+                return number
 
         return Callback()
 
@@ -132,11 +178,14 @@ class MetricsLogger:
             from lightning import pytorch
         except ImportError as error:
             raise MissingExtraError("Lightning", "lightning") from error
-        step = self.step
+        logger = self
 
         class Callback(pytorch.Callback):
-            def on_train_batch_end(self, *_: Any) -> None:
-                step()
+            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+                logger.step(trainer.global_step)
+
+            def on_train_end(self, *_: Any) -> None:
+                logger.report()
 
         return Callback()
 
@@ -146,30 +195,34 @@ class MetricsLogger:
             from transformers import TrainerCallback
         except ImportError as error:
             raise OptionError(f"transformers cannot be imported: {error}; pip install transformers") from error
-        step = self.step
+        logger = self
 
         class Callback(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                step(state.global_step)
+                logger.step(state.global_step)
+
+            def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                logger.report()
 
         return Callback()
 
-    def _advance(self, steps: int) -> None:
-        self.step(self._step + steps)
+    @cached_property
+    def _rank(self) -> int:
+        """Number of this process, also where each of them has a loader of a world of its own."""
+        world = None if self._host is None else self._host.world
+        return find_world().rank if world is None or world.size == 1 else world.rank
 
     def _open(self, to: Any) -> Iterator[_Send]:
         """Yield what sends figures to a target, or nothing where the target asks for them."""
         module = type(to).__module__.partition(".")[0]
         if hasattr(to, "register") and hasattr(to, "collect"):
-            to.register(_Collector(self._loader))
+            _register(to, _Collector(weakref.ref(self._loader)))
         elif hasattr(to, "add_scalar"):
             yield lambda figures, step: [to.add_scalar(name, value, step) for name, value in figures.items()]
         elif hasattr(to, "as_default") and module == "tensorflow":
             yield lambda figures, step: _write_summary(to, figures, step)
         elif hasattr(to, "define_metric") and hasattr(to, "log"):
-            # Steps of its own: the run's other figures may come at other steps, and its step never goes back.
-            to.define_metric(f"{self._prefix}*", step_metric=self._prefix + _STEP)
-            yield lambda figures, step: to.log({**figures, self._prefix + _STEP: step})
+            yield lambda figures, step: self._log_to_run(to, figures, step)
         elif hasattr(to, "log_metrics"):
             yield lambda figures, step: to.log_metrics(figures, step=step)
         elif callable(to) and not isinstance(to, type):
@@ -179,6 +232,13 @@ class MetricsLogger:
                 "MetricsLogger logs to a SummaryWriter, a run of Weights & Biases, mlflow, a CollectorRegistry of "
                 f"prometheus_client, or a function of (metrics, step), not to {to!r:.100}"
             )
+
+    def _log_to_run(self, run: Any, figures: Mapping[str, float], step: int) -> None:
+        # Steps of its own: the run's other figures may come at other steps, and its step never goes back.
+        if id(run) not in self._defined:  # not before: the module wandb can only after its init()
+            run.define_metric(f"{self._prefix}*", step_metric=self._prefix + _STEP)
+            self._defined.add(id(run))
+        run.log({**figures, self._prefix + _STEP: step})
 
     def _read(self) -> "_Point":
         return _Point(perf_counter(), *split_stats(self._loader.stats()))
@@ -206,8 +266,8 @@ class _Point(NamedTuple):
 class _Collector:
     """Counters of a loader for prometheus_client, which calls `collect` at each scrape."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: "weakref.ref[Any]") -> None:
+        self.loader = loader
 
     def describe(self) -> Iterable[Any]:
         """Return the counters without values: a registry asks for names when this is registered."""
@@ -215,7 +275,10 @@ class _Collector:
 
     def collect(self) -> Iterable[Any]:
         """Return the counters as they are now."""
-        wait_seconds, host = split_stats(self._loader.stats())
+        loader = self.loader()
+        if loader is None:
+            return []
+        wait_seconds, host = split_stats(loader.stats())
         values = {} if host is None else {field: getattr(host, field) for _, field, _ in _COUNTERS}
         return self._counters(values | {"wait_seconds": wait_seconds})
 
@@ -227,16 +290,35 @@ class _Collector:
         ]
 
 
+def _register(registry: Any, collector: _Collector) -> None:
+    """Register, in the place of a collector whose loader is gone. Raises OptionError where there is another loader."""
+    # Not when the loader goes: that may be in the midst of a call of the registry, whose lock is not reentrant.
+    older = getattr(registry, "_names_to_collectors", {}).get(_COUNTERS[0][0])
+    if isinstance(older, _Collector) and older.loader() is None:
+        registry.unregister(older)
+    try:
+        registry.register(collector)
+    except ValueError as error:
+        raise OptionError(
+            "this registry has the counters of a loader that is in use: give each loader a CollectorRegistry of its "
+            "own, or drop the other loader and its MetricsLogger first"
+        ) from error
+
+
 def split_stats(stats: Any) -> tuple[float, LoaderStats | None]:
     """Return the seconds that the training loop waited, and the stats of the loader on the host, where there is one."""
     if isinstance(stats, DeviceStats):
         return stats.wait_seconds, stats.host if isinstance(stats.host, LoaderStats) else None
-    return stats.wait_seconds, stats if isinstance(stats, LoaderStats) else None
+    if isinstance(stats, LoaderStats):
+        return stats.wait_seconds, stats
+    raise OptionError(
+        f"MetricsLogger takes a loader whose stats() is a LoaderStats or a DeviceStats, not a {type(stats).__name__}"
+    )
 
 
 def find_host(loader: Any) -> NumpyLoader | None:
     """Return the loader of numpy batches behind a loader; None where there is none of tpufeed."""
-    names: Sequence[str] = ("source", "loader", "stream")
+    names: Sequence[str] = ("source", "loader", "stream", "_loader")  # the last one of a StepClock
     for _ in range(4):
         if isinstance(loader, NumpyLoader) or loader is None:
             return loader
