@@ -6,6 +6,7 @@ case of an extra does what the extra is for, and `none` shows that without the e
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -136,6 +137,23 @@ def check_gcs(folder: Path) -> None:
     assert "GOOGLE_APPLICATION_CREDENTIALS" in said, said
 
 
+def run_programs(folder: Path, page: str, word: str = "") -> None:
+    """Run a page's programs in which the word occurs, as they stand."""
+    if not (folder / "flowers-224").exists():
+        run("cache", "warmup", folder / "flowers", folder / "flowers-224", "--size", 224, "--variants", 2)
+    text = (Path(__file__).parents[2] / page).read_text()
+    programs = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in code]
+    assert programs, f"{page} has no program with {word}"
+    (folder / "program.py").write_text("\n".join(programs))
+    done = subprocess.run([sys.executable, "-I", "program.py"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
+
+
+def check_jax(folder: Path) -> None:
+    check_batches(folder, tpufeed.jax_loader)
+    run_programs(folder, "README.md", "tpufeed.jax_loader")
+
+
 def check_torch(folder: Path) -> None:
     from torch.utils.data import DataLoader
 
@@ -157,6 +175,8 @@ def check_keras(folder: Path) -> None:
     model.fit(batches, epochs=2, verbose=0, callbacks=[place])
     assert int(model.optimizer.iterations) == 2 * len(batches)
     assert "tensorflow" not in sys.modules
+    run_programs(folder, "README.md", "tpufeed.keras_dataset")
+    run_programs(folder, "docs/keras.md")
 
 
 def check_xla(folder: Path) -> None:
@@ -168,6 +188,7 @@ def check_xla(folder: Path) -> None:
             yield images.cpu(), labels.cpu()
 
     check_batches(folder, on_host)
+    run_programs(folder, "README.md", "tpufeed.xla_loader")
 
 
 def check_grain(folder: Path) -> None:
@@ -183,6 +204,7 @@ def check_grain(folder: Path) -> None:
 
     check_batches(folder, in_workers)
     assert "torch" not in sys.modules
+    run_programs(folder, "docs/grain.md")
 
 
 def check_torchtpu(folder: Path) -> None:
@@ -322,7 +344,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "torch": check_torch,
     "xla": check_xla,
     "torchtpu": check_torchtpu,
-    "jax": lambda folder: check_batches(folder, tpufeed.jax_loader),
+    "jax": check_jax,
     "keras": check_keras,
     "grain": check_grain,
     "ray": lambda folder: check_engine(folder, "--engine", "ray", "--ray-address", "local"),
