@@ -20,7 +20,7 @@ from PIL import Image
 import tpufeed
 from tpufeed.images import CenterCrop, Resize
 
-PHOTOS, BATCH, SIDE = 40, 8, 64
+PHOTOS, BATCH, SIDE = 60, 8, 64
 BEAM = ("--engine", "beam", "--", "--runner=DirectRunner")
 PROFILE = Path(__file__).parents[2] / "tests/profiling/torch_xla_cpu.xplane.pb"
 
