@@ -180,7 +180,7 @@ class MetricsLogger:
             raise MissingExtraError("Lightning", "lightning") from error
         logger = self
 
-        class Callback(pytorch.Callback):
+        class Callback(pytorch.Callback):  # type: ignore[misc]  # unread, see pyproject.toml
             def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
                 logger.step(trainer.global_step)
 
@@ -197,7 +197,7 @@ class MetricsLogger:
             raise OptionError(f"transformers cannot be imported: {error}; pip install transformers") from error
         logger = self
 
-        class Callback(TrainerCallback):
+        class Callback(TrainerCallback):  # type: ignore[misc]
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 logger.step(state.global_step)
 
