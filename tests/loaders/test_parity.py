@@ -25,12 +25,17 @@ def rows(batches):
     ]
 
 
-def of_feed(name, url, ops):
-    given = name, contract.epochs, url, (EPOCHS,), OPTIONS | {"ops": ops}
-    if name != "torch_xla":
-        return map(rows, contract.run(*given))
+@pytest.fixture(scope="module")
+def xla_process():
     with multiprocessing.get_context("spawn").Pool(1, contract.start_on_cpu) as pool:
-        return map(rows, pool.apply_async(contract.run, given).get(150))
+        yield pool
+
+
+def of_feed(name, url, ops, xla_process):
+    given = name, contract.epochs, url, (EPOCHS,), OPTIONS | {"ops": ops}
+    if name == "torch_xla":
+        return map(rows, xla_process.apply_async(contract.run, given).get(150))
+    return map(rows, contract.run(*given))
 
 
 def of_keras(url, ops):
@@ -61,12 +66,12 @@ def of_grain(url, ops, expected):
 
 
 @pytest.mark.parametrize("source", ["dataset", "cache"])
-def test_every_loader_has_the_same_samples(request, ops, source):
+def test_every_loader_has_the_same_samples(request, ops, source, xla_process):
     url, ops = request.getfixturevalue(f"{source}_url"), ops if source == "dataset" else None
     with tpufeed.numpy_loader(url, **OPTIONS, ops=ops) as loader:
         expected = [rows(loader) for _ in range(EPOCHS)]
     assert expected[0] != expected[1]
-    found = {name: of_feed(name, url, ops) for name in FEEDS if name not in ("numpy", "tf-direct")}
+    found = {name: of_feed(name, url, ops, xla_process) for name in FEEDS if name not in ("numpy", "tf-direct")}
     found |= {"keras": of_keras(url, ops), "LaneSampler": of_sampler(url, ops), "grain": of_grain(url, ops, expected)}
     for name, epochs in found.items():
         assert list(epochs) == expected, name
