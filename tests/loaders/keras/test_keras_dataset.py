@@ -11,6 +11,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import OptionError
+from tpufeed.loaders.keras.dataset import KerasDataset
 
 PROGRAM = Path(__file__).parent / "keras_without_tensorflow.py"
 
@@ -55,6 +56,14 @@ def test_what_keras_cannot_take_is_refused(cache_url):
         tpufeed.keras_dataset(cache_url, batch_size=8, class_weight={3: 1.0})
     with pytest.raises(OptionError, match="not nan for 0"):
         tpufeed.keras_dataset(cache_url, batch_size=8, class_weight={0: np.nan})
+
+
+def test_text_is_refused_where_keras_takes_none(cache_url):
+    with (
+        tpufeed.numpy_loader(cache_url, batch_size=8, columns=["image", "filename"]) as loader,
+        pytest.raises(OptionError, match=r"\['filename'\] are text: leave them out"),
+    ):
+        KerasDataset(loader)
 
 
 def test_a_backend_that_is_not_installed_is_named():

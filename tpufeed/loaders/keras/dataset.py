@@ -111,6 +111,9 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no
 
     def __init__(self, loader: NumpyLoader, class_weight: Mapping[int, float] | None = None) -> None:
         super().__init__()  # in Keras' own thread: the loader's workers prepare batches ahead
+        texts = [name for name in loader.form.names if loader.column(name).dtype == "O"]
+        if texts:
+            raise OptionError(f"Keras takes numbers, and {texts} are text: leave them out of columns=")
         self.loader, self.start = loader, loader.state_dict()
         self._weights = SampleWeights(loader, class_weight)
         self._batches: EpochIterator | None = None
