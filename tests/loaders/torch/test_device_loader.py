@@ -474,7 +474,6 @@ def test_without_torch_tpu_the_extra_is_named(monkeypatch, device):
 
 
 def test_where_torch_xla_is_its_loader_is_named():
-    pytest.importorskip("torch_xla")
     with pytest.raises(OptionError, match=r"use tpufeed.xla_loader, or install 'tpufeed\[torchtpu\]' into an environ"):
         tpufeed.device_loader([], "tpu")
 
