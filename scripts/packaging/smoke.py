@@ -227,13 +227,14 @@ def check_torchtpu(folder: Path) -> None:
     except tpufeed.errors.OptionError as error:
         said = str(error)
     assert said.startswith(f"torch_tpu {metadata.version('torch_tpu')} finds no TPU here"), said
-    # What device.py relies on: waiting for a device waits for its copies and deferred operations; pinned tensors are
+    # Why device.py copies without non_blocking: waiting for a device is said to wait for copies to the host and for
+    # deferred operations, not for copies to the device. If this text changes, look again. Pinned tensors are
     # the device's own; ranks are torch.distributed's, of a backend that only a TPU registers.
     from torch_tpu import _loader
     from torch_tpu._internal.batch_transfer import TransferFuture, batch_transfer_h2d
     from torch_tpu._internal.device import _device_ops_backend
 
-    assert "have completed" in _device_ops_backend._synchronize_device.__doc__
+    assert "all async d2h copies and deferred operations" in _device_ops_backend._synchronize_device.__doc__
     assert callable(torch.tpu.synchronize)
     assert '"tpu_dist"' in Path(_loader.__file__).read_text()
     # What it does not use: futures of tensors that the caller allocates, in the device's own layout.

@@ -410,7 +410,7 @@ def accelerator(monkeypatch):
 def test_without_streams_the_copy_is_waited_for(accelerator):
     list(tpufeed.device_loader([torch.zeros(2)]))
     # The device has its number: in another thread the current one may be another.
-    assert accelerator == ["pin", "to meta:3, True", "synchronize meta:3"]
+    assert accelerator == ["pin", "to meta:3, False", "synchronize meta:3"]
 
 
 def test_pinned_memory_is_kept_until_the_copy_is_done(accelerator, monkeypatch):
@@ -455,10 +455,11 @@ def test_for_another_device_than_the_accelerator_nothing_is_pinned(accelerator):
 def install(monkeypatch, tmp_path):
     """Put a package's metadata on the path, as pip would; its code is what no test here has."""
 
-    def begin(name, **files):
+    def begin(name, *headers, **files):
         folder = tmp_path / f"{name}-0.2.0.dist-info"
         folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.2.0\n")
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 0.2.0", *headers]
+        (folder / "METADATA").write_text("\n".join(lines) + "\n")
         for file, text in files.items():
             (folder / f"{file}.txt").write_text(text)
         monkeypatch.syspath_prepend(str(tmp_path))
@@ -485,7 +486,8 @@ def test_another_package_of_that_name_is_refused(install, entries):
         tpufeed.device_loader([], "tpu")
 
 
-def test_without_a_tpu_it_says_where_to_run(install):
-    install("torch_tpu", entry_points="[torch.backends]\ntorch_tpu = torch_tpu._loader:load\n")
+@pytest.mark.parametrize("header", ["Home-page: ", "Project-URL: Homepage, "])
+def test_without_a_tpu_it_says_where_to_run(install, header):
+    install("torch_tpu", f"{header}https://github.com/google-pytorch/torch_tpu")
     with pytest.raises(OptionError, match=r"torch_tpu 0.2.0 finds no TPU here.*Run on such a TPU VM"):
         tpufeed.device_loader([], "tpu")

@@ -19,7 +19,7 @@ except ImportError as error:
 # Whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
 _STREAMED = ("cuda", "xpu")
 _NEVER_PINNED = ("mps",)
-_GOOGLES = "torch_tpu._loader:load"  # the entry point by which torch loads it; sophgo's torch_tpu has another
+_GOOGLES = "github.com/google-pytorch/"  # its home page; sophgo has a package of the same name
 
 
 @named_options({"size": "device_prefetch", "prefetch": "device_prefetch", "prefetch_factor": "device_prefetch"})
@@ -109,11 +109,14 @@ class _TorchTransfer(Transfer):
 
     def send(self, batch: Any) -> tuple[Any, int]:
         size = 0
+        # Without an event that the step could wait for, this thread waits for the copies, and the step does not. Each
+        # copy blocks, because torch_tpu's synchronize promises to wait for copies to the host, not for those from it.
+        waits = self._asynchronous and self._stream is None
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal size
             size += tensor.nbytes
-            return tensor.to(self._device, non_blocking=True)
+            return tensor.to(self._device, non_blocking=not waits)
 
         # The stream also makes its device the current one, which each thread has of its own and pinning asks for.
         with self._stream or nullcontext():
@@ -121,10 +124,9 @@ class _TorchTransfer(Transfer):
             held = _map_tensors(batch, torch.Tensor.pin_memory) if self._pinned else batch
             batch = _map_tensors(held, move)
             copied = None if self._stream is None else self._stream.record_event()
-        # Without an event that the step could wait for, this thread waits for the copies, and the step does not.
-        if self._asynchronous and self._stream is None:
+        if waits:
             torch.accelerator.synchronize(self._device)
-        del held  # not before: torch_tpu's pinned memory knows no streams that might still read it
+        del held  # not before: torch_tpu frees pinned memory at once, whatever still reads it
         return (batch, copied), size
 
     def receive(self, sent: Any) -> Any:
@@ -150,7 +152,8 @@ def _parse_device(device: Any) -> torch.device:
             'the device "tpu" is TorchTPU\'s, and torch_xla is installed: use tpufeed.xla_loader, or install '
             "'tpufeed[torchtpu]' into an environment of its own"
         ) from None
-    if all(entry.value != _GOOGLES for entry in package.entry_points):
+    pages = (package.metadata.get_all(key) or [] for key in ("Home-page", "Project-URL"))
+    if _GOOGLES not in str([*pages]):
         raise OptionError(
             f"torch_tpu {package.version} is another package than Google's TorchTPU, which has the same name: run pip "
             "uninstall torch_tpu, then pip install 'tpufeed[torchtpu]'"
