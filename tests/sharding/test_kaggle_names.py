@@ -143,8 +143,10 @@ def test_it_grows_and_is_compacted_under_the_same_names(flowers, tmp_path):
     for number in range(4):
         new = draw(tmp_path / f"new{number}", [f"cat/new{number}-{each}.png" for each in range(6)], number + 1)
         tpufeed.append(new, flowers, workers=1)
-    with pytest.raises(OptionError, match="has the key 'image' in the records of the dataset, and 'image/encoded'"):
+    with pytest.raises(OptionError, match='names is "kaggle" there and not set here'):
         build(new, flowers, names="tpufeed", append=True)
+    with pytest.raises(OptionError, match="has the key 'image' in the records of the dataset, and 'image/encoded'"):
+        build(new, flowers, names="tpufeed", append=True, allow_different=True)
     grown = pixels_of(flowers, "train")
     assert before.items() < grown.items()
     result = tpufeed.compact(flowers, workers=1)
