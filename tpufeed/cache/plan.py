@@ -116,7 +116,7 @@ class Warmable:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a plan says of the source besides, and does not decide bytes: its version, where it has grown."""
+        """The version of a source that has grown, which the plan names and which decides no bytes."""
         number = 1 if self._dataset is None else self._dataset.number
         return {SOURCE_VERSION: number} if number > 1 else {}
 

@@ -64,7 +64,7 @@ class Duplicates:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user should hear of, as sentences."""
+        """Sentences on what spoils a training or its validation."""
         said = [
             f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
             f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is "

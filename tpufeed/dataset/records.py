@@ -6,7 +6,6 @@ import math
 import random
 import resource
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -97,7 +96,7 @@ class Reader:
         self._random = random.Random(0) if wanted > allowed else None
         self._opened: dict[int, _OpenShard] = {}
         self._lock = threading.Lock()
-        self._requested: deque[int] = deque()  # records of each call
+        self._requested = 0  # records, since `take_requested`
 
     def read(self, shard: int, record: int) -> memoryview:
         """The payload of a record, valid as long as the view lives.
@@ -139,7 +138,8 @@ class Reader:
                     if view is None
                 ]
                 if far:
-                    self._requested.append(len(far))
+                    with self._lock:
+                        self._requested += len(far)
                 fetched = iter(self._remote.read(far) if far else ())
                 records = [next(fetched) if view is None else view[start:stop] for view, start, stop in spans]
             try:
@@ -159,10 +159,10 @@ class Reader:
 
     def take_requested(self) -> int:
         """Return how many records were read by requests of their own since the last call."""
-        total = 0
-        with suppress(IndexError):  # other threads append meanwhile
-            while True:
-                total += self._requested.popleft()
+        if not self._requested:  # as of local shards always
+            return 0
+        with self._lock:
+            total, self._requested = self._requested, 0
         return total
 
     def iter_payloads(self, start: int, stop: int) -> Iterator[memoryview]:

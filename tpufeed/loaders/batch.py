@@ -61,6 +61,15 @@ _NO_SIZE = (
 )
 
 
+def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
+    """Return for each source and epoch that occur together (source, epoch, rows), in rising order."""
+    keys = source * (1 << 40) + epoch
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    found = zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True)
+    return [(*divmod(int(keys[order[start]]), 1 << 40), order[start:stop]) for start, stop in found]
+
+
 class BatchRequest(NamedTuple):
     """A batch to be filled: where its samples lie, and in which epoch; the mask is False where a slot is padding.
 
@@ -72,15 +81,9 @@ class BatchRequest(NamedTuple):
     mask: Mask
     source: Ints | None = None
 
-    def parts(self) -> list[tuple[int, int, Ints | None]]:
+    def parts(self) -> Sequence[tuple[int, int, Ints | None]]:
         """Return for each source and epoch that it meets (source, epoch, rows); None stands for all rows."""
-        if self.source is None:
-            return [(0, int(self.epoch), None)]
-        keys = self.source * (1 << 40) + self.epoch
-        order = np.argsort(keys, kind="stable")
-        starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
-        found = zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True)
-        return [(*divmod(int(keys[order[start]]), 1 << 40), order[start:stop]) for start, stop in found]
+        return [(0, int(self.epoch), None)] if self.source is None else group_rows(self.source, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +195,9 @@ class BatchDecoder:
         where, parts = list(zip(places.shard.tolist(), places.record.tolist(), strict=True)), list[JobPart]()
         for source, epoch, rows in request.parts():
             (variant, reader), decoder = open_reader(source, epoch), self.decoders[source]
-            if rows is None:
-                parts.append(
-                    JobPart(source, epoch, variant, reader, decoder, where, decoder.draw(epoch, places.sample), None)
-                )
-                continue
-            own, draws = rows.tolist(), decoder.draw(epoch, places.sample[rows])
-            parts.append(JobPart(source, epoch, variant, reader, decoder, [where[row] for row in own], draws, own))
+            samples, own = (places.sample, None) if rows is None else (places.sample[rows], rows.tolist())
+            held = where if own is None else [where[row] for row in own]
+            parts.append(JobPart(source, epoch, variant, reader, decoder, held, decoder.draw(epoch, samples), own))
         return BatchJob(parts, arrays)
 
     def fill(self, job: BatchJob, start: int, stop: int) -> ChunkResult:

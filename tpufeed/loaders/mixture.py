@@ -18,7 +18,7 @@ from tpufeed.dataset.order import EpochOrder, Ints, Places
 from tpufeed.dataset.partition import Share
 from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.validation import shown
-from tpufeed.loaders.batch import BatchRequest
+from tpufeed.loaders.batch import BatchRequest, group_rows
 from tpufeed.loaders.cursor import VERSION, check_identity, state_number
 from tpufeed.loaders.options import LoaderOptions, check_bool
 from tpufeed.loaders.sources import JoinBy, Source, open_sources
@@ -246,10 +246,8 @@ class MixtureStream:
         length = self._lane_lengths(source, lane)
         epoch, place = number // length, (number % length) * self.lanes + lane
         found = Places(*(np.empty(len(positions), np.int64) for _ in Places._fields))
-        keys = source * (1 << 40) + epoch
-        for key in np.unique(keys).tolist():
-            rows = np.flatnonzero(keys == key)
-            for column, values in zip(found, self._order(*divmod(key, 1 << 40)).places_at(place[rows]), strict=True):
+        for each, its_epoch, rows in group_rows(source, epoch):
+            for column, values in zip(found, self._order(each, its_epoch).places_at(place[rows]), strict=True):
                 column[rows] = values
         return source, epoch, found
 

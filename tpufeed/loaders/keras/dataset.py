@@ -125,7 +125,7 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no
 
     @property
     def stream(self) -> "KerasDataset":
-        """What `keras_state` moves."""
+        """The dataset itself, as `keras_state` finds by this name what it moves."""
         return self
 
     @property
