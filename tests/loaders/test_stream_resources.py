@@ -19,7 +19,7 @@ from tpufeed.dataset import records as records_module
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, RecordError
-from tpufeed.loaders.buffers import ArraySpec, BufferPool
+from tpufeed.loaders.buffers import ArraySpec, BufferPool, MappedBuffers
 from tpufeed.storage.local import map_file
 
 THREADS = 3
@@ -69,6 +69,29 @@ def test_a_pool_hands_out_memory_again_when_its_last_user_is_gone():
     third = pool.take().arrays["image"]
     assert third.ctypes.data == address
     assert (third == 77).all()  # the memory itself: fresh memory is zero
+
+
+def test_the_pages_of_a_shared_buffer_are_there_before_a_worker_stores_to_them():
+    pages, faults = 4096, lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pool, specs = None, [ArraySpec("image", "uint8", (pages, 4096))]
+    try:
+        pool = BufferPool(specs, kept=0, shared=True)
+        buffer = pool.take()
+        for worker in (MappedBuffers(pool.file, specs), MappedBuffers(pool.file, specs)):
+            image = worker.arrays(buffer.number)["image"]
+            before = faults()
+            image[:] = 7
+            assert faults() - before < pages / 4
+        assert (MappedBuffers(pool.file, specs).arrays(buffer.number)["image"] == 7).all()  # not written over
+        assert os.fstat(pool.file).st_blocks * 512 == pages * 4096  # the other buffers of the segment have none
+        del buffer  # it is not kept: its pages go
+        assert os.fstat(pool.file).st_blocks == 0
+        image = worker.arrays(pool.take().number)["image"]
+        before = faults()
+        image[:] = 8
+        assert faults() - before < pages / 4
+    finally:
+        pool.close()
 
 
 def test_a_batch_that_is_kept_is_never_overwritten(dataset_url, ops):

@@ -149,6 +149,21 @@ def test_round_trip(image, ints, rest):
     assert decoded(FixedLayout(IMAGE, ()), payload_of(FixedLayout(IMAGE, ()), image, (), {})) == (image, ())
 
 
+@given(st.lists(st.tuples(int64s, int64s), min_size=1, max_size=5), st.data())
+def test_integers_of_many_payloads_are_those_of_each(rows, data):
+    payloads = [memoryview(payload_of(LAYOUT, b"pixel", ints)) for ints in rows]
+    assert LAYOUT.decode_ints(payloads, 5).tolist() == [list(ints) for ints in rows]
+    assert LAYOUT.decode_ints(payloads, 4) is None
+    assert LAYOUT.decode_ints([*payloads, memoryview(reordered(payloads[0]))], 5) is None
+    damaged = bytearray(payloads[-1])
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))] if data.draw(st.booleans()) else damaged
+    found = LAYOUT.decode_ints([*payloads[:-1], memoryview(damaged)], 5)
+    if found is not None:
+        image, ints = LAYOUT.decode(memoryview(damaged))
+        assert (len(image), list(ints)) == (5, found[-1].tolist())
+
+
 @pytest.mark.parametrize(
     "length", [b"\x80" * 5, b"\xff" * 5, b"\xff\xff\xff\xff\x7f", encode_varint(4, 5), b"\3\0\0\0\0"]
 )

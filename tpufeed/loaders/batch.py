@@ -279,6 +279,7 @@ class Decoder:
             raise OptionError(f"{dataset.url}: {_NO_SIZE}; of views each one fixes a size")
         self.columns: Columns = resolve_columns(manifest, options, self.sizes, classes is not None)
         self._tensor_shape, self._upright = manifest.tensor_shape, manifest.upright
+        self.tensor_bytes = math.prod(manifest.tensor_shape or (0,))  # 0: images are encoded
         self._url = dataset.url
         self._min_visibility = float(options.min_visibility)
         self._specs = {spec.name: spec for spec in manifest.features}
@@ -419,25 +420,27 @@ class Decoder:
 
     def check_size(self, image: memoryview) -> None:
         """Raise RecordError where the bytes are not those of a tensor of the dataset's shape."""
-        if self._tensor_shape is not None and len(image) != (size := math.prod(self._tensor_shape)):
-            raise RecordError(f"the image has {len(image)} bytes; {self._tensor_shape} take {size}")
+        if self._tensor_shape is not None and len(image) != self.tensor_bytes:
+            raise RecordError(f"the image has {len(image)} bytes; {self._tensor_shape} take {self.tensor_bytes}")
 
     def copier(self, layout: FixedLayout, rows: Rows, at: Sequence[int]) -> Callable[[int, memoryview], None] | None:
         """Return what copies pixels from their fixed place in a payload to a row; None where more than that is needed.
 
         The reader calls it before it verifies the payload's CRC, which then finds the bytes in the processor's cache.
         """
-        shape, start = self._tensor_shape, layout.image_offset
-        if shape is None or len(self.pipelines) > 1 or self.pipelines[0].ops or not self.columns.images:
+        size, start = self.tensor_bytes, layout.image_offset
+        if not size or len(self.pipelines) > 1 or self.pipelines[0].ops or not self.columns.images:
             return None
         images = rows[self.columns.images[0].name]
         if isinstance(images, list):
             return None
-        size = math.prod(shape)
+        assert images.flags.c_contiguous, "each row is memory of the batch"
+        flat = images.reshape(len(images), size)
+        targets = [flat[row] for row in at]
 
         def copy(number: int, payload: memoryview) -> None:
             if len(payload) >= start + size:
-                np.copyto(images[at[number]], np.frombuffer(payload, np.uint8, size, start).reshape(shape))
+                np.copyto(targets[number], np.ndarray(size, np.uint8, payload, start))
 
         return copy
 
@@ -570,8 +573,11 @@ def decode_samples(
     copy = decoder.copier(reader.layout, rows, at)
     payloads = reader.read_many(places, copy)
     read_seconds, dropped, columns = perf_counter() - begun, 0, decoder.columns
-    found, images = list[tuple[int, ...]](), decoder.single_images(rows)
-    for number, payload in enumerate(payloads):
+    found, images = list[Sequence[int]](), decoder.single_images(rows)
+    if copy is not None and not columns.fields:
+        ints = reader.layout.decode_ints(payloads, decoder.tensor_bytes)
+        found = [] if ints is None else ints.tolist()
+    for number, payload in enumerate(payloads[len(found) :]):
         try:
             image, ints = reader.layout.decode(payload)
             decoder.check_size(image)

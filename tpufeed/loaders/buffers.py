@@ -18,6 +18,8 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _KEPT = 8
 _FIRST_SEGMENT = 8  # buffers
+_MADV_POPULATE_READ = 22  # linux/mman.h, from Linux 5.14 on; Python's mmap has no name for it
+_WRITTEN_BYTES = 256 << 10
 
 
 class ArraySpec(NamedTuple):
@@ -146,13 +148,40 @@ class MappedBuffers:
         self._specs = specs
         self._stride = stride_of(specs)
         self._segments: dict[int, mmap.mmap] = {}
+        self._met: set[int] = set()  # buffers whose pages this process has mapped
 
     def arrays(self, number: int) -> dict[str, Array]:
-        """Return the arrays of the buffer at this place."""
+        """Return the arrays of the buffer at this place, with pages that cost no faults."""
         segment, stride = segment_of(number), self._stride
         if segment.start not in self._segments:
             self._segments[segment.start] = map_segment(self._file, segment, stride)
-        return views(self._segments[segment.start], self._specs, (number - segment.start) * stride)
+        memory, offset = self._segments[segment.start], (number - segment.start) * stride
+        made = self._make_pages(number * stride)
+        if made or number not in self._met:
+            # Storing to pages that another worker has made faults at each of them, reading maps 16 a fault: a batch of
+            # 154 MB is mapped in 15 ms in place of 60.
+            with suppress(OSError):  # an older kernel: stores fault
+                memory.madvise(_MADV_POPULATE_READ, offset, stride)
+            self._met.add(number)
+        return views(memory, self._specs, offset)
+
+    def _make_pages(self, start: int) -> bool:
+        """Return whether the buffer at this byte had no pages; it has them now.
+
+        Pages that are written are made in half the time of pages that are stored to: each of those faults, and is
+        zeroed first. 154 MB take 90 ms, with their mapping, in place of 190. Each worker makes its own, as pages lie on
+        the NUMA node of who makes them.
+        """
+        stop = start + self._stride
+        try:
+            if os.lseek(self._file, start, os.SEEK_DATA) < stop:
+                return False
+        except OSError:  # no pages from there to the file's end
+            pass
+        zeros = memoryview(bytes(min(_WRITTEN_BYTES, self._stride)))
+        for at in range(start, stop, len(zeros)):
+            os.pwrite(self._file, zeros[: stop - at], at)
+        return True
 
 
 def segment_of(number: int) -> range:

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from tpufeed.errors import RecordError
 from tpufeed.tfrecord.crc32c import BytesLike, crc32c, mask_crc32c, masked_crc32c
@@ -12,6 +13,7 @@ OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
 LENGTH_DAMAGED = "the CRC of the record's length does not match"
 
 _LENGTH = struct.Struct("<Q")
+_HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 
 
@@ -58,11 +60,16 @@ def decode_records(
         size = len(payload)
         if (
             len(record) != size + OVERHEAD_BYTES
-            or record[:HEADER_BYTES] != encode_header(size)
-            or record[-FOOTER_BYTES:] != encode_footer(mask_crc32c(crc))
+            or _HEADER.unpack_from(record) != (size, _length_crc(size))
+            or _CRC.unpack_from(record, HEADER_BYTES + size) != (mask_crc32c(crc),)
         ):
             raise RecordError(f"{where(number)}: {find_problem(record)}")
     return payloads
+
+
+@lru_cache(maxsize=1 << 16)  # all raw images of a cache have one length
+def _length_crc(payload_bytes: int) -> int:
+    return masked_crc32c(_LENGTH.pack(payload_bytes))
 
 
 def find_problem(record: memoryview) -> str:

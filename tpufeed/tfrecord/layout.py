@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import SupportsIndex
 
+import numpy as np
+import numpy.typing as npt
+
 from tpufeed.errors import RecordError
 from tpufeed.tfrecord.example import (
     Feature,
@@ -86,6 +89,35 @@ class FixedLayout:
                 if parts[::2] == self._heads and None not in ints:
                     return payload[start:stop], ints  # type: ignore[return-value]  # None is not among them
         return self._parse(payload, where)
+
+    def decode_ints(self, payloads: Sequence[memoryview], image_bytes: int) -> npt.NDArray[np.int64] | None:
+        """Return the integers of payloads, (payloads, integers), where `decode` need not be asked for any of them.
+
+        Of all at once that takes an eighth of the time. None where one has an image of another size than `image_bytes`,
+        or was written by another tool.
+        """
+        key, start, stop = self._key_at.start, self.image_offset, self.image_offset + image_bytes
+        size = stop + self._ints.size
+        head = b"%b\x12%b\x0a%b\x0a%b" % (
+            self._key_field,
+            _pad_length(image_bytes + 12),
+            _pad_length(image_bytes + 6),
+            _pad_length(image_bytes),
+        )
+        if any(len(payload) < size or payload[key:start] != head for payload in payloads):
+            return None
+        joined = b"".join([payload[stop:size] for payload in payloads])
+        found = np.frombuffer(joined, np.uint8).reshape(len(payloads), self._ints.size)
+        wanted = np.frombuffer(b"".join(head + bytes(_INT_BYTES) for head in self._heads), np.uint8)
+        is_value = (
+            np.repeat([0, 1] * len(self._heads), [n for head in self._heads for n in (len(head), _INT_BYTES)]) > 0
+        )
+        values = found[:, is_value].reshape(len(payloads), len(self._heads), _INT_BYTES)
+        continues = values >= 0x80
+        if (found != wanted)[:, ~is_value].any() or not continues[..., :-1].all() or continues[..., -1].any():
+            return None
+        bits = (values & 0x7F).astype(np.uint64) << np.arange(0, 7 * _INT_BYTES, 7, dtype=np.uint64)
+        return bits.sum(-1, dtype=np.uint64).view(np.int64)
 
     def split(self, payload: memoryview) -> tuple[int, tuple[int, ...], bytes] | None:
         """`(image_bytes, integers, rest)` of a payload whose every length up to there is right, else None.
