@@ -575,8 +575,8 @@ def decode_samples(
     read_seconds, dropped, columns = perf_counter() - begun, 0, decoder.columns
     found, images = list[Sequence[int]](), decoder.single_images(rows)
     if copy is not None and not columns.fields:
-        ints = reader.layout.decode_ints(payloads, decoder.tensor_bytes)
-        found = [] if ints is None else ints.tolist()
+        at_once = reader.layout.decode_ints(payloads, decoder.tensor_bytes)
+        found = [] if at_once is None else at_once.tolist()
     for number, payload in enumerate(payloads[len(found) :]):
         try:
             image, ints = reader.layout.decode(payload)

@@ -117,7 +117,8 @@ class FixedLayout:
         if (found != wanted)[:, ~is_value].any() or not continues[..., :-1].all() or continues[..., -1].any():
             return None
         bits = (values & 0x7F).astype(np.uint64) << np.arange(0, 7 * _INT_BYTES, 7, dtype=np.uint64)
-        return bits.sum(-1, dtype=np.uint64).view(np.int64)
+        ints: npt.NDArray[np.int64] = bits.sum(-1, dtype=np.uint64).view(np.int64)
+        return ints
 
     def split(self, payload: memoryview) -> tuple[int, tuple[int, ...], bytes] | None:
         """`(image_bytes, integers, rest)` of a payload whose every length up to there is right, else None.
