@@ -6,6 +6,9 @@ one that is not there, or fails, has a row that says why. `peers/__init__.py` sa
 
     python benchmarks/bench_feed.py [--photos 4000] [--repeats 5] [--work FOLDER] [--only WORK] [--loaders "NAME;..."]
 
+`--beside N` measures beside N processes that spin, as on a host with other work: each thread gets its share of the
+processor only.
+
 `--loaders` takes names of the table, and FILE:SETTING for another setting of peers/FILE.py: `dataloader:turbo-4`.
 """
 
@@ -17,7 +20,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +80,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keep photos and all that is made of them here (default: temporary)")
     parser.add_argument("--only", choices=WORK, help="one kind of work")
     parser.add_argument("--loaders", help="some of them, separated by semicolons (default: all)")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="processes that spin beside each loader")
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json: feed, if it is all of it")
     options = parser.parse_args()
     from peers.sources import make_sources
@@ -85,7 +90,7 @@ def main() -> None:
         sources = make_sources(work, options.photos)
         names = options.loaders.split(";") if options.loaders else list(LOADERS)
         kinds = [options.only] if options.only else list(WORK)
-        report({kind: measure(sources[kind], names, options) for kind in kinds}, options.save)
+        report({kind: measure(sources[kind], names, options) for kind in kinds}, options.save, options.beside)
 
 
 def measure(source: Any, names: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -103,11 +108,24 @@ def measure(source: Any, names: list[str], options: argparse.Namespace) -> dict[
         rate: float | None = found[name].pop("images_per_second", None)
         return rate
 
-    rounds = interleave({name: partial(measure_once, name) for name in taking}, options.repeats, warm_up=0)
+    with spinning(options.beside):
+        rounds = interleave({name: partial(measure_once, name) for name in taking}, options.repeats, warm_up=0)
     return {
         name: found[name] if "why_not" in found[name] else {**found[name], "images_per_second": rates}
         for name, rates in rounds.items()
     }
+
+
+@contextmanager
+def spinning(count: int) -> Iterator[None]:
+    """So many processes that do nothing but run."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def run(loader: str, source: Any, seconds: float) -> dict[str, Any]:
@@ -150,11 +168,11 @@ def run(loader: str, source: Any, seconds: float) -> dict[str, Any]:
     return outcome
 
 
-def report(found: dict[str, dict[str, dict[str, Any]]], save: str | None) -> None:
+def report(found: dict[str, dict[str, dict[str, Any]]], save: str | None, beside: int) -> None:
     """The tables, and the result file where asked for."""
     from harness import describe, machine, print_table, write_result
 
-    result = {kind: summary(kind, loaders) for kind, loaders in found.items()}
+    result: dict[str, Any] = {kind: summary(kind, loaders) for kind, loaders in found.items()}
     for kind, work in result.items():
         rows = [row(name, figures, work) for name, figures in work["loaders"].items()]
         columns = [
@@ -167,13 +185,14 @@ def report(found: dict[str, dict[str, dict[str, Any]]], save: str | None) -> Non
             "to tf.data",
             "to decoding alone",
         ]
-        print_table(WORK[kind], columns, rows, text_columns=2)
+        where = f", beside {beside} processes that spin" if beside else ""
+        print_table(f"{WORK[kind]}{where}", columns, rows, text_columns=2)
         for name, figures in work["loaders"].items():
             if "why_not" in figures:
                 print(f"  {name}: {figures['why_not']}")
     print(describe(machine()))
     if save:
-        print(write_result(save, result))
+        print(write_result(save, {**result, **({"beside": beside} if beside else {})}))
 
 
 def summary(kind: str, loaders: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import pytest
 import tpufeed
 from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError
 from tpufeed.images import Custom
-from tpufeed.loaders.executor import plan_workers
+from tpufeed.loaders.executor import Workers, plan_workers
 from tpufeed.loaders.options import LoaderOptions
 
 
@@ -273,6 +273,18 @@ def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch):
             found = plan_workers([dataset], LoaderOptions())
             assert (found.processes, found.threads) == expected
             assert plan_workers([dataset], LoaderOptions(processes=0)).threads == max(1, cores // ranks)
+
+
+def test_large_encoded_images_have_two_threads_a_core_in_worker_processes(cache_url, dataset_url, ops, monkeypatch):
+    raw, encoded = map(tpufeed.open_dataset, (cache_url, dataset_url))
+    monkeypatch.setattr("tpufeed.loaders.executor.available_cores", lambda: 16)
+    monkeypatch.delenv("TPUFEED_PROCESSES", raising=False)
+    assert plan_workers([encoded], LoaderOptions(ops=ops)) == Workers(4, 4)  # small ones
+    monkeypatch.setattr("tpufeed.loaders.executor._LONG_DECODE_BYTES", 100)
+    assert plan_workers([encoded], LoaderOptions(ops=ops)) == Workers(4, 8)
+    assert plan_workers([encoded], LoaderOptions(ops=ops, threads=3)) == Workers(4, 3)
+    assert plan_workers([encoded], LoaderOptions(ops=ops, processes=0)) == Workers(0, 16)
+    assert plan_workers([encoded, raw], LoaderOptions()) == plan_workers([raw], LoaderOptions()) == Workers(4, 4)
 
 
 def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cache_url):
