@@ -14,6 +14,7 @@ from tpufeed.cgroups import memory_limit
 from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
+from tpufeed.engines.numa import describe_nodes, find_nodes
 
 _PACKAGES = (
     *("tpufeed", "numpy", "pillow", "simplejpeg", "opencv-python-headless"),
@@ -33,6 +34,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": next(models, platform.processor() or platform.machine()),
         "cores": available_cores(),
+        "numa": describe_nodes(find_nodes()),
         "ram_gib": round(memory_bytes() / 2**30, 1),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
@@ -51,9 +53,10 @@ def memory_bytes() -> int:
 def describe(machine: Mapping[str, Any]) -> str:
     """Return the machine in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    numa = f", {machine['numa']}" if "numa" in machine else ""  # older results do not say
     return (
-        f"{machine['cpu']}, {number_of(machine['cores'], 'core')}, {machine['ram_gib']} GiB, load {machine['load']}, "
-        f"Python {machine['python']}, {versions}, {machine['date']}"
+        f"{machine['cpu']}, {number_of(machine['cores'], 'core')}{numa}, {machine['ram_gib']} GiB, "
+        f"load {machine['load']}, Python {machine['python']}, {versions}, {machine['date']}"
     )
 
 

@@ -140,7 +140,8 @@ def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: flo
     reading, decoding = after.read_seconds - before.read_seconds, after.decode_seconds - before.decode_seconds
     workers = number_of(after.threads // max(1, after.processes), "thread")
     if after.processes:
-        workers = f"{number_of(after.processes, 'process', 'processes')} x {workers}"
+        placed = " and ".join(f"{count} on NUMA node {node}" for node, count in after.nodes)
+        workers = f"{number_of(after.processes, 'process', 'processes')} x {workers}{placed and f', {placed}'}"
     return LoaderRates(taken * batch / elapsed, work / max(reading, _TICK), work / max(decoding, _TICK), batch, workers)
 
 

@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
@@ -83,7 +83,8 @@ class BufferPool:
         self._type = ctypes.c_ubyte * self._stride
         self._made = 0
         self._owner = os.getpid()
-        self._free: deque[_Memory] = deque()  # unused, with their pages
+        # Unused, with their pages, by the NUMA node on which these are.
+        self._free: defaultdict[int, deque[_Memory]] = defaultdict(deque)
         self._empty: deque[_Memory] = deque()  # unused, in the file, without pages
         self._shared = shared
         self.file: int | None = None
@@ -91,17 +92,17 @@ class BufferPool:
             fill_streams()
             self.file = os.memfd_create("tpufeed-batches")
 
-    def take(self) -> Buffer:
-        """Return arrays with arbitrary contents. One thread at a time."""
+    def take(self, node: int = 0) -> Buffer:
+        """Return arrays with arbitrary contents, for a worker on this NUMA node. One thread at a time."""
         # Not `if self._free`: a finalizer or `close` may come by between the look and the taking.
-        for take_unused in (self._free.pop, self._empty.popleft):
+        for take_unused in (self._free[node].pop, self._empty.popleft):
             with suppress(IndexError):
                 memory = take_unused()
                 break
         else:
             memory = self._make()
         owner = self._type.from_buffer(memory.map, memory.offset)
-        weakref.finalize(owner, self._give, memory).atexit = False
+        weakref.finalize(owner, self._give, memory, node).atexit = False
         return Buffer(memory.number, views(owner, self._specs))
 
     def close(self) -> None:
@@ -129,12 +130,12 @@ class BufferPool:
         self._empty.extend(others)
         return first
 
-    def _give(self, memory: _Memory) -> None:
+    def _give(self, memory: _Memory, node: int) -> None:
         """Take memory back. Finalizers call this, in any thread and at any moment."""
         if self._shared and os.getpid() != self._owner:  # a fork has let go of it; its parent may still use it
             return
-        if len(self._free) < self._kept:
-            self._free.append(memory)
+        if sum(map(len, tuple(self._free.values()))) < self._kept:
+            self._free[node].append(memory)
         elif self._shared:  # its place in the file stays, without pages
             memory.map.madvise(mmap.MADV_REMOVE, memory.offset, self._stride)
             self._empty.append(memory)

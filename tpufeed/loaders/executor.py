@@ -28,6 +28,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.engines.engine import available_cores
+from tpufeed.engines.numa import Node, find_nodes, place_workers
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
 from tpufeed.images.validation import shown
@@ -78,6 +79,7 @@ class WorkerConfig:
         threads: that decode.
         lanes: of the order, that are read at a time.
         file: descriptor of the batches' memory, where that is shared.
+        cores: of the NUMA node that a worker process keeps to; none where it may run on all.
     """
 
     sources: tuple[SourceAddress, ...]
@@ -86,6 +88,7 @@ class WorkerConfig:
     threads: int
     lanes: int
     file: int | None
+    cores: tuple[int, ...] = ()
 
 
 class ThreadExecutor:
@@ -308,9 +311,12 @@ class ProcessExecutor:
         processes: how many fill them.
         pool: shared memory for the pixels; the executor closes it.
         stages: whether one more process stages remote shards.
+        nodes: the NUMA node of each that fills batches; none where they may run on all.
     """
 
-    def __init__(self, config: WorkerConfig, processes: int, pool: BufferPool, stages: bool) -> None:
+    def __init__(
+        self, config: WorkerConfig, processes: int, pool: BufferPool, stages: bool, nodes: Sequence[Node] = ()
+    ) -> None:
         self._closed = self._hung_up = False
         self._owner = os.getpid()
         self._pool = pool
@@ -320,8 +326,9 @@ class ProcessExecutor:
         self._finalizer = weakref.finalize(self, _stop, self._workers, pool, self._owner, self._lock)
         # No `selectors`: each one is a reference cycle, and would keep the workers' buffers after this has gone.
         self._poll = select.poll()
-        for _ in range(processes + stages):
-            worker = _Worker(config)
+        placed: list[Node | None] = [*nodes] or [None] * processes
+        for node in placed + [None] * stages:
+            worker = _Worker(config, node)
             self._workers.append(worker)
             self._poll.register(worker, select.POLLIN)
         self._by_descriptor = {worker.fileno(): worker for worker in self._workers}
@@ -337,7 +344,7 @@ class ProcessExecutor:
         if self.closed:
             raise LoaderError(CLOSED)
         worker = min(self._decoding, key=lambda worker: len(worker.futures))
-        return worker.fill(request, self._pool.take(), self)
+        return worker.fill(request, self._pool.take(worker.node), self)
 
     def fetch(self, due: DueShards) -> None:
         """Have the last worker stage these shards, if any worker does; the others open what is staged."""
@@ -422,7 +429,7 @@ class ProcessFuture:
 class _Worker(Child):
     """A worker process and the batches that it was asked for. One thread gives orders."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, node: Node | None) -> None:
         # Pixels are copied past the cache, as the next to read them is another process. glibc does so from a size on
         # that is meant for one program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster
         # (docs/decisions, loaders decode in worker processes).
@@ -436,7 +443,8 @@ class _Worker(Child):
         # Any thread appends, the one that gives orders pops: each is atomic in a deque, so this needs no lock.
         self._unwanted: deque[int] = deque()
         self._last = 0
-        self.begin(_ENTRY, config)
+        self.node = 0 if node is None else node.number
+        self.begin(_ENTRY, config if node is None else replace(config, cores=node.cores))
 
     def fill(self, request: BatchRequest, buffer: Buffer, executor: ProcessExecutor) -> ProcessFuture:
         """Ask for a batch."""
@@ -486,10 +494,14 @@ BatchFuture: TypeAlias = ThreadFuture | ProcessFuture
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """`threads` in each of so many processes; 0 are those of this process alone."""
+    """`threads` in each of so many processes; 0 are those of this process alone.
+
+    `nodes` has the NUMA node of each process, or nothing where they may run on all.
+    """
 
     processes: int
     threads: int
+    nodes: tuple[Node, ...] = ()
 
     @property
     def decoding(self) -> int:
@@ -504,8 +516,9 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
         OptionError: processes are asked for, and they cannot have one of the datasets or an op.
     """
     # The ranks of this host, as torchrun and others say, or `torch_xla.launch`.
-    ranks = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "")
-    cores = max(1, available_cores() // max(1, int(ranks) if ranks.isdecimal() else 1))
+    ranks = max(1, _number(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "")))
+    rank = _number(os.environ.get("LOCAL_RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK", "")) % ranks
+    cores = max(1, available_cores() // ranks)
     wanted, text = options.processes, os.environ.get(_ENVIRONMENT)
     if wanted is None and text:
         if not text.isdecimal():
@@ -521,7 +534,12 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
     threads = max(1, cores // max(1, processes))
     if processes and all(_decodes_long(dataset) for dataset in datasets):
         threads *= _THREADS_A_CORE
-    return Workers(processes, options.threads or threads)
+    nodes = place_workers(find_nodes(), processes, rank, ranks) if options.numa == "auto" else []
+    return Workers(processes, options.threads or threads, tuple(nodes))
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def _decodes_long(dataset: Dataset) -> bool:

@@ -1,6 +1,6 @@
 """The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -39,7 +39,7 @@ from tpufeed.loaders.executor import (
 )
 from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
 from tpufeed.loaders.mixture import Mixture, MixtureCursor, MixtureFeed
-from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sources import Source, SourceAddress
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
@@ -76,6 +76,7 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
     repeat: bool = False,
     max_bad_records: int = 0,
     timeout_seconds: float = 600.0,
+    numa: Numa = "auto",
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
     pad: Mapping[str, int] | None = None,
@@ -121,6 +122,9 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
             RecordError.
         timeout_seconds: seconds to wait for a batch before LoaderError says that a drive or an op hangs. Hanging worker
             processes are killed; a hanging thread of `processes=0` cannot be, and keeps the program from ending.
+        numa: on a host of several NUMA nodes "auto" keeps each worker process, and the memory of its batches, to one
+            node: dealt to all nodes, or where a host has several ranks to the nodes of the rank's TPU chips. "off"
+            leaves that to the system.
         stage_dir: folder for verified copies of remote shards, shared by all processes of this host; by default the
             environment variable TPUFEED_STAGE_DIR, else /dev/shm where it has room, else the user's cache folder.
         stage_bytes: size of all copies there, as "64GB" or a number; by default half of the free space. 0 reads remote
@@ -198,6 +202,7 @@ class NumpyLoader:
             LoaderStats(
                 processes=self._workers.processes,
                 threads=self._workers.decoding,
+                nodes=tuple(Counter(node.number for node in self._workers.nodes).items()),
                 prefetch=self._prefetch,
                 buffer_bytes=self._prefetch * batch_bytes,
             ),
@@ -443,7 +448,7 @@ class NumpyLoader:
             addresses = tuple(map(SourceAddress.of, self.sources))
             config = WorkerConfig(addresses, self._feed.shares, self.options, threads, lanes, pool.file)
             if processes:
-                self._executor = ProcessExecutor(config, processes, pool, self._stages)
+                self._executor = ProcessExecutor(config, processes, pool, self._stages, self._workers.nodes)
             else:
                 self._executor = ThreadExecutor(self.sources, config, self._decoder, pool)
         return self._executor

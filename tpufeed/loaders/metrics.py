@@ -32,6 +32,7 @@ class LoaderStats:
         dropped_boxes: boxes of which crops have left nothing, or less than `min_visibility`.
         processes: that decode; 0 where threads of this process do.
         threads: that decode, of all processes together.
+        nodes: (NUMA node, processes that keep to it); empty where they may run on all.
         prefetch: batches that are prepared ahead, at the most.
         buffer_bytes: what they take.
     """
@@ -50,6 +51,7 @@ class LoaderStats:
     dropped_boxes: int = 0
     processes: int
     threads: int
+    nodes: tuple[tuple[int, int], ...] = ()
     prefetch: int
     buffer_bytes: int
 

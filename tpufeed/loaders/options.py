@@ -25,6 +25,7 @@ RENAMED = {
     "host_prefetch": "prefetch",
 }
 LabelFormat = Literal["ids", "multi_hot"]
+Numa = Literal["auto", "off"]
 _VIEWS_FORM = "lists of ops, each for a crop of its own, like [[RandomResizedCrop(224)], ([RandomResizedCrop(96)], 8)]"
 _LEAST = {"batch_size": 1, "processes": 0, "threads": 1, "prefetch": 1, "lanes": 1, "max_bad_records": 0}
 
@@ -47,6 +48,7 @@ class LoaderOptions:
     repeat: bool = False
     max_bad_records: int = 0
     timeout_seconds: float = 600.0
+    numa: Numa = "auto"
     stage_dir: str | Path | None = None
     stage_bytes: str | int | None = None
     pad: Mapping[str, int] | None = None
@@ -75,6 +77,8 @@ class LoaderOptions:
         object.__setattr__(self, "seed", int(self.seed))  # numpy's overflow in the hash, too
         if self.stage_bytes is not None and self.stage_bytes != 0:
             object.__setattr__(self, "stage_bytes", parse_size(self.stage_bytes))
+        if self.numa not in get_args(Numa):
+            raise OptionError(f"numa is 'auto' or 'off', not {self.numa!r}")
         if self.remainder not in ("drop", "pad", "repeat"):
             raise OptionError(f"remainder is 'drop', 'pad' or 'repeat', not {self.remainder!r}")
         if isinstance(self.columns, str) and self.columns != "default":

@@ -4,6 +4,7 @@ import os
 import queue
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TypeAlias
@@ -25,6 +26,9 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
     # A machine that shuts down tells all processes. The training loop may still want to save; then it is our turn.
     signal.signal(signal.SIGTERM, lambda *_: None)
     assert config.file is not None, "the loader shares its batches' memory"
+    if config.cores:
+        with suppress(OSError):  # cores may have been taken from this host, or its container, since they were counted
+            os.sched_setaffinity(0, config.cores)  # the threads that start below keep to them, too
     try:
         sources = reopen_sources(config.sources)
         decoder = BatchDecoder(sources, config.options, config.threads)

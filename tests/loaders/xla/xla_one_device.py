@@ -208,7 +208,7 @@ def main(cache, flat, damaged, out):
         "epochs": epochs_of_iterators(cache),
         "wrong device": wrong_device(cache),
         "floats": floats(),
-        "differing options": differing_options(tpufeed.xla_loader, 22),
+        "differing options": differing_options(tpufeed.xla_loader, 23),
         "samples": samples_of_every_kind(Path(out).parent),
         "lengths": [len(tpufeed.xla_loader(cache, batch_size=8, remainder=how)) for how in ("drop", "pad", "repeat")],
         "lightning": lightning(cache, Path(out).parent),

@@ -17,7 +17,7 @@ from tpufeed.keywords import named_options
 from tpufeed.loaders.device import DeviceIterator, Exchange, StatefulDeviceLoader, Transfer
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
 from tpufeed.loaders.loader import DatasetLike, NumpyLoader, open_feed
-from tpufeed.loaders.options import RENAMED, LabelFormat, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, Numa, take_options
 from tpufeed.loaders.world import WorldLike
 
 try:
@@ -47,6 +47,7 @@ def jax_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     repeat: bool = False,
     max_bad_records: int = 0,
     timeout_seconds: float = 600.0,
+    numa: Numa = "auto",
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
     pad: Mapping[str, int] | None = None,

@@ -15,7 +15,7 @@ from tpufeed.keywords import named_options
 from tpufeed.loaders.batch import Array
 from tpufeed.loaders.loader import DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.world import WorldLike
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def keras_dataset(  # noqa: PLR0913  # each option is a parameter that editors s
     repeat: bool = False,
     max_bad_records: int = 0,
     timeout_seconds: float = 600.0,
+    numa: Numa = "auto",
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
     pad: Mapping[str, int] | None = None,

@@ -17,7 +17,7 @@ from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.loader import DatasetLike, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, check_bool, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, check_bool, take_options
 from tpufeed.loaders.world import WorldLike, find_tf_world
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that edi
     repeat: bool = False,
     max_bad_records: int = 0,
     timeout_seconds: float = 600.0,
+    numa: Numa = "auto",
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
     pad: Mapping[str, int] | None = None,

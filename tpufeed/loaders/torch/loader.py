@@ -17,7 +17,7 @@ from tpufeed.keywords import named_options
 from tpufeed.loaders.columns import Batch
 from tpufeed.loaders.loader import DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import RENAMED, LabelFormat, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, Numa, take_options
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import WorldLike
@@ -51,6 +51,7 @@ def torch_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
     repeat: bool = False,
     max_bad_records: int = 0,
     timeout_seconds: float = 600.0,
+    numa: Numa = "auto",
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
     pad: Mapping[str, int] | None = None,

@@ -8,7 +8,7 @@ from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
-from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.world import WorldLike
 from tpufeed.loaders.xla import runtime
 from tpufeed.loaders.xla.runtime import Shardings
@@ -44,6 +44,7 @@ def xla_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     repeat: bool = False,
     max_bad_records: int = 0,
     timeout_seconds: float = 600.0,
+    numa: Numa = "auto",
     stage_dir: str | Path | None = None,
     stage_bytes: str | int | None = None,
     pad: Mapping[str, int] | None = None,

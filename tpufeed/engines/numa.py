@@ -1,0 +1,110 @@
+"""NUMA nodes of this host: their cores and TPU chips, and the node that each worker process runs on.
+
+A worker whose cores and batches lie on one node reads and writes memory of that node. Linux puts a page on the node of
+the core that first touches it, unless a policy says otherwise (Documentation/admin-guide/mm/numa_memory_policy.rst).
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_SYS = Path("/sys")
+_GOOGLE = "0x1ae0"
+# PCI devices of TPU chips from v2 to TPU7x, as JAX knows them (jax/_src/hardware_utils.py). Google's network cards have
+# the same vendor.
+_CHIPS = frozenset(("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"))
+
+
+class Node(NamedTuple):
+    """A NUMA node: its cores that this process may run on, and the places of its TPU chips among those of the host."""
+
+    number: int
+    cores: tuple[int, ...]
+    chips: tuple[int, ...]
+
+
+def find_nodes(root: Path = _SYS) -> list[Node]:
+    """Return the nodes with memory of their own that have cores; none where the system does not say.
+
+    A node whose cores this process may not use has none here: an affinity mask, or the cpuset of a container, leaves
+    them out.
+
+    Args:
+        root: where /sys lies.
+    """
+    allowed, found = os.sched_getaffinity(0), list[Node]()
+    chips = [_read(slot / "numa_node") for slot in _iter_chips(root)]
+    for folder in sorted(root.glob("devices/system/node/node[0-9]*"), key=lambda folder: int(folder.name[4:])):
+        number = folder.name[4:]
+        cores = _parse_cores(_read(folder / "cpulist"))
+        if cores:  # else memory alone, as of a device
+            own = tuple(place for place, node in enumerate(chips) if node == number)
+            found.append(Node(int(number), tuple(core for core in cores if core in allowed), own))
+    return found
+
+
+def place_workers(nodes: Sequence[Node], count: int, rank: int = 0, ranks: int = 1) -> list[Node]:
+    """Return the node of each of the `count` worker processes of a rank; none where there is no choice.
+
+    The only rank of a host feeds all of its chips, and its workers are dealt to all nodes. Of several, each has the
+    nodes of its share of the chips; where the system names no chips, its share of the nodes. Nodes get workers in
+    proportion to their cores.
+
+    Args:
+        nodes: those of the host.
+        count: of worker processes.
+        rank: of this process among those of this host.
+        ranks: how many these are.
+    """
+    usable = [node for node in nodes if node.cores]
+    if len(usable) < 2:
+        return []
+    if ranks > 1:
+        chips = sum(len(node.chips) for node in nodes)
+        own = {chip for chip in range(chips) if chip * ranks // chips == rank}
+        fed = [node for node in usable if own.intersection(node.chips)]
+        share = usable[rank * len(usable) // ranks : -(-(rank + 1) * len(usable) // ranks)]
+        usable = fed or share
+    placed = list[Node]()
+    for _ in range(count):
+        placed.append(max(usable, key=lambda node: len(node.cores) / (placed.count(node) + 1)))
+    return placed
+
+
+def describe_nodes(nodes: Sequence[Node]) -> str:
+    """Return the nodes in words."""
+    if not nodes:
+        return "NUMA nodes n/a"
+    if len(nodes) == 1:
+        return "1 NUMA node"
+    said = [
+        f"node {node.number}: "
+        + (f"{len(node.cores)} cores" if node.cores else "no core that this process may use")
+        + (f", {len(node.chips)} TPU chips" if node.chips else "")
+        for node in nodes
+    ]
+    return f"{len(nodes)} NUMA nodes ({'; '.join(said)})"
+
+
+def _iter_chips(root: Path) -> Iterator[Path]:
+    """Yield the PCI slots of TPU chips, in the order of their addresses, as libtpu numbers them."""
+    for slot in sorted(root.glob("bus/pci/devices/*")):
+        if _read(slot / "vendor") == _GOOGLE and _read(slot / "device") in _CHIPS:
+            yield slot
+
+
+def _parse_cores(text: str) -> list[int]:
+    """Return the numbers of a list as Linux writes it, like "0-3,8-11,16"."""
+    cores = list[int]()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cores += range(int(first), int(last or first) + 1)
+    return cores
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text().strip()
+    return ""
