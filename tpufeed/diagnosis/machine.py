@@ -33,6 +33,7 @@ def machine() -> dict[str, Any]:
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "cpu": next(models, platform.processor() or platform.machine()),
+        "architecture": platform.machine(),
         "cores": available_cores(),
         "numa": describe_nodes(find_nodes()),
         "ram_gib": round(memory_bytes() / 2**30, 1),

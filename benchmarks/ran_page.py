@@ -1,0 +1,175 @@
+"""Makes docs/what-has-run.md: what has met real hardware and services, and what only stood in for them.
+
+    python benchmarks/ran_page.py [--write]
+
+A subject has run where a result says so: a page of `scripts/check-tpu`, saved as results/tpu-NAME.json; a result of a
+machine of that kind; or a line of results/by-hand.json, of what a person ran: subject, date, machine, command, outcome.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parent.parent / "docs/what-has-run.md"
+BY_HAND, PACKAGES = "by-hand", "packages"
+
+Results = Mapping[str, Any]
+
+
+class Subject(NamedTuple):
+    """Something that may have run or not: what stood in for it, and the command that would run it."""
+
+    name: str
+    stand_in: str
+    command: str
+    found: Callable[[Results], Iterator[str]] = lambda _: iter(())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the page")
+    text = make_page(RESULTS)
+    if parser.parse_args().write:
+        PAGE.write_text(text)
+    else:
+        print(text, end="")
+
+
+def make_page(folder: Path) -> str:
+    """Return the page that the results in a folder make."""
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    by_hand = results.get(BY_HAND, [])
+    unknown = {run["subject"] for run in by_hand} - {subject.name for subject in SUBJECTS}
+    if unknown:
+        raise ValueError(f"{folder / BY_HAND}.json names {sorted(unknown)}, which are no subjects of ran_page.py")
+    runs = {subject.name: [*subject.found(results), *_said(subject, by_hand)] for subject in SUBJECTS}
+    lines = [
+        "# What has run where",
+        "",
+        "Made by `python benchmarks/ran_page.py --write` from `benchmarks/results/`; a test holds it to them. If you",
+        "run a line of the first table, please send the result.",
+        "",
+        "## Has not run",
+        "",
+        "| subject | stood in for it | would run it |",
+        "|---|---|---|",
+        *(f"| {each.name} | {each.stand_in} | {each.command} |" for each in SUBJECTS if not runs[each.name]),
+        "",
+        "## Has run",
+        "",
+        "| subject | where and when |",
+        "|---|---|",
+        *(f"| {each.name} | {'; '.join(runs[each.name])} |" for each in SUBJECTS if runs[each.name]),
+        "",
+        "## Packages",
+        "",
+        "`scripts/package-matrix` installs the wheel into empty environments, one for each case, and trains with it.",
+        "",
+        "| case | Python | result | date |",
+        "|---|---|---|---|",
+        *(
+            f"| {case['case']} | {case['python']} | {case['result']} | {case['date']} |"
+            for case in results.get(PACKAGES, {}).get("cases", ())
+        ),
+        "",
+        "## Machines of the benchmarks",
+        "",
+        "| result | machine | load before | date |",
+        "|---|---|---|---|",
+        *_machines(results),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _said(subject: Subject, by_hand: list[dict[str, str]]) -> Iterator[str]:
+    for run in by_hand:
+        if run["subject"] == subject.name:
+            yield f"{run['date']}, {run['machine']}: `{run['command']}`: {run['outcome']}"
+
+
+def _machines(results: Results) -> Iterator[str]:
+    for name, result in results.items():
+        machine = _machine(result)
+        if "cpu" in machine:
+            yield f"| {name} | {machine['cpu']}, {machine['cores']} cores | {machine['load']} | {machine['date']} |"
+
+
+def _machine(result: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = result.get("machine") or result.get("host") or {} if isinstance(result, dict) else {}
+    return found
+
+
+def _on_tpu(framework: str, counters: bool = False) -> Callable[[Results], Iterator[str]]:
+    def found(results: Results) -> Iterator[str]:
+        for name, page in results.items():
+            if not name.startswith("tpu-") or page["devices"] != "TPU":
+                continue
+            checked = page["frameworks"].get(framework, {"result": "n/a"})
+            counted = [value for value in (checked.get("counters") or {}).values() if value is not None]
+            if checked["result"] != "n/a" and (counted or not counters):
+                yield f"{page['host']['date']}, {name}: {checked['result']}"
+
+    return found
+
+
+def _on_machine(wanted: Callable[[Mapping[str, Any]], bool]) -> Callable[[Results], Iterator[str]]:
+    def found(results: Results) -> Iterator[str]:
+        for name, result in results.items():
+            machine = _machine(result)
+            if "date" in machine and wanted(machine):
+                yield f"{machine['date']}, {name}: {machine['cores']} cores"
+
+    return found
+
+
+def _nodes(machine: Mapping[str, Any]) -> int:
+    first = str(machine.get("numa", "")).split(" ")[0]
+    return int(first) if first.isdecimal() else 1
+
+
+CHECK = "`python scripts/check-tpu --out benchmarks/results/tpu-NAME.json` on a TPU VM"
+LONG = "`./scripts/test --long`"
+SUBJECTS = (
+    Subject("JAX on a TPU", "8 virtual devices on a CPU; an emulated TPU", CHECK, _on_tpu("jax")),
+    Subject("torch_xla on a TPU", "4 CPU devices of torch_xla; an emulated TPU", CHECK, _on_tpu("torch_xla")),
+    Subject("TorchTPU on a TPU", "the CPU through the same calls of torch", CHECK, _on_tpu("torchtpu")),
+    Subject(
+        "TensorFlow and Keras on a TPU", "TensorFlow's CPU, and its strategies on it", CHECK, _on_tpu("tensorflow")
+    ),
+    Subject("libtpu's counters", "values that tests make up", CHECK, _on_tpu("jax", counters=True)),
+    Subject("a pod: several TPU hosts", "several processes on one machine", "[tpu-vm.md](tpu-vm.md)"),
+    Subject(
+        "more than 2 cores",
+        "2 cores; arithmetic beyond (benchmarks/scaling.md)",
+        "`python benchmarks/bench_feed.py --save feed-NAME`",
+        _on_machine(lambda machine: machine["cores"] > 2),
+    ),
+    Subject(
+        "2 NUMA nodes and more",
+        "trees of /sys that tests make up; two cores of one node taken for nodes",
+        "`tpufeed doctor URL`, and any benchmark with `--save`",
+        _on_machine(lambda machine: _nodes(machine) > 1),
+    ),
+    Subject(
+        "an Arm host",
+        "nothing",
+        "`./scripts/test`",
+        _on_machine(lambda machine: machine.get("architecture") in ("aarch64", "arm64")),
+    ),
+    Subject("Google Cloud Storage itself", "a server of our own, which real clients talk to", "[gcs.md](gcs.md)"),
+    Subject("a Rapid (zonal) bucket", "nothing", "[gcs.md](gcs.md)"),
+    Subject("a GCSFuse mount", "a local disk", "[gcs.md](gcs.md)"),
+    Subject("the Hugging Face hub", "a server of our own for the hub's client", "[recipes.md](recipes.md)"),
+    Subject("Ray on several hosts", "a Ray cluster on one machine", "[scaleout.md](scaleout.md)"),
+    Subject("Dataflow, Flink and Spark", "Beam's DirectRunner", "[scaleout.md](scaleout.md)"),
+    Subject("GKE and JobSet, Slurm", "nothing", "[scaleout.md](scaleout.md)"),
+    Subject("an hour of feeding with faults", "faults of some seconds each (tests/faults)", LONG),
+    Subject("the long tests", "their short forms, in each run of the tests", LONG),
+)
+
+
+if __name__ == "__main__":
+    main()
