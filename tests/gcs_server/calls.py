@@ -53,8 +53,8 @@ class Call:
     """What a request asks for.
 
     Attributes:
-        operation: `read`, `stat`, `list`, `write` (a whole upload in one request), `start`, `chunk` and `query` (of a
-            resumable upload), `delete`, or `?`.
+        operation: `read`, `stat`, `list`, `layout`, `write` (a whole upload in one request), `start`,
+            `chunk` and `query` (of a resumable upload), `delete`, or `?`.
         dialect: of the answer, as `messages.response` has it.
         query: the request's, parsed once.
     """
@@ -84,8 +84,8 @@ def call_of(request: Request, uploads: Uploads) -> Call:
 def _routed(request: Request, parts: list[str], query: dict[str, str]) -> Call:
     method = request.method
     match parts:
-        case ["storage", "v1", "b", bucket, "o"]:
-            return Call(request, "list" if method == "GET" else "?", bucket)
+        case ["storage", "v1", "b", bucket, "o" | "storageLayout" as what]:
+            return Call(request, {"o": "list"}.get(what, "layout") if method == "GET" else "?", bucket)
         case ["storage", "v1", "b", bucket, "o", name] | ["download", "storage", "v1", "b", bucket, "o", name]:
             if method == "GET" and (query.get("alt") == "media" or parts[0] == "download"):
                 return Call(request, "read", bucket, name, "media")

@@ -51,6 +51,8 @@ class Bucket:
     name: str
     requester_pays: bool = False
     refuses: int = 0
+    location: str = "US"
+    location_type: str = "multi-region"
     created: datetime = field(default_factory=lambda: datetime.now(UTC))
     objects: dict[str, StoredObject] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)  # sorted
@@ -83,6 +85,7 @@ class Buckets:
             if not replace_rules:
                 raise ApiError(409, "Your previous request to create the named bucket succeeded.", "conflict")
             held.requester_pays, held.refuses = bucket.requester_pays, bucket.refuses
+            held.location, held.location_type = bucket.location, bucket.location_type
             return held
 
     def bucket(self, name: str) -> Bucket:

@@ -113,9 +113,9 @@ class GcsServer:
         """Change `latency_ms`, `connection_bytes_per_second`, from the next request on."""
         self._control("POST", "settings", settings)
 
-    def create_bucket(self, name: str, *, requester_pays: bool = False, refuses: int = 0) -> None:
+    def create_bucket(self, name: str, **rules: str | int) -> None:
         """`refuses` is 401 or 403 for every call on it. One that exists keeps its objects and takes the new rules."""
-        self._control("POST", "buckets", {"name": name, "requester_pays": requester_pays, "refuses": refuses})
+        self._control("POST", "buckets", {"name": name, **rules})
 
     def put(self, bucket: str, name: str, data: bytes) -> str:
         """Store an object past faults and log; returns its generation."""

@@ -46,6 +46,20 @@ def page(vault: Vault, call: Call) -> Response:
     return json_response(page_resource(vault.buckets.page(call.bucket, call.query), call.request.base))
 
 
+def layout(vault: Vault, call: Call) -> Response:
+    bucket = vault.buckets.bucket(call.bucket)
+    hierarchical = {"enabled": bucket.location_type == "zone"}
+    return json_response(
+        {
+            "kind": "storage#storageLayout",
+            "bucket": bucket.name,
+            "location": bucket.location,
+            "locationType": bucket.location_type,
+            "hierarchicalNamespace": hierarchical,
+        }
+    )
+
+
 def _wanted(vault: Vault, call: Call) -> StoredObject:
     """The live object, if it is of the generation and as the conditions demand. Raises ApiError 404, 412."""
     live = vault.buckets.live(call.bucket, call.name)
@@ -146,6 +160,7 @@ _OPERATIONS: Mapping[str, Callable[[Vault, Call], Response]] = MappingProxyType(
         "read": read,
         "stat": stat,
         "list": page,
+        "layout": layout,
         "write": write,
         "start": start,
         "chunk": proceed,

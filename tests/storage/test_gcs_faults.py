@@ -348,3 +348,49 @@ def test_slow_progress_is_progress(server, chunked):
     store = GcsStore("gs://bucket/folder", patience)
     assert store.read("large") == LARGE
     assert struck(server) == ["truncate"] * 4
+
+
+REFUSED = [
+    ("write", lambda store: store.put("a", b"x")),
+    ("read", lambda store: store.read("a")),
+    ("stat", lambda store: store.stat("a")),
+    ("list", lambda store: list(store.iter_objects())),
+]
+
+
+@pytest.mark.parametrize("status", [400, 405, 501])
+@pytest.mark.parametrize(("operation", "call"), REFUSED, ids=[operation for operation, _ in REFUSED])
+def test_a_zonal_bucket_says_so_where_it_does_not_do_what_others_do(server, operation, call, status):
+    server.create_bucket("rapid", location="US-CENTRAL1-A", location_type="zone")
+    server.put("rapid", "set/a", b"bytes")
+    server.fault("status", operation=operation, status=status, message="Not here.")
+    with pytest.raises(StoreError, match=rf"HTTP {status}: Not here.*zonal \(Rapid\) bucket in US-CENTRAL1-A.*GCSFuse"):
+        call(GcsStore("gs://rapid/set", HURRY))
+    assert [record.status for record in server.requests(operation=operation)] == [status]
+    assert len(server.requests(operation="layout")) == 1
+
+
+def test_a_bucket_of_an_unknown_type_is_named(server):
+    server.create_bucket("odd", location="SEA-OF-TRANQUILITY", location_type="lunar")
+    server.fault("status", operation="write", status=400)
+    with pytest.raises(StoreError, match="location type 'lunar' in SEA-OF-TRANQUILITY, which this version of tpufeed"):
+        GcsStore("gs://odd/set", HURRY).put("a", b"x")
+
+
+@pytest.mark.parametrize("layout", [None, 403, 404, 503])
+def test_the_error_of_an_ordinary_bucket_stays_what_it_is(server, layout):
+    server.fault("status", operation="write", status=400, message="Not today.")
+    if layout:
+        server.create_bucket("rapid", location="US-CENTRAL1-A", location_type="zone")
+        server.fault("status", operation="layout", status=layout, calls=None)
+    with pytest.raises(StoreError, match=r"HTTP 400: Not today\.$"):
+        GcsStore("gs://rapid/set" if layout else "gs://bucket/set", HURRY).put("a", b"x")
+    assert len(server.requests(operation="layout")) == 1
+
+
+def test_a_bucket_that_does_all_is_asked_nothing(server):
+    server.create_bucket("rapid", location="US-CENTRAL1-A", location_type="zone")
+    store = GcsStore("gs://rapid/set", HURRY)
+    store.put("new", b"x")
+    assert store.read("new") == b"x"
+    assert not server.requests(operation="layout")

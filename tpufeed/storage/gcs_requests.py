@@ -56,6 +56,7 @@ _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _sessions: dict[tuple[int, str, str], "GcsSession"] = {}
 _locks: dict[int, threading.Lock] = {}  # one a process: a lock that is held during a fork is never freed in the child
 FIELDS = "name,size,generation,crc32c"
+_KNOWN_LOCATION_TYPES = "region", "dual-region", "multi-region", ""
 NEVER_A_GENERATION = "1"  # generations are microseconds since 1970
 T = TypeVar("T")
 Send = Callable[["Request"], AbstractContextManager[Any]]
@@ -179,6 +180,10 @@ class Target:
     permission: str
 
 
+class UnexpectedError(StoreError):
+    """An answer that ordinary buckets do not give; `persist` asks of what kind the bucket is."""
+
+
 class PreconditionError(Exception):
     """HTTP 412: the object is not of the generation that the request wants."""
 
@@ -201,7 +206,7 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
     found = found if len(found) <= _MESSAGE_CHARACTERS else f"{found[:_MESSAGE_CHARACTERS]}..."
     where = target.where
     made: Exception
-    if status in (408, 429) or status >= 500:
+    if status in (408, 429) or (status >= 500 and status != 501):  # 501: the service does not do that at all
         try:  # a date instead of seconds needs clocks that agree: the usual pause does for it
             seconds = min(max(0.0, float(headers.get("Retry-After", "0"))), _LONGEST_RETRY_AFTER_SECONDS)
         except ValueError:
@@ -225,7 +230,7 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
     elif status == 412:
         made = PreconditionError(found)
     else:
-        made = StoreError(f"{where}: HTTP {status}: {found}")
+        made = UnexpectedError(f"{where}: HTTP {status}: {found}")
     return made
 
 
@@ -322,6 +327,13 @@ class Resource(msgspec.Struct, frozen=True):
             if self.crc32c != from_crc32c(0):
                 raise ValueError("Object missing required field `size`")
             msgspec.structs.force_setattr(self, "size", 0)
+
+
+class Layout(msgspec.Struct, frozen=True, rename="camel"):
+    """How a bucket stores its objects, as the JSON API's storageLayout has it."""
+
+    location: str = ""
+    location_type: str = ""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -567,9 +579,35 @@ class GcsFolder:
             except ObjectNotFoundError:
                 self.check_bucket()
                 raise
+            except UnexpectedError as error:
+                kind = self._odd_kind(target)
+                if not kind:
+                    raise
+                raise StoreError(f"{error}; {kind}") from error
             except (TransientError, UnauthorizedError) as error:
                 time.sleep(tries.pause_after(error, self.session.identity))
                 self.count_retry()
+
+    def _odd_kind(self, target: Target) -> str:
+        """Say what is special about the bucket; empty where it is an ordinary one, or may not be asked."""
+        path = f"/storage/v1/b/{quote(self.bucket, safe='')}/storageLayout"
+        try:
+            with self.session.answer(Request("GET", path, {"prefix": self.root}), target, self.patience) as response:
+                layout = self.decode(target.where, response.content, Layout)
+        except (StoreError, TransientError, UnauthorizedError, PreconditionError):
+            return ""
+        if layout.location_type == "zone":
+            return (
+                f"{self.bucket} is a zonal (Rapid) bucket in {layout.location}, whose objects are read and written "
+                "over gRPC, which tpufeed does not speak: copy the dataset to a bucket of a region, or mount this one "
+                "with GCSFuse and give the folder (docs/gcs.md)"
+            )
+        if layout.location_type not in _KNOWN_LOCATION_TYPES:
+            return (
+                f"{self.bucket} is a bucket of location type {layout.location_type!r} in {layout.location}, which "
+                "this version of tpufeed does not know; use one of a region, a dual-region or a multi-region"
+            )
+        return ""
 
     def where(self, name: str) -> str:
         """Return the URL of an object, for messages."""
