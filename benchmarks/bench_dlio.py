@@ -57,9 +57,9 @@ def main() -> None:
         "--step-seconds",
         type=float,
         nargs="+",
-        default=[0.224, 0.27, 0.3, 0.435],
+        default=[0.224, 0.3, 0.435],
         metavar="S",
-        help="of jpeg: the H100's, two between the rates of both loaders on 2 cores, the A100's",
+        help="of jpeg: the H100's (0.224), one between the rates of both loaders on 2 cores (0.3), the A100's (0.435)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="rounds of jpeg (default: 3)")
     parser.add_argument("--epochs", type=int, default=2, help="of each run of jpeg (default: 2); storage has 5")
