@@ -16,6 +16,7 @@ needs_dlio = pytest.mark.skipif(not PYTHON.exists(), reason="DLIO is not install
 
 # Both decoders over the same shards, in order: the labels, and how far their pixels are apart on average.
 COMPARE = """
+import sys
 from pathlib import Path
 import numpy as np, tensorflow as tf, tpufeed
 from peers.dlio import TpufeedLoader, decode
