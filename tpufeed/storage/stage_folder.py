@@ -58,8 +58,6 @@ def find_folder(parent: Path | None) -> Path:
             used = sum(copy.size_bytes for copy in _list_copies(path))  # would be kept
             if used + free_bytes(place) >= least:
                 make_folder(path)
-                if place != places[0]:
-                    _logger.info("%s has no room for shards: they are staged in %s", places[0], path)
                 return path
         except OSError as error:
             failures[place] = error.with_traceback(None)  # which would hold this frame, and that the error
