@@ -155,7 +155,7 @@ SUBJECTS = (
     ),
     Subject(
         "an Arm host",
-        "nothing",
+        "qemu, for decoding, ops and one loader ([install.md](install.md#arm))",
         "`./scripts/test`",
         _on_machine(lambda machine: machine.get("architecture") in ("aarch64", "arm64")),
     ),
@@ -165,7 +165,11 @@ SUBJECTS = (
     Subject("the Hugging Face hub", "a server of our own for the hub's client", "[recipes.md](recipes.md)"),
     Subject("Ray on several hosts", "a Ray cluster on one machine", "[scaleout.md](scaleout.md)"),
     Subject("Dataflow, Flink and Spark", "Beam's DirectRunner", "[scaleout.md](scaleout.md)"),
-    Subject("GKE and JobSet, Slurm", "nothing", "[scaleout.md](scaleout.md)"),
+    Subject(
+        "GKE and JobSet, Slurm",
+        "a sandbox with a read-only root; two processes with Slurm's variables",
+        "[containers.md](containers.md)",
+    ),
     Subject("an hour of feeding with faults", "faults of some seconds each (tests/faults)", LONG),
     Subject("the long tests", "their short forms, in each run of the tests", LONG),
 )

@@ -196,6 +196,28 @@ def test_cores_are_the_least_of_quota_and_affinity(
     assert engine.available_cores() == cores
 
 
+@pytest.mark.parametrize(
+    ("variables", "cores"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "12", "SLURM_STEP_NUM_TASKS": "4"}, 12),
+        ({"SLURM_CPUS_PER_TASK": "12"}, 96),  # a batch script, which has the cores of all its tasks
+        ({"SLURM_CPUS_PER_TASK": "128", "SLURM_STEP_NUM_TASKS": "1"}, 96),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, 96),
+        ({"SLURM_CPUS_PER_TASK": "", "SLURM_STEP_NUM_TASKS": "4"}, 96),
+    ],
+)
+def test_a_task_of_slurm_has_no_more_cores_than_it_asked_for(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr(engine, "cpu_quota", lambda: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)))
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert engine.available_cores() == cores
+
+
 @pytest.fixture
 def half_a_core() -> Iterator[Path]:
     """A group of this machine that may take half a core."""

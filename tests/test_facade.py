@@ -85,6 +85,12 @@ def test_what_is_not_there():
         exec("from tpufeed import nothing")
 
 
+def test_a_big_endian_machine_is_refused():
+    program = "import sys; sys.byteorder = 'big'; import tpufeed"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ImportError: tpufeed reads numbers as little-endian machines store them" in done.stderr
+
+
 BLOCKED = """
 import json, sys
 

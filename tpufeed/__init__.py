@@ -4,9 +4,14 @@ A lazy facade: `import tpufeed` loads neither numpy nor a framework; each name i
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Records, and the memory that batches are handed over in, are read as they lie.
+if sys.byteorder != "little":
+    raise ImportError(f"tpufeed reads numbers as little-endian machines store them; this one is {sys.byteorder}-endian")
 
 if TYPE_CHECKING:
     from tpufeed import cache, errors, images

@@ -124,6 +124,22 @@ def test_a_launched_process_that_torch_xla_does_not_know_yet(cache_url, monkeypa
     assert tpufeed.numpy_loader(cache_url, world=(1, 2)).world == tpufeed.World(1, 2)
 
 
+def test_tasks_of_slurm_that_no_framework_knows_of_are_warned_of(monkeypatch, caplog):
+    monkeypatch.setenv("SLURM_PROCID", "2")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert find_world() == tpufeed.World()
+    assert not caplog.records
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert find_world() == tpufeed.World()
+    assert "task 2 of 4 of this Slurm step reads everything" in caplog.text
+    assert "world=(rank, size)" in caplog.text
+    caplog.clear()
+    jax = SimpleNamespace(global_state=SimpleNamespace(client=object(), process_id=2, num_processes=4))
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", jax)  # as jax.distributed.initialize() leaves it
+    assert find_world() == tpufeed.World(2, 4)
+    assert not caplog.records
+
+
 def test_worlds_of_two_frameworks(monkeypatch):
     """Of one size they are the same ranks, though each may number them otherwise; a world of one says nothing."""
     jax = SimpleNamespace(global_state=SimpleNamespace(client=object(), process_id=3, num_processes=8))

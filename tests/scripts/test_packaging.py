@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = ("artifacts", "bounds", "frameworkless", "matrix", "resolver", "smoke")
+MODULES = ("arm", "artifacts", "bounds", "frameworkless", "matrix", "resolver", "smoke")
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,25 @@ def test_every_dependency_has_a_lower_bound_and_every_extra_a_case():
     assert set(CHECKS) == {"none", *EXTRAS}
     for extra in EXTRAS:
         lowest(extras[extra])
+
+
+def test_a_wheel_that_there_is_not_for_arm_is_named(monkeypatch, tmp_path):
+    from arm import find_wheels
+
+    for wheel in ("one-1-cp311-abi3-manylinux2014_aarch64", "two-1-cp311-cp311-manylinux_2_28_x86_64"):
+        name = wheel.partition("-")[0]
+        info = f"{name}-1.dist-info"
+        with zipfile.ZipFile(tmp_path / f"{wheel}.whl", "w") as archive:
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+            archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nTag: {wheel.partition('-1-')[2]}\n")
+            archive.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert find_wheels(["one"], "3.12") == ["one-1-cp311-abi3-manylinux2014_aarch64.whl"]
+    with pytest.raises(LookupError, match="two"):
+        find_wheels(["one", "two"], "3.11")
+    # pip would take them for those of the machine that asks.
+    assert not [each for each in PROJECT["dependencies"] if "platform_machine" in each]
 
 
 def test_cases_and_what_pip_is_asked_for(capsys):

@@ -100,6 +100,42 @@ def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
     assert not folder_of(places[1]).exists()
 
 
+def test_places_that_there_are_not_are_passed_over(store, tmp_path, monkeypatch):
+    """As for a container's user without a name and HOME, where the root is read-only."""
+    monkeypatch.delenv(stage_folder.STAGE_DIR)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(stage_folder, "MEMORY", tmp_path / "memory")
+    asked = []
+
+    def missing(error):
+        def ask(*_):
+            asked.append(error)
+            raise error
+
+        return ask
+
+    monkeypatch.setattr(Path, "expanduser", missing(RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(stage_folder.tempfile, "gettempdir", missing(FileNotFoundError(errno.ENOENT, "nowhere")))
+    monkeypatch.setattr(stage_folder, "free_bytes", lambda _: 32 << 20)
+    with ShardStage(store) as stage:
+        assert stage.folder == folder_of(tmp_path / "memory")
+        assert stage.budget_bytes == 16 << 20
+    assert len(asked) == 2
+
+
+def test_a_small_place_serves_where_the_last_cannot_be_written(store, tmp_path, monkeypatch):
+    small, last = tmp_path / "small", tmp_path / "last"
+    last.write_bytes(b"")
+    monkeypatch.setattr(stage_folder, "_default_places", lambda: [small, last])
+    monkeypatch.setattr(stage_folder, "free_bytes", lambda _: 32 << 20)
+    with ShardStage(store) as stage:
+        assert stage.folder == folder_of(small)
+    shutil.rmtree(small)
+    small.write_bytes(b"")
+    with pytest.raises(OptionError, match=r"last/.*cannot be staged there: .* or stage_bytes=0 to do without"):
+        ShardStage(store)
+
+
 def test_the_default_budget_is_half_of_what_would_be_free_without_the_copies(store, tmp_path):
     size = 8 << 20
     first = ShardStage(store, tmp_path)

@@ -155,8 +155,14 @@ def load_function(entry: str) -> Any:
 
 
 def available_cores() -> int:
-    """Cores that this process may use: of its affinity, and no more than its container's quota of time, rounded up."""
+    """Cores that this process may use: of its affinity, and no more than its container's quota of time, rounded up.
+
+    A task that srun started takes no more than its `--cpus-per-task`, as not every Slurm binds tasks to processors. A
+    batch script, which has no step, has those of all its tasks.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = os.environ.get("SLURM_CPUS_PER_TASK", "") if "SLURM_STEP_NUM_TASKS" in os.environ else ""
+    cores = min(cores, int(share)) if share.isdecimal() else cores
     quota = cpu_quota()  # neither `os.process_cpu_count` of Python 3.13 nor psutil knows of it
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 

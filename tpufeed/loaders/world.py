@@ -4,6 +4,7 @@ Nothing is imported or started for it: only a framework that the program has loa
 """
 
 import json
+import logging
 import os
 import sys
 from traceback import walk_stack
@@ -11,6 +12,8 @@ from typing import Any
 
 from tpufeed.dataset.partition import World
 from tpufeed.errors import OptionError
+
+_logger = logging.getLogger(__name__)
 
 WorldLike = World | tuple[int, int]
 
@@ -119,6 +122,13 @@ def _agreed_world(by_hand: str) -> World:
         raise OptionError(
             f"this is {several or 'a program under SPMD, maybe one of several'}, and torch_xla's runtime is not "
             f"started: each would read everything. Call torch_xla.device() before the first batch, or give {by_hand}"
+        )
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # srun sets it, and not for a batch script
+    if tasks not in ("", "0", "1"):  # no error: they may be tasks that have nothing to do with one another
+        _logger.warning(
+            "task %s of %s of this Slurm step reads everything, as no framework knows of several ranks. If they train "
+            "one model, call jax.distributed.initialize() or init_process_group before the first batch, or give %s",
+            *(os.environ.get("SLURM_PROCID", "?"), tasks, by_hand),
         )
     return World()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, OptionError, StoreError
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
 _TEMPORARY = "_tpufeed/tmp"
@@ -256,9 +256,13 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
     Raises:
         OSError: it cannot be made.
+        OptionError: the system has no place for temporary files.
     """
     prefix = _SYSTEM_PREFIX if parent is None else ""
-    where = Path(tempfile.gettempdir()) if parent is None else parent
+    try:
+        where = Path(tempfile.gettempdir()) if parent is None else parent
+    except FileNotFoundError as error:  # the root is read-only, say
+        raise OptionError(f"{error.strerror}. Set TMPDIR to a folder that can be written") from error
     _remove_abandoned(where, prefix)
     folder, descriptor = _make_locked(where, prefix)
     try:

@@ -49,18 +49,19 @@ def find_folder(parent: Path | None) -> Path:
     """
     places = _default_places() if parent is None else [parent.absolute()]
     name = f"tpufeed-stage-{_FORMAT_VERSION}-{os.getuid()}"
-    for place in places:
+    failures: dict[Path, OSError] = {}
+    # The first with room; where none has, from the last on, one that takes any file at all.
+    for place, least in [*((each, _LEAST_ROOM_BYTES) for each in places), *((each, 0) for each in reversed(places))]:
         path = place / name
         try:
             place.mkdir(parents=True, exist_ok=True)
             used = sum(copy.size_bytes for copy in _list_copies(path))  # would be kept
-            if place is places[-1] or used + free_bytes(place) >= _LEAST_ROOM_BYTES:
+            if used + free_bytes(place) >= least:
                 make_folder(path)
                 return path
         except OSError as error:
-            if place is places[-1]:
-                raise refuse_folder(path, error) from error
-    raise AssertionError("the last place is taken or refused")
+            failures[place] = error.with_traceback(None)  # which would hold this frame, and that the error
+    raise refuse_folder(places[-1] / name, failures[places[-1]]) from failures[places[-1]]
 
 
 def make_folder(path: Path) -> None:
@@ -112,8 +113,13 @@ def free_bytes(folder: Path) -> int:
 def _default_places() -> list[Path]:
     if os.environ.get(STAGE_DIR):
         return [Path(os.environ[STAGE_DIR]).absolute()]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return [MEMORY, cache, Path(tempfile.gettempdir())]
+    places = [MEMORY]
+    # In a container a user may have neither a HOME nor a name, and a read-only root no folder for temporary files.
+    with suppress(RuntimeError):
+        places.append(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser())
+    with suppress(FileNotFoundError):
+        places.append(Path(tempfile.gettempdir()))
+    return places
 
 
 def _read_lines(path: Path) -> list[str]:
