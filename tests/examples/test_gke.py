@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-models = pytest.importorskip("kubernetes.client.models", reason="pip install kubernetes, as the extra dev does")
-
 ROOT = Path(__file__).parents[2]
 JOBSET = yaml.safe_load((ROOT / "examples/gke/jobset.yaml").read_text())
 DOCKERFILE = (ROOT / "examples/gke/Dockerfile").read_text().replace("\\\n", " ")
@@ -27,34 +25,40 @@ FIELDS = {
 }
 
 
-def check(kind: str, value: Any, where: str) -> None:
+@pytest.fixture(scope="module")
+def models() -> Any:
+    # Not in the extra dev: with it pip looked for versions of all for more than 7 minutes, without an end.
+    return pytest.importorskip("kubernetes.client.models", reason="pip install kubernetes to check the pods' fields")
+
+
+def check(models: Any, kind: str, value: Any, where: str) -> None:
     """Compare a value with the client's model of it: names and types of all fields, and those that must be there."""
     inner = re.fullmatch(r"([Ll]ist|[Dd]ict)[\[(](?:str, )?(.+)[\])]", kind)
     if inner:
         assert isinstance(value, list if inner[1].lower() == "list" else dict), where
         for key, each in enumerate(value) if inner[1].lower() == "list" else value.items():
-            check(inner[2], each, f"{where}.{key}")
+            check(models, inner[2], each, f"{where}.{key}")
     elif hasattr(models, kind):
         model = getattr(models, kind)
         names = {name: attribute for attribute, name in model.attribute_map.items()}
         assert set(value) <= set(names), where
         for name, each in value.items():
-            check(model.openapi_types[names[name]], each, f"{where}.{name}")
+            check(models, model.openapi_types[names[name]], each, f"{where}.{name}")
         model(**{names[name]: each for name, each in value.items()})  # ValueError where a field is missing
     else:
         assert isinstance(value, {"str": str, "int": int, "bool": bool}[kind]), where
 
 
-def test_the_checker_finds_what_is_wrong() -> None:
-    check("V1EmptyDirVolumeSource", {"medium": "Memory"}, "volume")
+def test_the_checker_finds_what_is_wrong(models: Any) -> None:
+    check(models, "V1EmptyDirVolumeSource", {"medium": "Memory"}, "volume")
     for wrong in ({"medum": "Memory"}, {"medium": 3}):
         with pytest.raises(AssertionError):
-            check("V1EmptyDirVolumeSource", wrong, "volume")
+            check(models, "V1EmptyDirVolumeSource", wrong, "volume")
     with pytest.raises(ValueError, match="name"):
-        check("V1PodSpec", {"containers": [{"image": "x"}]}, "pod")
+        check(models, "V1PodSpec", {"containers": [{"image": "x"}]}, "pod")
 
 
-def test_each_field_of_the_jobset_is_one_that_there_is() -> None:
+def test_each_field_of_the_jobset_is_one_that_there_is(models: Any) -> None:
     assert (JOBSET["apiVersion"], JOBSET["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     (job,) = JOBSET["spec"]["replicatedJobs"]
     for name, value in (
@@ -64,8 +68,8 @@ def test_each_field_of_the_jobset_is_one_that_there_is() -> None:
         ("ReplicatedJob", job),
     ):
         assert set(value) <= FIELDS[name]
-    check("V1ObjectMeta", JOBSET["metadata"], "metadata")
-    check("V1JobTemplateSpec", job["template"], "template")
+    check(models, "V1ObjectMeta", JOBSET["metadata"], "metadata")
+    check(models, "V1JobTemplateSpec", job["template"], "template")
 
 
 def test_the_jobset_agrees_with_itself_and_with_the_image() -> None:

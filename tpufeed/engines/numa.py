@@ -34,12 +34,13 @@ def find_nodes(root: Path = _SYS) -> list[Node]:
     Args:
         root: where /sys lies.
     """
-    allowed, found = os.sched_getaffinity(0), list[Node]()
+    found = list[Node]()
     chips = [_read(slot / "numa_node") for slot in _iter_chips(root)]
     for folder in sorted(root.glob("devices/system/node/node[0-9]*"), key=lambda folder: int(folder.name[4:])):
         number = folder.name[4:]
         cores = _parse_cores(_read(folder / "cpulist"))
         if cores:  # else memory alone, as of a device
+            allowed = os.sched_getaffinity(0)
             own = tuple(place for place, node in enumerate(chips) if node == number)
             found.append(Node(int(number), tuple(core for core in cores if core in allowed), own))
     return found

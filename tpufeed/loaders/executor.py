@@ -534,7 +534,7 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
     threads = max(1, cores // max(1, processes))
     if processes and all(_decodes_long(dataset) for dataset in datasets):
         threads *= _THREADS_A_CORE
-    nodes = place_workers(find_nodes(), processes, rank, ranks) if options.numa == "auto" else []
+    nodes = place_workers(find_nodes(), processes, rank, ranks) if processes and options.numa == "auto" else []
     return Workers(processes, options.threads or threads, tuple(nodes))
 
 
