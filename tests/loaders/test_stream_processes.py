@@ -1,6 +1,7 @@
 """Worker processes of numpy_loader: the same batches, errors that arrive, and nothing that stays."""
 
 import gc
+import itertools
 import os
 import shutil
 import signal
@@ -150,6 +151,20 @@ def test_a_wait_for_workers_that_hang_can_be_ended(cache_url, how):
         assert not children()
         assert len(list(loader)) == 7
     assert not children()
+
+
+def test_shards_that_vanish_under_their_mapping_are_named(cache_url, tmp_path):
+    shutil.copytree(cache_url, tmp_path / "cache")
+    with make(str(tmp_path / "cache"), processes=1, batch_size=2, prefetch=1, repeat=True) as loader:
+        batches = iter(loader)
+        next(batches)
+        maps = Path(f"/proc/{loader._executor._workers[0].process.pid}/maps").read_text()
+        mapped = [shard for shard in (tmp_path / "cache").glob("*.tfrecord") if str(shard) in maps]
+        assert mapped
+        for shard in mapped:  # as a mount that is gone: the pages cannot be had
+            os.truncate(shard, 0)
+        with pytest.raises(LoaderError, match=r"killed by SIGBUS.*or its disk or mount \(NFS, FUSE\) is gone"):
+            list(itertools.islice(batches, 200))
 
 
 def test_an_op_that_hangs_in_a_thread_is_given_up_as_well(dataset_url, ops):

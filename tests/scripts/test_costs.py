@@ -66,7 +66,9 @@ def test_a_loader_s_defaults(costs, monkeypatch):
     from tpufeed.loaders import executor as workers
 
     monkeypatch.delenv("TPUFEED_PROCESSES")
-    dataset = SimpleNamespace(url="gs://bucket/made-up", shards=SimpleNamespace(url="gs://bucket/made-up"))
+    manifest = SimpleNamespace(splits={}, tensor_shape=None)
+    url = "gs://bucket/made-up"
+    dataset = SimpleNamespace(url=url, shards=SimpleNamespace(url=url), manifest=manifest)
     for cores in (2, 16, 96, 224):
         monkeypatch.setattr(workers, "available_cores", lambda cores=cores: cores)
         planned = workers.plan_workers([dataset], LoaderOptions())

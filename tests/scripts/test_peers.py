@@ -33,7 +33,7 @@ def sources(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @pytest.mark.long  # each loader is a process with its framework
 def test_loaders_are_measured_and_compared_and_absent_ones_say_so(bench: ModuleType, sources: dict[str, Any]) -> None:
-    options = argparse.Namespace(repeats=1, seconds=0.01)
+    options = argparse.Namespace(repeats=1, seconds=0.01, beside=1)
     found = bench.summary("presized", bench.measure(sources["presized"], [*MEASURED, *OURS, ABSENT], options))
     loaders = found["loaders"]
     for name in (*MEASURED, *OURS):

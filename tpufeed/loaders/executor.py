@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import select
+import signal
 import threading
 import time
 import weakref
@@ -467,6 +468,8 @@ class _Worker(Child):
             ended, advice = "ended", "Did an op of yours end it?"
             if code is not None and code < 0:
                 ended, advice = "was killed", "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0"
+            if code == -signal.SIGBUS:
+                advice = "A file that it had mapped was cut, or its disk or mount (NFS, FUSE) is gone"
             raise LoaderError(
                 f"a worker process of the loader (pid {self.process.pid}) {ended} {how}; iterate the loader again to "
                 f"start new ones. {advice}"
