@@ -93,7 +93,7 @@ class FixedLayout:
     def decode_ints(self, payloads: Sequence[memoryview], image_bytes: int) -> npt.NDArray[np.int64] | None:
         """Return the integers of payloads, (payloads, integers), where `decode` need not be asked for any of them.
 
-        Of all at once that takes an eighth of the time. None where one has an image of another size than `image_bytes`,
+        All at once take a third of the time. None where one has an image of another size than `image_bytes`,
         or was written by another tool.
         """
         key, start, stop = self._key_at.start, self.image_offset, self.image_offset + image_bytes
