@@ -87,6 +87,9 @@ def test_workers_are_dealt_by_cores_and_ranks_keep_to_their_chips(tmp_path):
     assert placed(57, 0, 1, [nodes[0], nodes[1]._replace(cores=nodes[1].cores[:56])]) == [38, 19]
     assert [placed(2, rank, 3) for rank in range(3)] == [[2, 0], [1, 1], [0, 2]]
     assert place_workers(nodes[:1], 8) == []
+    assert place_workers(nodes, 1) == []  # one process would leave the other node's cores idle
+    one_sided = [nodes[0]._replace(chips=tuple(range(8))), nodes[1]._replace(chips=())]
+    assert [placed(28, rank, 2, one_sided) for rank in range(2)] == [[28, 0], [0, 28]]
 
 
 def test_memory_goes_back_to_the_node_whose_worker_has_written_it():

@@ -50,8 +50,9 @@ def place_workers(nodes: Sequence[Node], count: int, rank: int = 0, ranks: int =
     """Return the node of each of the `count` worker processes of a rank; none where there is no choice.
 
     The only rank of a host feeds all of its chips, and its workers are dealt to all nodes. Of several, each has the
-    nodes of its share of the chips; where the system names no chips, its share of the nodes. Nodes get workers in
-    proportion to their cores.
+    nodes of its share of the chips; where the system names no chips of a node, its share of the nodes: the cores of a
+    node without chips would be idle. Nodes get workers in proportion to their cores. Fewer workers than nodes may run
+    on all, for the same reason.
 
     Args:
         nodes: those of the host.
@@ -63,11 +64,15 @@ def place_workers(nodes: Sequence[Node], count: int, rank: int = 0, ranks: int =
     if len(usable) < 2:
         return []
     if ranks > 1:
-        chips = sum(len(node.chips) for node in nodes)
-        own = {chip for chip in range(chips) if chip * ranks // chips == rank}
-        fed = [node for node in usable if own.intersection(node.chips)]
         share = usable[rank * len(usable) // ranks : -(-(rank + 1) * len(usable) // ranks)]
+        fed = list[Node]()
+        if all(node.chips for node in usable):
+            chips = sum(len(node.chips) for node in nodes)
+            own = {chip for chip in range(chips) if chip * ranks // chips == rank}
+            fed = [node for node in usable if own.intersection(node.chips)]
         usable = fed or share
+    if count < len(usable):
+        return []
     placed = list[Node]()
     for _ in range(count):
         placed.append(max(usable, key=lambda node: len(node.cores) / (placed.count(node) + 1)))
