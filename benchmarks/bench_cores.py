@@ -13,6 +13,7 @@ Each measurement is a process of its own, in turns; medians.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -75,7 +76,10 @@ def middle(found: list[dict[str, float]]) -> dict[str, float]:
 
 def run(what: str, folder: str, number: int, batches: int) -> dict[str, float]:
     command = [sys.executable, __file__, "--batches", str(batches), "--child", what, folder, str(number)]
-    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    # An installed package has its bytecode: workers that compile every module would count that.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    found: dict[str, float] = json.loads(ended.stdout)
     return found
 
 
@@ -134,8 +138,8 @@ def measure_worker(url: Path) -> dict[str, float]:
         for _ in feed:
             pass
         lines = (process / "smaps_rollup").read_text().splitlines()
-        # Not Private_Clean: those are pages of shards that no other process maps now.
-        private = sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+        # Not Private_*: that counts pages of shards, and of the batches, that no other process maps now.
+        private = sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
     return {"start_seconds": (int(fields[11]) + int(fields[12])) / 100, "private_mb": private / 1e3}
 
 
