@@ -160,7 +160,7 @@ SUBJECTS = (
         _on_machine(lambda machine: machine.get("architecture") in ("aarch64", "arm64")),
     ),
     Subject("Google Cloud Storage itself", "a server of our own, which real clients talk to", "[gcs.md](gcs.md)"),
-    Subject("a Rapid (zonal) bucket", "a server of our own, for what it refuses", "[gcs.md](gcs.md)"),
+    Subject("a Rapid (zonal) bucket", "a server of our own, to which Google's gRPC client talks", "[gcs.md](gcs.md)"),
     Subject("a GCSFuse mount", "a local disk", "[gcs.md](gcs.md)"),
     Subject("the Hugging Face hub", "a server of our own for the hub's client", "[recipes.md](recipes.md)"),
     Subject("Ray on several hosts", "a Ray cluster on one machine", "[scaleout.md](scaleout.md)"),

@@ -25,7 +25,7 @@ from bounds import lowest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = (
-    *("gcs", "tf", "torch", "xla", "torchtpu", "jax", "keras", "grain", "ray", "beam"),
+    *("gcs", "rapid", "tf", "torch", "xla", "torchtpu", "jax", "keras", "grain", "ray", "beam"),
     *("lightning", "metrics", "report", "profile", "parquet"),
 )
 CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")
@@ -192,17 +192,18 @@ def pip_freeze(venv: Path) -> list[str]:
 
 @contextmanager
 def variables(case: str) -> Iterator[dict[str, str]]:
-    """Variables of the case's processes; for `gcs` those that lead to the tests' server."""
+    """Variables of the case's processes; for `gcs` and `rapid` those that lead to the tests' server."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}
-    if not case.endswith("gcs"):
+    zonal = ["--zonal", "rapid"] * case.endswith("rapid")
+    if not (zonal or case.endswith("gcs")):
         yield quiet
         return
-    command = [sys.executable, "-m", "tests.gcs_server", "--stop-with-stdin"]
+    command = [sys.executable, "-m", "tests.gcs_server", "--stop-with-stdin", *zonal]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
-        name, _, url = process.stdout.readline().strip().removeprefix("export ").partition("=")
-        yield quiet | {name: url}
+        lines = [process.stdout.readline().strip() for _ in range(1 + bool(zonal))]
+        yield quiet | dict(line.removeprefix("export ").split("=") for line in lines)
 
 
 def call(

@@ -124,16 +124,15 @@ def check_missing(folder: Path) -> None:
         assert said.strip().endswith(f"pip install 'tpufeed[{extra}]'"), (extra, said)
 
 
-def check_gcs(folder: Path) -> None:
+def check_gcs(folder: Path, bucket: str = "gs://bucket") -> None:
     """With the tests' own server behind STORAGE_EMULATOR_HOST, and with credentials that are none."""
-    run("shard", folder / "photos", "gs://bucket/flowers", "--shards", 2)
-    assert run("verify", "gs://bucket/flowers").startswith("sound: ")
-    loader = tpufeed.numpy_loader(
-        "gs://bucket/flowers", "train", batch_size=BATCH, ops=[Resize(SIDE), CenterCrop(SIDE)]
-    )
+    url = f"{bucket}/flowers"
+    run("shard", folder / "photos", url, "--shards", 2)
+    assert run("verify", url).startswith("sound: ")
+    loader = tpufeed.numpy_loader(url, "train", batch_size=BATCH, ops=[Resize(SIDE), CenterCrop(SIDE)])
     assert sum(len(labels) for _, labels in loader) == PHOTOS
     nowhere = {"GOOGLE_APPLICATION_CREDENTIALS": str(folder / "none.json"), "STORAGE_EMULATOR_HOST": ""}
-    said = run("info", "gs://bucket/flowers", expect=1, environment=nowhere)
+    said = run("info", url, expect=1, environment=nowhere)
     assert "GOOGLE_APPLICATION_CREDENTIALS" in said, said
 
 
@@ -341,6 +340,7 @@ def run(*arguments: object, expect: int = 0, environment: dict[str, str] | None 
 CHECKS: dict[str, Callable[[Path], None]] = {
     "none": check_missing,
     "gcs": check_gcs,
+    "rapid": lambda folder: check_gcs(folder, "gs://rapid"),
     "tf": lambda folder: check_batches(folder, tpufeed.tf_dataset),
     "torch": check_torch,
     "xla": check_xla,

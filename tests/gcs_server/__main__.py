@@ -1,6 +1,7 @@
 """Starts the server by hand: `python -m tests.gcs_server --port 4443 --latency-ms 30`."""
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: done.set())
     world = World(Vault(md5=not options.no_md5), Settings(options.latency_ms, options.connection_mb_per_second * 1e6))
+    for name in options.zonal:
+        world.vault.buckets.create(Bucket(name, location="US-CENTRAL1-A", location_type="zone"))
     for name in options.bucket or ([] if options.folder else ["bucket"]):
         world.vault.buckets.create(Bucket(name), replace_rules=True)
     if options.folder:
@@ -30,9 +33,15 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--port {options.port}: {error.strerror}")
     listener.start()
     print(f"export STORAGE_EMULATOR_HOST=http://127.0.0.1:{listener.port}", flush=True)
+    rapid = contextlib.ExitStack()
+    if options.zonal:
+        from tests.gcs_server.rapid import RapidServer
+
+        print(f"export STORAGE_EMULATOR_HOST_GRPC={rapid.enter_context(RapidServer(world.vault)).address}", flush=True)
     if options.stop_with_stdin:
         threading.Thread(target=_wait_for_end_of_input, args=(done,), daemon=True).start()
     done.wait()
+    rapid.close()
     listener.stop()
     return 0
 
@@ -45,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         "--connection-mb-per-second", type=float, default=0.0, help="limit of each connection, each way (10^6 bytes)"
     )
     parser.add_argument("--bucket", action="append", help="there from the start; may be repeated")
+    parser.add_argument(
+        "--zonal", action="append", default=[], help="a zonal (Rapid) bucket, with a server for gRPC; may be repeated"
+    )
     parser.add_argument("--folder", type=Path, help="objects to start with: files FOLDER/BUCKET/NAME")
     parser.add_argument("--no-md5", action="store_true", help="objects get a crc32c only: faster uploads")
     parser.add_argument("--stop-with-stdin", action="store_true", help="stop at the end of standard input too")

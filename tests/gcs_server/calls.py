@@ -54,7 +54,8 @@ class Call:
 
     Attributes:
         operation: `read`, `stat`, `list`, `layout`, `write` (a whole upload in one request), `start`,
-            `chunk` and `query` (of a resumable upload), `delete`, or `?`.
+            `chunk` and `query` (of a resumable upload), `delete`, `move`, or `?`.
+        target: where a `move` leads.
         dialect: of the answer, as `messages.response` has it.
         query: the request's, parsed once.
     """
@@ -64,6 +65,7 @@ class Call:
     bucket: str = ""
     name: str = ""
     dialect: str = "json"
+    target: str = ""
     query: dict[str, str] = field(default_factory=dict)
 
 
@@ -87,9 +89,11 @@ def _routed(request: Request, parts: list[str], query: dict[str, str]) -> Call:
         case ["storage", "v1", "b", bucket, "o" | "storageLayout" as what]:
             return Call(request, {"o": "list"}.get(what, "layout") if method == "GET" else "?", bucket)
         case ["storage", "v1", "b", bucket, "o", name] | ["download", "storage", "v1", "b", bucket, "o", name]:
-            if method == "GET" and (query.get("alt") == "media" or parts[0] == "download"):
-                return Call(request, "read", bucket, name, "media")
-            return Call(request, _METHODS_OF_AN_OBJECT.get(method, "?"), bucket, name)
+            media = method == "GET" and (query.get("alt") == "media" or parts[0] == "download")
+            operation = "read" if media else _METHODS_OF_AN_OBJECT.get(method, "?")
+            return Call(request, operation, bucket, name, "media" if media else "json")
+        case ["storage", "v1", "b", bucket, "o", name, "moveTo", "o", target]:
+            return Call(request, "move" if method == "POST" else "?", bucket, name, target=target)
         case ["upload", "storage", "v1", "b", bucket, "o"] | ["resumable", "upload", "storage", "v1", "b", bucket, "o"]:
             return _upload(request, bucket, query)
         case [bucket, *rest] if bucket and rest and rest != [""] and bucket not in {"storage", "upload", "download"}:

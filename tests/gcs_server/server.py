@@ -9,12 +9,16 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from tests.gcs_server.faults import Fault, Record
 from tests.gcs_server.listener import Listener
 from tests.gcs_server.objects import Bucket, Vault
 from tests.gcs_server.world import Settings, World
+
+if TYPE_CHECKING:
+    from tests.gcs_server.rapid import RapidServer
 
 _ROOT = Path(__file__).parents[2]
 
@@ -48,6 +52,7 @@ class GcsServer:
         self._port, self._in_process, self._md5 = port, process, md5
         self._listener: Listener | None = None
         self._process: subprocess.Popen[str] | None = None
+        self._vault = Vault(md5)
 
     @classmethod
     def attach(cls, url: str) -> "GcsServer":
@@ -70,7 +75,7 @@ class GcsServer:
         if self._in_process:
             self._spawn()
             return self
-        world = World(Vault(self._md5), self._settings)
+        world = World(self._vault, self._settings)
         for name in self.buckets:
             world.vault.buckets.create(Bucket(name))
         self._listener = Listener(world, self._port)
@@ -116,6 +121,13 @@ class GcsServer:
     def create_bucket(self, name: str, **rules: str | int) -> None:
         """`refuses` is 401 or 403 for every call on it. One that exists keeps its objects and takes the new rules."""
         self._control("POST", "buckets", {"name": name, **rules})
+
+    def zonal(self, bucket: str) -> "RapidServer":
+        """Make the bucket a zonal one, and return its gRPC side, for `with`. Of a server in this process only."""
+        from tests.gcs_server.rapid import RapidServer
+
+        self.create_bucket(bucket, location="US-CENTRAL1-A", location_type="zone")
+        return RapidServer(self._vault)
 
     def put(self, bucket: str, name: str, data: bytes) -> str:
         """Store an object past faults and log; returns its generation."""

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from tests.gcs_server.calls import Call, json_body, split_multipart
@@ -148,6 +149,15 @@ def delete(vault: Vault, call: Call) -> Response:
     return Response(204)
 
 
+def move(vault: Vault, call: Call) -> Response:
+    """Give an object another name; the precondition is the target's."""
+    source = _of_generation(vault.buckets.live(call.bucket, call.name), call, None)
+    draft = replace(source, name=call.target, generation=0)
+    stored = vault.store(draft, conditions(call.query))
+    vault.buckets.change(call.bucket, call.name, lambda _: None)
+    return object_response(stored, call.request.base)
+
+
 def _of_generation(live: StoredObject | None, call: Call, generation: object) -> StoredObject:
     """Raises ApiError 404 where it is not there, or where another generation was asked for."""
     if live is None or str(generation or live.generation) != str(live.generation):
@@ -166,6 +176,7 @@ _OPERATIONS: Mapping[str, Callable[[Vault, Call], Response]] = MappingProxyType(
         "chunk": proceed,
         "query": proceed,
         "delete": delete,
+        "move": move,
     }
 )
 

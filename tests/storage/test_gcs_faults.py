@@ -361,11 +361,13 @@ REFUSED = [
 @pytest.mark.parametrize("status", [400, 405, 501])
 @pytest.mark.parametrize(("operation", "call"), REFUSED, ids=[operation for operation, _ in REFUSED])
 def test_a_zonal_bucket_says_so_where_it_does_not_do_what_others_do(server, operation, call, status):
-    server.create_bucket("rapid", location="US-CENTRAL1-A", location_type="zone")
-    server.put("rapid", "set/a", b"bytes")
+    bucket = f"rapid-{operation}-{status}"  # a process asks each bucket once
+    server.create_bucket(bucket, location="US-CENTRAL1-A", location_type="zone")
+    server.put(bucket, "set/a", b"bytes")
     server.fault("status", operation=operation, status=status, message="Not here.")
-    with pytest.raises(StoreError, match=rf"HTTP {status}: Not here.*zonal \(Rapid\) bucket in US-CENTRAL1-A.*GCSFuse"):
-        call(GcsStore("gs://rapid/set", HURRY))
+    expected = rf"HTTP {status}: Not here.*zonal \(Rapid\) bucket in US-CENTRAL1-A.*pip install 'tpufeed\[rapid\]'"
+    with pytest.raises(StoreError, match=expected):
+        call(GcsStore(f"gs://{bucket}/set", HURRY))
     assert [record.status for record in server.requests(operation=operation)] == [status]
     assert len(server.requests(operation="layout")) == 1
 
@@ -380,11 +382,12 @@ def test_a_bucket_of_an_unknown_type_is_named(server):
 @pytest.mark.parametrize("layout", [None, 403, 404, 503])
 def test_the_error_of_an_ordinary_bucket_stays_what_it_is(server, layout):
     server.fault("status", operation="write", status=400, message="Not today.")
+    bucket = f"rapid-{layout}" if layout else "bucket"
     if layout:
-        server.create_bucket("rapid", location="US-CENTRAL1-A", location_type="zone")
+        server.create_bucket(bucket, location="US-CENTRAL1-A", location_type="zone")
         server.fault("status", operation="layout", status=layout, calls=None)
     with pytest.raises(StoreError, match=r"HTTP 400: Not today\.$"):
-        GcsStore("gs://rapid/set" if layout else "gs://bucket/set", HURRY).put("a", b"x")
+        GcsStore(f"gs://{bucket}/set", HURRY).put("a", b"x")
     assert len(server.requests(operation="layout")) == 1
 
 

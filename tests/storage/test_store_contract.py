@@ -20,12 +20,13 @@ STORES = {
     "memory": lambda path: MemoryStore(f"memory://{path.name}"),
     "local": lambda path: LocalStore(str(path / "local")),
     "gs": lambda path: GcsStore(f"gs://bucket{path}"),
+    "gs rapid": lambda path: GcsStore(f"gs://rapid{path}"),
     "fsspec memory": lambda path: FsspecStore(f"memory://{path}"),
     "fsspec file": lambda path: FsspecStore(f"file://{path}/file"),
 }
-CONDITIONAL = {"memory", "local", "gs"}
+CONDITIONAL = {"memory", "local", "gs", "gs rapid"}
 PINS = CONDITIONAL
-GENERATIONS = {"memory", "gs"}
+GENERATIONS = {"memory", "gs", "gs rapid"}
 
 NAMES = [
     "plain.txt",
@@ -47,8 +48,8 @@ BAD_NAMES = ["", ".", "..", "../up", "a/../b", "a/..", "/absolute", "a//b", "a/"
 
 @pytest.fixture(scope="module", autouse=True)
 def gcs_server():
-    with GcsServer(md5=False) as server, pytest.MonkeyPatch.context() as patch:
-        for key, value in server.environment().items():
+    with GcsServer(md5=False) as server, server.zonal("rapid") as rapid, pytest.MonkeyPatch.context() as patch:
+        for key, value in {**server.environment(), "STORAGE_EMULATOR_HOST_GRPC": rapid.address}.items():
             patch.setenv(key, value)
         yield server
 

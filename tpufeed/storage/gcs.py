@@ -9,6 +9,7 @@ from typing import Any
 from crc32c import crc32c
 
 from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.storage.gcs_rapid import PARTS, RapidDownload, RapidUpload, speaks_grpc
 from tpufeed.storage.gcs_requests import (
     FIELDS,
     GcsFolder,
@@ -22,6 +23,7 @@ from tpufeed.storage.gcs_requests import (
 )
 from tpufeed.storage.gcs_transfers import Content, Download, ReadError, Upload, content_of_file, read_many
 from tpufeed.storage.local import temporary_folder
+from tpufeed.storage.reading import read_by_threads
 from tpufeed.storage.store import ObjectInfo, Span, Store
 
 _NO_GENERATION = "0"  # as a precondition: there is no object
@@ -51,7 +53,7 @@ class GcsStore(Store):
         return type(self), (self.url, self._folder.patience)
 
     def read(self, name: str, version: str = "") -> bytes:
-        return Download(self._folder, name, version).read()
+        return self._download(name, version).read()
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
         buffer = memoryview(bytearray(max(0, stop - start)))
@@ -59,12 +61,12 @@ class GcsStore(Store):
 
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
         if len(buffer):
-            return Download(self._folder, name, version).read_into(start, buffer)
+            return self._download(name, version).read_into(start, buffer)
         self._folder.find(name, version)  # there is no range of no bytes
         return 0
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
-        return read_many(self._folder, spans)
+        return read_by_threads(self, spans) if speaks_grpc(self._folder) else read_many(self._folder, spans)
 
     def stat(self, name: str) -> ObjectInfo | None:
         try:
@@ -77,14 +79,16 @@ class GcsStore(Store):
         params = {"prefix": start, "fields": f"items({FIELDS}),nextPageToken"}
         for page in self._folder.iter_pages(self._folder.where(prefix), params):
             for found in page.items:
-                if not found.name.endswith("/"):  # consoles make such empty objects to show empty folders
+                # Consoles make empty objects of such names to show empty folders; parts are no objects yet.
+                if not found.name.endswith("/") and not found.name.startswith(self._folder.root + PARTS):
                     yield self._to_info(found)
 
     def iter_folders(self) -> Iterator[str]:
         params = {"prefix": self._folder.root, "delimiter": "/", "fields": "prefixes,nextPageToken"}
         for page in self._folder.iter_pages(self.url, params):
             for found in page.prefixes:
-                yield found[len(self._folder.root) :].rstrip("/")
+                if found != self._folder.root + PARTS:
+                    yield found[len(self._folder.root) :].rstrip("/")
 
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         return self._put(name, Content(data, len(data), crc32c(data)), replaces)
@@ -113,7 +117,7 @@ class GcsStore(Store):
         generation = _NO_GENERATION if replaces is None else generation_of(replaces.version)
         lost = False  # the answer to a request that may have been applied
         for _ in range(_LOOKS):
-            upload = Upload(self._folder, name, content, generation)
+            upload = (RapidUpload if speaks_grpc(self._folder) else Upload)(self._folder, name, content, generation)
             try:
                 return self._to_info(upload.run())
             except PreconditionError:
@@ -127,6 +131,9 @@ class GcsStore(Store):
             generation = _NO_GENERATION
         replaced = "" if replaces is None else f", no longer as generation {replaces.version}"
         raise ObjectExistsError(f"{self._folder.where(name)} exists already{replaced}")
+
+    def _download(self, name: str, version: str) -> Download | RapidDownload:
+        return (RapidDownload if speaks_grpc(self._folder) else Download)(self._folder, name, version)
 
     def _count_retry(self) -> None:
         with self._counting:

@@ -397,6 +397,7 @@ class GcsSession:
         self.credentials = _default_credentials() if credentials is None else credentials
         self._session, self.endpoint = _connect(self.credentials)
         self.user_project = os.environ.get(USER_PROJECT_VARIABLE, "")
+        self.layouts: dict[str, Layout | None] = {}  # of buckets that were asked for theirs
 
     @property
     def identity(self) -> str:
@@ -580,7 +581,7 @@ class GcsFolder:
                 self.check_bucket()
                 raise
             except UnexpectedError as error:
-                kind = self._odd_kind(target)
+                kind = self._odd_kind()
                 if not kind:
                     raise
                 raise StoreError(f"{error}; {kind}") from error
@@ -588,19 +589,34 @@ class GcsFolder:
                 time.sleep(tries.pause_after(error, self.session.identity))
                 self.count_retry()
 
-    def _odd_kind(self, target: Target) -> str:
+    def layout(self) -> Layout | None:
+        """Return how the bucket stores its objects; None where this caller, or this server, is not told.
+
+        One answer holds for all stores of a process.
+        """
+        layouts = self.session.layouts
+        if self.bucket not in layouts:
+            path = f"/storage/v1/b/{quote(self.bucket, safe='')}/storageLayout"
+            target = Target(self.url, self.bucket, "storage.objects.list")
+            try:
+                request = Request("GET", path, {"prefix": self.root})
+                with self.session.answer(request, target, self.patience) as response:
+                    layouts[self.bucket] = self.decode(self.url, response.content, Layout)
+            except StoreError:  # the caller may not ask, or an emulator has no such
+                layouts[self.bucket] = None
+            except (TransientError, UnauthorizedError, PreconditionError):
+                return None
+        return layouts[self.bucket]
+
+    def _odd_kind(self) -> str:
         """Say what is special about the bucket; empty where it is an ordinary one, or may not be asked."""
-        path = f"/storage/v1/b/{quote(self.bucket, safe='')}/storageLayout"
-        try:
-            with self.session.answer(Request("GET", path, {"prefix": self.root}), target, self.patience) as response:
-                layout = self.decode(target.where, response.content, Layout)
-        except (StoreError, TransientError, UnauthorizedError, PreconditionError):
+        layout = self.layout()
+        if layout is None:
             return ""
         if layout.location_type == "zone":
             return (
                 f"{self.bucket} is a zonal (Rapid) bucket in {layout.location}, whose objects are read and written "
-                "over gRPC, which tpufeed does not speak: copy the dataset to a bucket of a region, or mount this one "
-                "with GCSFuse and give the folder (docs/gcs.md)"
+                "over gRPC: pip install 'tpufeed[rapid]' (docs/gcs.md)"
             )
         if layout.location_type not in _KNOWN_LOCATION_TYPES:
             return (

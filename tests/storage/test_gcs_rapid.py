@@ -1,0 +1,199 @@
+"""Zonal (Rapid) buckets, by a server that speaks gRPC: Google's own client reads and appends, faults strike it."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import tpufeed
+from tests.gcs_server import GcsServer
+from tests.gcs_server.rapid import Fault
+from tests.storage.test_gcs_faults import HURRY, PATIENCE
+from tpufeed.errors import AccessError, MissingExtraError, StoreError, UnavailableError
+from tpufeed.storage import gcs_rapid
+from tpufeed.storage.gcs import GcsStore
+from tpufeed.storage.gcs_rapid import PARTS
+
+DATA = np.random.default_rng(0).bytes(5_000_000)
+READ_FAULTS = [
+    Fault("read", "UNAVAILABLE"),
+    Fault("read", "INTERNAL", 100_000),
+    Fault("read", "RESOURCE_EXHAUSTED", 1_000_000, times=2),
+    Fault("read", "flip", 300_000),
+    Fault("read", "stall", 300_000),
+    Fault("read", "redirect", 300_000),
+]
+WRITE_FAULTS = [
+    Fault("write", "UNAVAILABLE"),
+    Fault("write", "INTERNAL", 3_000_000, times=2),
+    Fault("write", "DATA_LOSS", 2_500_000),
+    Fault("write", "stall", 3_000_000),
+    Fault("write", "redirect", 3_000_000),
+]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with GcsServer(md5=False) as server:
+        for key, value in server.environment().items():
+            monkeypatch.setenv(key, value)
+        yield server
+
+
+@pytest.fixture
+def rapid(server, monkeypatch):
+    with server.zonal("rapid") as rapid:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST_GRPC", rapid.address)
+        yield rapid
+
+
+def names(server):
+    return server.names("rapid")
+
+
+def kind_of(fault):
+    return f"{fault.kind}-{fault.after_bytes}"
+
+
+def test_bytes_go_over_grpc_and_all_else_over_json(server, rapid):
+    store = GcsStore("gs://rapid/set")
+    put = store.put("a", DATA)
+    assert store.read("a", put.version) == DATA
+    assert store.read_range("a", 4_000_000, 6_000_000) == DATA[4_000_000:]
+    assert store.stat("a") == put
+    assert [line.split("/")[:2] for line in rapid.opened] == [
+        ["write set", ".tpufeed-parts"],
+        ["read set", "a"],
+        ["read set", "a"],
+    ]
+    asked = [record.operation for record in server.requests()]
+    assert asked == ["layout", "move", "stat"]
+    assert names(server) == ["set/a"]
+
+
+@pytest.mark.parametrize("fault", READ_FAULTS, ids=kind_of)
+def test_a_read_that_breaks_goes_on(server, rapid, fault):
+    server.put("rapid", "set/a", DATA)
+    store = GcsStore("gs://rapid/set", PATIENCE)
+    expected = [fault.kind] * fault.times
+    rapid.faults.append(fault)
+    assert store.read("a") == DATA
+    assert rapid.struck == expected
+    assert store.retries
+    assert len(rapid.opened) == 1 + len(expected)
+    assert ("elsewhere" in rapid.opened[-1]) == (fault.kind == "redirect")
+
+
+@pytest.mark.parametrize("fault", WRITE_FAULTS, ids=kind_of)
+def test_a_put_that_breaks_is_whole_at_the_end(server, rapid, fault):
+    store = GcsStore("gs://rapid/set", PATIENCE)
+    expected = [fault.kind] * fault.times
+    rapid.faults.append(fault)
+    put = store.put("a", DATA)
+    assert rapid.struck == expected
+    assert store.retries
+    assert store.read("a", put.version) == DATA
+    assert names(server) == ["set/a"]
+
+
+def test_an_object_that_is_written_is_not_there(server, rapid):
+    store = GcsStore("gs://rapid/set", PATIENCE)
+    store.put("before", b"x")
+    rapid.faults.append(Fault("write", "stall", 3_000_000))
+    writer = threading.Thread(target=store.put, args=("a", DATA))
+    writer.start()
+    while not rapid.struck:
+        writer.join(0.01)
+    try:
+        assert any(PARTS in name for name in names(server))
+        assert [found.name for found in store.iter_objects()] == ["before"]
+        assert list(store.iter_folders()) == []
+        assert store.stat("a") is None
+    finally:
+        writer.join()
+    assert sorted(found.name for found in store.iter_objects()) == ["a", "before"]
+
+
+@pytest.mark.parametrize(
+    ("method", "call"), [("read", lambda store: store.read("a")), ("write", lambda store: store.put("b", DATA))]
+)
+def test_what_does_not_pass_ends_with_patience_and_leaves_nothing(server, rapid, method, call):
+    server.put("rapid", "set/a", DATA)
+    rapid.faults.append(Fault(method, "UNAVAILABLE", times=10_000))
+    with pytest.raises(UnavailableError, match=r"gs://rapid/set/[ab]: gave up after .* Struck\."):
+        call(GcsStore("gs://rapid/set", HURRY))
+    assert names(server) == ["set/a"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "message"),
+    [
+        ("PERMISSION_DENIED", AccessError, "gs://rapid/set/a: access denied to an anonymous caller"),
+        ("UNIMPLEMENTED", StoreError, "gs://rapid/set/a: HTTP 501: MethodNotImplemented: Struck"),
+    ],
+)
+def test_refusals_are_errors_at_once(server, rapid, status, kind, message):
+    server.put("rapid", "set/a", DATA)
+    rapid.faults.append(Fault("read", status, times=10_000))
+    with pytest.raises(kind, match=message):
+        GcsStore("gs://rapid/set", PATIENCE).read("a")
+    assert rapid.struck == [status]
+
+
+def test_a_move_whose_answer_is_lost_has_moved(server, rapid):
+    server.fault("lose_response", operation="move")
+    store = GcsStore("gs://rapid/set", PATIENCE)
+    put = store.put("a", DATA)
+    assert len(server.requests(operation="move")) == 2
+    assert store.stat("a") == put
+    assert names(server) == ["set/a"]
+
+
+def test_an_ordinary_bucket_is_asked_once_and_read_by_json(server, rapid):
+    for number in range(3):
+        GcsStore("gs://bucket/set").put(f"{number}", b"x")
+    assert not rapid.opened
+    assert [record.operation for record in server.requests()] == ["layout", "write", "write", "write"]
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_layout_that_may_not_be_asked_is_asked_once(server, rapid, status):
+    server.fault("status", operation="layout", status=status, calls=None)
+    store = GcsStore("gs://bucket/set")
+    store.put("a", b"x")
+    assert store.read("a") == b"x"
+    assert len(server.requests(operation="layout")) == 1
+
+
+def test_without_the_extra_the_error_names_it(server, rapid, monkeypatch):
+    monkeypatch.setattr(gcs_rapid, "is_installed", lambda: False)
+    server.fault("status", operation="write", status=400, message="Use gRPC.")
+    with pytest.raises(StoreError, match=r"Use gRPC\.; rapid is a zonal .* pip install 'tpufeed\[rapid\]'"):
+        GcsStore("gs://rapid/set", HURRY).put("a", b"x")
+
+
+def test_a_client_library_that_is_too_old_is_named(rapid, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "google.cloud.storage.asyncio.async_grpc_client", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'tpufeed\[rapid\]'"):
+        GcsStore("gs://rapid/set", HURRY).read("a")
+
+
+def test_no_credentials_are_named(server, monkeypatch):
+    monkeypatch.setattr(gcs_rapid, "speaks_grpc", lambda _: True)
+    with pytest.raises(AccessError, match="zonal buckets take no anonymous callers: log in with"):
+        gcs_rapid.RapidDownload(GcsStore("gs://rapid/set")._folder, "a", "")
+
+
+def test_a_dataset_is_built_cached_and_read(server, rapid, photo_files, tmp_path):
+    folder = tmp_path / "photos" / "all"
+    folder.mkdir(parents=True)
+    for file in photo_files:
+        (folder / file.name).symlink_to(file)
+    tpufeed.shard(folder.parent, "gs://rapid/photos", shards=2, workers=1)
+    tpufeed.cache.warmup("gs://rapid/photos", "gs://rapid/cache", size=32, variants=2, workers=1)
+    options = {"batch_size": 1, "processes": 1, "stage_dir": tmp_path / "stage"}
+    with tpufeed.numpy_loader("gs://rapid/cache", **options) as loader:
+        samples = [batch[0].shape for _ in range(2) for batch in loader]
+    assert samples == [(1, 32, 32, 3)] * 2 * len(photo_files)
+    assert tpufeed.verify("gs://rapid/cache").records == len(samples)
+    assert not {"read", "write", "start", "chunk"} & {record.operation for record in server.requests()}

@@ -1,0 +1,338 @@
+"""Objects of zonal (Rapid) buckets, which are read and written over gRPC, by Google's own client.
+
+Listings, metadata, moves and deletions are the JSON interface's here, too. An object of such a bucket can be read from
+its first byte on, while it is written. So what is put has a name of its own until it is whole and finalized, and then
+moves to its place in one step, under the put's precondition.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from crc32c import crc32c
+
+from tpufeed.errors import AccessError, MissingExtraError, ObjectNotFoundError, StoreError
+from tpufeed.storage.gcs_requests import (
+    ANONYMOUS,
+    EMULATOR_VARIABLE,
+    FIELDS,
+    LOGIN,
+    ChecksumError,
+    GcsFolder,
+    GcsSession,
+    PreconditionError,
+    Request,
+    Resource,
+    Target,
+    TransientError,
+    Tries,
+    error_of,
+    generation_of,
+)
+from tpufeed.storage.gcs_transfers import Content
+from tpufeed.storage.store import check_name
+
+_logger = logging.getLogger(__name__)
+GRPC_EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST_GRPC"  # Google's own conformance tests call it so
+PARTS = ".tpufeed-parts/"  # below the folder; what a writer that was killed leaves there may be deleted
+_EXTRA = "rapid"
+_CLOSING_SECONDS = 1.0
+_connections: dict[tuple[int, str], "_Connection"] = {}  # by process, as threads and channels do not survive a fork
+_lock = threading.Lock()
+T = TypeVar("T")
+
+
+@cache
+def is_installed() -> bool:
+    """Return whether the packages of gRPC are here; import none of them."""
+    return all(importlib.util.find_spec(package) for package in ("grpc", "grpc_status", "proto"))
+
+
+def speaks_grpc(folder: GcsFolder) -> bool:
+    """Return whether objects of this folder are read and written over gRPC.
+
+    They are in a zonal bucket, where the client is installed. A first call asks for the bucket's layout; an emulator is
+    asked only if it has a server for gRPC.
+    """
+    if not is_installed() or (os.environ.get(EMULATOR_VARIABLE) and not os.environ.get(GRPC_EMULATOR_VARIABLE)):
+        return False
+    layout = folder.layout()
+    return layout is not None and layout.location_type == "zone"
+
+
+class RapidDownload:
+    """One read; its methods are those of `Download`. A stream that breaks goes on where it stopped."""
+
+    def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
+        self._folder, self._name, self._version = folder, name, version
+        self._key = folder.key(name)
+        self._generation = int(generation_of(version)) if version else None
+        self._connection = _connect(folder.session)
+        self._buffer: memoryview | None = None
+        self._start = self._done = 0
+
+    def read(self) -> bytes:
+        """Read all bytes, checked against the service's CRC-32C. Raises ObjectNotFoundError, ObjectChangedError."""
+        self._persist()
+        assert self._buffer is not None
+        return bytes(self._buffer)
+
+    def read_into(self, start: int, buffer: memoryview) -> int:
+        """Fill `buffer` from byte `start` on; returns how many bytes there were. Raises as `read` does."""
+        self._start, self._buffer = start, buffer.cast("B")
+        self._persist()
+        return self._done
+
+    def write(self, data: bytes) -> None:
+        """Take the next bytes: the client writes to this as to a file."""
+        assert self._buffer is not None
+        if len(data) > len(self._buffer) - self._done:
+            raise TransientError(f"more than the {len(self._buffer)} bytes that were asked for came")
+        self._buffer[self._done : self._done + len(data)] = data
+        self._done += len(data)
+
+    def _persist(self) -> None:
+        where = self._folder.where(self._name)
+        try:
+            _persist(self._folder, where, "storage.objects.get", self._connection, self._attempt, lambda: self._done)
+        except ObjectNotFoundError as error:
+            raise self._folder.absence(self._name, self._version, error) from error
+
+    async def _attempt(self, retries: Any) -> None:
+        from google.cloud.storage.asyncio.async_multi_range_downloader import AsyncMultiRangeDownloader
+
+        stream = await AsyncMultiRangeDownloader.create_mrd(
+            self._connection.client,
+            self._folder.bucket,
+            self._key,
+            generation=self._generation,
+            retry_policy=retries,
+        )
+        try:
+            size, found = stream.persisted_size, stream.object_metadata
+            if size is None or found is None:
+                raise TransientError("the answer does not say how long the object is")
+            self._generation = found.generation  # a retry must not join the halves of two objects
+            if self._buffer is None:
+                self._buffer = memoryview(bytearray(size))
+            wanted = min(len(self._buffer), max(0, size - self._start))
+            if self._done < wanted:
+                rest = self._start + self._done, wanted - self._done, self
+                await stream.download_ranges([rest], retry_policy=retries)
+            if self._done < wanted:
+                raise TransientError(f"{self._done} bytes came instead of {wanted}")
+            # Each piece was checked as it came. An object that is still written to has no sum of the whole yet.
+            if wanted == size and found.finalize_time and "crc32c" in found.checksums:
+                came = crc32c(self._buffer[:size])
+                if came != found.checksums.crc32c:
+                    self._done = 0
+                    raise ChecksumError(f"crc32c is {came:08x} where the service says {found.checksums.crc32c:08x}")
+        finally:
+            if stream.is_stream_open:
+                await self._connection.end(stream.close())
+
+
+class RapidUpload:
+    """One put, whole or not at all; its face is that of `Upload`."""
+
+    def __init__(self, folder: GcsFolder, name: str, content: Content, generation: str) -> None:
+        self._folder, self._content, self._generation = folder, content, generation
+        self._name, self._where = check_name(name), folder.where(name)
+        self._connection = _connect(folder.session)
+        self._written = 0
+        self._parts: list[str] = []
+        self.tries_failed = 0
+
+    def run(self) -> Resource:
+        """Put it. Raises PreconditionError, StoreError."""
+        try:
+            target = self._where, "storage.objects.create"
+            _persist(self._folder, *target, self._connection, self._append, lambda: self._written)
+            return self._move()
+        finally:
+            for part in self._parts:  # those of tries that broke off, and the last one where it could not move
+                request = Request("DELETE", self._folder.path(part), accept=(404,))
+                with suppress(StoreError, PreconditionError):
+                    self._folder.call(self._folder.where(part), "storage.objects.delete", request, bytes)
+
+    async def _append(self, retries: Any) -> None:
+        from google.api_core.retry_async import AsyncRetry
+        from google.cloud.storage.asyncio.async_appendable_object_writer import AsyncAppendableObjectWriter
+
+        self._written = 0
+        self._parts.append(f"{PARTS}{secrets.token_hex(16)}")
+        key, data = self._folder.key(self._parts[-1]), self._content.data
+        writer = AsyncAppendableObjectWriter(self._connection.client, self._folder.bucket, key, generation=0)
+        if not isinstance(data, bytes):
+            data = b"".join(self._content.pieces(0, self._content.size_bytes))
+        await writer.open(retry_policy=retries)
+        try:
+            # One call, as a stream that breaks is taken up by the position within the call's data.
+            await writer.append(data, retry_policy=retries)
+            # Bytes that a broken stream has lost show here. `finalize` would look for them until patience ends.
+            await writer.flush()
+            found = await writer.finalize(full_object_checksum=self._content.crc32c, retry_policy=retries)
+        finally:
+            if writer.is_stream_open:
+                await self._connection.end(writer.close(retry_policy=AsyncRetry(timeout=0)))
+        if (found.size, found.checksums.crc32c) != (self._content.size_bytes, self._content.crc32c):
+            raise ChecksumError(f"{found.size} bytes with crc32c {found.checksums.crc32c:08x} are there")
+        self._written = found.size
+
+    def _move(self) -> Resource:
+        """Give the last part its name."""
+        part = self._parts[-1]
+        path = f"{self._folder.path(part)}/moveTo/o/{quote(self._folder.key(self._name), safe='')}"
+        request = Request("POST", path, {"ifGenerationMatch": self._generation, "fields": FIELDS})
+
+        def attempt(send: Any, tries: Tries) -> Resource:
+            self.tries_failed = tries.failed
+            with send(request) as response:
+                return self._folder.decode(self._where, response.content, Resource)
+
+        try:
+            moved = self._folder.persist(self._where, "storage.objects.move", attempt)
+        except ObjectNotFoundError as error:
+            if not self.tries_failed:
+                raise
+            # A try whose answer was lost has moved it: whoever put looks whether what is there is what was put.
+            raise PreconditionError(str(error)) from error
+        self._parts.pop()
+        return moved
+
+
+class _Connection:
+    """A thread with an event loop, and the client that lives in it."""
+
+    def __init__(self, session: GcsSession) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="rapid", daemon=True).start()
+        self.client = self.run(self._open(session))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it in the loop, and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def end(self, closing: Coroutine[Any, Any, Any]) -> None:
+        """Close a stream, whose server may be silent; what it still has to say is of no use."""
+        with suppress(Exception):
+            await asyncio.wait_for(closing, _CLOSING_SECONDS)
+
+    async def _open(self, session: GcsSession) -> Any:
+        from google.api_core.client_options import ClientOptions
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud.storage.asyncio.async_grpc_client import AsyncGrpcClient
+
+        # It logs a traceback, as a warning, of each stream that breaks, although it goes on.
+        logging.getLogger("google.cloud.storage.asyncio").setLevel(logging.ERROR)
+        emulator = os.environ.get(GRPC_EMULATOR_VARIABLE)
+        credentials = AnonymousCredentials() if emulator else session.credentials  # type: ignore[no-untyped-call]
+        options = ClientOptions(api_endpoint=emulator, quota_project_id=session.user_project or None)
+        return AsyncGrpcClient(credentials=credentials, client_options=options)
+
+
+def _connect(session: GcsSession) -> _Connection:
+    """Return this process's connection. Raises MissingExtraError, AccessError."""
+    place = os.getpid(), os.environ.get(GRPC_EMULATOR_VARIABLE, "")
+    with _lock:
+        if place not in _connections:
+            if not place[1] and session.credentials is None:
+                raise AccessError(f"zonal buckets take no anonymous callers: {LOGIN}")
+            try:
+                _connections[place] = _Connection(session)
+            except ImportError as error:  # the package is older than its gRPC client
+                raise MissingExtraError("google-cloud-storage with gRPC", _EXTRA) from error
+        return _connections[place]
+
+
+def _persist(
+    folder: GcsFolder,
+    where: str,
+    permission: str,
+    connection: _Connection,
+    attempt: Callable[[Any], Coroutine[Any, Any, None]],
+    count: Callable[[], int],
+) -> None:
+    """Repeat `attempt` as `GcsFolder.persist` does. What moves no byte, by `count`, for too long is a failed try.
+
+    `attempt` is given the policy for the client's own retries: the client knows of redirects, and resumes.
+    """
+    from google.api_core import exceptions
+    from google.api_core.retry_async import AsyncRetry
+
+    target = Target(where, folder.bucket, permission)
+    patience = folder.patience
+    last = ""
+
+    def note(error: Exception) -> None:
+        nonlocal last
+        last = f", after {error}"
+        folder.count_retry()
+        _logger.info("%s: the client tries again%s", where, last)
+
+    passing = (
+        exceptions.Aborted,
+        exceptions.DeadlineExceeded,
+        exceptions.InternalServerError,
+        exceptions.ServiceUnavailable,
+        exceptions.TooManyRequests,
+    )
+    retries = AsyncRetry(
+        predicate=lambda error: isinstance(error, passing),
+        initial=patience.first_pause_seconds,
+        maximum=patience.longest_pause_seconds,
+        timeout=patience.deadline_seconds,
+        on_error=note,
+    )
+
+    async def watch() -> None:
+        work = asyncio.ensure_future(attempt(retries))
+        before = -1
+        while not work.done():
+            if count() == before:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                raise TransientError(f"no byte went through for {patience.read_seconds:g} s{last}")
+            before = count()
+            await asyncio.wait({work}, timeout=patience.read_seconds)
+        await work
+
+    def try_once(_: Any, tries: Tries) -> None:
+        before = count()
+        try:
+            with _faults(target, folder.session):
+                connection.run(watch())
+        finally:
+            if count() > before:
+                tries.progress()
+
+    folder.persist(where, permission, try_once)
+
+
+@contextmanager
+def _faults(target: Target, session: GcsSession) -> Iterator[None]:
+    """Turn errors of gRPC and of Google's client into ours."""
+    from google.api_core import exceptions
+    from google.cloud.storage.exceptions import DataCorruption
+
+    try:
+        yield
+    except DataCorruption as error:
+        raise ChecksumError(str(error)) from error
+    except exceptions.FailedPrecondition as error:
+        raise PreconditionError(error.message) from error
+    except (exceptions.Aborted, exceptions.RetryError) as error:
+        raise TransientError(f"{error.message}: {getattr(error, 'cause', '')}") from error
+    except exceptions.GoogleAPICallError as error:
+        identity = session.identity if session.credentials is not None else ANONYMOUS
+        raise error_of(
+            int(error.code or 500), {}, f"{type(error).__name__}: {error.message}", target, identity
+        ) from error
