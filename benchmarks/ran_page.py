@@ -125,6 +125,12 @@ def _on_machine(wanted: Callable[[Mapping[str, Any]], bool]) -> Callable[[Result
     return found
 
 
+def _soaked(results: Results, seconds: float) -> Iterator[str]:
+    found = results.get("soak", {})
+    if found.get("seconds", 0) >= seconds:
+        yield f"{found['machine']['date']}, soak: {found['batches']:,} batches, wrong: {found['wrong'] or 'nothing'}"
+
+
 def _nodes(machine: Mapping[str, Any]) -> int:
     first = str(machine.get("numa", "")).split(" ")[0]
     return int(first) if first.isdecimal() else 1
@@ -170,7 +176,12 @@ SUBJECTS = (
         "a sandbox with a read-only root; two processes with Slurm's variables",
         "[containers.md](containers.md)",
     ),
-    Subject("an hour of feeding with faults", "faults of some seconds each (tests/faults)", LONG),
+    Subject(
+        "an hour of feeding with faults",
+        "the minutes of `soak` below, and 20 s in each run of the tests",
+        "`python benchmarks/soak.py --save`",
+        lambda results: _soaked(results, 3600),
+    ),
     Subject("the long tests", "their short forms, in each run of the tests", LONG),
 )
 
