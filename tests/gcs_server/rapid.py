@@ -1,7 +1,7 @@
 """The gRPC side of a server: reads and appends of zonal buckets, on the objects that its JSON side has, too."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,13 +25,15 @@ _BUCKETS = "projects/_/buckets/"
 class Fault:
     """What strikes streams of a method ("read" or "write") after so many bytes.
 
-    `kind` is the name of a gRPC status, "flip" (a byte differs from its CRC), "stall", or "redirect".
+    `kind` is the name of a gRPC status, "flip" (a byte differs from its CRC), "stall", or "redirect". `before` is
+    called first.
     """
 
     method: str
     kind: str
     after_bytes: int = 0
     times: int = 1
+    before: Callable[[], object] = lambda: None
 
 
 class RapidServer:
@@ -180,6 +182,7 @@ class RapidServer:
             if not fault.times:
                 self.faults.remove(fault)
             self.struck.append(fault.kind)
+        fault.before()
         if fault.kind == "stall":
             self._leaving.wait()
         elif fault.kind == "redirect":

@@ -1,6 +1,8 @@
 """Zonal (Rapid) buckets, by a server that speaks gRPC: Google's own client reads and appends, faults strike it."""
 
 import threading
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -96,6 +98,16 @@ def test_a_put_that_breaks_is_whole_at_the_end(server, rapid, fault):
     assert names(server) == ["set/a"]
 
 
+def test_an_object_that_is_replaced_while_it_is_read_is_read_anew(server, rapid):
+    server.put("rapid", "set/a", DATA)
+    other = DATA[::-1]
+    put = partial(server.put, "rapid", "set/a", other)
+    rapid.faults.append(Fault("read", "UNAVAILABLE", 300_000, before=put))
+    assert GcsStore("gs://rapid/set", PATIENCE).read("a") == other
+    assert rapid.struck == ["UNAVAILABLE"]
+    assert len(rapid.opened) == 3
+
+
 def test_an_object_that_is_written_is_not_there(server, rapid):
     store = GcsStore("gs://rapid/set", PATIENCE)
     store.put("before", b"x")
@@ -121,7 +133,7 @@ def test_what_does_not_pass_ends_with_patience_and_leaves_nothing(server, rapid,
     server.put("rapid", "set/a", DATA)
     rapid.faults.append(Fault(method, "UNAVAILABLE", times=10_000))
     with pytest.raises(UnavailableError, match=r"gs://rapid/set/[ab]: gave up after .* Struck\."):
-        call(GcsStore("gs://rapid/set", HURRY))
+        call(GcsStore("gs://rapid/set", replace(HURRY, read_seconds=10)))  # a busy machine is slow to open a stream
     assert names(server) == ["set/a"]
 
 

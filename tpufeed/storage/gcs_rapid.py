@@ -46,7 +46,7 @@ PARTS = ".tpufeed-parts/"  # below the folder; what a writer that was killed lea
 _EXTRA = "rapid"
 _CLOSING_SECONDS = 1.0
 _connections: dict[tuple[int, str], "_Connection"] = {}  # by process, as threads and channels do not survive a fork
-_lock = threading.Lock()
+_locks: dict[int, threading.Lock] = {}  # one a process, as in `gcs_requests`
 T = TypeVar("T")
 
 
@@ -74,13 +74,15 @@ class RapidDownload:
     def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
         self._folder, self._name, self._version = folder, name, version
         self._key = folder.key(name)
-        self._generation = int(generation_of(version)) if version else None
+        self._pinned = self._generation = int(generation_of(version)) if version else None
         self._connection = _connect(folder.session)
         self._buffer: memoryview | None = None
         self._start = self._done = 0
+        self._whole = False
 
     def read(self) -> bytes:
         """Read all bytes, checked against the service's CRC-32C. Raises ObjectNotFoundError, ObjectChangedError."""
+        self._whole = True
         self._persist()
         assert self._buffer is not None
         return bytes(self._buffer)
@@ -100,11 +102,17 @@ class RapidDownload:
         self._done += len(data)
 
     def _persist(self) -> None:
-        where = self._folder.where(self._name)
-        try:
-            _persist(self._folder, where, "storage.objects.get", self._connection, self._attempt, lambda: self._done)
-        except ObjectNotFoundError as error:
-            raise self._folder.absence(self._name, self._version, error) from error
+        target = self._folder.where(self._name), "storage.objects.get"
+        while True:
+            try:
+                _persist(self._folder, *target, self._connection, self._attempt, lambda: self._done)
+                return
+            except ObjectNotFoundError as error:
+                if self._generation == self._pinned:
+                    raise self._folder.absence(self._name, self._version, error) from error
+                # It was replaced while it was read, and no version was asked for: begin again with the new one.
+                self._generation, self._done = self._pinned, 0
+                self._buffer = None if self._whole else self._buffer
 
     async def _attempt(self, retries: Any) -> None:
         from google.cloud.storage.asyncio.async_multi_range_downloader import AsyncMultiRangeDownloader
@@ -242,7 +250,7 @@ class _Connection:
 def _connect(session: GcsSession) -> _Connection:
     """Return this process's connection. Raises MissingExtraError, AccessError."""
     place = os.getpid(), os.environ.get(GRPC_EMULATOR_VARIABLE, "")
-    with _lock:
+    with _locks.setdefault(place[0], threading.Lock()):
         if place not in _connections:
             if not place[1] and session.credentials is None:
                 raise AccessError(f"zonal buckets take no anonymous callers: {LOGIN}")
@@ -320,6 +328,7 @@ def _persist(
 @contextmanager
 def _faults(target: Target, session: GcsSession) -> Iterator[None]:
     """Turn errors of gRPC and of Google's client into ours."""
+    import grpc
     from google.api_core import exceptions
     from google.cloud.storage.exceptions import DataCorruption
 
@@ -329,8 +338,8 @@ def _faults(target: Target, session: GcsSession) -> Iterator[None]:
         raise ChecksumError(str(error)) from error
     except exceptions.FailedPrecondition as error:
         raise PreconditionError(error.message) from error
-    except (exceptions.Aborted, exceptions.RetryError) as error:
-        raise TransientError(f"{error.message}: {getattr(error, 'cause', '')}") from error
+    except (exceptions.Aborted, exceptions.Cancelled, exceptions.RetryError, grpc.RpcError) as error:
+        raise TransientError(f"{type(error).__name__}: {getattr(error, 'cause', None) or error}") from error
     except exceptions.GoogleAPICallError as error:
         identity = session.identity if session.credentials is not None else ANONYMOUS
         raise error_of(
