@@ -167,7 +167,11 @@ SUBJECTS = (
     ),
     Subject("Google Cloud Storage itself", "a server of our own, which real clients talk to", "[gcs.md](gcs.md)"),
     Subject("a Rapid (zonal) bucket", "a server of our own, to which Google's gRPC client talks", "[gcs.md](gcs.md)"),
-    Subject("a GCSFuse mount", "a local disk", "[gcs.md](gcs.md)"),
+    Subject(
+        "a GCSFuse mount",
+        "by hand, a FUSE file system of ours without hard links: a build, `verify`, an epoch, and its death",
+        "[gcs.md](gcs.md)",
+    ),
     Subject("the Hugging Face hub", "a server of our own for the hub's client", "[recipes.md](recipes.md)"),
     Subject("Ray on several hosts", "a Ray cluster on one machine", "[scaleout.md](scaleout.md)"),
     Subject("Dataflow, Flink and Spark", "Beam's DirectRunner", "[scaleout.md](scaleout.md)"),
@@ -178,7 +182,7 @@ SUBJECTS = (
     ),
     Subject(
         "an hour of feeding with faults",
-        "the minutes of `soak` below, and 20 s in each run of the tests",
+        "20 minutes (`soak.json`), and 20 s in each run of the tests",
         "`python benchmarks/soak.py --save`",
         lambda results: _soaked(results, 3600),
     ),
