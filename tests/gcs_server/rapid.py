@@ -25,8 +25,8 @@ _BUCKETS = "projects/_/buckets/"
 class Fault:
     """What strikes streams of a method ("read" or "write") after so many bytes.
 
-    `kind` is the name of a gRPC status, "flip" (a byte differs from its CRC), "stall", or "redirect". `before` is
-    called first.
+    `kind` is the name of a gRPC status, "flip" (a byte differs from its CRC), "stall", "slow" (a 20th of
+    a second a piece), or "redirect". `before` is called first.
     """
 
     method: str
@@ -185,6 +185,8 @@ class RapidServer:
         fault.before()
         if fault.kind == "stall":
             self._leaving.wait()
+        elif fault.kind == "slow":
+            self._leaving.wait(0.05)
         elif fault.kind == "redirect":
             detail = Any()
             kinds = {"read": api.BidiReadObjectRedirectedError, "write": api.BidiWriteObjectRedirectedError}

@@ -98,6 +98,15 @@ def test_a_put_that_breaks_is_whole_at_the_end(server, rapid, fault):
     assert names(server) == ["set/a"]
 
 
+def test_a_put_that_is_slow_but_moves_is_no_failed_try(server, rapid):
+    data = DATA * 20  # 50 pieces of 2 MB, of which the service confirms every eighth
+    rapid.faults.append(Fault("write", "slow", times=10_000))
+    store = GcsStore("gs://rapid/set", replace(PATIENCE, read_seconds=1.5))
+    store.put("a", data)
+    assert rapid.struck.count("slow") == 48
+    assert store.retries == 0
+
+
 def test_an_object_that_is_replaced_while_it_is_read_is_read_anew(server, rapid):
     server.put("rapid", "set/a", DATA)
     other = DATA[::-1]

@@ -155,7 +155,7 @@ class RapidUpload:
         self._folder, self._content, self._generation = folder, content, generation
         self._name, self._where = check_name(name), folder.where(name)
         self._connection = _connect(folder.session)
-        self._written = 0
+        self._writer: Any = None
         self._parts: list[str] = []
         self.tries_failed = 0
 
@@ -163,7 +163,7 @@ class RapidUpload:
         """Put it. Raises PreconditionError, StoreError."""
         try:
             target = self._where, "storage.objects.create"
-            _persist(self._folder, *target, self._connection, self._append, lambda: self._written)
+            _persist(self._folder, *target, self._connection, self._append, self._count_written)
             return self._move()
         finally:
             for part in self._parts:  # those of tries that broke off, and the last one where it could not move
@@ -175,10 +175,10 @@ class RapidUpload:
         from google.api_core.retry_async import AsyncRetry
         from google.cloud.storage.asyncio.async_appendable_object_writer import AsyncAppendableObjectWriter
 
-        self._written = 0
         self._parts.append(f"{PARTS}{secrets.token_hex(16)}")
         key, data = self._folder.key(self._parts[-1]), self._content.data
         writer = AsyncAppendableObjectWriter(self._connection.client, self._folder.bucket, key, generation=0)
+        self._writer = writer
         if not isinstance(data, bytes):
             data = b"".join(self._content.pieces(0, self._content.size_bytes))
         await writer.open(retry_policy=retries)
@@ -193,7 +193,10 @@ class RapidUpload:
                 await self._connection.end(writer.close(retry_policy=AsyncRetry(timeout=0)))
         if (found.size, found.checksums.crc32c) != (self._content.size_bytes, self._content.crc32c):
             raise ChecksumError(f"{found.size} bytes with crc32c {found.checksums.crc32c:08x} are there")
-        self._written = found.size
+
+    def _count_written(self) -> int:
+        """Return how many bytes the service has confirmed, which it does every 16 MiB."""
+        return 0 if self._writer is None else int(self._writer.persisted_size or 0)
 
     def _move(self) -> Resource:
         """Give the last part its name."""
