@@ -40,7 +40,7 @@ def test_growth_is_found(soak):
     flat = [{"memory_mb": 100 + second % 5, "descriptors": 40, "threads": 5} for second in range(100)]
     assert soak.find_growth(flat) == []
     leaking = [{**each, "memory_mb": 100 + 0.5 * second} for second, each in enumerate(flat)]
-    assert soak.find_growth(leaking) == [("memory_mb", 118.5, 143.5)]
+    assert soak.find_growth(leaking) == [("memory_mb", 123.7, 148.7)]
     leaking = [{**each, "descriptors": 40 + second // 10} for second, each in enumerate(flat)]
     assert [name for name, *_ in soak.find_growth(leaking)] == ["descriptors"]
 
