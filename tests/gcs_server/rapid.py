@@ -23,7 +23,7 @@ _BUCKETS = "projects/_/buckets/"
 
 @dataclass(slots=True)
 class Fault:
-    """What strikes streams of a method ("read" or "write") after so many bytes.
+    """What strikes streams of a method ("read" or "write") after so many bytes, or the answer to a put's "open".
 
     `kind` is the name of a gRPC status, "flip" (a byte differs from its CRC), "stall", "slow" (a 20th of
     a second a piece), or "redirect". `before` is called first.
@@ -116,6 +116,7 @@ class RapidServer:
     ) -> Iterator[api.BidiWriteObjectResponse]:
         first = next(requests)
         opened = self._take_up(first, context)
+        self._strike("open", 0, context)
         data = bytearray(opened.data)
         handle = api.BidiWriteHandle(handle=b"handle")
         yield api.BidiWriteObjectResponse(resource=_described(opened), write_handle=handle)

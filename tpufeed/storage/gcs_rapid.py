@@ -34,6 +34,7 @@ from tpufeed.storage.gcs_requests import (
     Target,
     TransientError,
     Tries,
+    UnexpectedError,
     error_of,
     generation_of,
 )
@@ -116,6 +117,7 @@ class RapidDownload:
 
     async def _attempt(self, retries: Any) -> None:
         from google.cloud.storage.asyncio.async_multi_range_downloader import AsyncMultiRangeDownloader
+        from google.cloud.storage.exceptions import DataCorruption
 
         stream = await AsyncMultiRangeDownloader.create_mrd(
             self._connection.client,
@@ -134,7 +136,13 @@ class RapidDownload:
             wanted = min(len(self._buffer), max(0, size - self._start))
             if self._done < wanted:
                 rest = self._start + self._done, wanted - self._done, self
-                await stream.download_ranges([rest], retry_policy=retries)
+                try:
+                    await stream.download_ranges([rest], retry_policy=retries)
+                except DataCorruption:
+                    # The client checks the whole, too. Bytes that fail so are no progress: tries would never end.
+                    if self._done == wanted:
+                        self._done = 0
+                    raise
             if self._done < wanted:
                 raise TransientError(f"{self._done} bytes came instead of {wanted}")
             # Each piece was checked as it came. An object that is still written to has no sum of the whole yet.
@@ -172,6 +180,7 @@ class RapidUpload:
                     self._folder.call(self._folder.where(part), "storage.objects.delete", request, bytes)
 
     async def _append(self, retries: Any) -> None:
+        from google.api_core.exceptions import FailedPrecondition
         from google.api_core.retry_async import AsyncRetry
         from google.cloud.storage.asyncio.async_appendable_object_writer import AsyncAppendableObjectWriter
 
@@ -181,7 +190,10 @@ class RapidUpload:
         self._writer = writer
         if not isinstance(data, bytes):
             data = b"".join(self._content.pieces(0, self._content.size_bytes))
-        await writer.open(retry_policy=retries)
+        try:
+            await writer.open(retry_policy=retries)
+        except FailedPrecondition as error:  # nobody else draws this name: an open made it, whose answer was lost
+            raise TransientError(error.message) from error
         try:
             # One call, as a stream that breaks is taken up by the position within the call's data.
             await writer.append(data, retry_policy=retries)
@@ -339,12 +351,10 @@ def _faults(target: Target, session: GcsSession) -> Iterator[None]:
         yield
     except DataCorruption as error:
         raise ChecksumError(str(error)) from error
-    except exceptions.FailedPrecondition as error:
-        raise PreconditionError(error.message) from error
     except (exceptions.Aborted, exceptions.Cancelled, exceptions.RetryError, grpc.RpcError) as error:
         raise TransientError(f"{type(error).__name__}: {getattr(error, 'cause', None) or error}") from error
     except exceptions.GoogleAPICallError as error:
         identity = session.identity if session.credentials is not None else ANONYMOUS
-        raise error_of(
-            int(error.code or 500), {}, f"{type(error).__name__}: {error.message}", target, identity
-        ) from error
+        made = error_of(int(error.code or 500), {}, f"{type(error).__name__}: {error.message}", target, identity)
+        # The extra is here: nothing is gained by asking whether the bucket is one that needs it.
+        raise (StoreError(str(made)) if isinstance(made, UnexpectedError) else made) from error
