@@ -108,7 +108,9 @@ def test_a_command_asks_once_for_what_is_forbidden(name, server, photo_folder, w
     assert "access denied to me@example.com" in line
     assert f"{permission}" in line
     assert "grant me@example.com roles/storage.objectUser on the bucket private" in line
-    assert [record.status for record in server.log] == [403]
+    asked = [(record.operation, record.status) for record in server.log]
+    assert asked.count(("layout", 403)) <= 1  # for the bucket's type, where the extra rapid is installed
+    assert [status for operation, status in asked if operation != "layout"] == [403]
     assert token.refreshed == 0
 
 
