@@ -1,5 +1,6 @@
-"""Child processes: errors on their way to the launcher, how they ended, and that nothing they started stays."""
+"""Child processes, forks among them: errors that arrive, how they ended, and that nothing they started stays."""
 
+import errno
 import os
 import pickle
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 from tests.engines.contract import ROOT, is_running, wait_until
 from tpufeed import errors
-from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
+from tpufeed.engines.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.errors import DatasetDamagedError, ImageError, LoaderError, MissingExtraError, TpufeedError
 
 HERE = "tests.engines.test_child"
@@ -142,3 +143,143 @@ def test_a_worker_that_imports_torch_opens_no_device(start, monkeypatch):
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
     assert start("say_variable", "TORCH_DEVICE_BACKEND_AUTOLOAD").receive() == "0"
     assert start("say_variable", "TORCH_DEVICE_BACKEND_AUTOLOAD", one_thread=False).receive() == "1"
+
+
+@pytest.fixture
+def serve():
+    """Starts a fork server, whose forks end with the test."""
+    servers, forks = [], []
+
+    def begin(prepare, context=None):
+        servers.append(ForkServer(f"{HERE}:fail", f"{HERE}:{prepare}", context))
+
+        def fork(function, context=None):
+            forks.append(Fork(servers[-1]))
+            forks[-1].begin(f"{HERE}:{function}", context)
+            return forks[-1]
+
+        return servers[-1], fork
+
+    yield begin
+    stop_all(forks, 0.0)
+    stop_all(servers, 5.0)
+    assert all(server.process.returncode is not None for server in servers)
+
+
+LEFT = []  # by `leave`
+
+
+def leave(context):
+    import numpy.random  # noqa: F401
+
+    LEFT.append(context)
+
+
+def say_what_is_left(_, connection):
+    from numpy import random
+
+    connection.send((os.getpid(), os.getppid(), LEFT, random.random()))
+    connection.recv()
+
+
+def have_no_room(_):
+    def fork():
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    os.fork = fork
+
+
+def stop_itself(_, connection):
+    connection.send(os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_forks_have_what_was_prepared_and_random_numbers_of_their_own(serve):
+    server, fork = serve("leave", {"shared": 1})
+    children = [fork("say_what_is_left") for _ in range(3)]
+    found = [child.receive() for child in children]
+    assert [process for process, *_ in found] == [child.process.pid for child in children]
+    assert {parent for _, parent, *_ in found} == {server.process.pid}
+    assert [left for *_, left, _ in found] == [[{"shared": 1}]] * 3
+    assert len({drawn for *_, drawn in found}) == 3
+
+
+def test_a_fork_ends_alone(serve):
+    _, fork = serve("leave")
+    first, second = fork("say_what_is_left"), fork("say_what_is_left")
+    for child in (first, second):
+        child.receive()
+    first.close()  # no other process has this end
+    assert first.wait(20) == 0
+    assert second.wait(0) is None
+    second.send("go on")
+    assert second.wait(20) == 0
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, (-15, "by SIGTERM")), (0, (7, "with exit code 7"))])
+def test_a_fork_that_dies_is_named_with_how_it_ended(serve, number, said, capfd):
+    _, fork = serve("leave")
+    child = fork("end_by", number)
+    with pytest.raises(ChildDiedError):
+        child.receive()
+    assert child.ending() == said
+    child.kill()  # is no error
+
+
+def test_a_fork_that_does_not_leave_is_killed(serve):
+    _, fork = serve("leave")
+    child = fork("stop_itself")
+    process = child.receive()
+    stop_all([child], 0.1)
+    assert not is_running(process)
+    assert child.ending() == (-9, "by SIGKILL")
+
+
+def test_a_system_without_room_for_a_fork_is_said(serve):
+    _, fork = serve("have_no_room")
+    child = fork("say_what_is_left")
+    with pytest.raises(LoaderError, match=r"no room for one more worker process: Resource .*unavailable. Try fewer"):
+        child.receive()
+    assert child.process.pid == 0
+    assert child.wait(20) == 1
+
+
+def test_what_a_fork_cannot_import_is_said(serve):
+    _, fork = serve("leave")
+    with pytest.raises(LoaderError, match=r"cannot import what the job needs: .*nothing_of_that_name"):
+        fork("nothing_of_that_name").receive()
+
+
+def test_forks_end_with_their_server(serve):
+    server, fork = serve("leave")
+    child = fork("stop_itself")
+    process = child.receive()
+    server.process.kill()
+    wait_until(lambda: not is_running(process))
+    with pytest.raises(ChildDiedError):
+        child.receive()
+    assert child.ending() == (-9, "by SIGKILL")
+    assert fork("say_what_is_left").ending() == (-9, "by SIGKILL")
+
+
+def test_a_server_that_cannot_begin_shows_in_its_forks(serve, capfd):
+    _, fork = serve("nothing_of_that_name")
+    child = fork("say_what_is_left")
+    with pytest.raises(ChildDiedError):
+        child.receive()
+    assert child.ending() == (1, "with exit code 1")
+    assert "nothing_of_that_name" in capfd.readouterr().err
+
+
+def test_a_server_and_its_forks_end_with_a_launcher_that_is_killed():
+    program = (
+        f"import time; from tpufeed.engines.child import Fork, ForkServer; server = ForkServer('{HERE}:fail', "
+        f"'{HERE}:leave', None); fork = Fork(server); fork.begin('{HERE}:sleep_unheard', None); "
+        "print(server.process.pid, fork.receive(), flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
+        started = [int(word) for word in launcher.stdout.readline().split()]
+        assert all(map(is_running, started))
+        launcher.kill()
+    wait_until(lambda: not any(map(is_running, started)))

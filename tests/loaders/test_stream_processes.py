@@ -28,17 +28,29 @@ def make(url, **options):
 
 
 def children():
-    """Processes of ours that live, by id; those that have ended and were not waited for count, too."""
-    found = set()
+    """Processes of ours that live, by id, fork servers and workers; those that nobody has waited for count, too."""
+    found, parents = set(), {os.getpid()}
+    while parents:
+        parents = {pid for pid, parent, is_ours in processes() if parent in parents and is_ours} - found
+        found |= parents
+    return found
+
+
+def workers():
+    """Worker processes of ours, by id: what the fork servers have forked."""
+    ours = children()
+    return {pid for pid, parent, _ in processes() if pid in ours and parent != os.getpid()}
+
+
+def processes():
+    """Yield of each process its id, its parent's, and whether it may be a child of ours."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             command = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(fields[1]) == os.getpid() and (b"tpufeed.engines.worker" in command or fields[0] == "Z"):
-            found.add(int(folder.name))
-    return found
+        yield int(folder.name), int(fields[1]), b"tpufeed.engines.worker" in command or fields[0] == "Z"
 
 
 def open_files():
@@ -110,11 +122,14 @@ def test_a_dataset_that_was_built_anew_is_not_mixed_in(cache_url, flat_url, tmp_
         next(iter(loader))
 
 
-def test_a_worker_that_is_killed_is_an_error_and_the_next_iteration_has_new_ones(cache_url):
+@pytest.mark.parametrize("killed", ["worker", "fork server", "all"])
+def test_what_is_killed_is_an_error_and_the_next_iteration_has_new_ones(cache_url, killed):
     with make(cache_url, columns=["sample"], shuffle=False, prefetch=1) as loader:
         iterator = iter(loader)
         next(iterator)
-        for pid in children():
+        found = {"worker": workers(), "fork server": children() - workers(), "all": children()}[killed]
+        assert len(found) == {"worker": 2, "fork server": 1, "all": 3}[killed]
+        for pid in found:
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(LoaderError, match=r"worker process of the loader \(pid \d+\) was killed by SIGKILL"):
             list(iterator)
@@ -125,11 +140,12 @@ def test_a_worker_that_is_killed_is_an_error_and_the_next_iteration_has_new_ones
         assert np.concatenate(list(loader)).tolist() == list(range(70))
 
 
-def test_workers_that_hang_are_given_up(cache_url):
+@pytest.mark.parametrize("which", ["workers", "all"])
+def test_processes_that_hang_are_given_up(cache_url, which):
     with make(cache_url, prefetch=1) as loader:
         next(iterator := iter(loader))
         loader.options = replace(loader.options, timeout_seconds=0.5)  # only now: a start takes longer at times
-        for pid in children():
+        for pid in workers() if which == "workers" else children():
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(LoaderError, match=r"no batch for 0\.5 s"):
             list(iterator)
@@ -141,7 +157,7 @@ def test_a_wait_for_workers_that_hang_can_be_ended(cache_url, how):
     """By closing the loader in another thread, and by Ctrl-C, after which it goes on with the next epoch."""
     with make(cache_url, prefetch=1, columns=["sample"]) as loader:
         next(iterator := iter(loader))
-        for pid in children():
+        for pid in workers():
             os.kill(pid, signal.SIGSTOP)
         end = loader.close if how == "closed" else lambda: os.kill(os.getpid(), signal.SIGINT)
         threading.Timer(0.3, end).start()
@@ -198,9 +214,9 @@ def test_processes_end_with_the_one_that_trains(cache_url, then):
     program = PROGRAM.format(then=then)
     with subprocess.Popen([sys.executable, "-c", program, cache_url], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "reading\n"
-        group = workers_of(process.pid)
+        group = children_of(process.pid)
         if "sleep" in then:
-            assert len(group) == 2
+            assert len(group) == 3
             process.kill()
         assert process.wait(20) == (-signal.SIGKILL if "sleep" in then else 3)
     deadline = time.monotonic() + 20
@@ -216,8 +232,8 @@ def test_processes_end_with_the_one_that_trains_though_a_fork_lives(cache_url):
     with subprocess.Popen([sys.executable, "-c", program, cache_url], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "reading\n"
         child = int(process.stdout.readline())
-        group = [pid for pid in workers_of(process.pid) if pid != child]
-        assert len(group) == 2
+        group = [pid for pid in children_of(process.pid) if pid != child]
+        assert len(group) == 3
         process.kill()
         process.wait(20)
     try:
@@ -235,8 +251,9 @@ import os, sys, zlib
 import tpufeed
 with tpufeed.numpy_loader(sys.argv[1], batch_size=10, processes=2, threads=1) as loader:
     found = [zlib.crc32(images) for images, _ in loader]
-    children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
-    streams = [os.readlink(f"/proc/{pid}/fd/{number}") for pid in (*children, "self") for number in range(3)]
+    (server,) = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+    workers = open(f"/proc/{server}/task/{server}/children").read().split()
+    streams = [os.readlink(f"/proc/{pid}/fd/{number}") for pid in (server, *workers, "self") for number in range(3)]
 open(sys.argv[2], "w").write(f"{found}\\n{streams}")
 """
 
@@ -246,15 +263,17 @@ def test_standard_streams_that_are_closed(cache_url, tmp_path):
     command = ["bash", "-c", 'exec "$0" -c "$@" <&- >&- 2>&-', sys.executable, EPOCH, cache_url, tmp_path / "found"]
     assert subprocess.run(command, check=False, timeout=120).returncode == 0
     found, streams = (tmp_path / "found").read_text().splitlines()
-    assert len(eval(streams)) == 9
+    assert len(eval(streams)) == 12
     assert "socket" not in streams
     assert "memfd" not in streams
     with make(cache_url) as loader:
         assert found == str([zlib.crc32(images) for images, _ in loader])
 
 
-def workers_of(parent):
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+def children_of(parent):
+    """Its children, and theirs."""
+    found = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    return found + [pid for child in found for pid in children_of(child)]
 
 
 def test_what_cannot_leave_this_process_is_decoded_in_it(cache_url, ops, monkeypatch):
@@ -321,7 +340,7 @@ def test_the_environment_says_how_many(cache_url, monkeypatch):
     monkeypatch.setenv("TPUFEED_PROCESSES", "1")
     with make(cache_url, processes=None) as loader:
         next(iter(loader))
-        assert len(children()) == 1
+        assert len(workers()) == 1
 
 
 def test_a_fork_has_workers_of_its_own_and_leaves_its_parents_alone(cache_url):
@@ -379,7 +398,6 @@ def test_a_worker_that_takes_no_orders_is_given_up(cache_url):
     """Orders for batches of so many samples fill the socket of a worker that does not read it."""
     with make(cache_url, batch_size=3000, remainder="repeat", prefetch=30, timeout_seconds=2, processes=1) as loader:
         iterator = iter(loader)
-        for pid in children():
-            os.kill(pid, signal.SIGSTOP)
+        os.kill(loader._executor._workers[0].process.pid, signal.SIGSTOP)
         with pytest.raises(LoaderError, match="no batch for 2 s"):
             next(iterator)

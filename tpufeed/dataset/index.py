@@ -7,7 +7,6 @@ epoch over 100,000,000 records would come to count the index's 800 MB as each pr
 """
 
 import io
-import itertools
 import mmap
 import threading
 from collections.abc import Iterator, Sequence
@@ -116,7 +115,7 @@ class Index:
         self._stage = stage
         self._variant = variant
         self._where = f"{store.url}/{variant.index.name}"
-        self._starts = [0, *itertools.accumulate(shard.records + 1 for shard in variant.shards)]
+        self._starts = variant.index_starts
         self._header_bytes = variant.index.bytes - self._starts[-1] * ITEM_BYTES
         self._lock = threading.Lock()
         self._mapped: memoryview | None = None

@@ -1,10 +1,13 @@
 """The manifest: what a dataset is. It is put last, and a dataset exists if and only if it does."""
 
 import hashlib
+import itertools
 import math
+from array import array
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Literal, overload
 
 import msgspec
 
@@ -37,7 +40,7 @@ class IndexFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crc32c: int
 
 
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """One set of shards; sample i is record i in every variant of a split."""
 
     shards: tuple[Shard, ...]
@@ -47,6 +50,16 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def files(self) -> tuple[Shard | IndexFile, ...]:
         """List all objects of the variant."""
         return (*self.shards, self.index)
+
+    @cached_property
+    def index_starts(self) -> "array[int]":
+        """Where each shard's offsets start in the index, counted in offsets, and where those of the last one end."""
+        return array("Q", itertools.accumulate((shard.records + 1 for shard in self.shards), initial=0))
+
+    @cached_property
+    def fewest_record_bytes(self) -> float:
+        """Bytes of a record in the shard where that is least, on average; infinite without records."""
+        return min((shard.bytes / shard.records for shard in self.shards if shard.records), default=math.inf)
 
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -246,6 +259,45 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class _Version(msgspec.Struct):
     format: str = ""
     format_version: int = 0
+
+
+class _PackedShards(Sequence[Shard]):
+    """Shards as bytes, each decoded when it is asked for.
+
+    Forks of a process share these for good. An object they share only until one of them uses it: the number of
+    references is kept in the object.
+    """
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        encoded = list(map(msgspec.msgpack.Encoder().encode, shards))
+        self._bytes = b"".join(encoded)
+        self._starts = array("Q", itertools.accumulate(map(len, encoded), initial=0))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> Shard: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Shard]: ...
+    def __getitem__(self, place: int | slice) -> Shard | Sequence[Shard]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        return msgspec.msgpack.decode(self._bytes[self._starts[place] : self._starts[place + 1]], type=Shard)
+
+
+def pack_manifest(manifest: Manifest) -> Manifest:
+    """Return an equal manifest whose memory forks of this process share, however many shards it has."""
+    splits = {}
+    for name, split in manifest.splits.items():
+        variants = list[Variant]()
+        for variant in split.variants:
+            variants.append(msgspec.structs.replace(variant, shards=_PackedShards(variant.shards)))
+            computed = {"index_starts": variant.index_starts, "fewest_record_bytes": variant.fewest_record_bytes}
+            vars(variants[-1]).update(computed)
+        splits[name] = msgspec.structs.replace(split, variants=tuple(variants))
+    return msgspec.structs.replace(manifest, splits=splits)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

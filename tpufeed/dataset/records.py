@@ -74,13 +74,13 @@ class Reader:
         self._store = dataset.shards
         self._shards = variants[variant].shards
         pixels = math.prod(dataset.manifest.tensor_shape or (0,))
-        for shard in self._shards:  # before the memory of a batch of such images is asked for
-            if shard.records * pixels > _MOST_MISSING * shard.bytes:
-                raise ShardError(
-                    f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "
-                    f"{dataset.manifest.tensor_shape}, as the manifest says. It was edited or damaged; build the "
-                    "dataset again"
-                )
+        if pixels > _MOST_MISSING * variants[variant].fewest_record_bytes:  # before a batch's memory is asked for
+            shard = min(filter(lambda s: s.records, self._shards), key=lambda s: s.bytes / s.records)
+            raise ShardError(
+                f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "
+                f"{dataset.manifest.tensor_shape}, as the manifest says. It was edited or damaged; build the "
+                "dataset again"
+            )
         self._readers = SpanReader(dataset.store, threads), SpanReader(self._store, threads)
         # An adopted dataset may have its index elsewhere: what is staged comes from the store of the shards.
         index_stage = stage if dataset.store.url == self._store.url else None

@@ -1,7 +1,8 @@
 """Child processes: how one starts, talks with its launcher and ends, and how the launcher reports one that has died.
 
-A child is a new interpreter: nothing is forked, and the user's `__main__` is not imported again. Launcher and child
-talk over a socket pair, in pickled messages. What runs in the child is in `worker`.
+A child is a new interpreter, or a fork of such a one, of a `ForkServer`. Nothing of the launcher is forked, and the
+user's `__main__` is not imported again. Launcher and child talk over a socket pair, in pickled messages. What runs in
+the child is in `worker`.
 """
 
 import os
@@ -11,10 +12,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import IO, Any, NamedTuple
+from multiprocessing.reduction import send_handle
+from typing import IO, Any, ClassVar, NamedTuple
 
 from tpufeed import errors
 from tpufeed.engines.engine import failure_message
@@ -24,6 +26,7 @@ from tpufeed.errors import LoaderError, TpufeedError
 _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # torch_tpu sets this to 1 for its children. A worker that imports torch, for an op of the user, would open the TPU.
 _NO_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+_COMMAND = (sys.executable, "-P", "-m", "tpufeed.engines.worker")
 _LONGEST_PATIENCE_SECONDS = 1e6  # more than that the system's calls do not take
 _KILLED_SECONDS = 5.0  # for a child that was killed, or has closed its end, to be gone, dumping its core perhaps
 _OUTPUT_BYTES = 2000
@@ -60,6 +63,21 @@ class Failure(NamedTuple):
         return error
 
 
+class Signal(NamedTuple):
+    """Order to a fork server: send a signal to one of its forks."""
+
+    fork: int
+    number: int
+
+
+class Forked(NamedTuple):
+    """A fork server's news of one of its forks: that it has begun, or how it has ended."""
+
+    fork: int
+    pid: int
+    code: int | None
+
+
 class Child:
     """A child process, and the launcher's end of its socket.
 
@@ -76,6 +94,11 @@ class Child:
         one_thread: libraries there start no threads of their own, and torch loads no backend of a device.
     """
 
+    process: "subprocess.Popen[bytes] | ForkedProcess"
+    _words: ClassVar[tuple[str, ...]] = ()
+    _apart = False
+    _output: IO[bytes] | None = None
+
     def __init__(
         self,
         entry: str,
@@ -86,17 +109,39 @@ class Child:
         apart: bool = False,
         one_thread: bool = True,
     ) -> None:
+        def start(end: socket.socket) -> "subprocess.Popen[bytes]":
+            # The user's own numbers of threads win over ours.
+            ours_first, ours_last = (_ONE_THREAD, _NO_DEVICE) if one_thread else ({}, {})
+            environment = {**ours_first, **os.environ, **ours_last, **(variables or {})}
+            # For -P: the same modules as here, never those that happen to lie in the working folder.
+            environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
+            # A process that starts here is deaf to Ctrl-C until it has said what that should do.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                return subprocess.Popen(
+                    [*_COMMAND, str(end.fileno()), entry, str(os.getpid()), *self._words],
+                    pass_fds=[end.fileno(), *descriptors],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    start_new_session=apart,
+                    env=environment,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
         fill_streams()
-        # The user's own numbers of threads win over ours.
-        ours_first, ours_last = (_ONE_THREAD, _NO_DEVICE) if one_thread else ({}, {})
-        environment = {**ours_first, **os.environ, **ours_last, **(variables or {})}
-        # For -P: the same modules as here, never those that happen to lie in the working folder.
-        environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
-        self._apart = apart
-        self._output: IO[bytes] | None = None
         if apart:
             # No folder for temporary files is needed: a container may have none.
             self._output = os.fdopen(os.memfd_create("tpufeed-worker-output"), "w+b")
+        self._apart = apart
+        self._launch(start, patience_seconds)
+
+    def _launch(
+        self,
+        start: "Callable[[socket.socket], subprocess.Popen[bytes] | ForkedProcess]",
+        patience_seconds: float | None,
+    ) -> None:
         ours, theirs = socket.socketpair()
         if patience_seconds is not None:
             whole, rest = divmod(min(patience_seconds, _LONGEST_PATIENCE_SECONDS), 1)
@@ -104,25 +149,13 @@ class Child:
             limit = struct.pack("ll", int(whole), int(rest * 1e6) or 1)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._connection = Connection(ours.detach())
-        # A process that starts here is deaf to Ctrl-C until it has said what that should do.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            end = str(theirs.fileno())
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tpufeed.engines.worker", end, entry, str(os.getpid())],
-                pass_fds=[theirs.fileno(), *descriptors],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                start_new_session=apart,
-                env=environment,
-            )
+            self.process = start(theirs)
         except BaseException:
             self.close()
             raise
         finally:
             theirs.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def fileno(self) -> int:
         """Return the descriptor of our end, to wait for messages."""
@@ -214,6 +247,128 @@ class Child:
                 # As leader of a session of its own it has given its number to the group.
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
+
+
+class ForkServer(Child):
+    """A child that imports what its forks need once. A `Fork` is a child, too.
+
+    They start in a tenth of the time of a new interpreter, and share the memory of what it has imported and prepared.
+    They are killed when it ends. It has no threads, so that a fork finds no lock of another one. One thread at a time
+    may come here.
+
+    Args:
+        entry: that of the children.
+        prepare: "module:function", called there once, as `function(context)`, before it forks.
+        context: for that.
+        descriptors: as for `Child`.
+        variables: as for `Child`.
+        patience_seconds: as for `Child`.
+    """
+
+    _words = ("forks",)
+
+    def __init__(
+        self,
+        entry: str,
+        prepare: str,
+        context: Any,
+        *,
+        descriptors: Sequence[int] = (),
+        variables: Mapping[str, str] | None = None,
+        patience_seconds: float | None = None,
+    ) -> None:
+        super().__init__(entry, descriptors=descriptors, variables=variables, patience_seconds=patience_seconds)
+        self._pids: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+        self._forks = 0
+        self.begin(prepare, context)
+
+    def fork(self, end: socket.socket) -> "ForkedProcess":
+        """Have a child forked that listens at this end of a socket. One that is dead shows when it is listened to."""
+        self._forks += 1
+        self.send(self._forks)
+        with suppress(OSError):  # the server is dead
+            send_handle(self._connection, end.fileno(), self.process.pid)
+        return ForkedProcess(self, self._forks)
+
+    def pid(self, fork: int) -> int:
+        """Return the process of a fork, waiting for news of it; 0 where it could not begin."""
+        with suppress(ChildDiedError):
+            while fork not in self._pids and self._hear(_KILLED_SECONDS):
+                pass
+        return self._pids.get(fork, 0)
+
+    def wait_for(self, fork: int, seconds: float) -> int | None:
+        """Return the exit code of a fork, or None where it has not ended after so many seconds."""
+        deadline = time.monotonic() + seconds
+        try:
+            while fork not in self._codes:
+                if not self._hear(max(0.0, deadline - time.monotonic())):
+                    return None
+        except ChildDiedError:  # its forks are killed with it
+            return self.wait(deadline - time.monotonic())
+        return self._codes[fork]
+
+    def send_signal(self, fork: int, number: int) -> None:
+        """Send a signal to a fork, unless it has ended: only the server knows that its process id is still its own."""
+        with suppress(TimeoutError):
+            self.send(Signal(fork, number))
+
+    def _hear(self, seconds: float) -> bool:
+        """Take in news of a fork; return False where there are none after so many seconds."""
+        try:
+            if not self._connection.poll(seconds):
+                return False
+            news: Forked = self._connection.recv()
+        except (EOFError, OSError):
+            raise ChildDiedError from None
+        except BaseException:  # Ctrl-C, say, within a message: no other can be made out
+            self.close()
+            raise
+        self._pids[news.fork] = news.pid
+        if news.code is not None:
+            self._codes[news.fork] = news.code
+        return True
+
+
+class Fork(Child):
+    """A child process that is a fork of a server's. It ends with the server at the latest.
+
+    Args:
+        server: forks it.
+        patience_seconds: as for `Child`.
+    """
+
+    def __init__(self, server: ForkServer, patience_seconds: float | None = None) -> None:
+        self._launch(server.fork, patience_seconds)
+
+
+class ForkedProcess:
+    """A process that a `ForkServer` has forked; its methods are those of `subprocess.Popen`."""
+
+    def __init__(self, server: ForkServer, number: int) -> None:
+        self._server = server
+        self._number = number
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 where it could not begin."""
+        return self._server.pid(self._number)
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit code. Raises TimeoutExpired."""
+        code = self._server.wait_for(self._number, timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("a fork", timeout)
+        return code
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless it has ended."""
+        self._server.send_signal(self._number, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended."""
+        self._server.send_signal(self._number, signal.SIGKILL)
 
 
 def stop_all(children: Sequence[Child], patience_seconds: float, terminate: bool = False) -> None:

@@ -1,4 +1,7 @@
-"""The entry point of a child process: `python -m tpufeed.engines.worker DESCRIPTOR ENTRY LAUNCHER`. See `child`."""
+"""The entry point of a child process: `python -m tpufeed.engines.worker DESCRIPTOR ENTRY LAUNCHER [forks]`.
+
+See `child`; with `forks` it is a fork server, see `forking`.
+"""
 
 import importlib
 import os
@@ -12,13 +15,14 @@ from multiprocessing.connection import Connection
 
 from tpufeed.engines.child import Failure, fill_streams
 from tpufeed.engines.engine import load_function
+from tpufeed.engines.forking import LauncherWatch, serve_forks
 from tpufeed.errors import LoaderError
 
 _WATCH_SECONDS = 1.0
 _LEAVE_SECONDS = 30.0  # the process in which Beam works has to cancel a pipeline, which takes a service 20
 
 
-def main(descriptor: int, entry: str, launcher: int) -> None:
+def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
     """Run what `Child.begin` asks for, until the launcher's end of the socket closes.
 
     The module of `entry` is imported before anything is asked for, which may be long in coming.
@@ -28,9 +32,14 @@ def main(descriptor: int, entry: str, launcher: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher has blocked it until here
     os.set_inheritable(descriptor, False)  # or what a framework executes here would keep the launcher waiting
     connection = Connection(descriptor)
+    if forks:
+        _import(entry)
+        forked = serve_forks(connection, LauncherWatch(launcher))
+        if forked is None:
+            return
+        connection = forked  # this process is one of the forks
     threading.Thread(target=_watch, args=[launcher, connection], name="tpufeed-watch", daemon=True).start()
-    with suppress(ImportError):  # it is said below
-        importlib.import_module(entry.partition(":")[0])
+    _import(entry)
     try:
         try:
             wanted, context = connection.recv()
@@ -48,14 +57,19 @@ def main(descriptor: int, entry: str, launcher: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already
 
 
+def _import(entry: str) -> None:
+    with suppress(ImportError):  # it is said when the function is asked for
+        importlib.import_module(entry.partition(":")[0])
+
+
 def _watch(launcher: int, connection: Connection) -> None:
     """Hang up when the launcher has died.
 
     The socket says so at once, but not where the launcher has forked: that fork holds its end open. PR_SET_PDEATHSIG
     would come when the launcher's *thread* ends that has started this process.
     """
-    parent = os.getppid()  # the launcher, unless a script that starts Python stays between the two
-    while os.getppid() == parent and _lives(launcher):
+    watch = LauncherWatch(launcher)
+    while watch.lives():
         time.sleep(_WATCH_SECONDS)
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ours:
         ours.shutdown(socket.SHUT_RDWR)
@@ -63,15 +77,5 @@ def _watch(launcher: int, connection: Connection) -> None:
     os._exit(1)  # an op of the user's, or a drive, does not return
 
 
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:] == ["forks"])

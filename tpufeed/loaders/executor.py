@@ -25,9 +25,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
-from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
+from tpufeed.engines.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.engines.engine import available_cores
 from tpufeed.engines.numa import Node, find_nodes, place_workers
 from tpufeed.errors import LoaderError, OptionError
@@ -37,7 +39,7 @@ from tpufeed.loaders.admission import make_stage, pick_staged
 from tpufeed.loaders.batch import Array, BatchDecoder, BatchJob, BatchRequest, ChunkResult, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sources import Source, SourceAddress
+from tpufeed.loaders.sources import Source, SourceAddress, check_sources
 from tpufeed.storage.reading import AT_ONCE
 from tpufeed.storage.registry import url_scheme
 from tpufeed.storage.stage import ShardStage, StageOfStore
@@ -49,7 +51,7 @@ CLOSED = "the loader was closed, or its last batch failed; iterate it again for 
 _CLOSED_MEANWHILE = "the loader was closed while a batch was waited for"
 _FEWEST_STAGED = 32  # shards that may be open
 _MOST_OPEN = 4096  # of all sources of a mixture together
-_ENTRY = "tpufeed.loaders.worker:serve"
+_ENTRY, _PREPARE = "tpufeed.loaders.worker:serve", "tpufeed.loaders.worker:prepare"
 _LEAVE_SECONDS = 2.0
 _LONGEST_WAIT_SECONDS = 1e6  # more than that the system's calls do not take
 _TUNABLES, _PAST_THE_CACHE = "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold"
@@ -308,7 +310,8 @@ class ProcessExecutor:
     """Fills batches in worker processes; its methods are those of `ThreadExecutor`.
 
     Args:
-        config: what each worker fills batches of.
+        sources: what to read.
+        config: how each worker fills batches.
         processes: how many fill them.
         pool: shared memory for the pixels; the executor closes it.
         stages: whether one more process stages remote shards.
@@ -316,20 +319,29 @@ class ProcessExecutor:
     """
 
     def __init__(
-        self, config: WorkerConfig, processes: int, pool: BufferPool, stages: bool, nodes: Sequence[Node] = ()
+        self,
+        sources: Sequence[Source],
+        config: WorkerConfig,
+        processes: int,
+        pool: BufferPool,
+        stages: bool,
+        nodes: Sequence[Node] = (),
     ) -> None:
         self._closed = self._hung_up = False
         self._owner = os.getpid()
         self._pool = pool
         # Reentrant, as `listen` runs the finalizer, which takes it again.
         self._lock = threading.RLock()  # held while replies are waited for, so that no thread closes a socket meanwhile
+        children: list[Child] = []  # the fork server first
+        self._finalizer = weakref.finalize(self, _stop, children, pool, self._owner, self._lock)
+        children.append(server := _start_server(sources, config))
         self._workers: list[_Worker] = []
-        self._finalizer = weakref.finalize(self, _stop, self._workers, pool, self._owner, self._lock)
         # No `selectors`: each one is a reference cycle, and would keep the workers' buffers after this has gone.
         self._poll = select.poll()
         placed: list[Node | None] = [*nodes] or [None] * processes
         for node in placed + [None] * stages:
-            worker = _Worker(config, node)
+            worker = _Worker(server, config, node)
+            children.append(worker)
             self._workers.append(worker)
             self._poll.register(worker, select.POLLIN)
         self._by_descriptor = {worker.fileno(): worker for worker in self._workers}
@@ -427,19 +439,28 @@ class ProcessFuture:
         executor.listen(timeout_seconds)
 
 
-class _Worker(Child):
+def _start_server(sources: Sequence[Source], config: WorkerConfig) -> ForkServer:
+    """Start the process that forks the workers. Raises ObjectChangedError as `check_sources` does."""
+    check_sources(sources)
+    # Pixels are copied past the cache, as the next to read them is another process. glibc does so from a size on that
+    # is meant for one program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster
+    # (docs/decisions, loaders decode in worker processes).
+    given, variables = os.environ.get(_TUNABLES, ""), dict[str, str]()
+    if platform.machine() in ("x86_64", "AMD64") and _PAST_THE_CACHE not in given:
+        variables = {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}
+    assert config.file is not None, "worker processes share the batches' memory"
+    patience = config.options.timeout_seconds
+    manifests = [msgspec.msgpack.encode(source.dataset.manifest) for source in sources]
+    return ForkServer(
+        _ENTRY, _PREPARE, manifests, descriptors=[config.file], variables=variables, patience_seconds=patience
+    )
+
+
+class _Worker(Fork):
     """A worker process and the batches that it was asked for. One thread gives orders."""
 
-    def __init__(self, config: WorkerConfig, node: Node | None) -> None:
-        # Pixels are copied past the cache, as the next to read them is another process. glibc does so from a size on
-        # that is meant for one program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster
-        # (docs/decisions, loaders decode in worker processes).
-        given, variables = os.environ.get(_TUNABLES, ""), dict[str, str]()
-        if platform.machine() in ("x86_64", "AMD64") and _PAST_THE_CACHE not in given:
-            variables = {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}
-        assert config.file is not None, "worker processes share the batches' memory"
-        patience = config.options.timeout_seconds
-        super().__init__(_ENTRY, descriptors=[config.file], variables=variables, patience_seconds=patience)
+    def __init__(self, server: ForkServer, config: WorkerConfig, node: Node | None) -> None:
+        super().__init__(server, config.options.timeout_seconds)
         self.futures: dict[int, ProcessFuture] = {}
         # Any thread appends, the one that gives orders pops: each is atomic in a deque, so this needs no lock.
         self._unwanted: deque[int] = deque()
@@ -477,18 +498,20 @@ class _Worker(Child):
         self.futures.pop(reply.number).reply = reply.result
 
 
-def _stop(workers: Sequence[_Worker], pool: BufferPool, owner: int, lock: AbstractContextManager[bool]) -> None:
+def _stop(children: Sequence[Child], pool: BufferPool, owner: int, lock: AbstractContextManager[bool]) -> None:
     """End the workers. At the interpreter's end a thread may still wait for a reply: closing would not wake it."""
+    server, workers = children[:1], children[1:]
     if os.getpid() != owner:  # a fork of it, whose workers these are not
         pool.close()
-        for worker in workers:
-            worker.close()
+        for child in children:
+            child.close()
         return
     for worker in workers:
         worker.hang_up()
     with lock:
         pool.close()
         stop_all(workers, _LEAVE_SECONDS)
+        stop_all(server, _LEAVE_SECONDS)
 
 
 Executor: TypeAlias = ThreadExecutor | ProcessExecutor

@@ -448,7 +448,9 @@ class NumpyLoader:
             addresses = tuple(map(SourceAddress.of, self.sources))
             config = WorkerConfig(addresses, self._feed.shares, self.options, threads, lanes, pool.file)
             if processes:
-                self._executor = ProcessExecutor(config, processes, pool, self._stages, self._workers.nodes)
+                self._executor = ProcessExecutor(
+                    self.sources, config, processes, pool, self._stages, self._workers.nodes
+                )
             else:
                 self._executor = ThreadExecutor(self.sources, config, self._decoder, pool)
         return self._executor

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tpufeed.dataset.manifest import Split
+from tpufeed.dataset.manifest import Manifest, Split
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.errors import OptionError, RecordError, mask_secrets
+from tpufeed.storage.registry import open_store
 
 JoinBy = Literal["by_name", "offset", "as_is"]
 _OPENED_AT_ONCE = 16
@@ -60,23 +61,21 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """What a worker process is told of a source; another content that it finds there is refused."""
+    """What a worker process is told of a source, beside its manifest. `version` is that of the manifest's file."""
 
     url: str
-    content_digest: str
-    version: int
+    version: str
     split: str
     classes: JoinedClasses | None
 
     @classmethod
     def of(cls, source: Source) -> "SourceAddress":
         """Return the address of an open source."""
-        dataset = source.dataset
-        return cls(dataset.url, dataset.content_digest, dataset.number, source.split, source.classes)
+        return cls(source.dataset.url, source.dataset.version, source.split, source.classes)
 
-    def reopen(self) -> Source:
-        """Open it in another process. Raises as `reopen_dataset` does."""
-        return Source(reopen_dataset(self.url, self.content_digest, self.version), self.split, self.classes)
+    def open(self, manifest: Manifest) -> Source:
+        """Open it in another process."""
+        return Source(Dataset(open_store(self.url), manifest, self.version), self.split, self.classes)
 
 
 def open_sources(urls: Sequence[str], split: str, join: JoinBy) -> tuple[Source, ...]:
@@ -101,12 +100,16 @@ def open_sources(urls: Sequence[str], split: str, join: JoinBy) -> tuple[Source,
     return tuple(Source(dataset, split, each) for dataset, each in zip(datasets, classes, strict=True))
 
 
-def reopen_sources(addresses: Sequence[SourceAddress]) -> list[Source]:
-    """Open sources in another process, several at a time. Raises as `reopen_dataset` does."""
-    if len(addresses) == 1:
-        return [addresses[0].reopen()]
-    with ThreadPoolExecutor(_OPENED_AT_ONCE, "tpufeed-open") as executor:
-        return list(executor.map(SourceAddress.reopen, addresses))
+def check_sources(sources: Sequence[Source]) -> None:
+    """Raise ObjectChangedError where a dataset was built anew since it was opened."""
+    remote = list[Dataset]()
+    for source in sources:
+        source.dataset.check_current()
+        if not source.dataset.version:  # the check above has nothing to go by
+            remote.append(source.dataset)
+    if remote:
+        with ThreadPoolExecutor(_OPENED_AT_ONCE, "tpufeed-open") as executor:
+            list(executor.map(lambda found: reopen_dataset(found.url, found.content_digest, found.number), remote))
 
 
 def join_classes(datasets: Sequence[Dataset], join: JoinBy) -> list[JoinedClasses]:

@@ -4,21 +4,32 @@ import os
 import queue
 import signal
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
+import msgspec
+
+from tpufeed.dataset.manifest import Manifest, pack_manifest
 from tpufeed.engines.child import Failure
 from tpufeed.loaders.batch import BatchDecoder
 from tpufeed.loaders.buffers import MappedBuffers
 from tpufeed.loaders.executor import Cancel, Fetch, Fill, Reply, ThreadExecutor, ThreadFuture, WorkerConfig
-from tpufeed.loaders.sources import reopen_sources
 
 _BUG = "a worker process failed: "
 _LEAVE_ANYWAY_SECONDS = 10.0
 
 _Begun: TypeAlias = queue.SimpleQueue[tuple[int, ThreadFuture | Exception] | None]
+
+
+_manifests: list[Manifest] = []  # of the sources: `prepare` leaves them to the forks
+
+
+def prepare(manifests: Sequence[bytes]) -> None:
+    """Decode the manifests of all sources in the fork server, once for all workers."""
+    _manifests[:] = [pack_manifest(msgspec.msgpack.decode(data, type=Manifest)) for data in manifests]
 
 
 def serve(config: WorkerConfig, connection: Connection) -> None:
@@ -30,7 +41,7 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
         with suppress(OSError):  # cores may have been taken from this host, or its container, since they were counted
             os.sched_setaffinity(0, config.cores)  # the threads that start below keep to them, too
     try:
-        sources = reopen_sources(config.sources)
+        sources = [address.open(manifest) for address, manifest in zip(config.sources, _manifests, strict=True)]
         decoder = BatchDecoder(sources, config.options, config.threads)
         executor = ThreadExecutor(sources, config, decoder)
     except Exception as error:  # noqa: BLE001  # the loader raises it
