@@ -4,7 +4,9 @@ The parent: worker processes that only answer, so that nothing but orders, repli
 are real processes on real sockets, as many as hosts of 224 vCPUs have by default (56) and as many as there are vCPUs.
 The process has one thread, and its processor time is divided by the batches.
 
-A worker: processor seconds from its start to its first batch, and its private memory after an epoch.
+Workers: 56 that are forks of one fork server. Seconds to the loader's first batch; processor seconds of a worker from its
+start to its first batch, and its memory after an epoch; the same of the server. Of memory that several processes share
+each has an equal share.
 
 Each measurement is a process of its own, in turns; medians.
 
@@ -28,7 +30,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "scripts")]
 
-BATCH, SIDE, IMAGES = 1024, 8, 65_536
+BATCH, SIDE, IMAGES, WORKERS = 1024, 8, 65_536, 56
 
 
 def main() -> None:
@@ -42,7 +44,7 @@ def main() -> None:
     if options.child:
         what, folder, number = options.child
         url = Path(folder) / "raw"
-        found = measure_parent(url, int(number), options.batches) if what == "parent" else measure_worker(url)
+        found = measure_parent(url, int(number), options.batches) if what == "parent" else measure_workers(url)
         print(json.dumps(found))
         return
     from harness import describe, interleave, machine, print_table, write_result
@@ -51,16 +53,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tpufeed-cores-") as folder:
         make(Path(folder))
         ways = {f"parent {count}": partial(run, "parent", folder, count, options.batches) for count in counts}
-        ways["worker"] = partial(run, "worker", folder, 1, options.batches)
+        ways["workers"] = partial(run, "workers", folder, 1, options.batches)
         rounds = interleave(ways, options.repeats, warm_up=0)
     parents = {str(count): middle(rounds[f"parent {count}"]) for count in counts}
-    result = {"batch": BATCH, "batches": options.batches, "parent": parents, "worker": middle(rounds["worker"])}
+    result = {"batch": BATCH, "batches": options.batches, "parent": parents, "workers": middle(rounds["workers"])}
     rows = [
         [str(count), *(f"{parents[str(count)][name]:,.3g}" for name in ("ms_a_batch", "ms_lowest", "ms_highest"))]
         for count in counts
     ]
     print_table(f"the parent, batches of {BATCH}", ("worker processes", "ms a batch", "lowest", "highest"), rows)
-    print({name: round(value, 3) for name, value in result["worker"].items()}, describe(machine()), sep="\n")
+    print({name: round(value, 3) for name, value in result["workers"].items()}, describe(machine()), sep="\n")
     if options.save:
         print(write_result("cores", result))
 
@@ -126,21 +128,40 @@ def measure_parent(url: Path, workers: int, batches: int) -> dict[str, float]:
     return {"ms_a_batch": spent * 1e3 / batches, "batches_per_second": batches / elapsed}
 
 
-def measure_worker(url: Path) -> dict[str, float]:
-    """Start one real worker: its processor time up to the first batch, and its private memory at the end."""
+def measure_workers(url: Path) -> dict[str, float]:
+    """Start real workers; return seconds, processor seconds and MB."""
     import tpufeed
 
-    with tpufeed.numpy_loader(url, batch_size=BATCH, processes=1, threads=1, columns=["image"]) as loader:
+    began = time.perf_counter()
+    with tpufeed.numpy_loader(url, batch_size=BATCH, processes=WORKERS, threads=1, columns=["image"]) as loader:
         feed = iter(loader)
         next(feed)
-        process = Path(f"/proc/{loader._executor._workers[0].process.pid}")
-        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        first_seconds = time.perf_counter() - began
+        for _ in range(WORKERS - 1):
+            next(feed)
+        workers = [Path(f"/proc/{worker.process.pid}") for worker in loader._executor._workers]
+        server = workers[0].with_name(_stat(workers[0])[1])
+        seconds = {each: sum(map(int, _stat(each)[11:13])) / os.sysconf("SC_CLK_TCK") for each in (server, *workers)}
         for _ in feed:
             pass
-        lines = (process / "smaps_rollup").read_text().splitlines()
-        # Not Private_*: that counts pages of shards, and of the batches, that no other process maps now.
-        private = sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
-    return {"start_seconds": (int(fields[11]) + int(fields[12])) / 100, "private_mb": private / 1e3}
+        memory = {each: _anonymous_mb(each) for each in (server, *workers)}
+    return {
+        "first_batch_seconds": first_seconds,
+        "start_seconds": statistics.mean(seconds[each] for each in workers),
+        "memory_mb": statistics.mean(memory[each] for each in workers),
+        "server_start_seconds": seconds[server],
+        "server_memory_mb": memory[server],
+    }
+
+
+def _stat(process: Path) -> list[str]:
+    return (process / "stat").read_text().rpartition(")")[2].split()
+
+
+def _anonymous_mb(process: Path) -> float:
+    lines = (process / "smaps_rollup").read_text().splitlines()
+    # Not Pss: that counts pages of shards, and of the batches, that no other process maps now.
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:")) / 1e3
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def make_imagenet(folder: Path, count: int) -> None:
 
     photos = folder / "imagenet" / "val"
     make_photos(photos, count, (375, 500))
-    classes = {path.name: (path.name,) for path in photos.iterdir() if path.is_dir()}
+    classes = {path.name: [path.name] for path in photos.iterdir() if path.is_dir()}
     # torchvision reads it in place of ImageNet's archive: what each class is called, and the classes of val.
     save = "import json, sys, torch; torch.save((json.loads(sys.argv[1]), []), sys.argv[2])"
     meta = folder / "imagenet" / "meta.bin"
@@ -111,7 +111,7 @@ def run(script: Path, call: str, workers: int, kind: str, folder: str) -> float:
     row = [call, str(workers), kind, folder]
     command = [str(PYTHON), __file__, "--script", str(script), "--row", *row]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(f"bench_spdl: {' '.join(row)} failed: {done.stderr.strip()}")
     rate: float = json.loads(done.stdout.splitlines()[-1])

@@ -77,7 +77,9 @@ def make_page(folder: Path) -> str:
         "",
         "## Machines of the benchmarks",
         "",
-        "| result | machine | load before | date |",
+        "The load is that of the last minute of a benchmark: its own processes are in it.",
+        "",
+        "| result | machine | load | date |",
         "|---|---|---|---|",
         *_machines(results),
     ]

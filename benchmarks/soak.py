@@ -100,7 +100,7 @@ def disturb(folder: Path, options: argparse.Namespace, environment: dict[str, st
                 raise RuntimeError(f"the feeding process has ended with {feeding.returncode}")
             if not log.exists() or log.stat().st_size == written:  # a fault before a batch has come shows nothing
                 continue
-            written, workers = log.stat().st_size, children_of(feeding.pid)
+            written, workers = log.stat().st_size, workers_of(feeding.pid)
             if time.monotonic() - began < options.seconds / 3 or not killed_feeds:
                 feeding.kill()
                 feeding.wait()
@@ -155,12 +155,13 @@ def measure(folder: Path) -> None:
         while True:
             time.sleep(0.25 if time.monotonic() - began < 60 else 1.0)
             memory = 0.0
-            for process in [os.getpid(), *children_of(os.getpid())]:
+            for process in [os.getpid(), *workers_of(os.getpid())]:
                 try:
-                    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+                    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
                 except OSError:  # it was killed meanwhile
                     continue
-                memory += sum(int(line.split()[1]) / 1e3 for line in lines if line.startswith("RssAnon:"))
+                # The share of each in what they share: workers are forks of one process.
+                memory += sum(int(line.split()[1]) / 1e3 for line in lines if line.startswith("Pss_Anon:"))
             line = {
                 "process": os.getpid(),
                 "seconds": round(time.monotonic() - began, 2),
@@ -200,11 +201,13 @@ def crc_of(images: Any, samples: Any) -> int:
     return zlib.crc32(images.tobytes(), zlib.crc32(samples.tobytes()))
 
 
-def children_of(process: int) -> list[int]:
+def workers_of(process: int) -> list[int]:
+    """Its worker processes, and what they are forks of."""
     try:
-        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+        children = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:
         return []
+    return children + [worker for child in children for worker in workers_of(child)]
 
 
 def draw(measured: Sequence[dict[str, float]], path: Path) -> None:
