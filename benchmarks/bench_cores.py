@@ -4,8 +4,8 @@ The parent: worker processes that only answer, so that nothing but orders, repli
 are real processes on real sockets, as many as hosts of 224 vCPUs have by default (56) and as many as there are vCPUs.
 The process has one thread, and its processor time is divided by the batches.
 
-Workers: 56 that are forks of one fork server. Seconds to the loader's first batch; processor seconds of a worker from its
-start to its first batch, and its memory after an epoch; the same of the server. Of memory that several processes share
+Workers: 56 that are forks of one fork server. Seconds to the loader's first batch; processor seconds of a worker from
+its start to its first batch, and its memory after an epoch; the same of the server. Of memory that processes share
 each has an equal share.
 
 Each measurement is a process of its own, in turns; medians.

@@ -95,10 +95,10 @@ def test_workers_are_dealt_by_cores_and_ranks_keep_to_their_chips(tmp_path):
 def test_memory_goes_back_to_the_node_whose_worker_has_written_it():
     pool = BufferPool([ArraySpec("image", "uint8", (4096,))], shared=True)
     try:
-        numbers = {node: pool.take(node).number for node in (0, 1)}
+        numbers = {node: pool.take(node).memory.number for node in (0, 1)}
         assert numbers[0] != numbers[1]
         for _ in range(3):
-            assert {node: pool.take(node).number for node in (1, 0)} == numbers
+            assert {node: pool.take(node).memory.number for node in (1, 0)} == numbers
     finally:
         pool.close()
 

@@ -19,7 +19,7 @@ from tpufeed.dataset import records as records_module
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, RecordError
-from tpufeed.loaders.buffers import ArraySpec, BufferPool, MappedBuffers
+from tpufeed.loaders.buffers import ArraySpec, BufferPool, MappedBuffers, Memory
 from tpufeed.storage.local import map_file
 
 THREADS = 3
@@ -74,24 +74,52 @@ def test_a_pool_hands_out_memory_again_when_its_last_user_is_gone():
 def test_the_pages_of_a_shared_buffer_are_there_before_a_worker_stores_to_them():
     pages, faults = 4096, lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     pool, specs = None, [ArraySpec("image", "uint8", (pages, 4096))]
+
+    def take_mapped(worker, number, parts=1):
+        buffer, mapped = worker.take(number)
+        assert not mapped
+        for part in range(parts):
+            list(buffer.memory.make_pages(part, parts))
+        return buffer.arrays["image"]
+
     try:
         pool = BufferPool(specs, kept=0, shared=True)
         buffer = pool.take()
-        for worker in (MappedBuffers(pool.file, specs), MappedBuffers(pool.file, specs)):
-            image = worker.arrays(buffer.number)["image"]
+        for parts in (1, 3):
+            worker = MappedBuffers(pool.file, specs)
+            image = take_mapped(worker, buffer.memory.number, parts)
             before = faults()
             image[:] = 7
             assert faults() - before < pages / 4
-        assert (MappedBuffers(pool.file, specs).arrays(buffer.number)["image"] == 7).all()  # not written over
+            assert worker.take(buffer.memory.number)[1]
+        assert (take_mapped(MappedBuffers(pool.file, specs), buffer.memory.number) == 7).all()  # not written over
         assert os.fstat(pool.file).st_blocks * 512 == pages * 4096  # the other buffers of the segment have none
         del buffer  # it is not kept: its pages go
         assert os.fstat(pool.file).st_blocks == 0
-        image = worker.arrays(pool.take().number)["image"]
+        image = take_mapped(worker, pool.take().memory.number)
         before = faults()
         image[:] = 8
         assert faults() - before < pages / 4
     finally:
         pool.close()
+
+
+def test_the_loaders_process_makes_pages_while_workers_start(dataset_url, ops, monkeypatch):
+    made, make_pages = [], Memory.make_pages
+
+    def watched(memory):
+        for _ in make_pages(memory):
+            made.append(memory.number)
+            yield
+
+    monkeypatch.setattr(Memory, "make_pages", watched)
+    with make(dataset_url, ops=ops, batch_size=5, processes=1, prefetch=2) as loader:
+        batches = [image.copy() for image, _ in loader]
+        pages = loader._executor._pages
+    assert made[:2] == [0, 1]
+    assert pages is None  # none is made once a batch has come
+    with make(dataset_url, ops=ops, batch_size=5) as loader:
+        assert all((image == other).all() for (image, _), other in zip(loader, batches, strict=True))
 
 
 def test_a_batch_that_is_kept_is_never_overwritten(dataset_url, ops):

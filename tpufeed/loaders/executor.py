@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -36,8 +36,8 @@ from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
 from tpufeed.images.validation import shown
 from tpufeed.loaders.admission import make_stage, pick_staged
-from tpufeed.loaders.batch import Array, BatchDecoder, BatchJob, BatchRequest, ChunkResult, DecodedBatch
-from tpufeed.loaders.buffers import Buffer, BufferPool
+from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, ChunkResult, DecodedBatch
+from tpufeed.loaders.buffers import Buffer, BufferPool, Memory
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import Source, SourceAddress, check_sources
 from tpufeed.storage.reading import AT_ONCE
@@ -136,14 +136,20 @@ class ThreadExecutor:
         """True where it fills nothing any more: also in a fork of its process, which has none of the threads."""
         return self._closed or os.getpid() != self._owner
 
-    def submit(self, request: BatchRequest, pixels: dict[str, Array] | None = None) -> "ThreadFuture":
-        """Begin a batch. Raises LoaderError where the executor was closed."""
-        if pixels is None:
+    def submit(self, request: BatchRequest, given: Buffer | None = None, mapped: bool = True) -> "ThreadFuture":
+        """Begin a batch. The pages of memory that is not `mapped` yet are made by the threads that fill it.
+
+        Raises LoaderError where the executor was closed.
+        """
+        if given is None:
             assert self._pool is not None, "one of the two is given"
-            pixels = self._pool.take().arrays
-        job = self._decoder.begin(request, self._open_reader, pixels)
+            given = self._pool.take()
+        job = self._decoder.begin(request, self._open_reader, given.arrays)
+        unmapped = None if mapped else given.memory
         try:
-            chunks = [self._threads.submit(self._decoder.fill, job, *rows) for rows in self._decoder.chunks]
+            chunks = [
+                self._threads.submit(self._fill, job, number, unmapped) for number in range(len(self._decoder.chunks))
+            ]
         except RuntimeError as error:
             # `shutdown` in another thread raises the same kind of error.
             if not self._closed:  # the system has no room for a thread
@@ -186,6 +192,13 @@ class ThreadExecutor:
             self._requests.shutdown(wait=wait, cancel_futures=True)
         if self._stage is not None:
             self._stage.close()
+
+    def _fill(self, job: BatchJob, number: int, unmapped: Memory | None) -> ChunkResult:
+        """Fill one of the decoder's chunks."""
+        if unmapped is not None:
+            for _ in unmapped.make_pages(number, len(self._decoder.chunks)):
+                pass
+        return self._decoder.fill(job, *self._decoder.chunks[number])
 
     def _open_reader(self, source: int, epoch: int) -> tuple[int, Reader]:
         """Return the variant that an epoch of a source reads, and its reader."""
@@ -346,6 +359,9 @@ class ProcessExecutor:
             self._poll.register(worker, select.POLLIN)
         self._by_descriptor = {worker.fileno(): worker for worker in self._workers}
         self._decoding = tuple(self._workers[:processes])
+        # The first batches' pages: this process makes them while it waits for workers to start. On a host of several
+        # nodes it does not, as pages lie on the node of who makes them.
+        self._pages: deque[Iterator[None]] | None = None if nodes else deque()
 
     @property
     def closed(self) -> bool:
@@ -357,7 +373,10 @@ class ProcessExecutor:
         if self.closed:
             raise LoaderError(CLOSED)
         worker = min(self._decoding, key=lambda worker: len(worker.futures))
-        return worker.fill(request, self._pool.take(worker.node), self)
+        buffer = self._pool.take(worker.node)
+        if self._pages is not None:
+            self._pages.append(buffer.memory.make_pages())
+        return worker.fill(request, buffer, self)
 
     def fetch(self, due: DueShards) -> None:
         """Have the last worker stage these shards, if any worker does; the others open what is staged."""
@@ -384,9 +403,13 @@ class ProcessExecutor:
             if self.closed:
                 raise LoaderError(_CLOSED_MEANWHILE)
             try:
+                while self._pages and timeout_seconds and not self._poll.poll(0):
+                    if next(self._pages[0], self) is self:  # that buffer has all of its pages
+                        self._pages.popleft()
                 # `poll` takes whole milliseconds. Rounded down, the last part of one would be spent in a busy loop.
                 for descriptor, _ in self._poll.poll(math.ceil(min(timeout_seconds, _LONGEST_WAIT_SECONDS) * 1e3)):
                     self._by_descriptor[descriptor].take_reply()
+                    self._pages = None
             except BaseException as error:  # a Ctrl-C may have come within a message
                 by_us = self._hung_up and isinstance(error, LoaderError)
                 self._closed = True
@@ -475,7 +498,7 @@ class _Worker(Fork):
         try:
             while self._unwanted:
                 self.send(Cancel(self._unwanted.popleft()))
-            self.send(Fill(self._last, buffer.number, request))
+            self.send(Fill(self._last, buffer.memory.number, request))
         except TimeoutError:
             raise BatchTimeout from None
         return future

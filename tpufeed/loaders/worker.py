@@ -62,7 +62,7 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
                     future.cancel()
             else:
                 try:
-                    pending[order.number] = executor.submit(order.request, buffers.arrays(order.buffer))
+                    pending[order.number] = executor.submit(order.request, *buffers.take(order.buffer))
                     begun.put((order.number, pending[order.number]))
                 except Exception as error:  # noqa: BLE001  # the loader raises it
                     begun.put((order.number, error))
