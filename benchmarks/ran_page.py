@@ -178,6 +178,11 @@ SUBJECTS = (
     Subject("Ray on several hosts", "a Ray cluster on one machine", "[scaleout.md](scaleout.md)"),
     Subject("Dataflow, Flink and Spark", "Beam's DirectRunner", "[scaleout.md](scaleout.md)"),
     Subject(
+        "the image of examples/gke",
+        "a sandbox with a read-only root",
+        "`podman build --file examples/gke/Dockerfile --tag IMAGE .`",
+    ),
+    Subject(
         "GKE and JobSet, Slurm",
         "a sandbox with a read-only root; two processes with Slurm's variables",
         "[containers.md](containers.md)",

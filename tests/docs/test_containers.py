@@ -50,7 +50,6 @@ def test_tasks_of_slurm_find_their_ranks_by_jax(folder: Path) -> None:
 
 @pytest.mark.long
 def test_workers_of_ray_train_share_an_epoch(folder: Path) -> None:
-    pytest.importorskip("pandas", reason="pip install 'ray[train]'")
     run_program(RAY, folder, USE_TORCH_XLA="0", TPUFEED_PROCESSES="1")
     ranks = [list(map(int, (folder / f"flowers-64-rank{rank}").read_text().split())) for rank in (0, 1)]
     assert [len(rank) for rank in ranks] == [16, 16]
