@@ -204,6 +204,7 @@ def test_cores_are_the_least_of_quota_and_affinity(
         ({"SLURM_CPUS_PER_TASK": "128", "SLURM_STEP_NUM_TASKS": "1"}, 96),
         ({"SLURM_STEP_NUM_TASKS": "4"}, 96),
         ({"SLURM_CPUS_PER_TASK": "", "SLURM_STEP_NUM_TASKS": "4"}, 96),
+        ({"SLURM_CPUS_PER_TASK": "0", "SLURM_STEP_NUM_TASKS": "4"}, 1),
     ],
 )
 def test_a_task_of_slurm_has_no_more_cores_than_it_asked_for(

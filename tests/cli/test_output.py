@@ -1,5 +1,6 @@
 """What the commands print when all is well."""
 
+import errno
 import json
 import re
 import shutil
@@ -7,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tpufeed
+from tpufeed.cli.console import reports_errors
 from tpufeed.dataset.reader import open_dataset
 
 
@@ -72,6 +76,25 @@ def test_a_class_name_beyond_the_terminals_encoding(run, photo_folder, tmp_path)
     done = run("shard", tmp_path / "photos", tmp_path / "d-größe", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert r"d-gr\xf6\xdfe" in done.stdout
+
+
+def test_a_limit_of_the_system_is_one_line(capsys):
+    @reports_errors
+    def command(error, log_json=False):
+        raise error
+
+    for error, said in (
+        (RuntimeError("can't start new thread"), "error: the system has no room for one more thread. Take fewer"),
+        (OSError(errno.EMFILE, "Too many open files"), "error: too many files are open, of "),
+    ):
+        with pytest.raises(SystemExit) as end:
+            command(error)
+        captured = capsys.readouterr().err
+        assert (end.value.code, captured.count("\n")) == (1, 1)
+        assert captured.startswith(said)
+        assert "`ulimit -" in captured
+    with pytest.raises(RuntimeError, match="a bug"):
+        command(RuntimeError("a bug"))
 
 
 def test_errors_that_other_packages_log_are_not_shown():

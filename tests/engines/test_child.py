@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -189,6 +190,13 @@ def have_no_room(_):
     os.fork = fork
 
 
+def have_no_thread(_):
+    def start(_):
+        raise RuntimeError("can't start new thread")  # as Python says it
+
+    threading.Thread.start = start
+
+
 def stop_itself(_, connection):
     connection.send(os.getpid())
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -238,10 +246,28 @@ def test_a_fork_that_does_not_leave_is_killed(serve):
 def test_a_system_without_room_for_a_fork_is_said(serve):
     _, fork = serve("have_no_room")
     child = fork("say_what_is_left")
-    with pytest.raises(LoaderError, match=r"no room for one more worker process: Resource .*unavailable. Try fewer"):
+    with pytest.raises(LoaderError, match=r"no room for one more worker process: Resource .*unavailable. Take fewer"):
         child.receive()
     assert child.process.pid == 0
     assert child.wait(20) == 1
+
+
+def test_a_system_without_room_for_a_thread_is_said(serve):
+    _, fork = serve("have_no_thread")
+    child = fork("say_what_is_left")
+    with pytest.raises(LoaderError, match=r"cannot begin: the system has no room for one more thread\. .*`ulimit -u`"):
+        child.receive()
+    assert child.wait(20) == 0
+
+
+def test_a_process_that_cannot_start_is_named(monkeypatch):
+    def fork_exec(*_):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("subprocess._fork_exec", fork_exec)
+    monkeypatch.setattr("subprocess._USE_POSIX_SPAWN", False)
+    with pytest.raises(LoaderError, match=r"no room for one more worker process: Resource .*unavailable. .*ulimit -u"):
+        Child(f"{HERE}:fail")
 
 
 def test_what_a_fork_cannot_import_is_said(serve):

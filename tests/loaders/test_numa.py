@@ -59,6 +59,10 @@ def test_odd_trees(tmp_path):
     assert describe_nodes([]) == "NUMA nodes n/a"
     odd = make_sys(tmp_path / "odd", {0: "0-3,8-11,16", 2: "", 10: "4"}, [(CHIP, -1)])  # 2 has memory alone
     assert find_nodes(odd) == [Node(0, (0, 1, 2, 3, 8, 9, 10, 11, 16), ()), Node(10, (4,), ())]
+    unread = make_sys(tmp_path / "unread", {0: "0-3,x", 1: "4-7", 2: "8-", 3: "0-3:1/2"}, [])
+    assert find_nodes(unread) == [Node(1, (4, 5, 6, 7), ())]
+    some = make_sys(tmp_path / "some", {0: "0-3", 1: "4-7"}, [(CHIP, 0), (CHIP, -1), (CHIP, 1)])
+    assert find_nodes(some) == [Node(0, (0, 1, 2, 3), ()), Node(1, (4, 5, 6, 7), ())]
 
 
 def test_an_affinity_mask_that_leaves_a_node_out(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,10 +18,22 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tpufeed.engines.numa import Node
 from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError
 from tpufeed.images import Custom
 from tpufeed.loaders.executor import Workers, plan_workers
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.worker import prepare
+
+
+def start_no_thread(manifests):
+    """Prepare a fork server as loaders do; no thread can be started in its forks."""
+    threading.Thread.start = fail_to_start
+    prepare(manifests)
+
+
+def fail_to_start(_):
+    raise RuntimeError("can't start new thread")  # as Python says it
 
 
 def make(url, **options):
@@ -307,6 +320,55 @@ def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch):
             found = plan_workers([dataset], LoaderOptions())
             assert (found.processes, found.threads) == expected
             assert plan_workers([dataset], LoaderOptions(processes=0)).threads == max(1, cores // ranks)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, [0, 1, 0, 1]),
+        ({"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}, [1, 1]),
+        ({"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}, [0, 0]),
+        ({"PJRT_LOCAL_PROCESS_COUNT": "2", "PJRT_LOCAL_PROCESS_RANK": "1"}, [1, 1]),
+        ({"LOCAL_WORLD_SIZE": "2"}, []),  # which rank this is is not known: both would take node 0
+    ],
+)
+def test_ranks_of_a_host_have_nodes_of_their_own(cache_url, monkeypatch, variables, expected):
+    for name in ("TPUFEED_PROCESSES", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "PJRT_LOCAL_PROCESS_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tpufeed.loaders.executor.find_nodes", lambda: [Node(0, (0, 1), ()), Node(1, (2, 3), ())])
+    monkeypatch.setattr("tpufeed.loaders.executor.available_cores", lambda: 4)
+    found = plan_workers([tpufeed.open_dataset(cache_url)], LoaderOptions())
+    assert [node.number for node in found.nodes] == expected
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_limit_of_threads_is_named(cache_url, monkeypatch, processes):
+    with make(cache_url, processes=processes) as loader:
+        if processes:
+            monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:start_no_thread")
+        else:
+            monkeypatch.setattr(threading.Thread, "start", fail_to_start)
+        with pytest.raises(LoaderError, match=r"the system has no room for one more thread\. .*`ulimit -u`"):
+            next(iter(loader))
+        monkeypatch.undo()
+        assert len(next(iter(loader))) == 2
+
+
+@pytest.mark.parametrize("left", range(5))
+def test_a_limit_of_files_is_named(cache_url, left):
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with make(cache_url) as loader:
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, most[1]))
+        try:
+            with pytest.raises(LoaderError, match=rf"cannot start: too many files are open, of {free + left} at most"):
+                next(iter(loader))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        assert len(next(iter(loader))) == 2
 
 
 def test_large_encoded_images_have_two_threads_a_core_in_worker_processes(cache_url, dataset_url, ops, monkeypatch):

@@ -52,6 +52,12 @@ def test_a_rank_outside_its_world_is_refused(cache_url, world):
         tpufeed.numpy_loader(cache_url, batch_size=5, world=world).world  # noqa: B018  # found out when asked for
 
 
+@pytest.mark.parametrize("world", [(0, "x"), (1,), (0, 1, 2), (None, 2)])
+def test_a_world_that_is_no_pair_of_numbers_is_refused(cache_url, world):
+    with pytest.raises(OptionError, match=r"world is \(rank, size\), like \(0, 8\), not \("):
+        tpufeed.numpy_loader(cache_url, batch_size=5, world=world).world  # noqa: B018  # found out when asked for
+
+
 def test_torch_distributed_is_asked_when_the_first_batch_is(cache_url, tmp_path):
     command = [sys.executable, "-c", RANK_OF_TWO, cache_url, str(tmp_path / "meet")]
     ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
@@ -172,6 +178,7 @@ def test_counts_are_whole_and_at_least_one(name, value):
         ({"shuffle": "no"}, "shuffle is True or False, not 'no'"),
         ({"repeat": 1}, "repeat is True or False, not 1"),
         ({"timeout_seconds": 0}, "timeout_seconds is a number above 0, not 0"),
+        ({"timeout_seconds": True}, "timeout_seconds is a number above 0, not True"),
     ],
     ids=str,
 )

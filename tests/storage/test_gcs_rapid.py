@@ -1,6 +1,9 @@
 """Zonal (Rapid) buckets, by a server that speaks gRPC: Google's own client reads and appends, faults strike it."""
 
+import os
+import signal
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +16,7 @@ from tests.gcs_server import rapid as server_of_rapid
 from tests.gcs_server.rapid import Fault
 from tests.storage.test_gcs_faults import HURRY, PATIENCE
 from tpufeed.errors import AccessError, MissingExtraError, StoreError, UnavailableError
-from tpufeed.storage import gcs_rapid
+from tpufeed.storage import gcs_rapid, gcs_requests
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.gcs_rapid import PARTS
 from tpufeed.storage.gcs_requests import Tries
@@ -109,6 +112,63 @@ def test_a_put_that_is_slow_but_moves_is_no_failed_try(server, rapid):
     assert store.retries == 0
 
 
+def test_a_second_try_is_not_taken_for_silent_by_the_bytes_of_the_first(server, rapid):
+    # Each has 16 MiB confirmed when its fault strikes, and the second one's silence is not too long.
+    pause = Fault("write", "slow", 20_000_000, before=partial(time.sleep, 3))
+    rapid.faults += [Fault("write", "DATA_LOSS", 20_000_000), pause]
+    store = GcsStore("gs://rapid/set", replace(PATIENCE, read_seconds=2))
+    store.put("a", DATA * 10)
+    assert rapid.struck == ["DATA_LOSS", "slow"]
+    assert store.retries == 1
+
+
+@pytest.mark.parametrize("method", ["read", "write"])
+def test_ctrl_c_ends_a_transfer(server, rapid, method):
+    server.put("rapid", "set/a", DATA * 4)
+    store = GcsStore("gs://rapid/set", PATIENCE)
+    rapid.faults.append(Fault(method, "slow", times=10_000, before=partial(_interrupt_once, [])))
+    buffer = bytearray(len(DATA) * 4)
+    calls = {
+        "read": lambda: store.read_into("a", 0, memoryview(buffer)),
+        "write": lambda: store.put("b", DATA * 4),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        calls[method]()
+    came, struck = bytes(buffer), len(rapid.struck)
+    rapid.faults.clear()  # what still goes on now goes on at full speed
+    assert GcsStore("gs://rapid/set", PATIENCE).read("a") == DATA * 4
+    assert bytes(buffer) == came
+    assert struck < 4 * len(DATA) >> 16
+    assert names(server) == ["set/a"]
+
+
+def _interrupt_once(done):
+    if not done:
+        done.append(True)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def test_a_fork_of_a_process_that_has_used_grpc_is_refused(server, rapid):
+    store = GcsStore("gs://rapid/set", PATIENCE)
+    store.put("a", b"x")
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            said = repr(store.read("a"))
+        except BaseException as error:  # noqa: BLE001  # pytest must not run on in a fork
+            said = f"{type(error).__name__}: {error}"
+        os.write(sender, said.encode())
+        os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver) as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    assert said.startswith("StoreError: gs://rapid/set: this process was forked from one that has used gRPC")
+    assert 'multiprocessing_context="forkserver"' in said
+    assert store.read("a") == b"x"
+
+
 def test_an_object_that_is_replaced_while_it_is_read_is_read_anew(server, rapid):
     server.put("rapid", "set/a", DATA)
     other = DATA[::-1]
@@ -130,6 +190,7 @@ def test_an_object_that_is_written_is_not_there(server, rapid):
     try:
         assert any(PARTS in name for name in names(server))
         assert [found.name for found in store.iter_objects()] == ["before"]
+        assert [found.name for found in GcsStore("gs://rapid", PATIENCE).iter_objects()] == ["set/before"]
         assert list(store.iter_folders()) == []
         assert store.stat("a") is None
     finally:
@@ -224,6 +285,33 @@ def test_an_ordinary_bucket_is_asked_once_and_read_by_json(server, rapid):
     assert [record.operation for record in server.requests()] == ["layout", "write", "write", "write"]
 
 
+def test_a_layout_is_asked_for_again_where_an_answer_fails(server, rapid):
+    server.fault("status", operation="layout", status=503)
+    store = GcsStore("gs://rapid/set", PATIENCE)
+    store.put("a", b"x")
+    assert store.retries == 1
+    assert len(rapid.opened) == 1
+    assert [record.operation for record in server.requests()] == ["layout", "layout", "move"]
+
+
+def test_a_layout_that_does_not_come_is_no_ordinary_bucket(server, rapid):
+    server.fault("status", operation="layout", status=503, calls=None)
+    with pytest.raises(UnavailableError, match=r"gs://rapid/set: gave up after .*503"):
+        GcsStore("gs://rapid/set", HURRY).read("a")
+    server.clear_faults()
+    server.put("rapid", "set/a", b"x")
+    assert GcsStore("gs://rapid/set", HURRY).read("a") == b"x"
+    assert len(rapid.opened) == 1
+
+
+def test_a_request_that_a_zonal_bucket_refuses_names_no_extra_that_is_here(server, rapid):
+    server.fault("status", operation="move", status=400, message="Moves are off.", calls=None)
+    with pytest.raises(StoreError, match=r"Moves are off\.; rapid is a zonal \(Rapid\) bucket in") as caught:
+        GcsStore("gs://rapid/set", HURRY).put("a", b"x")
+    assert "pip install" not in str(caught.value)
+    assert names(server) == []
+
+
 @pytest.mark.parametrize("status", [403, 404])
 def test_a_layout_that_may_not_be_asked_is_asked_once(server, rapid, status):
     server.fault("status", operation="layout", status=status, calls=None)
@@ -234,7 +322,7 @@ def test_a_layout_that_may_not_be_asked_is_asked_once(server, rapid, status):
 
 
 def test_without_the_extra_the_error_names_it(server, rapid, monkeypatch):
-    monkeypatch.setattr(gcs_rapid, "is_installed", lambda: False)
+    monkeypatch.setattr(gcs_requests, "has_grpc", lambda: False)
     server.fault("status", operation="write", status=400, message="Use gRPC.")
     with pytest.raises(StoreError, match=r"Use gRPC\.; rapid is a zonal .* pip install 'tpufeed\[rapid\]'"):
         GcsStore("gs://rapid/set", HURRY).put("a", b"x")
@@ -247,7 +335,6 @@ def test_a_client_library_that_is_too_old_is_named(rapid, monkeypatch):
 
 
 def test_no_credentials_are_named(server, monkeypatch):
-    monkeypatch.setattr(gcs_rapid, "speaks_grpc", lambda _: True)
     with pytest.raises(AccessError, match="zonal buckets take no anonymous callers: log in with"):
         gcs_rapid.RapidDownload(GcsStore("gs://rapid/set")._folder, "a", "")
 

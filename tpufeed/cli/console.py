@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from tpufeed import errors
+from tpufeed.engines.engine import limit_reached
 from tpufeed.errors import StoreError, TpufeedError
 
 P = ParamSpec("P")
@@ -43,16 +44,17 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
             with _logging(as_lines):
                 command(*args, **kwargs)
         except TpufeedError as error:
-            text = f"error: {error}"
-            if as_lines:
-                log_event({"event": "error", "type": type(error).__name__, "message": str(error)})
-            else:  # one line, unless it carries the traceback of a worker
-                for line in text.rstrip().split("\n") if _TRACE in text else [text]:
-                    echo_error(line)
+            _report(type(error), str(error), as_lines)
             raise SystemExit(error.exit_code) from None
         except BrokenPipeError:
             drop_stdout()
             raise SystemExit(CLOSED_PIPE) from None
+        except (OSError, RuntimeError) as error:
+            limit = limit_reached(error)
+            if not limit:
+                raise
+            _report(type(error), limit, as_lines)
+            raise SystemExit(1) from None
         except (KeyboardInterrupt, Stopped) as stop:
             said = "interrupted" if kwargs.get("dry_run") else interrupted
             if as_lines:
@@ -62,6 +64,15 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
             raise SystemExit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
 
     return run
+
+
+def _report(kind: type[Exception], message: str, as_json: bool) -> None:
+    text = f"error: {message}"
+    if as_json:
+        log_event({"event": "error", "type": kind.__name__, "message": message})
+    else:  # one line, unless it carries the traceback of a worker
+        for line in text.rstrip().split("\n") if _TRACE in text else [text]:
+            echo_error(line)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ user's `__main__` is not imported again. Launcher and child talk over a socket p
 the child is in `worker`.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -151,8 +152,10 @@ class Child:
         self._connection = Connection(ours.detach())
         try:
             self.process = start(theirs)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
+                raise LoaderError(no_room(error)) from error
             raise
         finally:
             theirs.close()
@@ -397,6 +400,14 @@ def _wait_for_all(children: Sequence[Child], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for child in children:
         child.wait(deadline - time.monotonic())
+
+
+def no_room(error: OSError) -> str:
+    """Return the message on a process that could not be started."""
+    return (
+        f"the system has no room for one more worker process: {error.strerror}. Take fewer, or raise the limit of "
+        "processes (`ulimit -u`, or pids of the container) or of memory"
+    )
 
 
 def fill_streams() -> None:

@@ -1,8 +1,10 @@
 """The protocol of engines, and what all of them share."""
 
+import errno
 import importlib
 import math
 import os
+import resource
 import threading
 import time
 import traceback
@@ -120,12 +122,16 @@ class ProgressMeter:
                     self._report(NOTHING)
 
         thread = threading.Thread(target=say, name="tpufeed-pulse", daemon=True)
-        thread.start()
+        started = False
+        with suppress(RuntimeError):  # no thread is to be had: the put matters more
+            thread.start()
+            started = True
         try:
             yield
         finally:
             ended.set()
-            thread.join()
+            if started:
+                thread.join()
 
 
 class Engine(Protocol):
@@ -164,7 +170,7 @@ def available_cores() -> int:
     share = os.environ.get("SLURM_CPUS_PER_TASK", "") if "SLURM_STEP_NUM_TASKS" in os.environ else ""
     cores = min(cores, int(share)) if share.isdecimal() else cores
     quota = cpu_quota()  # neither `os.process_cpu_count` of Python 3.13 nor psutil knows of it
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
 def task_name(task: Any) -> str:
@@ -172,10 +178,25 @@ def task_name(task: Any) -> str:
     return str(getattr(task, "name", task))
 
 
+def limit_reached(error: BaseException) -> str:
+    """Return in words which of the system's limits an error stands for, and what to do; empty where for none."""
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        return (
+            "the system has no room for one more thread. Take fewer worker processes or threads, or raise the limit: "
+            "`ulimit -u`, or pids of the container"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"too many files are open, of {most} at most. Raise `ulimit -n`, or take fewer worker processes"
+    return ""
+
+
 def failure_message(error: Exception) -> str:
     """Return the launcher's message on a task's error; a bug is shown whole, with its traceback."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for it. Try fewer --workers"
+    if limit := limit_reached(error):
+        return limit
     return str(error) if isinstance(error, TpufeedError) else "".join(traceback.format_exception(error))
 
 

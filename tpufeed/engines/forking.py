@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
-from tpufeed.engines.child import Failure, Forked, Signal
+from tpufeed.engines.child import Failure, Forked, Signal, no_room
 from tpufeed.engines.engine import load_function
 from tpufeed.errors import LoaderError
 
@@ -112,9 +112,8 @@ class _Server:
         try:
             process = os.fork()
         except OSError as error:
-            text = f"the system has no room for one more worker process: {error.strerror}. Try fewer processes="
             with Connection(end) as child, suppress(OSError):
-                child.send(Failure(LoaderError.__name__, text))
+                child.send(Failure(LoaderError.__name__, no_room(error)))
             self._connection.send(Forked(number, 0, 1))
             return None
         if process:

@@ -5,6 +5,7 @@ the core that first touches it, unless a policy says otherwise (Documentation/ad
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ _GOOGLE = "0x1ae0"
 _CHIPS = frozenset(("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"))
 
 
+_CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
 class Node(NamedTuple):
     """A NUMA node: its cores that this process may run on, and the places of its TPU chips among those of the host."""
 
@@ -26,7 +30,7 @@ class Node(NamedTuple):
 
 
 def find_nodes(root: Path = _SYS) -> list[Node]:
-    """Return the nodes with memory of their own that have cores; none where the system does not say.
+    """Return the nodes that have cores; none where the system does not say.
 
     A node whose cores this process may not use has none here: an affinity mask, or the cpuset of a container, leaves
     them out.
@@ -36,6 +40,8 @@ def find_nodes(root: Path = _SYS) -> list[Node]:
     """
     found = list[Node]()
     chips = [_read(slot / "numa_node") for slot in _iter_chips(root)]
+    if "-1" in chips:  # the system does not say of all of them: ranks would be counted wrongly
+        chips = []
     for folder in sorted(root.glob("devices/system/node/node[0-9]*"), key=lambda folder: int(folder.name[4:])):
         number = folder.name[4:]
         cores = _parse_cores(_read(folder / "cpulist"))
@@ -102,9 +108,11 @@ def _iter_chips(root: Path) -> Iterator[Path]:
 
 
 def _parse_cores(text: str) -> list[int]:
-    """Return the numbers of a list as Linux writes it, like "0-3,8-11,16"."""
+    """Return the numbers of a list as Linux writes it, like "0-3,8-11,16"; none of any other text."""
+    if not _CORES.fullmatch(text):
+        return []
     cores = list[int]()
-    for part in filter(None, text.split(",")):
+    for part in text.split(","):
         first, _, last = part.partition("-")
         cores += range(int(first), int(last or first) + 1)
     return cores

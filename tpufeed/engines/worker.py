@@ -38,7 +38,11 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
         if forked is None:
             return
         connection = forked  # this process is one of the forks
-    threading.Thread(target=_watch, args=[launcher, connection], name="tpufeed-watch", daemon=True).start()
+    try:
+        threading.Thread(target=_watch, args=[launcher, connection], name="tpufeed-watch", daemon=True).start()
+    except RuntimeError as error:
+        connection.send(Failure.of(error, "a worker process cannot begin: "))
+        return
     _import(entry)
     try:
         try:

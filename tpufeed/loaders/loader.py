@@ -12,6 +12,7 @@ import numpy as np
 
 from tpufeed.dataset.partition import Remainder, Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.engines.engine import limit_reached
 from tpufeed.errors import LoaderError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
@@ -442,18 +443,23 @@ class NumpyLoader:
     def _open_executor(self) -> Executor:
         """Return the workers, and start them where there are none."""
         if self._executor is None or self._executor.closed:
-            lanes = self.lanes // self.world.size
-            processes, threads = self._workers.processes, self._workers.threads
-            pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
-            addresses = tuple(map(SourceAddress.of, self.sources))
-            config = WorkerConfig(addresses, self._feed.shares, self.options, threads, lanes, pool.file)
-            if processes:
-                self._executor = ProcessExecutor(
-                    self.sources, config, processes, pool, self._stages, self._workers.nodes
-                )
-            else:
-                self._executor = ThreadExecutor(self.sources, config, self._decoder, pool)
+            try:
+                self._executor = self._start_executor()
+            except OSError as error:
+                if limit := limit_reached(error):
+                    raise LoaderError(f"{self.url}: the loader's workers cannot start: {limit}") from error
+                raise
         return self._executor
+
+    def _start_executor(self) -> Executor:
+        lanes = self.lanes // self.world.size
+        processes, threads = self._workers.processes, self._workers.threads
+        pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
+        addresses = tuple(map(SourceAddress.of, self.sources))
+        config = WorkerConfig(addresses, self._feed.shares, self.options, threads, lanes, pool.file)
+        if processes:
+            return ProcessExecutor(self.sources, config, processes, pool, self._stages, self._workers.nodes)
+        return ThreadExecutor(self.sources, config, self._decoder, pool)
 
     def _open_ahead(self, executor: Executor) -> "EpochPrefetch":
         """Return the next epoch, of which batches may be prepared already."""

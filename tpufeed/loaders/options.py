@@ -70,7 +70,8 @@ class LoaderOptions:
         check_bool("shuffle", self.shuffle)
         object.__setattr__(self, "shuffle", bool(self.shuffle))
         check_bool("repeat", self.repeat)
-        if not isinstance(self.timeout_seconds, int | float) or not self.timeout_seconds > 0:
+        seconds: object = self.timeout_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
             raise OptionError(f"timeout_seconds is a number above 0, not {self.timeout_seconds!r}")
         if not isinstance(self.seed, int | np.integer):
             raise OptionError(f"seed is a whole number, not {self.seed!r}")

@@ -44,13 +44,13 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
         sources = [address.open(manifest) for address, manifest in zip(config.sources, _manifests, strict=True)]
         decoder = BatchDecoder(sources, config.options, config.threads)
         executor = ThreadExecutor(sources, config, decoder)
+        buffers = MappedBuffers(config.file, decoder.pooled)
+        begun: _Begun = queue.SimpleQueue()
+        pending = dict[int, ThreadFuture]()
+        threading.Thread(target=_reply, args=(connection, begun, pending, decoder), daemon=True).start()
     except Exception as error:  # noqa: BLE001  # the loader raises it
         connection.send(Failure.of(error, _BUG))
         return
-    buffers = MappedBuffers(config.file, decoder.pooled)
-    begun: _Begun = queue.SimpleQueue()
-    pending = dict[int, ThreadFuture]()
-    threading.Thread(target=_reply, args=(connection, begun, pending, decoder), daemon=True).start()
     try:
         while True:
             order: Fill | Cancel | Fetch = connection.recv()
@@ -72,7 +72,8 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
         # Leave also when an op of the user's, or a drive, does not return.
         timer = threading.Timer(_LEAVE_ANYWAY_SECONDS, os._exit, (1,))
         timer.daemon = True
-        timer.start()
+        with suppress(RuntimeError):  # no thread is to be had
+            timer.start()
         begun.put(None)
         executor.close()
 

@@ -22,8 +22,14 @@ _RANKS_THREAD = "torch_xla._internal.pjrt", "_thread_fn"  # in which torch_xla r
 
 
 def to_world(world: WorldLike) -> World:
-    """Return a world that was given by hand, maybe as (rank, size)."""
-    return world if isinstance(world, World) else World(*map(int, world))
+    """Return a world that was given by hand, maybe as (rank, size). Raises OptionError."""
+    if isinstance(world, World):
+        return world
+    try:
+        rank, size = map(int, world)
+    except (TypeError, ValueError):
+        raise OptionError(f"world is (rank, size), like (0, 8), not {world!r}") from None
+    return World(rank, size)
 
 
 def find_world(by_hand: str = _BY_HAND) -> World:

@@ -9,7 +9,7 @@ from typing import Any
 from crc32c import crc32c
 
 from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
-from tpufeed.storage.gcs_rapid import PARTS, RapidDownload, RapidUpload, speaks_grpc
+from tpufeed.storage.gcs_rapid import PARTS, RapidDownload, RapidUpload
 from tpufeed.storage.gcs_requests import (
     FIELDS,
     GcsFolder,
@@ -66,7 +66,7 @@ class GcsStore(Store):
         return 0
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
-        return read_by_threads(self, spans) if speaks_grpc(self._folder) else read_many(self._folder, spans)
+        return read_by_threads(self, spans) if self._folder.speaks_grpc() else read_many(self._folder, spans)
 
     def stat(self, name: str) -> ObjectInfo | None:
         try:
@@ -80,7 +80,7 @@ class GcsStore(Store):
         for page in self._folder.iter_pages(self._folder.where(prefix), params):
             for found in page.items:
                 # Consoles make empty objects of such names to show empty folders; parts are no objects yet.
-                if not found.name.endswith("/") and not found.name.startswith(self._folder.root + PARTS):
+                if not found.name.endswith("/") and f"/{PARTS}" not in f"/{found.name}":
                     yield self._to_info(found)
 
     def iter_folders(self) -> Iterator[str]:
@@ -117,7 +117,7 @@ class GcsStore(Store):
         generation = _NO_GENERATION if replaces is None else generation_of(replaces.version)
         lost = False  # the answer to a request that may have been applied
         for _ in range(_LOOKS):
-            upload = (RapidUpload if speaks_grpc(self._folder) else Upload)(self._folder, name, content, generation)
+            upload = (RapidUpload if self._folder.speaks_grpc() else Upload)(self._folder, name, content, generation)
             try:
                 return self._to_info(upload.run())
             except PreconditionError:
@@ -133,7 +133,7 @@ class GcsStore(Store):
         raise ObjectExistsError(f"{self._folder.where(name)} exists already{replaced}")
 
     def _download(self, name: str, version: str) -> Download | RapidDownload:
-        return (RapidDownload if speaks_grpc(self._folder) else Download)(self._folder, name, version)
+        return (RapidDownload if self._folder.speaks_grpc() else Download)(self._folder, name, version)
 
     def _count_retry(self) -> None:
         with self._counting:

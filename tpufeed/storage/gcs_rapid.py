@@ -6,14 +6,12 @@ moves to its place in one step, under the put's precondition.
 """
 
 import asyncio
-import importlib.util
 import logging
 import os
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -22,8 +20,8 @@ from crc32c import crc32c
 from tpufeed.errors import AccessError, MissingExtraError, ObjectNotFoundError, StoreError
 from tpufeed.storage.gcs_requests import (
     ANONYMOUS,
-    EMULATOR_VARIABLE,
     FIELDS,
+    GRPC_EMULATOR_VARIABLE,
     LOGIN,
     ChecksumError,
     GcsFolder,
@@ -42,31 +40,12 @@ from tpufeed.storage.gcs_transfers import Content
 from tpufeed.storage.store import check_name
 
 _logger = logging.getLogger(__name__)
-GRPC_EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST_GRPC"  # Google's own conformance tests call it so
 PARTS = ".tpufeed-parts/"  # below the folder; what a writer that was killed leaves there may be deleted
 _EXTRA = "rapid"
 _CLOSING_SECONDS = 1.0
 _connections: dict[tuple[int, str], "_Connection"] = {}  # by process, as threads and channels do not survive a fork
 _locks: dict[int, threading.Lock] = {}  # one a process, as in `gcs_requests`
 T = TypeVar("T")
-
-
-@cache
-def is_installed() -> bool:
-    """Return whether the packages of gRPC are here; import none of them."""
-    return all(importlib.util.find_spec(package) for package in ("grpc", "grpc_status", "proto"))
-
-
-def speaks_grpc(folder: GcsFolder) -> bool:
-    """Return whether objects of this folder are read and written over gRPC.
-
-    They are in a zonal bucket, where the client is installed. A first call asks for the bucket's layout; an emulator is
-    asked only if it has a server for gRPC.
-    """
-    if not is_installed() or (os.environ.get(EMULATOR_VARIABLE) and not os.environ.get(GRPC_EMULATOR_VARIABLE)):
-        return False
-    layout = folder.layout()
-    return layout is not None and layout.location_type == "zone"
 
 
 class RapidDownload:
@@ -76,7 +55,7 @@ class RapidDownload:
         self._folder, self._name, self._version = folder, name, version
         self._key = folder.key(name)
         self._pinned = self._generation = int(generation_of(version)) if version else None
-        self._connection = _connect(folder.session)
+        self._connection = _connect(folder)
         self._buffer: memoryview | None = None
         self._start = self._done = 0
         self._whole = False
@@ -162,7 +141,7 @@ class RapidUpload:
     def __init__(self, folder: GcsFolder, name: str, content: Content, generation: str) -> None:
         self._folder, self._content, self._generation = folder, content, generation
         self._name, self._where = check_name(name), folder.where(name)
-        self._connection = _connect(folder.session)
+        self._connection = _connect(folder)
         self._writer: Any = None
         self._parts: list[str] = []
         self.tries_failed = 0
@@ -189,7 +168,7 @@ class RapidUpload:
         writer = AsyncAppendableObjectWriter(self._connection.client, self._folder.bucket, key, generation=0)
         self._writer = writer
         if not isinstance(data, bytes):
-            data = b"".join(self._content.pieces(0, self._content.size_bytes))
+            data = await asyncio.to_thread(b"".join, self._content.pieces(0, self._content.size_bytes))
         try:
             await writer.open(retry_policy=retries)
         except FailedPrecondition as error:  # nobody else draws this name: an open made it, whose answer was lost
@@ -241,8 +220,22 @@ class _Connection:
         self.client = self.run(self._open(session))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it in the loop, and wait for its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Run it in the loop, and wait for its result. Ctrl-C ends it too, as it may be filling a caller's buffer."""
+        ended = threading.Event()
+
+        async def run() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if future.cancel():  # False: it has raised this error
+                ended.wait(2 * _CLOSING_SECONDS)
+            raise
 
     async def end(self, closing: Coroutine[Any, Any, Any]) -> None:
         """Close a stream, whose server may be silent; what it still has to say is of no use."""
@@ -262,9 +255,16 @@ class _Connection:
         return AsyncGrpcClient(credentials=credentials, client_options=options)
 
 
-def _connect(session: GcsSession) -> _Connection:
-    """Return this process's connection. Raises MissingExtraError, AccessError."""
+def _connect(folder: GcsFolder) -> _Connection:
+    """Return this process's connection. Raises MissingExtraError, AccessError, StoreError."""
+    session = folder.session
     place = os.getpid(), os.environ.get(GRPC_EMULATOR_VARIABLE, "")
+    if any(process != place[0] for process, _ in _connections):
+        raise StoreError(
+            f"{folder.url}: this process was forked from one that has used gRPC, as zonal (Rapid) buckets need it, and "
+            "gRPC hangs in such a fork; start it from nothing: torch's DataLoader takes "
+            'multiprocessing_context="forkserver" or "spawn"'
+        )
     with _locks.setdefault(place[0], threading.Lock()):
         if place not in _connections:
             if not place[1] and session.credentials is None:
@@ -318,14 +318,18 @@ def _persist(
 
     async def watch() -> None:
         work = asyncio.ensure_future(attempt(retries))
+        await asyncio.sleep(0)  # it begins: `count` must not find the last try's bytes
         before = -1
-        while not work.done():
-            if count() == before:
+        try:
+            while not work.done():
+                if count() == before:
+                    raise TransientError(f"no byte went through for {patience.read_seconds:g} s{last}")
+                before = count()
+                await asyncio.wait({work}, timeout=patience.read_seconds)
+        finally:
+            if not work.done():
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
-                raise TransientError(f"no byte went through for {patience.read_seconds:g} s{last}")
-            before = count()
-            await asyncio.wait({work}, timeout=patience.read_seconds)
         await work
 
     def try_once(_: Any, tries: Tries) -> None:

@@ -15,6 +15,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
@@ -38,6 +39,7 @@ _logger = logging.getLogger(__name__)
 _random = random.SystemRandom()
 _TRIES_BEFORE_A_WARNING = 3
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
+GRPC_EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST_GRPC"  # Google's own conformance tests call it so
 USER_PROJECT_VARIABLE = "TPUFEED_GCS_USER_PROJECT"
 ANONYMOUS = "an anonymous caller"
 LOGIN = (
@@ -375,6 +377,12 @@ def check_installed() -> None:
         raise MissingExtraError("google-cloud-storage", "gcs")
 
 
+@cache
+def has_grpc() -> bool:
+    """Return whether the packages of gRPC are here; import none of them."""
+    return all(importlib.util.find_spec(package) for package in ("grpc", "grpc_status", "proto"))
+
+
 def open_session() -> "GcsSession":
     """Return this process's session; a forked child makes its own, as two processes cannot share a connection."""
     key = os.getpid(), os.environ.get(EMULATOR_VARIABLE, ""), os.environ.get(USER_PROJECT_VARIABLE, "")
@@ -589,34 +597,54 @@ class GcsFolder:
                 time.sleep(tries.pause_after(error, self.session.identity))
                 self.count_retry()
 
-    def layout(self) -> Layout | None:
+    def speaks_grpc(self) -> bool:
+        """Return whether objects are read and written over gRPC: those of a zonal bucket, where gRPC is installed.
+
+        A first call asks for the bucket's layout; an emulator is asked only if it has a server for gRPC. Raises
+        UnavailableError.
+        """
+        if not has_grpc() or (os.environ.get(EMULATOR_VARIABLE) and not os.environ.get(GRPC_EMULATOR_VARIABLE)):
+            return False
+        layout = self._layout()
+        return layout is not None and layout.location_type == "zone"
+
+    def _layout(self) -> Layout | None:
         """Return how the bucket stores its objects; None where this caller, or this server, is not told.
 
-        One answer holds for all stores of a process.
+        One answer holds for all stores of a process. Raises UnavailableError.
         """
         layouts = self.session.layouts
         if self.bucket not in layouts:
             path = f"/storage/v1/b/{quote(self.bucket, safe='')}/storageLayout"
-            target = Target(self.url, self.bucket, "storage.objects.list")
+
+            def attempt(send: Send, _: Tries) -> Layout:
+                try:
+                    with send(Request("GET", path, {"prefix": self.root})) as response:
+                        return self.decode(self.url, response.content, Layout)
+                except UnexpectedError as error:  # after which `persist` would ask for the layout
+                    raise StoreError(str(error)) from error
+
             try:
-                request = Request("GET", path, {"prefix": self.root})
-                with self.session.answer(request, target, self.patience) as response:
-                    layouts[self.bucket] = self.decode(self.url, response.content, Layout)
+                layouts[self.bucket] = self.persist(self.url, _LIST, attempt)
+            except UnavailableError:
+                raise
             except StoreError:  # the caller may not ask, or an emulator has no such
                 layouts[self.bucket] = None
-            except (TransientError, UnauthorizedError, PreconditionError):
-                return None
         return layouts[self.bucket]
 
     def _odd_kind(self) -> str:
         """Say what is special about the bucket; empty where it is an ordinary one, or may not be asked."""
-        layout = self.layout()
+        try:
+            layout = self._layout()
+        except UnavailableError:
+            return ""
         if layout is None:
             return ""
         if layout.location_type == "zone":
+            advice = "" if has_grpc() else ": pip install 'tpufeed[rapid]'"
             return (
                 f"{self.bucket} is a zonal (Rapid) bucket in {layout.location}, whose objects are read and written "
-                "over gRPC: pip install 'tpufeed[rapid]' (docs/gcs.md)"
+                f"over gRPC{advice} (docs/gcs.md)"
             )
         if layout.location_type not in _KNOWN_LOCATION_TYPES:
             return (
