@@ -56,7 +56,7 @@ _LEAVE_SECONDS = 2.0
 _LONGEST_WAIT_SECONDS = 1e6  # more than that the system's calls do not take
 _TUNABLES, _PAST_THE_CACHE = "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold"
 _ENVIRONMENT = "TPUFEED_PROCESSES"
-# Threads of one process meet at the GIL, processes cost memory: 7 MB each, 40 where they read from object storage.
+# Threads of one process meet at the GIL, processes cost memory: 8 MB each, 16 where they read from object storage.
 _CORES_A_PROCESS = 4
 # Beside other programs the system gives a core to each thread in turn, and two threads a core get twice as much of it:
 # at a load of 6 on 2 cores 1.6 times the images. Alone they cost nothing where decoding, which holds no GIL, is long;

@@ -112,7 +112,7 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
         lanes: lanes of the order (docs/order.md), a multiple of the world's size.
         processes: worker processes that decode, so that decoding and the training loop do not share a GIL. 0 decodes
             in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one a core up to 4
-            cores, and then one for 4 cores. A `memory://` dataset, and ops that `__main__` defines, need 0.
+            cores, 4 up to 16 cores, and then one for 4 cores. A `memory://` dataset, and ops that `__main__` defines, need 0.
         threads: threads that decode in each process; by default all processes together have one for each core of this
             rank, and two where images are encoded and of more than 48 KB on average.
         prefetch: batches prepared ahead on the host, also of the next epoch; by default 2 a process and at least 4, but
