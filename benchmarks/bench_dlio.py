@@ -61,7 +61,7 @@ def main() -> None:
         metavar="S",
         help="of jpeg: the H100's (0.224), one between the rates of both loaders on 2 cores (0.3), the A100's (0.435)",
     )
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of jpeg (default: 3)")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     parser.add_argument("--epochs", type=int, default=2, help="of each run of jpeg (default: 2); storage has 5")
     parser.add_argument("--work", type=Path, help="keep all data here (default: temporary)")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/dlio.json")
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         folder = make_random(work / f"random-{options.records}", options.records)
         ask = partial(run, folder, options.records, options.batch)
         ways = {name: partial(ask, 0.224, 5, given) for name, given in LOADERS["storage"].items()}
-        runs = interleave(ways, 1, warm_up=0)
+        runs = interleave(ways, options.repeats, warm_up=0)
         result["storage"] = {"records_per_file": options.records, "step_seconds": {"0.224": columns(runs)}}
     if options.only != "storage":
         folder = make_photographs(work, options.photos)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +185,10 @@ def say_what_is_left(_, connection):
     connection.recv()
 
 
+def start_a_stranger(_):
+    subprocess.Popen(["sleep", "0.2"])
+
+
 def have_no_room(_):
     def fork():
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -288,13 +294,64 @@ def test_forks_end_with_their_server(serve):
     assert fork("say_what_is_left").ending() == (-9, "by SIGKILL")
 
 
-def test_a_server_that_cannot_begin_shows_in_its_forks(serve, capfd):
+def test_a_server_that_cannot_begin_shows_in_each_of_its_forks(serve):
     _, fork = serve("nothing_of_that_name")
+    for _ in range(2):
+        child = fork("say_what_is_left")
+        with pytest.raises(LoaderError, match=r"cannot import what the job needs: .*nothing_of_that_name"):
+            child.receive()
+        assert child.ending() == (1, "with exit code 1")
+
+
+def test_a_child_of_the_interpreter_itself_is_no_fork(serve):
+    server, fork = serve("start_a_stranger")
     child = fork("say_what_is_left")
-    with pytest.raises(ChildDiedError):
-        child.receive()
-    assert child.ending() == (1, "with exit code 1")
-    assert "nothing_of_that_name" in capfd.readouterr().err
+    child.receive()
+    wait_until(
+        lambda: not Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()[1:]
+    )
+    child.send("go on")
+    assert child.wait(20) == 0
+    assert server.wait(0) is None
+
+
+def test_a_fork_that_is_slow_to_leave_may_where_the_launcher_and_another_fork_are_gone(tmp_path):
+    program = (
+        f"import time; from tpufeed.engines.child import Fork, ForkServer; server = ForkServer('{HERE}:fail', "
+        f"'{HERE}:leave', None); forks = [Fork(server), Fork(server)]; "
+        f"[fork.begin('{HERE}:leave_slowly', (number, {str(tmp_path)!r})) for number, fork in enumerate(forks)]; "
+        "print(*[fork.receive() for fork in forks], flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
+        started = [int(word) for word in launcher.stdout.readline().split()]
+        launcher.kill()
+    wait_until(lambda: not any(map(is_running, started)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def leave_slowly(context, connection):
+    number, folder = context
+    connection.send(os.getpid())
+    with suppress(EOFError):
+        connection.recv()
+    time.sleep(number)
+    Path(folder, str(number)).touch()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_forks_and_their_server_survive_signals_that_mean_the_launcher(serve, number):
+    server, fork = serve("leave")
+    os.kill(server.process.pid, number)  # as soon as it can be sent
+    child = fork("say_what_is_left")
+    os.kill(child.process.pid, number)
+    assert child.receive()[0] == child.process.pid
+
+
+def test_a_path_among_the_places_of_modules_is_passed_over_as_python_does(start, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), b"/nowhere"])
+    child = start("end_by", 0)
+    assert child.wait(20) == 7
 
 
 def test_a_server_and_its_forks_end_with_a_launcher_that_is_killed():

@@ -20,7 +20,7 @@ import pytest
 import tpufeed
 from tpufeed.engines.numa import Node
 from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError
-from tpufeed.images import Custom
+from tpufeed.images import CenterCrop, Custom
 from tpufeed.loaders.executor import Workers, plan_workers
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.worker import prepare
@@ -137,7 +137,7 @@ def test_a_dataset_that_was_built_anew_is_not_mixed_in(cache_url, flat_url, tmp_
 
 @pytest.mark.parametrize("killed", ["worker", "fork server", "all"])
 def test_what_is_killed_is_an_error_and_the_next_iteration_has_new_ones(cache_url, killed):
-    with make(cache_url, columns=["sample"], shuffle=False, prefetch=1) as loader:
+    with make(cache_url, columns=["sample"], shuffle=False, prefetch=1, repeat=True) as loader:
         iterator = iter(loader)
         next(iterator)
         found = {"worker": workers(), "fork server": children() - workers(), "all": children()}[killed]
@@ -150,7 +150,66 @@ def test_what_is_killed_is_an_error_and_the_next_iteration_has_new_ones(cache_ur
         with pytest.raises(LoaderError, match="last batch failed"):
             next(iterator)
         loader.set_epoch(0)
-        assert np.concatenate(list(loader)).tolist() == list(range(70))
+        assert np.concatenate(list(itertools.islice(loader, 7))).tolist() == list(range(70))
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(signal.SIGKILL, "Out of memory"), (signal.SIGSEGV, "Did native code of an op"), (signal.SIGALRM, "Did an op of")],
+)
+def test_advice_is_that_of_the_signal(cache_url, number, advice):
+    with make(cache_url, prefetch=1, repeat=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(min(workers()), number)
+        with pytest.raises(LoaderError, match=rf"was killed by {number.name}; iterate .* start new ones\. {advice}"):
+            list(iterator)
+
+
+def test_a_close_that_is_interrupted_leaves_no_process(cache_url):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    loader = make(cache_url, ops=[CenterCrop(32), Custom(f"{__name__}:hang")])
+    loader.start_prefetch()
+    while len(children()) < 3:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)  # in the 2 seconds that close waits for workers to leave
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loader.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not children()
+
+
+def hang(image, rng):
+    time.sleep(1000)
+
+
+def test_a_start_that_takes_longer_than_the_timeout_is_named(cache_url, monkeypatch):
+    monkeypatch.setattr(
+        "tpufeed.loaders.executor._PREPARE", f"{__name__}:{'x' * 10_000_000}"
+    )  # more than a socket holds
+    with (
+        make(cache_url, timeout_seconds=0.02) as loader,
+        pytest.raises(LoaderError, match=r"did not start within 0\.02 s; give a larger timeout_seconds="),
+    ):
+        next(iter(loader))
+    assert not children()
+
+
+def test_a_server_that_fails_to_prepare_is_an_error_that_says_why(cache_url, monkeypatch):
+    monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:divide_by_zero")
+    with make(cache_url) as loader, pytest.raises(LoaderError, match=r"(?s)cannot begin: .*ZeroDivisionError"):
+        next(iter(loader))
+    assert not children()
+
+
+def divide_by_zero(_):
+    return 1 / 0
 
 
 @pytest.mark.parametrize("which", ["workers", "all"])
@@ -368,6 +427,7 @@ def test_a_limit_of_files_is_named(cache_url, left):
                 next(iter(loader))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        assert not children()
         assert len(next(iter(loader))) == 2
 
 
@@ -389,7 +449,8 @@ def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cac
         for _ in range(3):  # all workers have begun
             next(iterator)
         for pid in children():
-            os.kill(pid, signal.SIGTERM)
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(pid, number)
         time.sleep(0.2)
         assert len(list(iterator)) == len(loader) - 3
     assert not children()

@@ -31,6 +31,8 @@ _COMMAND = (sys.executable, "-P", "-m", "tpufeed.engines.worker")
 _LONGEST_PATIENCE_SECONDS = 1e6  # more than that the system's calls do not take
 _KILLED_SECONDS = 5.0  # for a child that was killed, or has closed its end, to be gone, dumping its core perhaps
 _OUTPUT_BYTES = 2000
+# Sent to all processes where the launcher is meant: by a machine that shuts down, by Slurm (--signal), by a terminal.
+LAUNCHERS_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ChildDiedError(Exception):  # internal: the caller says what the child was for
@@ -115,9 +117,10 @@ class Child:
             ours_first, ours_last = (_ONE_THREAD, _NO_DEVICE) if one_thread else ({}, {})
             environment = {**ours_first, **os.environ, **ours_last, **(variables or {})}
             # For -P: the same modules as here, never those that happen to lie in the working folder.
-            environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path)
-            # A process that starts here is deaf to Ctrl-C until it has said what that should do.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # Python passes over entries that are no text, as a Path.
+            environment["PYTHONPATH"] = os.pathsep.join(path or "." for path in sys.path if isinstance(path, str))
+            # A process that starts here is deaf to these until it has said what they should do.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *LAUNCHERS_SIGNALS})
             try:
                 return subprocess.Popen(
                     [*_COMMAND, str(end.fileno()), entry, str(os.getpid()), *self._words],
@@ -256,7 +259,8 @@ class ForkServer(Child):
     """A child that imports what its forks need once. A `Fork` is a child, too.
 
     They start in a tenth of the time of a new interpreter, and share the memory of what it has imported and prepared.
-    They are killed when it ends. It has no threads, so that a fork finds no lock of another one. One thread at a time
+    They are killed when it ends. It has no threads, so that a fork finds no lock of another one. It and they survive
+    signals that mean the launcher. What `prepare` fails with comes out of each fork's `receive`. One thread at a time
     may come here.
 
     Args:
@@ -284,7 +288,11 @@ class ForkServer(Child):
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._forks = 0
-        self.begin(prepare, context)
+        try:
+            self.begin(prepare, context)
+        except BaseException:
+            stop_all([self], 0.0)
+            raise
 
     def fork(self, end: socket.socket) -> "ForkedProcess":
         """Have a child forked that listens at this end of a socket. One that is dead shows when it is listened to."""
@@ -320,8 +328,11 @@ class ForkServer(Child):
     def _hear(self, seconds: float) -> bool:
         """Take in news of a fork; return False where there are none after so many seconds."""
         try:
-            if not self._connection.poll(seconds):
+            if not self._connection.poll(seconds):  # Ctrl-C here leaves the connection for what `kill` has to say
                 return False
+        except OSError:
+            raise ChildDiedError from None
+        try:
             news: Forked = self._connection.recv()
         except (EOFError, OSError):
             raise ChildDiedError from None

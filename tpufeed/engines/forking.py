@@ -46,7 +46,6 @@ def serve_forks(connection: Connection, watch: LauncherWatch) -> Connection | No
 
     Returns more than once, as `os.fork` does: in each fork with its connection, in the server with None.
     """
-    signal.signal(signal.SIGTERM, lambda *_: None)  # who shuts a machine down tells all processes
     server = _Server(connection)
     try:
         while watch.lives():
@@ -56,6 +55,29 @@ def serve_forks(connection: Connection, watch: LauncherWatch) -> Connection | No
     except (EOFError, ConnectionError):  # the launcher has hung up
         pass
     server.wait_for_forks(_LEAVE_SECONDS)
+    server.close()
+    return None
+
+
+def cannot_import(error: Exception) -> Failure:
+    """Return what a child that could not import the function, or its context, tells the launcher."""
+    return Failure(
+        LoaderError.__name__,
+        f"a worker process cannot import what the job needs: {error}. Move what `__main__` defines into a module that "
+        "can be imported, or take one worker (processes=0 of a loader)",
+    )
+
+
+def _prepare(entry: str, context: Any) -> Failure | None:
+    """Call a function "module:function"; return how it failed, where it did."""
+    try:
+        function = load_function(entry)
+    except (ImportError, AttributeError) as error:
+        return cannot_import(error)
+    try:
+        function(context)
+    except Exception as error:  # noqa: BLE001  # the launcher raises it
+        return Failure.of(error, "worker processes cannot begin: ")
     return None
 
 
@@ -63,6 +85,7 @@ class _Server:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._forks: dict[int, int] = {}  # their numbers, by process
+        self._failure: Failure | None = None  # of the preparation
         self._woken, self._alarm = socket.socketpair()  # a byte comes for each signal: for SIGCHLD, say
         for end in (self._woken, self._alarm):
             end.setblocking(False)
@@ -73,15 +96,17 @@ class _Server:
         """Wait that long for an order or the end of a fork. Returns in a fork with its connection, else with None."""
         if self._connection not in self._hear([self._connection], seconds):
             return None
-        order = self._connection.recv()
+        try:
+            order = self._connection.recv()
+        except OSError as error:  # the launcher has hung up within a message
+            raise EOFError from error
         if isinstance(order, Signal):
             for process in (process for process, number in self._forks.items() if number == order.fork):
                 os.kill(process, order.number)  # not waited for yet, so the number is still its own
         elif isinstance(order, int):
             return self._fork(order, recv_handle(self._connection))
         else:
-            function, context = order
-            load_function(function)(context)
+            self._failure = _prepare(*order)
             gc.collect()
             gc.freeze()  # a collection writes to all objects: each fork would have pages of its own
         return None
@@ -89,9 +114,15 @@ class _Server:
     def wait_for_forks(self, seconds: float) -> None:
         """Wait until all have ended, but no longer: the others are killed with this process."""
         deadline = time.monotonic() + seconds
-        with suppress(ConnectionError):
-            while self._forks and time.monotonic() < deadline:
-                self._hear([], _WATCH_SECONDS)
+        while self._forks and time.monotonic() < deadline:
+            self._hear([], _WATCH_SECONDS)
+
+    def close(self) -> None:
+        """Let go of signals; a byte for one that came later would find no socket."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for end in (self._woken, self._alarm):
+            end.close()
 
     def _hear(self, connections: list[Connection], seconds: float) -> list[Any]:
         """Wait for one of these, or for a fork that ends, which is told."""
@@ -102,18 +133,23 @@ class _Server:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
                 break
-            code = os.waitstatus_to_exitcode(status)
-            self._connection.send(Forked(self._forks.pop(process), process, code))
+            number = self._forks.pop(process, None)
+            if number is not None:  # else a child of what the interpreter has run at its start
+                with suppress(ConnectionError):  # the launcher has gone: the other forks may still leave by themselves
+                    self._connection.send(Forked(number, process, os.waitstatus_to_exitcode(status)))
         return ready
 
     def _fork(self, number: int, end: int) -> Connection | None:
         os.set_inheritable(end, False)
         server = os.getpid()
+        failure, process = self._failure, 0
         try:
-            process = os.fork()
+            process = os.fork() if failure is None else 0
         except OSError as error:
+            failure = Failure(LoaderError.__name__, no_room(error))
+        if failure is not None:
             with Connection(end) as child, suppress(OSError):
-                child.send(Failure(LoaderError.__name__, no_room(error)))
+                child.send(failure)
             self._connection.send(Forked(number, 0, 1))
             return None
         if process:
@@ -126,11 +162,8 @@ class _Server:
 
     def _become_a_fork(self, server: int) -> None:
         """Be as a new interpreter is."""
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        for end in (self._connection, self._woken, self._alarm):
-            end.close()
+        self.close()
+        self._connection.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:  # it has ended meanwhile
             os._exit(1)

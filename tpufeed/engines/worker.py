@@ -13,10 +13,9 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from tpufeed.engines.child import Failure, fill_streams
+from tpufeed.engines.child import LAUNCHERS_SIGNALS, Failure, fill_streams
 from tpufeed.engines.engine import load_function
-from tpufeed.engines.forking import LauncherWatch, serve_forks
-from tpufeed.errors import LoaderError
+from tpufeed.engines.forking import LauncherWatch, cannot_import, serve_forks
 
 _WATCH_SECONDS = 1.0
 _LEAVE_SECONDS = 30.0  # the process in which Beam works has to cancel a pipeline, which takes a service 20
@@ -29,7 +28,10 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
     """
     fill_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the launcher has blocked it until here
+    for number in LAUNCHERS_SIGNALS if forks else ():
+        signal.signal(number, lambda *_: None)  # not ignored, as what a fork executes would ignore them, too
+    # The launcher has blocked them until here, and a thread of it may have blocked SIGCHLD, too.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGCHLD, *LAUNCHERS_SIGNALS})
     os.set_inheritable(descriptor, False)  # or what a framework executes here would keep the launcher waiting
     connection = Connection(descriptor)
     if forks:
@@ -50,9 +52,7 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
             load_function(entry)
             function = load_function(wanted)
         except (ImportError, AttributeError) as error:
-            advice = "Move what `__main__` defines into a module that can be imported, or take one worker"
-            text = f"a worker process cannot import what the job needs: {error}. {advice}"
-            connection.send(Failure(LoaderError.__name__, text))
+            connection.send(cannot_import(error))
             return
         function(context, connection)
     except (EOFError, ConnectionError):

@@ -63,6 +63,15 @@ _CORES_A_PROCESS = 4
 # from small images they cost 3 to 8 % (docs/decisions, two threads a core).
 _THREADS_A_CORE, _LONG_DECODE_BYTES = 2, 48 << 10
 
+_CRASHED = "Did native code of an op of yours crash?"
+# By how a worker process has ended.
+_ADVICE: dict[int | None, str] = {
+    -signal.SIGKILL: "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0",
+    -signal.SIGBUS: "A file that it had mapped was cut, or its disk or mount (NFS, FUSE) is gone",
+    **dict.fromkeys((-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE), _CRASHED),
+    None: "Did an op of yours end it?",
+}
+
 # (source, variant, numbers of shards), the first ones due first.
 DueShards: TypeAlias = Sequence[tuple[int, int, Sequence[int]]]
 
@@ -342,23 +351,28 @@ class ProcessExecutor:
         stages: bool,
         nodes: Sequence[Node] = (),
     ) -> None:
-        self._closed = self._hung_up = False
+        self._closed = False
+        self._hung_up = threading.Event()  # by us
         self._owner = os.getpid()
         self._pool = pool
         # Reentrant, as `listen` runs the finalizer, which takes it again.
         self._lock = threading.RLock()  # held while replies are waited for, so that no thread closes a socket meanwhile
         children: list[Child] = []  # the fork server first
-        self._finalizer = weakref.finalize(self, _stop, children, pool, self._owner, self._lock)
-        children.append(server := _start_server(sources, config))
+        self._finalizer = weakref.finalize(self, _stop, children, pool, self._owner, self._hung_up, self._lock)
         self._workers: list[_Worker] = []
         # No `selectors`: each one is a reference cycle, and would keep the workers' buffers after this has gone.
         self._poll = select.poll()
         placed: list[Node | None] = [*nodes] or [None] * processes
-        for node in placed + [None] * stages:
-            worker = _Worker(server, config, node)
-            children.append(worker)
-            self._workers.append(worker)
-            self._poll.register(worker, select.POLLIN)
+        try:
+            children.append(server := _start_server(sources, config))
+            for node in placed + [None] * stages:
+                worker = _Worker(server, config, node)
+                children.append(worker)
+                self._workers.append(worker)
+                self._poll.register(worker, select.POLLIN)
+        except BaseException:
+            self._finalizer()
+            raise
         self._by_descriptor = {worker.fileno(): worker for worker in self._workers}
         self._decoding = tuple(self._workers[:processes])
         # The first batches' pages: this process makes them while it waits for workers to start. On a host of several
@@ -388,7 +402,8 @@ class ProcessExecutor:
     def close(self, wait: bool = True) -> None:
         """Stop. Batches in work fail, and processes that hang are killed, also with `wait=False`."""
         if os.getpid() == self._owner:
-            self._closed = self._hung_up = True
+            self._closed = True
+            self._hung_up.set()
             for worker in self._workers:
                 # Before the lock is taken: this wakes the thread that listens, which has it.
                 worker.hang_up()
@@ -413,7 +428,7 @@ class ProcessExecutor:
                     self._by_descriptor[descriptor].take_reply()
                     self._pages = None
             except BaseException as error:  # a Ctrl-C may have come within a message
-                by_us = self._hung_up and isinstance(error, LoaderError)
+                by_us = self._hung_up.is_set() and isinstance(error, LoaderError)
                 self._closed = True
                 self._finalizer()
                 if by_us:
@@ -511,19 +526,23 @@ class _Worker(Fork):
             reply: Reply = self.receive()
         except ChildDiedError:
             code, how = self.ending(_LEAVE_SECONDS)
-            ended, advice = "ended", "Did an op of yours end it?"
-            if code is not None and code < 0:
-                ended, advice = "was killed", "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0"
-            if code == -signal.SIGBUS:
-                advice = "A file that it had mapped was cut, or its disk or mount (NFS, FUSE) is gone"
+            pid = self.process.pid
+            advice = _ADVICE.get(code, _ADVICE[None]) if pid else "What it has printed says why"
             raise LoaderError(
-                f"a worker process of the loader (pid {self.process.pid}) {ended} {how}; iterate the loader again to "
-                f"start new ones. {advice}"
+                f"{f'a worker process of the loader (pid {pid})' if pid else 'the process that forks workers'} "
+                f"{'was killed' if code and code < 0 else 'ended'} {how}; iterate the loader again to start new ones. "
+                f"{advice}"
             ) from None
         self.futures.pop(reply.number).reply = reply.result
 
 
-def _stop(children: Sequence[Child], pool: BufferPool, owner: int, lock: AbstractContextManager[bool]) -> None:
+def _stop(
+    children: Sequence[Child],
+    pool: BufferPool,
+    owner: int,
+    hung_up: threading.Event,
+    lock: AbstractContextManager[bool],
+) -> None:
     """End the workers. At the interpreter's end a thread may still wait for a reply: closing would not wake it."""
     server, workers = children[:1], children[1:]
     if os.getpid() != owner:  # a fork of it, whose workers these are not
@@ -531,12 +550,15 @@ def _stop(children: Sequence[Child], pool: BufferPool, owner: int, lock: Abstrac
         for child in children:
             child.close()
         return
+    hung_up.set()
     for worker in workers:
         worker.hang_up()
     with lock:
         pool.close()
-        stop_all(workers, _LEAVE_SECONDS)
-        stop_all(server, _LEAVE_SECONDS)
+        try:
+            stop_all(workers, _LEAVE_SECONDS)
+        finally:  # also where Ctrl-C comes again
+            stop_all(server, _LEAVE_SECONDS)
 
 
 Executor: TypeAlias = ThreadExecutor | ProcessExecutor

@@ -112,7 +112,8 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
         lanes: lanes of the order (docs/order.md), a multiple of the world's size.
         processes: worker processes that decode, so that decoding and the training loop do not share a GIL. 0 decodes
             in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one a core up to 4
-            cores, 4 up to 16 cores, and then one for 4 cores. A `memory://` dataset, and ops that `__main__` defines, need 0.
+            cores, 4 up to 16 cores, and then one for 4 cores. A `memory://` dataset, and ops that `__main__` defines,
+            need 0.
         threads: threads that decode in each process; by default all processes together have one for each core of this
             rank, and two where images are encoded and of more than 48 KB on average.
         prefetch: batches prepared ahead on the host, also of the next epoch; by default 2 a process and at least 4, but
@@ -359,7 +360,10 @@ class NumpyLoader:
         return self._metrics.stats()
 
     def close(self) -> None:
-        """Stop the workers. A loader that is iterated again starts new ones."""
+        """Stop the workers. A loader that is iterated again starts new ones.
+
+        Safe from any thread. Workers that another thread is about to start at this moment are not stopped.
+        """
         executor, self._executor = self._executor, None
         for epoch in (self._current, self._ahead):
             if epoch is not None:
@@ -445,6 +449,11 @@ class NumpyLoader:
         if self._executor is None or self._executor.closed:
             try:
                 self._executor = self._start_executor()
+            except TimeoutError as error:
+                raise LoaderError(
+                    f"{self.url}: the loader's workers did not start within {self.options.timeout_seconds:g} s; give a "
+                    "larger timeout_seconds="
+                ) from error
             except OSError as error:
                 if limit := limit_reached(error):
                     raise LoaderError(f"{self.url}: the loader's workers cannot start: {limit}") from error

@@ -2,7 +2,6 @@
 
 import os
 import queue
-import signal
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,8 +33,6 @@ def prepare(manifests: Sequence[bytes]) -> None:
 
 def serve(config: WorkerConfig, connection: Connection) -> None:
     """Obey the loader's orders until its end of the socket closes."""
-    # A machine that shuts down tells all processes. The training loop may still want to save; then it is our turn.
-    signal.signal(signal.SIGTERM, lambda *_: None)
     assert config.file is not None, "the loader shares its batches' memory"
     if config.cores:
         with suppress(OSError):  # cores may have been taken from this host, or its container, since they were counted
