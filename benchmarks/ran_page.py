@@ -96,7 +96,7 @@ def _machines(results: Results) -> Iterator[str]:
     for name, result in results.items():
         machine = _machine(result)
         if "cpu" in machine:
-            yield f"| {name} | {machine['cpu']}, {machine['cores']} cores | {machine['load']} | {machine['date']} |"
+            yield f"| {name} | {machine['cpu']}, {_cores(machine)} | {machine['load']} | {machine['date']} |"
 
 
 def _machine(result: Any) -> Mapping[str, Any]:
@@ -122,7 +122,7 @@ def _on_machine(wanted: Callable[[Mapping[str, Any]], bool]) -> Callable[[Result
         for name, result in results.items():
             machine = _machine(result)
             if "date" in machine and wanted(machine):
-                yield f"{machine['date']}, {name}: {machine['cores']} cores"
+                yield f"{machine['date']}, {name}: {_cores(machine)}"
 
     return found
 
@@ -131,6 +131,10 @@ def _soaked(results: Results, seconds: float) -> Iterator[str]:
     found = results.get("soak", {})
     if found.get("seconds", 0) >= seconds:
         yield f"{found['machine']['date']}, soak: {found['batches']:,} batches, wrong: {found['wrong'] or 'nothing'}"
+
+
+def _cores(machine: Mapping[str, Any]) -> str:
+    return f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
 
 
 def _nodes(machine: Mapping[str, Any]) -> int:

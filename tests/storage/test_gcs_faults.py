@@ -360,7 +360,8 @@ REFUSED = [
 
 @pytest.mark.parametrize("status", [400, 405, 501])
 @pytest.mark.parametrize(("operation", "call"), REFUSED, ids=[operation for operation, _ in REFUSED])
-def test_a_zonal_bucket_says_so_where_it_does_not_do_what_others_do(server, operation, call, status):
+def test_a_zonal_bucket_says_so_where_it_does_not_do_what_others_do(server, monkeypatch, operation, call, status):
+    monkeypatch.setattr("tpufeed.storage.gcs_requests.has_grpc", lambda: False)
     bucket = f"rapid-{operation}-{status}"  # a process asks each bucket once
     server.create_bucket(bucket, location="US-CENTRAL1-A", location_type="zone")
     server.put(bucket, "set/a", b"bytes")

@@ -14,7 +14,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -559,20 +559,23 @@ class GcsFolder:
             found = self._session = os.getpid(), open_session()
         return found[1]
 
-    def persist(self, where: str, permission: str, attempt: Callable[[Send, Tries], T]) -> T:
+    def persist(
+        self, where: str, permission: str, attempt: Callable[[Send, Tries], T], patience: Patience | None = None
+    ) -> T:
         """Repeat `attempt` until it raises no TransientError, and return its result.
 
         Args:
             where: URL of the object or folder, for messages.
             permission: what the caller needs for it, as storage.objects.get.
             attempt: one try of all that is left to do.
+            patience: in place of the folder's.
 
         Raises:
             StoreError: it cannot succeed, or patience has ended.
             PreconditionError: as the service said.
         """
         target = Target(where, self.bucket, permission)
-        tries = Tries(target, self.patience)
+        tries = Tries(target, patience or self.patience)
 
         def send(request: Request) -> AbstractContextManager[Any]:
             return self.session.answer(request, target, self.patience)
@@ -608,7 +611,7 @@ class GcsFolder:
         layout = self._layout()
         return layout is not None and layout.location_type == "zone"
 
-    def _layout(self) -> Layout | None:
+    def _layout(self, patience: Patience | None = None) -> Layout | None:
         """Return how the bucket stores its objects; None where this caller, or this server, is not told.
 
         One answer holds for all stores of a process. Raises UnavailableError.
@@ -625,7 +628,7 @@ class GcsFolder:
                     raise StoreError(str(error)) from error
 
             try:
-                layouts[self.bucket] = self.persist(self.url, _LIST, attempt)
+                layouts[self.bucket] = self.persist(self.url, _LIST, attempt, patience)
             except UnavailableError:
                 raise
             except StoreError:  # the caller may not ask, or an emulator has no such
@@ -635,7 +638,7 @@ class GcsFolder:
     def _odd_kind(self) -> str:
         """Say what is special about the bucket; empty where it is an ordinary one, or may not be asked."""
         try:
-            layout = self._layout()
+            layout = self._layout(replace(self.patience, deadline_seconds=0))  # once: an error waits to be raised
         except UnavailableError:
             return ""
         if layout is None:
