@@ -84,6 +84,10 @@ def measure(name: str, workers: str, folder: Path, runs: int) -> list[float]:
     """Images a second of each traversal."""
     if name == OURS:
         return time_traversals(our_batches(folder / "shards", int(workers)), runs)
+    if name == "tensorflow":  # here, in the process of one row: it is the whole process's, and must come first
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     decode = decoder(name)
     images = [file.read_bytes() for file in sorted((folder / "photos").rglob("*.jpg"))]
     if workers == "-":
@@ -156,7 +160,6 @@ def decoder(name: str) -> Callable[[bytes], Any]:
     if name == "tensorflow":
         import tensorflow as tf
 
-        tf.config.threading.set_intra_op_parallelism_threads(1)
         return lambda data: tf.io.decode_jpeg(data, channels=3).numpy()
     from tpufeed.images import decoding
 

@@ -8,7 +8,6 @@ made. The last device takes batches as fast as they come.
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
 from functools import partial
@@ -20,7 +19,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
-from harness import describe, figure, interleave, machine, print_table, write_result  # noqa: E402
+from harness import describe, figure, interleave, machine, medians_of, print_table, write_result  # noqa: E402
 
 from tpufeed.diagnosis import alternatives  # noqa: E402
 from tpufeed.diagnosis.bench import BenchOptions, Measurement, measure_apart  # noqa: E402
@@ -82,11 +81,9 @@ def demand_of(device: str) -> float | None:
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Each figure's median and repeats, and what stands against trusting them."""
-    figures: dict[str, Any] = {}
-    for name in FIGURES:
-        values = [run[name] for run in runs]
-        known = [value for value in values if value is not None]
-        figures[name] = {"median": statistics.median(known) if known else None, "repeats": values}
+    repeats = {name: [run[name] for run in runs] for name in FIGURES}
+    medians = medians_of(repeats)
+    figures = {name: {"median": medians[name], "repeats": values} for name, values in repeats.items()}
     return figures | {"problems": sorted({problem for run in runs for problem in run["problems"]})}
 
 

@@ -316,17 +316,7 @@ def test_a_child_of_the_interpreter_itself_is_no_fork(serve):
 
 
 def test_a_fork_that_is_slow_to_leave_may_where_the_launcher_and_another_fork_are_gone(tmp_path):
-    program = (
-        f"import time; from tpufeed.engines.child import Fork, ForkServer; server = ForkServer('{HERE}:fail', "
-        f"'{HERE}:leave', None); forks = [Fork(server), Fork(server)]; "
-        f"[fork.begin('{HERE}:leave_slowly', (number, {str(tmp_path)!r})) for number, fork in enumerate(forks)]; "
-        "print(*[fork.receive() for fork in forks], flush=True); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
-        started = [int(word) for word in launcher.stdout.readline().split()]
-        launcher.kill()
-    wait_until(lambda: not any(map(is_running, started)))
+    kill_the_launcher_of("leave_slowly", [(number, str(tmp_path)) for number in range(2)])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
@@ -355,10 +345,16 @@ def test_a_path_among_the_places_of_modules_is_passed_over_as_python_does(start,
 
 
 def test_a_server_and_its_forks_end_with_a_launcher_that_is_killed():
+    kill_the_launcher_of("sleep_unheard", [None])
+
+
+def kill_the_launcher_of(function, contexts):
+    """Have a fork for each context send its process from this function, kill what launched them; all of them end."""
     program = (
         f"import time; from tpufeed.engines.child import Fork, ForkServer; server = ForkServer('{HERE}:fail', "
-        f"'{HERE}:leave', None); fork = Fork(server); fork.begin('{HERE}:sleep_unheard', None); "
-        "print(server.process.pid, fork.receive(), flush=True); time.sleep(600)"
+        f"'{HERE}:leave', None); forks = [Fork(server) for _ in {contexts!r}]; "
+        f"[fork.begin('{HERE}:{function}', context) for fork, context in zip(forks, {contexts!r})]; "
+        "print(server.process.pid, *[fork.receive() for fork in forks], flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:

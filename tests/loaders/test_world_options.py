@@ -49,13 +49,13 @@ def test_a_world_is_given_as_one_or_as_a_pair():
 @pytest.mark.parametrize("world", [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_outside_its_world_is_refused(cache_url, world):
     with pytest.raises(OptionError, match=rf"a rank is in \[0, {world[1]}\) for a world of {world[1]}, not {world[0]}"):
-        tpufeed.numpy_loader(cache_url, batch_size=5, world=world).world  # noqa: B018  # found out when asked for
+        tpufeed.numpy_loader(cache_url, batch_size=5, world=world)
 
 
 @pytest.mark.parametrize("world", [(0, "x"), (1,), (0, 1, 2), (None, 2)])
 def test_a_world_that_is_no_pair_of_numbers_is_refused(cache_url, world):
     with pytest.raises(OptionError, match=r"world is \(rank, size\), like \(0, 8\), not \("):
-        tpufeed.numpy_loader(cache_url, batch_size=5, world=world).world  # noqa: B018  # found out when asked for
+        tpufeed.numpy_loader(cache_url, batch_size=5, world=world)
 
 
 def test_torch_distributed_is_asked_when_the_first_batch_is(cache_url, tmp_path):

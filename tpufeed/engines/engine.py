@@ -122,15 +122,13 @@ class ProgressMeter:
                     self._report(NOTHING)
 
         thread = threading.Thread(target=say, name="tpufeed-pulse", daemon=True)
-        started = False
         with suppress(RuntimeError):  # no thread is to be had: the put matters more
             thread.start()
-            started = True
         try:
             yield
         finally:
             ended.set()
-            if started:
+            if thread.ident is not None:  # it has started
                 thread.join()
 
 

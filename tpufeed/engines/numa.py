@@ -16,8 +16,6 @@ _GOOGLE = "0x1ae0"
 # PCI devices of TPU chips from v2 to TPU7x, as JAX knows them (jax/_src/hardware_utils.py). Google's network cards have
 # the same vendor.
 _CHIPS = frozenset(("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"))
-
-
 _CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 

@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tpufeed.dataset.partition import Remainder, World
+from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import OptionError
 from tpufeed.images.protocols import Op
-from tpufeed.loaders.world import WorldLike
+from tpufeed.loaders.world import WorldLike, to_world
 from tpufeed.storage.store import parse_size
 
 # Names of torch's DataLoader, of others and of version 0.1, and the option to give instead.
@@ -61,8 +61,8 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if isinstance(self.ops, str) or not (self.ops is None or isinstance(self.ops, Iterable)):
             raise OptionError(f"ops is a list, like [RandomResizedCrop(size=224), HorizontalFlip()], not {self.ops!r}")
-        if not (self.world is None or isinstance(self.world, World | tuple | list)):
-            raise OptionError(f"world is (rank, size), like (0, 8), not {self.world!r}")
+        if self.world is not None:
+            to_world(self.world)
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or name in ("batch_size", "max_bad_records"):
                 check_count(name, getattr(self, name), least)

@@ -26,7 +26,7 @@ def to_world(world: WorldLike) -> World:
     if isinstance(world, World):
         return world
     try:
-        rank, size = map(int, world)
+        rank, size = map(int, world if isinstance(world, tuple | list) else ())
     except (TypeError, ValueError):
         raise OptionError(f"world is (rank, size), like (0, 8), not {world!r}") from None
     return World(rank, size)
