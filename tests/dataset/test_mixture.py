@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpufeed.dataset.mixture import LEAF, MixtureOrder, Phase, whole_shares
+from tpufeed.dataset.mixture import _LEAVES, _LOTS, LEAF, MixtureOrder, Phase, whole_shares
+from tpufeed.dataset.order import random_words
 
 WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=7)
 SEEDS = st.integers(0, 2**64 - 1)
@@ -13,7 +14,7 @@ LANES = st.integers(0, 1 << 20)
 
 
 def order_of(weights, seed=0):
-    return MixtureOrder([Phase(0, whole_shares(weights))], seed)
+    return MixtureOrder([Phase(0, whole_shares(weights))], 1 << 21, seed)
 
 
 @given(WEIGHTS)
@@ -85,18 +86,32 @@ def test_a_source_of_a_millionth_is_drawn_once_in_each_million():
         st.tuples(st.integers(1, 700), st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)), max_size=4
     ),
     SEEDS,
+    st.integers(1, 6),
 )
-def test_phases_follow_one_another_and_no_sample_is_lost_between_them(cuts, seed):
-    starts = np.cumsum([0, *(length for length, _ in cuts)])
+def test_phases_follow_one_another_at_any_position_and_no_sample_is_lost_between_them(cuts, seed, lanes):
+    starts = np.cumsum([0, *(length for length, _ in cuts)]).tolist()
     weights = [[1, 2, 3], *(each for _, each in cuts)]
-    phases = [Phase(int(start), whole_shares(each)) for start, each in zip(starts, weights, strict=True)]
-    source, number = MixtureOrder(phases, seed).draw(5, np.arange(3000))
-    for each in range(3):
-        assert number[source == each].tolist() == list(range((source == each).sum()))
-    for start, stop, each in zip(starts, [*starts[1:], 3000], weights, strict=True):
-        assert not {part for part in range(3) if not each[part]} & set(source[start:stop].tolist())
-    counts = MixtureOrder(phases, seed).counts(5, 3000)
-    assert counts.tolist() == [int((source == each).sum()) for each in range(3)]
+    phases = [Phase(start, whole_shares(each)) for start, each in zip(starts, weights, strict=True)]
+    sources = np.empty((500, lanes), np.int64)
+    for lane in range(lanes):
+        order = MixtureOrder(phases, lanes, seed)
+        source, number = order.draw(lane, np.arange(500))
+        sources[:, lane] = source
+        for each in range(3):
+            assert number[source == each].tolist() == list(range((source == each).sum()))
+        assert order.counts(lane, 500).tolist() == [int((source == each).sum()) for each in range(3)]
+    stream = sources.reshape(-1).tolist()  # position by position
+    for start, stop, each in zip(starts, [*starts[1:], len(stream)], weights, strict=True):
+        assert not {part for part in range(3) if not each[part]} & set(stream[start:stop])
+
+
+def test_random_words_of_a_mixture_are_no_epochs():
+    """No epoch of a source has the key of the draws: lots of lane 1 would be records of a part."""
+    for epoch in (0, 1, 2, 3):
+        for lane in range(3):
+            ours = random_words(4, (7, _LOTS), lane, 0, 64).tolist()
+            assert ours != random_words(4, (7, epoch), lane, 0, 64).tolist()
+    assert min(_LOTS, _LEAVES) > 1 << 62
 
 
 @pytest.mark.parametrize("size", [2, 100])

@@ -27,7 +27,7 @@ def samples_of_ranks(make_order, size, batch, start=0, remainder="pad"):
         order = make_order()
         share = Share(order.records, batch, World(rank, size), remainder, start)
         batches = [share.positions(number) for number in range(len(share))]
-        found.append([order.places_at(positions[mask]).sample.tolist() for positions, mask in batches])
+        found.append([order.places_at(positions[mask] % order.records).sample.tolist() for positions, mask in batches])
     return found
 
 

@@ -23,6 +23,7 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.loaders.batch import Decoder
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sources import Source
 
 SAMPLES, BATCH, SEED = 70, OPTIONS["batch_size"], OPTIONS["seed"]
 SAVERS = [name for name, feed in FEEDS.items() if feed.saves]
@@ -79,7 +80,7 @@ def places(url, epoch, world=(0, 1), remainder="pad", start=0, lanes=None):
     order = EpochOrder(records, SEED, epoch, lanes or default_lanes(World(*world)))
     share = Share(SAMPLES, BATCH, World(*world), remainder, start)
     slots = [share.positions(batch) for batch in range(len(share))]
-    return [(order.places_at(positions).sample, mask) for positions, mask in slots]
+    return [(order.places_at(positions % SAMPLES).sample, mask) for positions, mask in slots]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,8 @@ def pixels(stored, ops, request):
         if source == "cache":
             return held.pixels
         dataset = open_dataset(url)
-        (pipeline,) = Decoder(dataset, LoaderOptions(ops=ops if source == "dataset" else None, seed=SEED)).pipelines
+        options = LoaderOptions(ops=ops if source == "dataset" else None, seed=SEED)
+        (pipeline,) = Decoder(Source(dataset, "train"), options).pipelines
         shape, drawn = dataset.manifest.tensor_shape, pipeline.draw(epoch, np.arange(SAMPLES))
         draws = [[op[sample] for op in drawn] for sample in range(SAMPLES)]
         if shape is None:

@@ -77,15 +77,10 @@ def mixture(urls):
     return Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1})
 
 
-@pytest.mark.parametrize("per_batch", [False, True])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_every_world_sees_the_same_sequence(urls, per_batch, size):
-    mixed = Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1}, per_batch=per_batch)
-    alone = epoch_of(mixed, epochs=2)
-    assert interleaved([epoch_of(mixed, (rank, size), 2) for rank in range(size)]) == alone
-    if per_batch:
-        batches = np.array([source for _, source, *_ in alone[0]]).reshape(-1, 8)
-        assert (batches == batches[:, :1]).all()
+def test_every_world_sees_the_same_sequence(mixture, size):
+    alone = epoch_of(mixture, epochs=2)
+    assert interleaved([epoch_of(mixture, (rank, size), 2) for rank in range(size)]) == alone
 
 
 @pytest.mark.parametrize("stop", ["shortest", "longest"])
@@ -218,22 +213,167 @@ def test_a_source_may_go_when_weights_change(urls):
         assert len(rows_of(loader))
 
 
-def test_a_schedule_changes_the_weights_at_a_global_sample(urls):
-    mixed = Mixture.schedule([(0, {urls[0]: 1}), (40, {urls[0]: 1, urls[1]: 1}), (80, {urls[1]: 1})], stop="shortest")
-    (rows,) = epoch_of(mixed)
-    sources = [source for _, source, *_ in rows]
-    assert set(sources[:40]) == {0}
-    assert set(sources[40:80]) == {0, 1}
-    assert set(sources[80:]) == {1}
-    assert interleaved([epoch_of(mixed, (rank, 2)) for rank in range(2)]) == [rows]
-    with make(mixed) as loader:
-        batches = iter(loader)
-        for _ in range(7):
-            next(batches)
+def given_of(loader, batches):
+    """(sample, source) of the next batches of an iteration."""
+    iterator = iter(loader)
+    return [pair for _ in range(batches) for pair in zip(*(c.tolist() for c in next(iterator)[:2]), strict=True)]
+
+
+@pytest.mark.parametrize("batch_size", [5, 8])
+def test_new_weights_hold_from_the_very_next_sample(urls, batch_size):
+    """Also in the midst of a row of lanes: a source that is left out gives no sample more, and no other one twice."""
+    options = {"batch_size": batch_size, "lanes": 16, "columns": ["sample", "source"]}
+    with make(Mixture({urls[0]: 1, urls[1]: 1}, stop="never"), **options) as loader:
+        seen = [(sample, urls[source]) for sample, source in given_of(loader, 3)]
         state = loader.state_dict()
-    with make(mixed) as loader:
+    with make(Mixture({urls[2]: 1, urls[0]: 1}, stop="never", reweight=True), **options) as loader:
         loader.load_state_dict(state)
-        assert rows_of(loader) == rows[56:]
+        later = given_of(loader, 12)
+        state = loader.state_dict()
+    seen += [(sample, [urls[2], urls[0]][source]) for sample, source in later]
+    assert {source for _, source in later} == {0, 1}
+    # The one that was left out continues where it was.
+    with make(Mixture({urls[0]: 1, urls[1]: 1}, stop="never", reweight=True), **options) as loader:
+        loader.load_state_dict(state)
+        seen += [(sample, urls[source]) for sample, source in given_of(loader, 60 // batch_size)]
+    for url in urls[:2]:
+        samples = [sample for sample, source in seen if source == url]
+        assert len(samples) == len(set(samples)), "no sample comes twice in the first epoch of a source"
+
+
+def test_epochs_that_cannot_be_begun_again_say_so(urls):
+    with make(Mixture({urls[0]: 1, urls[1]: 1})) as loader:
+        given_of(loader, 2)
+        state = loader.state_dict()
+    with make(Mixture({urls[1]: 1, urls[2]: 1}, reweight=True)) as loader:
+        loader.load_state_dict(state)
+        assert len(rows_of(loader))
+        for epoch, said in ((0, "left out later, at sample 16"), (1 << 61, "no epoch")):
+            loader.set_epoch(epoch)
+            with pytest.raises(OptionError, match=said):
+                iter(loader)
+        loader.set_epoch(2)
+        later = loader.state_dict()
+        assert len(rows_of(loader))
+    with make(Mixture({urls[1]: 1, urls[2]: 1}), batch_size=6) as loader:
+        loader.load_state_dict(later)
+        loader.set_epoch(1)
+        with pytest.raises(OptionError, match="had another length before epoch 2"):
+            iter(loader)
+
+
+@pytest.mark.parametrize("stop", ["shortest", "never"])
+@pytest.mark.parametrize("remainder", ["drop", "repeat"])
+def test_an_epoch_begins_behind_the_last_sample_that_was_given(urls, stop, remainder):
+    mixed = Mixture({urls[0]: 1, urls[1]: 1}, stop=stop)
+    with make(mixed, batch_size=50, remainder=remainder, columns=["sample", "source"]) as loader:
+        for given in range(1, 9):
+            if given % len(loader) == 1 or given == 1:
+                batches = iter(loader)
+            next(batches)
+            state = loader.state_dict()
+            assert state["begun"] + state["samples"] == given * 50
+
+
+def labels_of(mixture, state=None, **options):
+    """By text the ids of the labels, the loader's classes, and the state."""
+    options = {"columns": ["sample", "source", "text", "label"], **options}
+    with make(mixture, **options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        found, batches = {}, iter(loader)
+        for _ in range(8):
+            for text, label in zip(*(column.tolist() for column in next(batches)[2:]), strict=True):
+                found.setdefault(str(text), set()).add(label)
+        assert {name: {loader.class_names.index(name)} for name in found} == found
+        return found, loader.class_names, loader.state_dict()
+
+
+def test_ids_of_classes_stay_while_a_training_continues(urls, caplog):
+    never = {"stop": "never"}
+    before, names, state = labels_of(Mixture({urls[0]: 1, urls[1]: 1}, **never))
+    assert names == ("cat", "dog", "emu")
+    for mixed in (
+        Mixture({urls[1]: 1, urls[0]: 1}, **never),  # another order, which is no other mixture
+        Mixture({urls[1]: 1}, reweight=True, **never),
+        Mixture({urls[2]: 2, urls[1]: 1, urls[0]: 1}, reweight=True, **never),
+    ):
+        caplog.clear()
+        found, names, later = labels_of(mixed, state)
+        assert all(found[name] == before[name] for name in found)
+        assert names == ("cat", "dog", "emu")
+        assert json.loads(later["mixture"])["classes"]["names"] == ["cat", "dog", "emu"]
+        assert ("give the model as many outputs" in caplog.text) == (len(mixed.weights) == 1)
+    # A copy of such a loader, and its worker processes, have the same ids.
+    with make(Mixture({urls[1]: 1}, reweight=True, **never), columns=["text", "label"], processes=1) as loader:
+        loader.load_state_dict(state)
+        with pickle.loads(pickle.dumps(loader)) as copy:
+            for texts, labels in (next(iter(loader)), next(iter(copy))):
+                assert [names[label] for label in labels] == texts.tolist()
+    offset = {"classes": "offset", "reweight": True, **never}
+    _, names, state = labels_of_offset(Mixture({urls[0]: 1, urls[1]: 1}, **offset))
+    assert names == ("cat", "dog", "dog", "emu")
+    found, names, _ = labels_of_offset(Mixture({urls[2]: 1, urls[1]: 1}, **offset), state)
+    assert names == ("cat", "dog", "dog", "emu", "cat", "emu")
+    assert found == {(0, 4), (0, 5), (1, 2), (1, 3)}
+
+
+def labels_of_offset(mixture, state=None):
+    with make(mixture, columns=["source", "label"]) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = iter(loader)
+        found = {pair for _ in range(8) for pair in zip(*(c.tolist() for c in next(batches)), strict=True)}
+        return found, loader.class_names, loader.state_dict()
+
+
+def test_sources_of_equal_shards_have_orders_and_crops_of_their_own(tmp_path):
+    urls = []
+    for number in range(2):
+        raw = make_images(tmp_path / f"raw{number}", 64, ["a"], number)
+        tpufeed.shard(raw, tmp_path / str(number), shards=4, workers=1)
+        urls.append(tmp_path / str(number))
+    options = {"columns": ["sample", "source", "window"], "ops": [RandomResizedCrop(8)], "lanes": 1, "batch_size": 64}
+    with make(Mixture({urls[0]: 1, urls[1]: 1}), **options) as loader:
+        samples, sources, windows = next(iter(loader))
+    assert samples[sources == 0].tolist() != samples[sources == 1].tolist()
+    by_sample = [{s: tuple(w) for s, q, w in zip(samples, sources, windows, strict=True) if q == n} for n in range(2)]
+    both = by_sample[0].keys() & by_sample[1].keys()
+    assert len(both) > 5
+    assert sum(by_sample[0][sample] == by_sample[1][sample] for sample in both) < len(both) / 2
+
+
+@pytest.fixture
+def grown(tmp_path):
+    """A dataset in two versions; the second one has a class more."""
+    tpufeed.shard(make_images(tmp_path / "raw", 64, ["cow", "cat"], 5), tmp_path / "grown", shards=2, workers=1)
+    tpufeed.append(make_images(tmp_path / "more", 40, ["cat", "ant"], 6), tmp_path / "grown", workers=1)
+    return str(tmp_path / "grown")
+
+
+def test_a_source_that_has_grown_continues_with_its_next_epoch(urls, grown):
+    first = tpufeed.open_dataset(grown, version=1)
+    before, names, state = labels_of(Mixture({first: 1, urls[0]: 1}, stop="never"))
+    assert names == ("cat", "cow", "dog")
+    with make(Mixture({grown: 1, urls[0]: 1}, stop="never")) as loader:
+        kept = loader.state_dict()
+        with pytest.raises(OptionError, match=r"version 1 of .*grown, which has grown.*version=1.*grown=True"):
+            loader.load_state_dict(state)
+        assert loader.state_dict() == kept
+    mixed = Mixture({urls[0]: 1, tpufeed.open_dataset(grown, grown=True): 1}, stop="never")
+    found, names, later = labels_of(mixed, state)
+    assert names == ("cat", "cow", "dog", "ant")
+    assert all(found[name] == before[name] for name in before)
+    stored = json.loads(later["mixture"])
+    assert [source[3:] for source in stored["sources"]] == [[0, 0], [1, 0], [0, 1]], "root 0 begins its epoch 1"
+    with make(mixed, columns=["sample", "source"]) as loader:
+        loader.load_state_dict(state)
+        new = [sample for sample, source in given_of(loader, 20) if source == 1]
+        assert len(new) == len(set(new)) > 60
+    # Exactly where it was, with its own version.
+    with make(Mixture({first: 1, urls[0]: 1}, stop="never")) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
 
 
 def test_classes_are_joined_by_name(mixture, urls):
@@ -301,6 +441,30 @@ def test_padded_lists_take_the_length_of_the_longest_source(tmp_path):
             assert (length[source == 1] == 3).all()
 
 
+def test_lists_whose_names_begin_alike_are_padded_each_for_itself(tmp_path):
+    urls = []
+    for number, (most, most2) in enumerate(((5, 6), (3, 9))):
+        images = sorted(make_images(tmp_path / f"raw{number}", 24, ["a"], number).glob("*/*"))
+        lines = [
+            json.dumps({"path": str(path), "tag": ["x"], "kp": [1] * (place % most), "kp2": [2] * (place % most2)})
+            for place, path in enumerate(images)
+        ]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
+        label = ["tag", "none"][number]
+        tpufeed.shard(tmp_path / f"{number}.jsonl", tmp_path / str(number), workers=1, label=label)
+        urls.append(tmp_path / str(number))
+    for columns in (["kp", "kp2"], ["kp2", "kp"]):
+        with make(Mixture(dict.fromkeys(urls, 1)), columns=columns, lanes=4) as loader:
+            assert {name: loader.column(name).shape for name in columns} == {"kp": (4,), "kp2": (8,)}
+    # One label a sample, and lists of labels: not a matter of lengths.
+    raw = make_images(tmp_path / "single", 24, ["x"], 9)
+    tpufeed.shard(raw, tmp_path / "single-dataset", workers=1)
+    mixed = Mixture({urls[0]: 1, tmp_path / "single-dataset": 1})
+    with pytest.raises(OptionError, match=r"'label' is int64 \(\) in .*|'label' is int64 \(1,\) in ") as told:
+        make(mixed, columns=["label"])
+    assert "pad" not in str(told.value)
+
+
 def test_a_bad_record_of_any_source_is_skipped_and_named(urls, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(urls[1], copy)
@@ -327,8 +491,6 @@ def test_what_cannot_be_mixed_is_refused_and_both_sides_are_named(urls, tmp_path
         Mixture([urls[0]])
     with pytest.raises(OptionError, match="stop is 'shortest', 'longest' or 'never'"):
         Mixture({urls[0]: 1}, stop="last")
-    with pytest.raises(OptionError, match="increase from 0 on"):
-        Mixture.schedule([(5, {urls[0]: 1})])
     with pytest.raises(OptionError, match="less than 1/67,108,864"):
         Mixture({urls[0]: 1, urls[1]: 1e-9})
     shutil.copytree(urls[0], tmp_path / "copy")
@@ -346,11 +508,6 @@ def test_what_cannot_be_mixed_is_refused_and_both_sides_are_named(urls, tmp_path
     with (
         make(Mixture({urls[0]: 1, urls[2]: 1}), lanes=32) as loader,
         pytest.raises(OptionError, match="24 samples, fewer than the 32 lanes"),
-    ):
-        next(iter(loader))
-    with (
-        make(Mixture({urls[0]: 1, urls[2]: 1}, per_batch=True), batch_size=32) as loader,
-        pytest.raises(OptionError, match="fewer than a batch"),
     ):
         next(iter(loader))
 
@@ -371,13 +528,22 @@ def test_states_of_other_things_are_refused(urls, mixture):
         pytest.raises(OptionError, match="seed=0, this loader's seed=5"),
     ):
         other.load_state_dict(state)
-    with make(Mixture({urls[0]: 1, urls[1]: 1}, per_batch=True)) as grouped:
-        state = grouped.state_dict()
     with (
-        make(Mixture({urls[0]: 1, urls[1]: 1}, per_batch=True), batch_size=4) as grouped,
-        pytest.raises(OptionError, match="of batches of 8 samples"),
+        make(Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1}, classes="offset")) as other,
+        pytest.raises(OptionError, match="classes='by_name', this loader's classes='offset'"),
     ):
-        grouped.load_state_dict(state)
+        other.load_state_dict(state)
+    whole = json.loads(state["mixture"])
+    for forged in (
+        {"phases": []},
+        {"phases": [[0, [[0, 5]]]]},
+        {"phases": [[4, [[0, 1 << 40]]]]},
+        {"phases": [[0, [[9, 1 << 40]]]]},
+        {"sources": [[*source[:3], 7, 0] for source in whole["sources"]]},
+        {"sources": [[*source[:2], 3, *source[3:]] for source in whole["sources"]]},
+    ):
+        with make(mixture) as loader, pytest.raises(OptionError, match="mixture is not what state_dict"):
+            loader.load_state_dict(state | {"mixture": json.dumps(whole | forged)})
 
 
 def test_the_command_line_spells_mixtures(urls):
@@ -385,7 +551,7 @@ def test_the_command_line_spells_mixtures(urls):
     assert parse_mixture("gs://b/a?x=1,y") == "gs://b/a?x=1,y"
     found = parse_mixture(f"{urls[0]}=0.7,{urls[1]}=3e-1")
     assert isinstance(found, Mixture)
-    assert found.phases == ((0, {urls[0]: 0.7, urls[1]: 0.3}),)
+    assert found.weights == {urls[0]: 0.7, urls[1]: 0.3}
     with pytest.raises(OptionError, match="stands twice"):
         parse_mixture("a=1,a=2")
 

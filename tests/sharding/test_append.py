@@ -178,7 +178,7 @@ def test_states_name_their_version(grown, tmp_path):
         loader.load_state_dict(state)
         assert [batch.tolist() for batch in loader] == rest
     with tpufeed.numpy_loader(url, **options) as loader:
-        with pytest.raises(OptionError, match=r"of version 1 of .*, and this is version 2.*version=1.*grown=True"):
+        with pytest.raises(OptionError, match=r"of version 1 of .*this is version 2.*version=1.*grown=True"):
             loader.load_state_dict(state)
         assert loader.state_dict()["dataset_version"] == 2
     with tpufeed.numpy_loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
@@ -188,6 +188,22 @@ def test_states_name_their_version(grown, tmp_path):
     with tpufeed.numpy_loader(url, **options) as loader:
         loader.load_state_dict(later)
         assert sum(map(len, loader)) == 4 * len(loader)
+    # At the start of an epoch nothing of it was given: it is still to come.
+    with tpufeed.numpy_loader(tpufeed.open_dataset(url, version=1), **options) as loader:
+        loader.set_epoch(3)
+        untouched = loader.state_dict()
+    with tpufeed.numpy_loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
+        loader.load_state_dict(untouched)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (3, 0)
+    # Pruned versions are known as well, and other datasets are still refused.
+    tpufeed.prune(url, keep=1)
+    with tpufeed.numpy_loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict()["epoch"] == 1
+        with pytest.raises(OptionError, match="content_digest is 'other'"):
+            loader.load_state_dict(state | {"content_digest": "other"})
+    with tpufeed.numpy_loader(url, **options) as loader, pytest.raises(OptionError, match="pruned since"):
+        loader.load_state_dict(state)
 
 
 def test_an_append_that_fails_changes_nothing_and_goes_on(grown, tmp_path):

@@ -194,6 +194,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         )
         return (first,)
 
+    @property
+    def past_digests(self) -> tuple[str, ...]:
+        """Content digests of the versions before this one, the first version first: also of those that were pruned."""
+        return tuple(part.follows for part in self.history if part.follows)
+
     def records_of(self, content_digest: str) -> dict[str, int] | None:
         """Return how many samples each split had in the earlier version of this content; None where there was none."""
         records = Counter[str]()

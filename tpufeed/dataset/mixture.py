@@ -5,8 +5,11 @@ lane is cut into blocks of B numbers, a power of two of at least 1 / least weigh
 given `round(share * b * B)` samples, rounded by largest remainders: within one of its share. A block is halved again
 and again: a source whose samples cannot be halved gives the odd one to a half that is drawn by lot. Leaves of 64 are
 permuted. So the source of any number, and how many samples it has given before, is found in O(sources) memory.
+
+docs/mixtures.md has the same as a recipe.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,22 +19,23 @@ import numpy as np
 from tpufeed.dataset.order import Ints, random_words
 
 LEAF = 64  # numbers of a lane that are permuted at once
-_UNIT = 1 << 40  # all shares of a phase together
-_LEAST_SHARE = 1 << 14  # of that: lighter sources would need blocks of more than 67 million
-_LOTS, _LEAVES = 1, 2
+SHARES = 1 << 40  # all shares of a phase together
+LEAST_SHARE = 1 << 14  # of that: lighter sources would need blocks of more than 67 million
+# In the place of an epoch in the keys of random words: no epoch has these numbers.
+_LOTS, _LEAVES = (1 << 64) - 1, (1 << 64) - 2
 
 
 class Phase(NamedTuple):
-    """Shares of the sources from number `first` of each lane on, as `whole_shares` gives them."""
+    """Shares of the sources from position `first` of the mixture on, as `whole_shares` gives them."""
 
     first: int
     shares: tuple[int, ...]
 
     @property
     def block(self) -> int:
-        """Numbers after which each source has had its share, within one sample."""
+        """Numbers of a lane after which each source has given its share, within one sample."""
         least = min(share for share in self.shares if share)
-        return max(LEAF, 1 << (-(-_UNIT // least) - 1).bit_length())
+        return max(LEAF, 1 << (-(-SHARES // least) - 1).bit_length())
 
 
 class Drawn(NamedTuple):
@@ -50,24 +54,26 @@ class _Leaf(NamedTuple):
 
 def whole_shares(weights: Sequence[float]) -> tuple[int, ...]:
     """Return the weights as whole numbers that add up to 2**40. Weights are finite, not negative, and not all 0."""
-    total = sum(weights)
-    exact = [weight / total * _UNIT for weight in weights]
-    shares = [int(share) if not share else max(_LEAST_SHARE, int(share)) for share in exact]
-    shares[shares.index(max(shares))] += _UNIT - sum(shares)
+    total = math.fsum(weights)  # the same in whichever order they are
+    exact = [weight / total * SHARES for weight in weights]
+    shares = [int(share) if not share else max(LEAST_SHARE, int(share)) for share in exact]
+    shares[shares.index(max(shares))] += SHARES - sum(shares)
     return tuple(shares)
 
 
 class MixtureOrder:
-    """Draws the sources of all lanes. Not thread-safe: it keeps the last leaves.
+    """Draws the sources of all lanes. Position p of the mixture is number p // lanes of lane p mod lanes.
+
+    Not thread-safe: it keeps the last leaves.
 
     Args:
-        phases: the first one begins at number 0, and the others at numbers that increase.
+        phases: the first one begins at position 0, and the others at positions that increase.
+        lanes: of the mixture.
         seed: of the draws.
     """
 
-    def __init__(self, phases: Sequence[Phase], seed: int) -> None:
-        self.phases = tuple(phases)
-        self._firsts = [phase.first for phase in phases]
+    def __init__(self, phases: Sequence[Phase], lanes: int, seed: int) -> None:
+        self.phases, self.lanes = tuple(phases), lanes
         self._blocks = [phase.block for phase in phases]
         self._seed = seed
         self._leaves: dict[int, _Leaf] = {}
@@ -89,6 +95,10 @@ class MixtureOrder:
         """Return how many samples each source gives to a lane before this number."""
         leaf = self._leaf(lane, number)
         return leaf.before + np.bincount(leaf.source[: number - leaf.first], minlength=len(leaf.before))
+
+    def number_at(self, lane: int, position: int) -> int:
+        """Return the first number of a lane at this position of the mixture or behind it."""
+        return max(0, -(-(position - lane) // self.lanes))
 
     def first_where(self, lane: int, reached: Callable[[Ints], bool], near: int = 0) -> int:
         """Return the first number of a lane where `reached` holds of the counts before it, as it does from there on.
@@ -112,11 +122,12 @@ class MixtureOrder:
         return last
 
     def _make_leaf(self, lane: int, number: int) -> _Leaf:
-        phase = bisect_right(self._firsts, number) - 1
-        first, size = self._firsts[phase], self._blocks[phase]
+        firsts = [self.number_at(lane, phase.first) for phase in self.phases]
+        phase = bisect_right(firsts, number) - 1
+        first, size = firsts[phase], self._blocks[phase]
         block, at = divmod(number - first, size)
         given, after = self._given(phase, block), self._given(phase, block + 1)
-        before, counts = self._base(phase, lane) + given, after - given
+        before, counts = self._base(phase, lane, first) + given, after - given
         start = first + block * size
         while size > LEAF:
             size //= 2
@@ -132,16 +143,16 @@ class MixtureOrder:
         source = np.repeat(np.arange(len(counts)), counts)[np.argsort(lots, kind="stable")]
         within = np.empty(size, np.int64)
         within[np.argsort(source, kind="stable")] = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
-        length = size if phase + 1 == len(self._firsts) else min(size, self._firsts[phase + 1] - start)
+        length = size if phase + 1 == len(firsts) else min(size, firsts[phase + 1] - start)
         return _Leaf(start, before, source[:length], (before[source] + within)[:length])
 
-    def _base(self, phase: int, lane: int) -> Ints:
-        """Return how many samples each source gives to a lane before a phase."""
-        if not phase:
+    def _base(self, phase: int, lane: int, first: int) -> Ints:
+        """Return how many samples each source gives to a lane before a phase, whose number `first` there is."""
+        if not first:
             return np.zeros(len(self.phases[0].shares), np.int64)
         found = self._bases.get((phase, lane))
         if found is None:
-            last = self._make_leaf(lane, self._firsts[phase] - 1)
+            last = self._make_leaf(lane, first - 1)
             found = last.before + np.bincount(last.source, minlength=len(last.before))
             self._bases[phase, lane] = found
         return found
@@ -149,7 +160,7 @@ class MixtureOrder:
     def _given(self, phase: int, blocks: int) -> Ints:
         """Return how many samples each source gives in the first blocks of a phase: the same in every lane."""
         numbers, shares = blocks * self._blocks[phase], self.phases[phase].shares
-        exact = [divmod(numbers * share, _UNIT) for share in shares]
+        exact = [divmod(numbers * share, SHARES) for share in shares]
         missing = numbers - sum(whole for whole, _ in exact)
         largest = sorted(range(len(shares)), key=lambda source: -exact[source][1])[:missing]
         found = np.array([whole for whole, _ in exact], np.int64)

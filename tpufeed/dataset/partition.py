@@ -65,13 +65,13 @@ class Share:
     def positions(self, batch: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """`(global positions, mask)` of batch number `batch`; the mask is False where a slot is padding.
 
-        A slot past the end holds a sample from the start of the epoch: real under "repeat", padding under "pad".
+        Positions of the last batch may lie past the end of the epoch. What comes there, padding under "pad", is the
+        caller's to say: in an epoch of one dataset its samples from the start, in a mixture those of the next epoch.
         """
         first = self.start + batch * self.global_batch + (self.world.rank - self.start) % self.world.size
         positions = first + self.world.size * np.arange(self.batch_size, dtype=np.int64)
         inside = positions < self.records
-        mask = inside if self.remainder == "pad" else np.ones_like(inside)
-        return np.where(inside, positions, positions % self.records), mask
+        return positions, inside if self.remainder == "pad" else np.ones_like(inside)
 
 
 def default_lanes(world: World, hosts: int = 1) -> int:

@@ -30,7 +30,7 @@ from tpufeed.tfrecord.example import Feature, decode_example
 _LISTED = 1000  # names that an error looks at
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """A dataset that exists.
 

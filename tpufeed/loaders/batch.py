@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tpufeed.dataset.order import Ints, Places
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
-from tpufeed.dataset.schema import HEIGHT, LABEL, WIDTH, fixed_ints
+from tpufeed.dataset.schema import HEIGHT, LABEL, WIDTH, FeatureSpec, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
 from tpufeed.images.decoding import Pixels, image_size, make_scratch, orientation_of
@@ -43,7 +43,7 @@ from tpufeed.loaders.columns import (
 )
 from tpufeed.loaders.joint import JointPipeline
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sources import JoinedClasses, Source
+from tpufeed.loaders.sources import Source, draws_seed
 from tpufeed.tfrecord.example import decode_arrays
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -252,7 +252,7 @@ class Decoder:
     """Decodes samples of one dataset and applies the ops. Thread-safe.
 
     Args:
-        dataset: the dataset of the samples.
+        source: the dataset of the samples.
         options: `ops` or `views`, `seed`, `columns` and what says how these are batched.
 
     Attributes:
@@ -263,14 +263,15 @@ class Decoder:
         OptionError: ops that are none, or those that the manifest names cannot be taken; columns that do not fit.
     """
 
-    def __init__(self, dataset: Dataset, options: LoaderOptions, classes: JoinedClasses | None = None) -> None:
-        manifest = dataset.manifest
+    def __init__(self, source: Source, options: LoaderOptions) -> None:
+        dataset, classes = source.dataset, source.classes
+        manifest, seed = dataset.manifest, draws_seed(options.seed, source.root)
         self._classes = classes
         if classes is not None:
             manifest = msgspec.structs.replace(manifest, class_names=classes.names)
         views = options.view_ops or (_own_ops(dataset) if options.ops is None else options.ops,)
         self.pipelines = [
-            Pipeline(ops, manifest.draws_seed(_view_seed(options.seed, view)), fast=True, upright=manifest.upright)
+            Pipeline(ops, manifest.draws_seed(_view_seed(seed, view)), fast=True, upright=manifest.upright)
             for view, ops in enumerate(views)
         ]
         stored_size = None if manifest.cache is None else manifest.cache.shape[:2]
@@ -307,6 +308,10 @@ class Decoder:
             (column,) = self._pictures[0].columns
             raise OptionError(f"{custom} changes a sample's image, masks and boxes, not {column.name!r}: leave it out")
         return JointPipeline(self.pipelines[0], moving, self._fields)
+
+    def is_list(self, spec: FeatureSpec) -> bool:
+        """Return true for a feature of lists, also where all of them are of one length."""
+        return self._specs[spec.name].shape is None
 
     def draw(self, epoch: int, samples: npt.NDArray[np.int64]) -> list[DrawnBatch]:
         """Draw the random numbers of some samples: `[view][op][sample]`."""
@@ -459,7 +464,7 @@ def make_decoders(sources: Sequence[Source], options: LoaderOptions) -> list[Dec
         OptionError: a source does not fit the options, or two of them would make columns of other names or types.
     """
     if len(sources) == 1:
-        decoder = Decoder(sources[0].dataset, options, sources[0].classes)
+        decoder = Decoder(sources[0], options)
         decoder.check_sizes()
         return [decoder]
     labelled = all(source.dataset.manifest.labelled for source in sources)
@@ -470,7 +475,7 @@ def make_decoders(sources: Sequence[Source], options: LoaderOptions) -> list[Dec
         decoders, padded = list[Decoder](), dict[str, int]()
         for source in sources:
             try:
-                decoders.append(Decoder(source.dataset, options, source.classes))
+                decoders.append(Decoder(source, options))
                 decoders[-1].check_sizes()
             except OptionError as error:
                 where = "" if source.dataset.url in str(error) else f"{source.label}: "
@@ -478,20 +483,28 @@ def make_decoders(sources: Sequence[Source], options: LoaderOptions) -> list[Dec
         first = {column.name: column for column in decoders[0].columns}
         for source, decoder in zip(sources[1:], decoders[1:], strict=True):
             found = {column.name: column for column in decoder.columns}
-            for name in first.keys() | found.keys():
+            for name in {**first, **found}:
                 if first.get(name) == found.get(name):
                     continue
-                lists = [field for each in decoders for field in each.columns.fields if isinstance(field, Items)]
-                lengths = [field.columns[0].shape[0] for field in lists if name.startswith(field.columns[0].name)]
-                if not tries_left or not lengths:
-                    raise OptionError(_differing(name, sources[0], first.get(name), source, found.get(name)))
-                padded[next(each.columns[0].name for each in lists if name.startswith(each.columns[0].name))] = max(
-                    lengths
-                )
+                # The list whose own column, lengths or visibility this is, as each source has it.
+                of = next((each.columns[0].name for each in _lists_of(name, decoders) if each is not None), name)
+                lists = [each.columns[0].shape[0] for each in _lists_of(of, decoders) if each is not None]
+                if not tries_left or len(lists) < len(decoders):
+                    raise OptionError(_differing(of, sources[0], first.get(of), source, found.get(of)))
+                padded[of] = max(lists)
         if not padded:
             return decoders
         options = replace(options, pad={**padded, **(options.pad or {})})
     raise AssertionError("the second try returns or raises")
+
+
+def _lists_of(name: str, decoders: Sequence[Decoder]) -> list[Items | None]:
+    """Return for each source the list that fills a column; None where something else does, as a tensor."""
+    found = list[Items | None]()
+    for decoder in decoders:
+        lists = (each for each in decoder.columns.fields if isinstance(each, Items) and decoder.is_list(each.spec))
+        found.append(next((each for each in lists if name in [column.name for column in each.columns]), None))
+    return found
 
 
 def _differing(name: str, first: Source, column: Column | None, other: Source, found: Column | None) -> str:

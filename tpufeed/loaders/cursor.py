@@ -12,13 +12,14 @@ import numpy as np
 from tpufeed.dataset.order import EpochOrder, Places
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.errors import DatasetNotFoundError, OptionError
+from tpufeed.errors import DatasetNotFoundError, OptionError, mask_secrets
 from tpufeed.images.validation import shown
 from tpufeed.loaders.batch import BatchRequest
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import Source
 
 VERSION = 2  # of the order: 1 did not rotate shards
+LAST_EPOCH = 1 << 62
 _PLANNED_SAMPLES = 1024
 
 
@@ -69,7 +70,8 @@ class EpochCursor:
         share = self.share
         stop = min(len(share), first + max(1, _PLANNED_SAMPLES // share.batch_size))
         positions, masks = zip(*map(share.positions, range(first, stop)), strict=True)
-        places = self.order.places_at(np.concatenate(positions))
+        # Past the end of the epoch its samples come again, from the start.
+        places = self.order.places_at(np.concatenate(positions) % share.records)
         for batch, mask in enumerate(masks):
             rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
             yield BatchRequest(self.epoch, Places(*(column[rows] for column in places)), mask)
@@ -97,7 +99,7 @@ class DatasetFeed:
 
     shares = (1.0,)
     is_endless = False
-    history = None  # as of a mixture
+    run = None  # as of a mixture
 
     def __init__(self, source: Source, options: LoaderOptions) -> None:
         self.sources = (source,)
@@ -118,7 +120,7 @@ class DatasetFeed:
         """Lanes that the order may have: one a sample at most."""
         return self.sources[0].entry.records
 
-    def records(self, lanes: int, global_batch: int) -> int:  # as `MixtureFeed.records`
+    def records(self, lanes: int) -> int:  # as `MixtureFeed.records`
         """Return the samples of an epoch."""
         return self.sources[0].entry.records
 
@@ -127,35 +129,32 @@ class DatasetFeed:
         variants = [[shard.records for shard in variant.shards] for variant in self.sources[0].entry.variants]
         return EpochCursor(variants, self._options.seed, lanes, self._options.shuffle, share)
 
-    def state(self, epoch: int, lanes: int, samples: int, global_batch: int) -> dict[str, Any]:
+    def state(self, epoch: int, lanes: int, samples: int, share: Share) -> dict[str, Any]:
         """Return the state after `samples` samples of the whole world in `epoch`."""
         return {**self._identity, "epoch": epoch, "lanes": lanes, "samples": samples}
 
-    def resumed(
-        self,
-        state: Mapping[str, Any],
-        lanes: int,
-        global_batch: int,
-    ) -> tuple[Self, Mapping[str, Any]]:
-        """Return the feed that goes on from `state`, and the state as it is here: of an older version the next epoch's.
+    def resumed(self, state: Mapping[str, Any], lanes: int) -> tuple[Self, int, int]:
+        """Return the feed that continues from `state`, the epoch, and the samples of it that were given.
 
         Raises:
-            OptionError: it is of something else, or of an older version and the dataset was not opened with `grown`.
+            OptionError: it is of something else, or of an older version and the dataset was not opened with `grown`; or
+                one of its numbers cannot be.
         """
         state = grow_state(state, self.sources[0].dataset)
         check_identity(state, self._identity, "loader", self.url)
-        return self, state
+        samples = state_number(state, "samples", 0, self.sources[0].entry.records)
+        return self, state_number(state, "epoch", 0, LAST_EPOCH), samples
 
-    def with_history(self, history: None) -> Self:
+    def with_run(self, run: None) -> Self:
         """Return the feed of a loader that was copied."""
         return self
 
-    def most_samples(self, records: int) -> int:
-        """Return how many samples of an epoch a state may tell of."""
-        return records
-
-    def after(self, samples: int, records: int) -> Self:
+    def after(self, samples: int) -> Self:
         """Return the feed for the epoch after one of which all samples were given."""
+        return self
+
+    def restarted(self, epoch: int) -> Self:
+        """Return the feed for an epoch that is read from its start."""
         return self
 
     @property
@@ -197,28 +196,34 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner:
 def grow_state(state: Mapping[str, Any], dataset: Dataset) -> Mapping[str, Any]:
     """Return a state as it is in this version of its dataset: one of an older version is moved to its next epoch.
 
+    An epoch of which no sample was given is still to come.
+
     Raises:
         OptionError: it is of an older version, and the dataset was not opened with `grown`.
     """
-    number, digest = state.get("dataset_version", 1), state.get("content_digest")
-    if digest == dataset.content_digest or not isinstance(number, int) or not 0 < number < dataset.number:
-        return state
-    try:
-        older = open_dataset(dataset.url, number)
-    except DatasetNotFoundError:  # pruned: it is known by its number alone
-        older = None
-    if older is not None and older.content_digest != digest:
+    digest, past = state.get("content_digest"), dataset.manifest.past_digests
+    if digest == dataset.content_digest or digest not in past:
         return state
     if not dataset.grown:
-        kept = f"tpufeed.open_dataset({dataset.url!r}, version={number})" if older is not None else "pruned since"
-        raise OptionError(
-            f"the state is of version {number} of {dataset.url}, and this is version {dataset.number}. To go on "
-            f"exactly where it was, read that version ({kept}); to go on with the next epoch of this one, "
-            f"give the loader tpufeed.open_dataset({dataset.url!r}, grown=True)"
-        )
-    epoch = state_number(state, "epoch", 0, 1 << 62)
+        raise has_grown_since(dataset, past.index(digest) + 1)
+    epoch, samples = (state_number(state, name, 0, LAST_EPOCH) for name in ("epoch", "samples"))
     now = {"content_digest": dataset.content_digest, "dataset_version": dataset.number}
-    return {**state, **now, "epoch": epoch + 1, "samples": 0}
+    return {**state, **now, "epoch": epoch + (samples > 0), "samples": 0}
+
+
+def has_grown_since(dataset: Dataset, number: int) -> OptionError:
+    """Return what to raise for a state of an older version of a dataset, `number`."""
+    url = mask_secrets(dataset.url)
+    try:
+        open_dataset(dataset.url, number)
+        kept = f"tpufeed.open_dataset({url!r}, version={number})"
+    except DatasetNotFoundError:
+        kept = "pruned since"
+    return OptionError(
+        f"the state is of version {number} of {url}, which has grown: this is version {dataset.number}. To continue "
+        f"exactly where it was, read that version ({kept}); to continue with the next epoch of this one, give "
+        f"tpufeed.open_dataset({url!r}, grown=True)"
+    )
 
 
 def check_version(state: Mapping[str, Any], owner: str) -> None:

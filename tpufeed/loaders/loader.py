@@ -1,5 +1,6 @@
 """The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest
 from tpufeed.loaders.buffers import BufferPool, stride_of
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.cursor import (
+    LAST_EPOCH,
     DatasetFeed,
     EpochCursor,
     check_lanes,
@@ -42,14 +44,16 @@ from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
 from tpufeed.loaders.mixture import Mixture, MixtureCursor, MixtureFeed
 from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.sources import Source, SourceAddress
+from tpufeed.loaders.sources import Source, SourceAddress, open_sources
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
 
+_logger = logging.getLogger(__name__)
+
 Cursor: TypeAlias = EpochCursor | MixtureCursor
+Feed: TypeAlias = DatasetFeed | MixtureFeed
 DatasetLike: TypeAlias = str | Path | Dataset | Mixture
 
 _MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
-_LAST_EPOCH = 1 << 62
 _FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
 _FIRST_AHEAD = 4  # batches, of an epoch whose shards may have to come first
 _SUPERSEDED = (
@@ -178,24 +182,19 @@ class NumpyLoader:
         self._given = dataset
         self.split = split
         self.batch_size = options.batch_size
-        self._feed: DatasetFeed | MixtureFeed
+        feed: Feed
         if isinstance(dataset, Mixture):
-            self._feed = MixtureFeed(dataset, dataset.open(split), options)
-            options = replace(options, repeat=True) if self._feed.is_endless else options
+            feed = MixtureFeed(dataset, open_sources(tuple(dataset.weights), split), split, options)
+            options = replace(options, repeat=True) if feed.is_endless else options
         else:
-            self._feed = DatasetFeed(Source(dataset, split), options)
-            if not self._feed.sources[0].entry.records:
+            feed = DatasetFeed(Source(dataset, split), options)
+            if not feed.sources[0].entry.records:
                 raise OptionError(f"{dataset.url}: split {split!r} is empty")
         self.options = options
-        self._workers = plan_workers([source.dataset for source in self.sources], options)
-        self._decoder = BatchDecoder(self.sources, options, self._workers.threads)
-        columns = self.columns = self._decoder.columns
-        self.pipeline = self._decoder.decoders[0].pipelines[0]
-        masked = options.remainder == "pad" or options.max_bad_records > 0
-        self.form = BatchForm((*columns.names, *((columns.mask,) if masked else ())), options.columns is None)
-        own = [*columns, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]
-        self._columns: dict[str, Column] = {column.name: column for column in own}
-        self.pixels = frozenset(column.name for column in columns.pooled)
+        self._workers = plan_workers([source.dataset for source in feed.sources], options)
+        self._executor: Executor | None = None
+        self._feed = feed
+        self._make_decoder(feed.sources)
         batch_bytes = stride_of(self._decoder.pooled)
         wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
         self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
@@ -209,7 +208,6 @@ class NumpyLoader:
                 buffer_bytes=self._prefetch * batch_bytes,
             ),
         )
-        self._executor: Executor | None = None
         self._world = thread_world() if options.world is None else None
         self._find_world = find
         self._lanes = options.lanes
@@ -294,9 +292,10 @@ class NumpyLoader:
         Where that epoch is next anyhow, what is prepared of it stays, and so does the place in it that a loaded state
         says: training loops name each epoch before they iterate it, also one that they go on with.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < _LAST_EPOCH:
+        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < LAST_EPOCH:
             raise OptionError(f"epochs are numbered 0, 1, 2 ...; {shown(epoch)} is none of them")
         if epoch != self._next[0]:
+            self._feed = self._feed.restarted(int(epoch))
             self._move(int(epoch), 0)
         elif self._current is not None and self._current.begun:
             self._current.close(_SUPERSEDED)
@@ -321,7 +320,9 @@ class NumpyLoader:
 
     def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
         """Return the state after `samples` samples of the whole world in `epoch`."""
-        return self._feed.state(epoch, self.lanes, samples, self._global_batch)
+        lanes = self.lanes
+        share = Share(self._records, self.batch_size, self.world, self.options.remainder)
+        return self._feed.state(epoch, lanes, samples, share)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
@@ -334,14 +335,21 @@ class NumpyLoader:
             raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
         check_version(state, "loader")
         lanes = state_number(state, "lanes", 1, self._most_lanes)
-        feed, state = self._feed.resumed(state, lanes, self._global_batch)
-        epoch = state_number(state, "epoch", 0, _LAST_EPOCH)
+        feed, epoch, samples = self._feed.resumed(state, lanes)
         check_state_lanes(lanes, self.world)
-        records = feed.records(lanes, self._global_batch)
-        samples = state_number(state, "samples", 0, feed.most_samples(records))
+        records = feed.records(lanes)
         if samples >= records or not len(self._share(samples, records)):
-            feed, epoch, samples = feed.after(samples, records), epoch + 1, 0
-        self._lanes, self._feed = lanes, feed
+            feed, epoch, samples = feed.after(samples), epoch + 1, 0
+        if len(feed.class_names) > len(self.class_names):
+            _logger.warning(
+                "%s: the training that continues has %d classes, of which these datasets hold %d. `class_names` has "
+                "all of them: give the model as many outputs",
+                mask_secrets(self.url),
+                len(feed.class_names),
+                len(self.class_names),
+            )
+        self._take_feed(feed)
+        self._lanes = lanes
         self._move(epoch, samples)
 
     def epoch_spec(self) -> EpochSpec:
@@ -390,12 +398,12 @@ class NumpyLoader:
         return (
             type(self),
             (self._given, self.split, self.options, self._find_world),
-            (self._lanes, place, self._feed.history),
+            (self._lanes, place, self._feed.run),
         )
 
     def __setstate__(self, state: tuple[int | None, tuple[int, int], Any]) -> None:
-        self._lanes, self._next, history = state
-        self._feed = self._feed.with_history(history)
+        self._lanes, self._next, run = state
+        self._take_feed(self._feed.with_run(run))
 
     @property
     def _most_lanes(self) -> int:
@@ -405,13 +413,9 @@ class NumpyLoader:
         return default_lanes(world) if self.options.shuffle else world.size
 
     @property
-    def _global_batch(self) -> int:
-        return self.batch_size * self.world.size
-
-    @property
     def _records(self) -> int:
         """Samples of an epoch."""
-        return self._feed.records(self.lanes, self._global_batch)
+        return self._feed.records(self.lanes)
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -423,6 +427,26 @@ class NumpyLoader:
     def _stages(self) -> bool:
         """True where shards are fetched into a stage."""
         return self.options.stage_bytes != 0 and any(source.dataset.is_remote for source in self.sources)
+
+    def _make_decoder(self, sources: Sequence[Source]) -> None:
+        """Decode samples of these sources from now on. Raises OptionError where the options do not fit them."""
+        decoder = self._decoder = BatchDecoder(sources, self.options, self._workers.threads)
+        columns = self.columns = decoder.columns
+        self.pipeline = decoder.decoders[0].pipelines[0]
+        masked = self.options.remainder == "pad" or self.options.max_bad_records > 0
+        self.form = BatchForm((*columns.names, *((columns.mask,) if masked else ())), self.options.columns is None)
+        own = [*columns, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]
+        self._columns: dict[str, Column] = {column.name: column for column in own}
+        self.pixels = frozenset(column.name for column in columns.pooled)
+
+    def _take_feed(self, feed: Feed) -> None:
+        """Read from `feed` from now on: a mixture has the classes, and its sources the draws, of its training."""
+        if feed.sources is not self._feed.sources:
+            self._make_decoder(feed.sources)
+            executor, self._executor = self._executor, None
+            if executor is not None:
+                executor.close()
+        self._feed = feed
 
     def _move(self, epoch: int, samples: int) -> None:
         if self._current is not None:

@@ -19,6 +19,7 @@ from tpufeed.loaders.columns import IMAGE, SAMPLE, Rows
 from tpufeed.loaders.loader import DatasetLike
 from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sources import Source
 from tpufeed.storage.registry import open_store
 
 _CONNECTIONS = 16  # of all workers of a rank together; each has 8 MiB
@@ -120,7 +121,8 @@ class SplitSamples:
         self, dataset: Dataset, split: str, options: LoaderOptions, decode: bool = True, workers: int = 1
     ) -> None:
         self.dataset = dataset
-        self.decoder = Decoder(dataset, options) if decode else _Undecoded(dataset, options)
+        source = Source(dataset, split)
+        self.decoder = Decoder(source, options) if decode else _Undecoded(source, options)
         self.columns = self.decoder.columns
         self.names = self.columns.names
         self._split = split
@@ -180,14 +182,15 @@ class SplitSamples:
 class _Undecoded(Decoder):
     """Leaves images encoded."""
 
-    def __init__(self, dataset: Dataset, options: LoaderOptions) -> None:
+    def __init__(self, source: Source, options: LoaderOptions) -> None:
+        dataset = source.dataset
         if options.ops is not None or options.views is not None:
             raise OptionError(
                 "decode=False gives images as they are stored, and ops change pixels: give one of the two"
             )
         if dataset.manifest.tensor_shape is not None:
             raise OptionError(f"{dataset.url} holds pixels, and nothing to be decoded later: leave out decode=False")
-        super().__init__(dataset, replace(options, ops=()))
+        super().__init__(source, replace(options, ops=()))
 
     def fill_image(self, image: memoryview, draws: Sequence[Sequence[Draws]], rows: Rows, row: int) -> None:
         rows[IMAGE][row] = bytes(image)

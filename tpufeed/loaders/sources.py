@@ -1,10 +1,12 @@
 """The datasets that a loader draws its samples from: one, or those of a mixture with their classes joined."""
 
+import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from tpufeed.dataset.manifest import Manifest, Split
@@ -15,6 +17,18 @@ from tpufeed.storage.registry import open_store
 
 JoinBy = Literal["by_name", "offset", "as_is"]
 _OPENED_AT_ONCE = 16
+
+
+class ClassList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Classes of a mixture: a label is a place among `names`.
+
+    Attributes:
+        names: of the classes.
+        owners: joined by "offset" the root of the source of each, see `Source`; else empty.
+    """
+
+    names: tuple[str, ...] = ()
+    owners: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +56,20 @@ class JoinedClasses:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A split of a dataset, and what its classes are in the mixture; None outside of one."""
+    """A split of a dataset that a loader draws samples from.
+
+    Attributes:
+        dataset: the dataset.
+        split: its name.
+        classes: what its classes are in a mixture; None outside of one.
+        root: which source of the mixture's training it is, a later version of it included: its order and its ops have
+            random numbers of their own. 0 outside of a mixture.
+    """
 
     dataset: Dataset
     split: str
     classes: JoinedClasses | None = None
+    root: int = 0
 
     @property
     def entry(self) -> Split:
@@ -67,26 +90,46 @@ class SourceAddress:
     version: str
     split: str
     classes: JoinedClasses | None
+    root: int
 
     @classmethod
     def of(cls, source: Source) -> "SourceAddress":
         """Return the address of an open source."""
-        return cls(source.dataset.url, source.dataset.version, source.split, source.classes)
+        return cls(source.dataset.url, source.dataset.version, source.split, source.classes, source.root)
 
     def open(self, manifest: Manifest) -> Source:
         """Open it in another process."""
-        return Source(Dataset(open_store(self.url), manifest, self.version), self.split, self.classes)
+        return Source(Dataset(open_store(self.url), manifest, self.version), self.split, self.classes, self.root)
 
 
-def open_sources(urls: Sequence[str], split: str, join: JoinBy) -> tuple[Source, ...]:
-    """Open the datasets of a mixture, several at a time, and join their classes.
+def draws_seed(seed: int, root: int) -> int:
+    """The seed of a source's order and of its ops; the first source of a training has the loader's own.
+
+    Sources of equal shards would else have one order, and equal ids the same crops.
+    """
+    if not root:
+        return seed
+    return seed ^ int.from_bytes(hashlib.blake2b(b"source %d" % root, digest_size=7).digest(), "little")
+
+
+def label_of(source: str | Dataset) -> str:
+    """Return a source of a mixture in words: its URL without secrets, and the version of one that is open."""
+    if isinstance(source, str):
+        return mask_secrets(source)
+    return f"{mask_secrets(source.url)} version {source.number}"
+
+
+def open_sources(sources: Sequence[str | Dataset], split: str) -> tuple[Dataset, ...]:
+    """Open the datasets of a mixture, several at a time.
 
     Raises:
         DatasetNotFoundError, ManifestError: one of them is no dataset that can be read.
-        OptionError: one has no samples in the split; two are the same dataset; their classes cannot be joined.
+        OptionError: one has no samples in the split; two are the same dataset.
     """
     with ThreadPoolExecutor(_OPENED_AT_ONCE, "tpufeed-open") as executor:
-        datasets = list(executor.map(open_dataset, urls))
+        datasets = tuple(
+            executor.map(lambda given: given if isinstance(given, Dataset) else open_dataset(given), sources)
+        )
     seen: dict[str, str] = {}
     for dataset in datasets:
         if not dataset.split(split).records:
@@ -96,8 +139,7 @@ def open_sources(urls: Sequence[str], split: str, join: JoinBy) -> tuple[Source,
             twice = f"{url} is named twice" if url == other else f"{url} and {other} hold the same samples"
             raise OptionError(f"{twice}; name one of them, with the weight of both")
         seen[dataset.content_digest] = dataset.url
-    classes = join_classes(datasets, join)
-    return tuple(Source(dataset, split, each) for dataset, each in zip(datasets, classes, strict=True))
+    return datasets
 
 
 def check_sources(sources: Sequence[Source]) -> None:
@@ -112,45 +154,54 @@ def check_sources(sources: Sequence[Source]) -> None:
             list(executor.map(lambda found: reopen_dataset(found.url, found.content_digest, found.number), remote))
 
 
-def join_classes(datasets: Sequence[Dataset], join: JoinBy) -> list[JoinedClasses]:
-    """Join the classes of several datasets; those without labels have none.
+def join_classes(
+    datasets: Sequence[Dataset], join: JoinBy, roots: Sequence[int], known: ClassList
+) -> tuple[ClassList, list[JoinedClasses]]:
+    """Join the classes of several datasets with those that a training knows already, whose ids stay.
 
     Args:
-        datasets: in the order of the mixture.
-        join: "by_name" gives classes of one name one id; "offset" appends the classes of each dataset to those before,
-            also where names are equal; "as_is" takes ids as they are.
+        datasets: of the mixture; those without labels have no classes.
+        join: "by_name" gives classes of one name one id; "offset" keeps those of different sources apart, also where
+            names are equal; "as_is" takes ids as they are. New classes come last.
+        roots: of each dataset, as in `Source`.
+        known: classes of earlier parts of the training.
 
     Raises:
-        OptionError: by name, a dataset has labels without names; as they are, two datasets have different names for one
-            id.
+        OptionError: a dataset has labels without names, which only "as_is" takes; as they are, two datasets have
+            different names for one id.
     """
-    names, tables = list[str](), list[Ints | None]()
-    owner: dict[int, str] = {}
-    for dataset in datasets:
+    names, owners, tables = list(known.names), list(known.owners), list[Ints | None]()
+    places, owner = {name: place for place, name in enumerate(names)}, ["the state"] * len(names)
+    for dataset, root in zip(datasets, roots, strict=True):
         own, where, labelled = dataset.manifest.class_names, mask_secrets(dataset.url), dataset.manifest.labelled
+        if labelled and not own and join != "as_is":
+            raise OptionError(
+                f"{where} has labels without names, which cannot be joined with those of "
+                f"{mask_secrets(datasets[0].url)}; give classes='as_is' if an id stands for the same class in "
+                "all sources"
+            )
         table: Ints | None = None
         if join == "by_name":
-            if labelled and not own:
-                raise OptionError(
-                    f"{where} has labels without names, which cannot be joined by name with those of "
-                    f"{mask_secrets(datasets[0].url)}; give classes='as_is' if an id stands for the same class in "
-                    "all sources, else classes='offset'"
-                )
-            names += [name for name in own if name not in set(names)]
-            places = {name: place for place, name in enumerate(names)}
+            for name in own:
+                places.setdefault(name, len(places))
+            names = list(places)
             table = np.array([places[name] for name in own], np.int64)
         elif join == "offset":
-            table = np.arange(len(own), dtype=np.int64) + len(names)
-            names += own
+            found = [place for place, owner in enumerate(owners) if owner == root]
+            new = own[len(found) :]  # a source that grows adds classes behind its own
+            table = np.array([*found, *range(len(names), len(names) + len(new))][: len(own)], np.int64)
+            names += new
+            owners += [root] * len(new)
         else:
-            for number, name in enumerate(own):
-                if number < len(names) and names[number] != name:
+            for number, (name, here) in enumerate(zip(names, own, strict=False)):
+                if name != here:
                     raise OptionError(
-                        f"class {number} is {names[number]!r} in {owner[number]} and {name!r} in {where}; give "
+                        f"class {number} is {name!r} in {owner[number]} and {here!r} in {where}; give "
                         "classes='by_name', or 'offset' to keep them apart"
                     )
-                owner.setdefault(number, where)
+            owner += [where] * (len(own) - len(names))
             names += own[len(names) :]
         equal = table is None or not labelled or bool((table == np.arange(len(table))).all())
         tables.append(None if equal else table)
-    return [JoinedClasses(tuple(names), table) for table in tables]
+    joined = ClassList(tuple(names), tuple(owners))
+    return joined, [JoinedClasses(joined.names, table) for table in tables]

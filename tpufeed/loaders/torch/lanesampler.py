@@ -229,7 +229,7 @@ class LaneIterator(Iterator[int]):
 
         def ids() -> Iterator[int]:
             for chunk in range(-(-left // _CHUNK)):
-                positions, _ = share.positions(chunk)
-                yield from order.places_at(positions[: left - chunk * _CHUNK]).sample.tolist()
+                positions = share.positions(chunk)[0][: left - chunk * _CHUNK]
+                yield from order.places_at(positions % share.records).sample.tolist()  # the first ones fill up
 
         self._ids = ids()

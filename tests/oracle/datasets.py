@@ -1,0 +1,194 @@
+"""Small datasets of every kind for the walks: made once, and read by the oracle and by tpufeed."""
+
+import io
+import json
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import tpufeed
+from tests.oracle.loader import Version
+from tests.oracle.records import Stored
+from tpufeed import cache
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, Resize
+
+
+@dataclass
+class Made:
+    """A dataset in all its versions; the newest is the last.
+
+    Attributes:
+        columns: that samples have, beside image and sample.
+        size: (height, width) of all its images, if they are equal.
+    """
+
+    url: str
+    versions: list[Version]
+    columns: tuple[str, ...] = ("label",)
+    size: tuple[int, int] | None = None
+    splits: tuple[str, ...] = ("train",)
+
+
+def picture(number, height, width):
+    """Levels that name the sample, its rows and its columns."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([(number * 37 + 5 * x) % 256, (number * 11 + 7 * y) % 256, (x * 9 + y * 13 + number) % 256], -1)
+
+
+def write_images(folder, count, classes, first=0, suffix=".png", sizes=(18, 27)):
+    """Images in folders of classes; sizes follow from the number."""
+    for number in range(first, first + count):
+        spread = sizes[1] - sizes[0]
+        height, width = sizes[0] + number * 5 % spread, sizes[0] + number * 7 % spread
+        path = folder / classes[number % len(classes)] / f"{number:04d}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(picture(number, height, width).astype(np.uint8))
+        image.save(path, quality=95, subsampling=0) if suffix == ".jpg" else image.save(path)
+    return folder
+
+
+def write_table(folder, count, first):
+    """A table with lists, boxes, keypoints and masks."""
+    folder.mkdir(parents=True)
+    rows = []
+    for number in range(first, first + count):
+        height, width = 20 + number % 5, 24 + number % 7
+        Image.fromarray(picture(number, height, width).astype(np.uint8)).save(folder / f"{number}.png")
+        mask = (np.add.outer(np.arange(height), np.arange(width)) + number) % 251
+        Image.fromarray(mask.astype(np.uint8)).save(folder / f"{number}-mask.png")
+        draw = random.Random(number)
+        boxes = []
+        for _ in range(number % 4):
+            left, top = draw.randrange(width - 6), draw.randrange(height - 6)
+            boxes.append([left, top, left + draw.randrange(2, width - left), top + draw.randrange(2, height - top)])
+        points = [
+            [[draw.uniform(0, width), draw.uniform(0, height), draw.randrange(3)] for _ in range(3)] for _ in boxes
+        ]
+        rows.append(
+            {
+                "image": f"{number}.png",
+                "tags": [draw.choice("pqrs") for _ in range(number % 3)],
+                "kinds": [draw.choice("qrst") for _ in boxes],
+                "kp": [draw.randrange(100) for _ in range(number % 5)],
+                "kp2": [[draw.random(), draw.random()] for _ in range(1 + number % 3)],
+                "same": [number, number + 1],
+                "speed": number / 8,
+                "boxes": boxes,
+                "hidden": [draw.randrange(2) for _ in boxes],
+                "poses": points,
+                "mask_path": f"{number}-mask.png",
+            }
+        )
+    (folder / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "table.jsonl"
+
+
+def made(url, **options):
+    """What there is at a URL, with all versions."""
+    newest = tpufeed.open_dataset(url)
+    versions = []
+    for number in range(1, newest.number + 1):
+        digest = tpufeed.open_dataset(url, number).content_digest
+        versions.append(Version(str(url), Stored(url, number), digest, tuple(each.digest for each in versions)))
+    return Made(str(url), versions, **options)
+
+
+def damage(source, url, samples):
+    """A copy with one byte of the pixels changed in these samples of the split train."""
+    shutil.copytree(source, url)
+    stored = Stored(url)
+    places, start = [], 0
+    for shard, entry in enumerate(stored.manifest["splits"]["train"]["variants"][0]["shards"]):
+        path = Path(url) / entry["name"]
+        data, at = bytearray(path.read_bytes()), 0
+        for record in range(entry["records"]):
+            size = int.from_bytes(data[at : at + 8], "little")
+            if start + record in samples:
+                data[at + 12 + size // 2] ^= 0x10
+                places.append((0, shard, record))
+            at += size + 16
+        start += entry["records"]
+        path.write_bytes(data)
+    return places
+
+
+class Pool(dict):
+    """Datasets by name."""
+
+    def __repr__(self):
+        return "Pool"
+
+
+def make_pool(folder):
+    """All datasets."""
+    pool, raw = Pool(), folder / "raw"
+    options = {"workers": 1}
+
+    def shard(name, source, **more):
+        tpufeed.shard(source, folder / name, **options | more)
+        return str(folder / name)
+
+    write_images(raw / "png", 53, ["ant", "bee", "cow"])
+    url = shard("png", raw / "png", shards=3, shares="train=0.8,val=0.2")
+    pool["png"] = made(url, columns=("label", "text", "height"), splits=("train", "val"))
+
+    write_images(raw / "jpeg", 31, ["bee", "dog"], 100, ".jpg")
+    pool["jpeg"] = made(shard("jpeg", raw / "jpeg", shards=2), columns=("label", "text", "filename"))
+
+    cache.warmup(url, folder / "crops", ops=[RandomCrop(16)], variants=3, shard_bytes="14KB", workers=1)
+    pool["crops"] = made(folder / "crops", size=(16, 16), splits=("train", "val"))
+    cache.warmup(
+        folder / "jpeg",
+        folder / "live",
+        ops=[Resize((18, 20)), HorizontalFlip()],
+        final=[RandomCrop(16, padding=1)],
+        variants=2,
+        shard_bytes="20KB",
+        workers=1,
+    )
+    pool["live"] = made(folder / "live", size=(16, 16))
+    pool["live"].versions[0].final = (RandomCrop(16, padding=1),)
+
+    write_images(raw / "grown0", 26, ["cow", "dog"], 200)
+    url = shard("grown", raw / "grown0", shards=2, shares="train=0.8,val=0.2")
+    for step, classes in ((1, ["dog", "ant"]), (2, ["eel", "cow", "fox"])):
+        write_images(raw / f"grown{step}", 19, classes, 200 + 100 * step)
+        tpufeed.append(raw / f"grown{step}", url, workers=1)
+        if step == 1:
+            cache.warmup(url, folder / "grown-crops", ops=[CenterCrop(18), RandomCrop(16)], variants=2, workers=1)
+    cache.warmup(url, folder / "grown-crops", ops=[CenterCrop(18), RandomCrop(16)], variants=2, workers=1)
+    pool["grown"] = made(url, columns=("label", "text"), splits=("train", "val"))
+    pool["grown-crops"] = made(folder / "grown-crops", size=(16, 16), splits=("train", "val"))
+
+    lists = {
+        "label": "kinds",
+        "boxes": "boxes",
+        "box_columns": ["hidden"],
+        "keypoints": "poses",
+        "image_columns": {"mask": "mask_path:mask"},
+    }
+    columns = ("label", "kp", "kp2", "same", "speed", "boxes", "hidden", "poses", "mask", "window")
+    for number, (count, first) in enumerate(((22, 400), (17, 501))):
+        table = write_table(raw / f"table{number}", count, first)
+        name = ("lists", "lists2")[number]
+        pool[name] = made(shard(name, table, shards=2, **lists), columns=columns)
+        name = ("tags", "tags2")[number]
+        pool[name] = made(shard(name, table, shards=3, label="tags"), columns=("label", "kp", "speed"))
+    cache.warmup(folder / "lists", folder / "lists-crops", ops=[RandomCrop(16)], variants=2, workers=1)
+    pool["lists-crops"] = made(folder / "lists-crops", columns=columns, size=(16, 16))
+
+    pool["bad"] = made(folder / "png", columns=("label",))
+    places = damage(folder / "png", folder / "bad", (3, 11, 12))
+    (version,) = pool["bad"].versions
+    version.url, version.damaged = str(folder / "bad"), frozenset(places)
+    pool["bad"].url = version.url
+
+    write_images(raw / "plain", 24, ["x"], 700, sizes=(16, 17))
+    flat = io.StringIO("image\n" + "\n".join(str(path) for path in sorted((raw / "plain").glob("*/*.png"))))
+    (raw / "plain.csv").write_text(flat.getvalue())
+    pool["plain"] = made(shard("plain", raw / "plain.csv", shards=3, label="none"), columns=())
+    return pool

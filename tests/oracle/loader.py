@@ -1,0 +1,470 @@
+"""The slowest loader: which batches and states any feed gives, by the letter of docs/order.md, mixtures.md, samples.md,
+loaders.md and growing.md. It shares no code with tpufeed, and takes its ops for their parameters alone.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.oracle.ops import Moved, decoded
+from tests.oracle.order import MixtureLane, epoch_lanes, source_seed, whole_shares
+from tests.oracle.records import Stored
+
+SHORT = {
+    "label": "image/class/label",
+    "text": "image/class/text",
+    "height": "image/height",
+    "width": "image/width",
+    "filename": "image/filename",
+}
+
+
+class RefusedError(Exception):
+    """What a loader answers by an OptionError."""
+
+
+class DamagedError(Exception):
+    """What a loader answers by a RecordError."""
+
+
+@dataclass
+class Version:
+    """A dataset in one of its versions, as the oracle knows it.
+
+    Attributes:
+        digest: its content digest, which is a name here.
+        past: those of the versions before.
+        damaged: places (variant, shard, record) that cannot be read.
+        final: the ops that a cache leaves to loaders.
+    """
+
+    url: str
+    stored: Stored
+    digest: str
+    past: tuple[str, ...] = ()
+    damaged: frozenset[tuple[int, int, int]] = frozenset()
+    final: tuple[Any, ...] = ()
+    grown: bool = False
+
+
+@dataclass
+class Options:
+    split: str = "train"
+    batch_size: int = 4
+    seed: int = 0
+    remainder: str = "drop"
+    lanes: int | None = None
+    shuffle: bool = True
+    repeat: bool = False
+    columns: tuple[str, ...] = ("image", "label")
+    ops: Any = None  # None: the final ops of a cache
+    views: Any = None  # lists of ops, each already as often as it is asked for
+    fill: dict[str, Any] = field(default_factory=dict)
+    pad: dict[str, int] = field(default_factory=dict)
+    truncate: bool = False
+    min_visibility: float = 0.0
+    multi_hot: bool = False
+    max_bad_records: int = 0
+
+
+@dataclass
+class Mixed:
+    """What a Mixture says."""
+
+    weights: dict[int, float]  # by the place of the version in the list
+    stop: str = "shortest"
+    seed: int | None = None
+    classes: str = "by_name"
+    reweight: bool = False
+
+
+class Reference:
+    """All ranks of a loader at once: the batches of each, and the state that all of them have."""
+
+    def __init__(self, versions, options, size=1, mixed=None):
+        self.versions, self.options, self.size, self.mixed = versions, options, size, mixed
+        self.given_lanes = options.lanes
+        self.anchor = (0, 0, 0)  # epoch, where it begins in the stream, and the sample of it that was read first
+        self.next = (0, 0)
+        self.current = None  # epoch, samples of the last batch that was given
+        self.is_open = False  # an iteration is under way
+        self.bad = set()
+        self.lane_cache = {}
+        if mixed:
+            self.members = list(range(len(versions)))  # number in the training of each present source
+            self.trained = [
+                [each.digest, each.url, self.records_of(each), number, 0] for number, each in enumerate(versions)
+            ]
+            self.phases = [(0, whole_shares(list(mixed.weights.values())))]
+            self.names, self.owners = [], []
+            self.join()
+        elif options.lanes is None and not options.shuffle:
+            self.given_lanes = size
+
+    # Numbers of an epoch.
+
+    @property
+    def lanes(self):
+        if self.given_lanes is None:
+            if not self.options.shuffle:
+                return self.size
+            lanes = 2
+            while lanes * self.size < 16:
+                lanes *= 2
+            return self.size * lanes
+        return self.given_lanes
+
+    @property
+    def batch(self):
+        return self.options.batch_size * self.size
+
+    def records_of(self, version):
+        return sum(version.stored.counts[self.options.split, 0])
+
+    @property
+    def records(self):
+        if not self.mixed:
+            return self.records_of(self.versions[0])
+        phase = [(0, [share if number in self.members else 0 for number, share in enumerate(self.phases[-1][1])])]
+        ends = []
+        for lane in range(self.lanes):
+            order = self.lane_cache.setdefault(
+                ("epoch", lane, str(phase), self.lanes), MixtureLane(phase, self.lanes, lane, self.mixed_seed)
+            )
+            given, number = [0] * len(self.trained), 0
+            while True:
+                left = [each for each in self.members if given[each] < self.length(each, lane)]
+                source = order.source(number)
+                done = source not in left if self.mixed.stop == "shortest" else not left
+                if done:
+                    break
+                given[source] += 1
+                number += 1
+            ends.append(number)
+        return self.lanes * (min(ends) if self.mixed.stop == "shortest" else max(ends))
+
+    def length(self, number, lane):
+        records = self.trained[number][2]
+        return records // self.lanes + (lane < records % self.lanes)
+
+    def batches(self, samples=0):
+        left = max(0, self.records - samples)
+        return left // self.batch if self.options.remainder == "drop" else -(-left // self.batch)
+
+    def end(self, samples=0):
+        """Where an epoch of a mixture ends that was continued after so many samples."""
+        if self.options.remainder == "pad":
+            return self.records
+        return samples + self.batches(samples) * self.batch
+
+    def begun(self, epoch):
+        first, begun, samples = self.anchor
+        if epoch == first:
+            return begun
+        if epoch > first:
+            return begun + self.end(samples) + (epoch - first - 1) * self.end()
+        if epoch and begun != first * self.end():
+            raise RefusedError(epoch)
+        return epoch * self.end()
+
+    # States.
+
+    @property
+    def mixed_seed(self):
+        return self.options.seed if self.mixed.seed is None else self.mixed.seed
+
+    def state(self):
+        epoch, samples = self.next if self.current is None else self.current
+        options = self.options
+        found = {"version": 2, "split": options.split, "seed": options.seed, "shuffle": options.shuffle}
+        found |= {"epoch": epoch, "lanes": self.lanes, "samples": samples}
+        if not self.mixed:
+            (version,) = self.versions
+            number = {} if version.stored.version == 1 else {"dataset_version": version.stored.version}
+            return found | {"content_digest": version.digest} | number
+        mixture = {
+            "sources": [list(each) for each in self.trained],
+            "phases": [
+                [first, [[n, share] for n, share in enumerate(shares) if share]] for first, shares in self.phases
+            ],
+            "classes": {"names": list(self.names), "owners": list(self.owners)},
+            "join": self.mixed.classes,
+            "seed": self.mixed_seed,
+        }
+        return found | {"mixture": mixture, "begun": self.begun(epoch), "epoch_samples": self.end()}
+
+    def load(self, state):
+        """Continue from what `state` gave; raise RefusedError if a loader would not."""
+        for name in ("split", "seed", "shuffle"):
+            if state[name] != getattr(self.options, name):
+                raise RefusedError(name)
+        if state["lanes"] % self.size or ("mixture" in state) != bool(self.mixed):
+            raise RefusedError("lanes")
+        epoch, samples, lanes = state["epoch"], state["samples"], state["lanes"]
+        if self.mixed:
+            self.join_training(state)
+        else:
+            (version,) = self.versions
+            if state["content_digest"] != version.digest:
+                if state["content_digest"] not in version.past or not version.grown:
+                    raise RefusedError("content")
+                epoch, samples = epoch + (samples > 0), 0
+        self.given_lanes, self.current, self.is_open, self.lane_cache = lanes, None, False, {}
+        if samples >= self.records or not self.batches(samples):
+            self.anchor = (epoch + 1, state.get("begun", 0) + samples, 0)
+            self.next = (epoch + 1, 0)
+        else:
+            self.anchor = (epoch, state.get("begun", 0), samples)
+            self.next = (epoch, samples)
+
+    def join_training(self, state):
+        """Find the present sources among those of the state."""
+        found, mixed = state["mixture"], self.mixed
+        if (found["seed"], found["join"]) != (self.mixed_seed, mixed.classes):
+            raise RefusedError("seed")
+        trained = [list(each) for each in found["sources"]]
+        phases = [(first, [dict(given).get(n, 0) for n in range(len(trained))]) for first, given in found["phases"]]
+        numbers, position = {each[0]: number for number, each in enumerate(trained)}, state["begun"] + state["samples"]
+        present = [each.digest for each in self.versions]
+        expected, weights, grown = list(phases[-1][1]), [0.0] * len(trained), False
+        gone = {each[0] for each, share in zip(trained, expected, strict=True) if share and each[0] not in present}
+        members = []
+        for version, weight in zip(self.versions, mixed.weights.values(), strict=True):
+            if version.digest in numbers:
+                members.append(numbers[version.digest])
+                weights[members[-1]] = weight
+                continue
+            root, epoch, share = len(trained), 0, 0
+            older = [digest for digest in version.past if digest in gone]
+            if older:
+                if not (version.grown or mixed.reweight):
+                    raise RefusedError("grown")
+                grown, number = True, numbers[older[-1]]
+                gone.discard(older[-1])
+                root, share, expected[number] = trained[number][3], expected[number], 0
+                epoch = trained[number][4] + self.begun_epochs(
+                    phases, state["lanes"], number, trained[number][2], position
+                )
+            members.append(len(trained))
+            trained.append([version.digest, version.url, self.records_of(version), root, epoch])
+            weights.append(weight)
+            expected.append(share)
+        shares = whole_shares(weights)
+        same = all(abs(one - other) <= len(shares) for one, other in zip(shares, expected, strict=True))
+        if not same and not mixed.reweight:
+            raise RefusedError("weights")
+        if grown or not same:
+            more = [0] * (len(trained) - len(found["sources"]))
+            phases = [(first, each + more) for first, each in phases if first < position]
+            phases.append((position, expected if same else shares))
+        self.trained, self.phases, self.members = trained, phases, members
+        self.names, self.owners = list(found["classes"]["names"]), list(found["classes"]["owners"])
+        self.join()
+
+    def begun_epochs(self, phases, lanes, number, records, position):
+        most = 0
+        for lane in range(lanes):
+            order = MixtureLane(phases, lanes, lane, self.mixed_seed)
+            given = order.given(number, max(0, -(-(position - lane) // lanes)))
+            most = max(most, -(-given // (records // lanes + (lane < records % lanes))))
+        return most
+
+    def join(self):
+        """Find the id of each class of each source."""
+        self.tables = []
+        for version, number in zip(self.versions, self.members, strict=True):
+            own, root = version.stored.manifest["class_names"], self.trained[number][3]
+            if self.mixed.classes == "by_name":
+                self.names += [name for name in own if name not in self.names]
+                self.tables.append([self.names.index(name) for name in own])
+            elif self.mixed.classes == "offset":
+                new = own[self.owners.count(root) :]
+                self.names += new
+                self.owners += [root] * len(new)
+                self.tables.append([place for place, owner in enumerate(self.owners) if owner == root][: len(own)])
+            else:
+                if any(a != b for a, b in zip(self.names, own, strict=False)):
+                    raise RefusedError("classes")
+                self.names += own[len(self.names) :]
+                self.tables.append(range(len(own)))
+
+    def set_epoch(self, epoch):
+        if epoch != self.next[0]:
+            if self.mixed and epoch == self.anchor[0]:
+                self.anchor = (*self.anchor[:2], 0)
+            self.next, self.current, self.is_open = (epoch, 0), None, False
+        elif self.current is not None:
+            self.current, self.is_open = None, False
+
+    # Batches.
+
+    @property
+    def mask(self):
+        """The name of the column that is False for padding."""
+        return "sample_mask" if "mask" in self.spec("sample", 0)[1] else "mask"
+
+    def next_batch(self):
+        """The next batch of each rank as a dict of columns; raises StopIteration at the end of an epoch."""
+        epoch, samples = self.current if self.is_open else self.next
+        if not self.batches(samples):
+            if not self.options.repeat:
+                self.is_open = False
+                raise StopIteration
+            epoch, samples = self.next
+        self.is_open = True
+        positions = [
+            [samples + (rank - samples) % self.size + k * self.size for k in range(self.options.batch_size)]
+            for rank in range(self.size)
+        ]
+        found = [self.columns_of([self.place(epoch, p) for p in rank]) for rank in positions]
+        if self.options.remainder == "pad" or self.options.max_bad_records:
+            for batch, rank in zip(found, positions, strict=True):
+                inside = np.array([p < self.records or self.options.remainder != "pad" for p in rank])
+                batch[self.mask] = batch.get(self.mask, True) & inside
+        samples += self.batch
+        if not self.mixed or self.options.remainder == "pad":
+            samples = min(samples, self.records)
+        self.current, self.next = (epoch, samples), (epoch + 1, 0)
+        return found
+
+    def place(self, epoch, position):
+        """(present source, its epoch, variant, shard, record) of a position in an epoch."""
+        split, options = self.options.split, self.options
+        source, number, lanes = 0, position % self.records, self.lanes
+        seed = options.seed
+        if self.mixed:
+            stream = self.begun(epoch) + position
+            lane, at = stream % lanes, stream // lanes
+            order = self.lane_cache.setdefault(lane, MixtureLane(self.phases, lanes, lane, self.mixed_seed))
+            of_training = order.source(at)
+            if of_training not in self.members:
+                raise RefusedError(of_training)
+            source, given = self.members.index(of_training), order.given(of_training, at)
+            epochs, place = divmod(given, self.length(of_training, lane))
+            epoch, number = self.trained[of_training][4] + epochs, place * lanes + lane
+            seed = source_seed(seed, self.trained[of_training][3])
+        stored = self.versions[source].stored
+        variant = epoch % stored.variants(split)
+        line = epoch_lanes(stored.counts[split, variant], seed, epoch, lanes, options.shuffle)
+        return source, epoch, seed, variant, *line[number % lanes][number // lanes]
+
+    def columns_of(self, places):
+        rows, good = [], []
+        for row, (source, epoch, seed, variant, shard, record) in enumerate(places):
+            if (variant, shard, record) in self.versions[source].damaged:
+                self.bad.add((source, variant, shard, record))
+                if len(self.bad) > self.options.max_bad_records:
+                    raise DamagedError(shard, record)
+                rows.append(None)
+                continue
+            good.append(row)
+            rows.append(self.sample(source, epoch, seed, variant, shard, record))
+        if not good:
+            raise DamagedError(places)
+        filled = [rows[row] or rows[max((g for g in good if g < row), default=good[0])] for row in range(len(rows))]
+        found = {name: [each[name] for each in filled] for name in filled[0]}
+        if self.options.max_bad_records:
+            found[self.mask] = np.array([row is not None for row in rows])
+        return found
+
+    def sample(self, source, epoch, seed, variant, shard, record):
+        """The columns of one sample."""
+        version, options = self.versions[source], self.options
+        stored, split = version.stored, options.split
+        number = sum(stored.counts[split, variant][:shard]) + record
+        features = stored.samples[split, variant][number]
+        cache = stored.manifest.get("cache")
+        if "image/tensor" in features:
+            pixels = np.frombuffer(features["image/tensor"][0], np.uint8).reshape(cache["shape"]).astype(float)
+        else:
+            pixels = decoded(features["image/encoded"][0])
+        if cache:
+            seed ^= int.from_bytes(hashlib.blake2b(cache["fingerprint"].encode(), digest_size=8).digest(), "little")
+        views = options.views or [version.final if options.ops is None else options.ops]
+        moved = []
+        for view, ops in enumerate(views):
+            salt = hashlib.blake2b(str(view).encode(), digest_size=7).digest() if view else b""
+            moved.append(Moved(pixels, ops, seed ^ int.from_bytes(salt, "little"), epoch, number))
+        found = {}
+        for name in options.columns:
+            if name == "image":
+                found |= {"image": moved[0].pixels} if not options.views else self.views_of(moved)
+                found["resizes"] = max(each.resizes for each in moved)
+            elif name == "sample":
+                found[name] = number
+            elif name == "source":
+                found[name] = source
+            elif name == "window":
+                found[name] = moved[0].window()
+            else:
+                found |= self.column(name, source, features, moved[0])
+        return found
+
+    @staticmethod
+    def views_of(moved):
+        sizes = list(dict.fromkeys(each.pixels.shape[:2] for each in moved))
+        named = {size: f"image_{size[0]}" if size[0] == size[1] else f"image_{size[0]}x{size[1]}" for size in sizes}
+        named = {sizes[0]: "image"} if len(sizes) == 1 else named
+        return {
+            name: np.stack([each.pixels for each in moved if each.pixels.shape[:2] == size])
+            for size, name in named.items()
+        }
+
+    def spec(self, name, source):
+        manifest = self.versions[source].stored.manifest
+        named = {each["name"]: each for each in manifest["features"]}
+        return named.get(name) or named.get(SHORT.get(name)), named
+
+    def length_of(self, name):
+        """The static length of a list, the same in all sources; None where all lists of a dataset are of one length."""
+        if name in self.options.pad:
+            return self.options.pad[name]
+        lengths = [self.spec(name, source)[0]["lengths"] for source in range(len(self.versions))]
+        plain = "of" not in self.spec(name, 0)[0] and self.spec(name, 0)[0].get("kind") != "boxes"
+        if plain and len({tuple(each) for each in lengths}) == 1 and lengths[0][0] == lengths[0][1] > 0:
+            return None
+        return max(1, *(most for _, most in lengths))
+
+    def column(self, name, source, features, moved):
+        spec, named = self.spec(name, source)
+        kind, owner, values = spec.get("kind"), spec.get("of"), features.get(spec["name"], [])
+        if kind == "mask":
+            stored = decoded(values[0])[..., 0] if not spec.get("shape") else np.frombuffer(values[0], np.uint8)
+            stored = stored.reshape(spec.get("shape") or stored.shape)
+            return {name: moved.mask(stored, self.options.fill.get(name, 0))}
+        if name == "label" and self.mixed:
+            values = [self.tables[source][label] for label in values]
+        if spec.get("shape", ()) == []:
+            return {name: values[0].decode() if isinstance(values[0], bytes) else values[0]}
+        items, visible = np.array(values, float).reshape(-1, *spec.get("item_shape", [])), None
+        if kind == "boxes":
+            items = np.array(moved.boxes(items, self.options.min_visibility)[0]).reshape(-1, 4)
+        elif owner:
+            boxes = np.array(features.get(named[owner]["name"], []), float).reshape(-1, 4)
+            items = items[moved.boxes(boxes, self.options.min_visibility)[1]]
+        if kind == "keypoints":
+            flat, seen = moved.points(items.reshape(-1, items.shape[-1]))
+            items, visible = np.array(flat).reshape(items.shape), np.array(seen, bool).reshape(items.shape[:-1])
+        if name == "label" and self.options.multi_hot:
+            names = self.names if self.mixed else self.versions[0].stored.manifest["class_names"]
+            return {name: [float(label in items.tolist()) for label in range(len(names))]}
+        return self.padded(name, owner, items, visible)
+
+    def padded(self, name, owner, items, visible):
+        """A list at its static length, with its own length, and which of its points are visible."""
+        counted = owner if owner in self.options.columns else name
+        most = self.length_of(counted)
+        if most is None:
+            return {name: items}
+        if len(items) > most and not self.options.truncate:
+            raise DamagedError(name)
+        items = items[:most]
+        padded = np.full((most, *items.shape[1:]), self.options.fill.get(name, -1 if name == "label" else 0), float)
+        padded[: len(items)] = items
+        found = {name: padded} | ({f"{name}_length": len(items)} if counted == name else {})
+        if visible is not None:
+            seen = found[f"{name}_visible"] = np.zeros(padded.shape[:-1], bool)
+            seen[: len(items)] = visible[:most]
+        return found

@@ -1,0 +1,187 @@
+"""Ops by the letter of docs/pixels.md, on pixels, masks, boxes and points; of tpufeed come the parameters alone."""
+
+import io
+import math
+
+import numpy as np
+from PIL import Image
+
+WORD = (1 << 64) - 1
+STEP = 0x9E3779B97F4A7C15
+DRAWS = {"RandomCrop": 2, "RandomResizedCrop": 22, "HorizontalFlip": 1, "VerticalFlip": 1}
+
+
+def mix(z):
+    z &= WORD
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & WORD
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & WORD
+    return z ^ z >> 31
+
+
+def draws(seed, epoch, sample, place, count):
+    key = mix((mix((mix((seed & WORD) + STEP) ^ (epoch & WORD)) + STEP) ^ place) + STEP)
+    row = mix(sample * STEP + key)
+    return [(mix(row + (number + 1) * STEP) >> 11) / 2**53 for number in range(count)]
+
+
+def pair(size):
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def window(op, height, width, u):
+    """(top, left, height, width) of what is cut out, and the size that it is brought to; None for other ops."""
+    kind = type(op).__name__
+    if kind == "Resize":
+        size = pair(op.size)
+        if isinstance(op.size, int):
+            short = min(height, width)
+            size = tuple(max(op.size, round(side * (op.size / short))) for side in (height, width))
+        return (0, 0, height, width), size
+    if kind == "CenterCrop":
+        size = pair(op.size)
+        k = min(1.0, height / size[0], width / size[1])
+        cut = max(1, round(size[0] * k)), max(1, round(size[1] * k))
+        return ((height - cut[0]) // 2, (width - cut[1]) // 2, *cut), size
+    if kind == "RandomCrop":
+        size, starts = pair(op.size), []
+        for side, cut, drawn in zip((height, width), size, u, strict=True):
+            low, high = sorted((-op.padding, side + op.padding - cut))
+            starts.append(low + math.floor(drawn * (high - low + 1)))
+        return (*starts, *size), size
+    if kind == "RandomResizedCrop":
+        for t in range(10):
+            area = height * width * (op.scale[0] + u[2 * t] * (op.scale[1] - op.scale[0]))
+            low, high = map(math.log, op.ratio)
+            ratio = math.exp(low + u[2 * t + 1] * (high - low))
+            cut = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+            if 0 < cut[0] <= height and 0 < cut[1] <= width:
+                top, left = math.floor(u[20] * (height - cut[0] + 1)), math.floor(u[21] * (width - cut[1] + 1))
+                return (top, left, *cut), pair(op.size)
+        cut = min(height, round(width / op.ratio[0])), min(width, round(height * op.ratio[1]))
+        return ((height - cut[0]) // 2, (width - cut[1]) // 2, *cut), pair(op.size)
+    return None
+
+
+def weights(before, after):
+    """How much each of `before` pixels gives to each of `after`: bilinear, or by areas if both sides halve."""
+    table = np.zeros((after, before))
+    for new in range(after):
+        place = (new + 0.5) * before / after - 0.5
+        low = math.floor(place)
+        for old, share in ((low, 1 - (place - low)), (low + 1, place - low)):
+            table[new, min(max(old, 0), before - 1)] += share
+    return table
+
+
+def areas(before, after):
+    table = np.zeros((after, before))
+    for new in range(after):
+        start, stop = new * before / after, (new + 1) * before / after
+        for old in range(before):
+            table[new, old] = max(0.0, min(stop, old + 1) - max(start, old)) / (stop - start)
+    return table
+
+
+def resized(image, size):
+    if image.shape[:2] == size:
+        return image
+    halves = image.shape[0] >= 2 * size[0] and image.shape[1] >= 2 * size[1]
+    rows, columns = ((areas if halves else weights)(*sides) for sides in zip(image.shape[:2], size, strict=True))
+    return np.rint(np.einsum("yr,rcn,xc->yxn", rows, image, columns))
+
+
+def decoded(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(float)
+
+
+class Moved:
+    """A sample after its ops: pixels, and for each axis where they lie in the stored image.
+
+    Attributes:
+        pixels: float, of whole levels.
+        axes: for y and x (scale, start, least, most): place p of the result is p * scale + start of the image, of which
+            the part from least to most is visible.
+        mirrored: whether left and right are swapped, counting both axes.
+    """
+
+    def __init__(self, pixels, ops, seed, epoch, sample):
+        self.pixels = pixels
+        self.axes = [(1.0, 0.0, 0.0, float(side)) for side in pixels.shape[:2]]
+        self.mirrored = False
+        self.resizes = 0
+        for place, op in enumerate(ops):
+            kind = type(op).__name__
+            u = draws(seed, epoch, sample, place, DRAWS.get(kind, 0))
+            if kind in ("HorizontalFlip", "VerticalFlip"):
+                if u[0] < op.p:
+                    axis = int(kind == "HorizontalFlip")
+                    self.step(axis, -1.0, self.pixels.shape[axis], self.pixels.shape[axis])
+                    self.pixels = np.flip(self.pixels, axis)
+                    self.mirrored = not self.mirrored
+                continue
+            (top, left, height, width), size = window(op, *self.pixels.shape[:2], u)
+            for axis, (start, length) in enumerate(((top, height), (left, width))):
+                self.step(axis, length / size[axis], start, size[axis])
+            cut = np.empty((height, width, 3))
+            cut[:] = getattr(op, "fill", 0)
+            for y in range(height):
+                for x in range(width):
+                    if 0 <= top + y < self.pixels.shape[0] and 0 <= left + x < self.pixels.shape[1]:
+                        cut[y, x] = self.pixels[top + y, left + x]
+            self.resizes += (height, width) != tuple(size)
+            self.pixels = resized(cut, tuple(size))
+
+    def step(self, axis, scale, start, size):
+        before, at, least, most = self.axes[axis]
+        ends = sorted((start * before + at, (size * scale + start) * before + at))
+        self.axes[axis] = before * scale, start * before + at, max(least, ends[0]), min(most, ends[1])
+
+    @property
+    def is_visible(self):
+        return all(least < most for _, _, least, most in self.axes)
+
+    def window(self):
+        (_, _, top, bottom), (_, _, left, right) = self.axes
+        return (top, left, bottom - top, right - left) if self.is_visible else (0.0, 0.0, 0.0, 0.0)
+
+    def mask(self, stored, fill):
+        found = np.full(self.pixels.shape[:2], fill)
+        for y, x in np.ndindex(found.shape):
+            places = [
+                (number + 0.5) * scale + start for number, (scale, start, _, _) in zip((y, x), self.axes, strict=True)
+            ]
+            if self.is_visible and all(
+                axis[2] <= place <= axis[3] for place, axis in zip(places, self.axes, strict=True)
+            ):
+                found[y, x] = stored[tuple(min(int(p), side - 1) for p, side in zip(places, stored.shape, strict=True))]
+        return found
+
+    def boxes(self, boxes, min_visibility):
+        """The boxes that are left, and their numbers."""
+        found, kept = [], []
+        for number, (left, top, right, bottom) in enumerate(boxes):
+            sides, shown, area = [], 1.0, (right - left) * (bottom - top)
+            for (low, high), (scale, start, least, most) in zip(((top, bottom), (left, right)), self.axes, strict=True):
+                low, high = min(max(low, least), most), min(max(high, least), most)  # noqa: PLW2901
+                shown *= high - low
+                sides.append(sorted(((low - start) / scale, (high - start) / scale)))
+            if self.is_visible and shown > 1e-9 and shown >= min_visibility * area * (1 - 1e-9):
+                kept.append(number)
+                found.append([sides[1][0], sides[0][0], sides[1][1], sides[0][1]])
+        return found, kept
+
+    def points(self, points):
+        """Points (x, y[, visibility]) as the result has them, and whether each is visible."""
+        found, seen = [], []
+        for x, y, *visibility in points:
+            inside = self.is_visible and all(
+                least - 1e-6 <= value <= most + 1e-6
+                for value, (_, _, least, most) in zip((y, x), self.axes, strict=True)
+            )
+            inside = inside and all(visibility)
+            moved = [
+                (value - start) / scale for value, (scale, start, _, _) in zip((x, y), self.axes[::-1], strict=True)
+            ]
+            found.append([*moved, *(value if inside else 0 for value in visibility)])
+            seen.append(inside)
+        return found, seen

@@ -1,0 +1,584 @@
+"""Walks: a loader is made, iterated, saved, continued elsewhere and changed, and equals the oracle throughout."""
+
+import copy
+import json
+import pickle
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import tpufeed
+from tests.oracle.loader import DamagedError, Mixed, Options, Reference, RefusedError
+from tpufeed.errors import LoaderError, OptionError
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, VerticalFlip
+
+OPS = (
+    (RandomCrop(12),),
+    (CenterCrop(14),),
+    (RandomResizedCrop(12, scale=(0.3, 1.0)), HorizontalFlip()),
+    (Resize((15, 13)), VerticalFlip(), RandomCrop(10, padding=2, fill=(1, 2, 3))),
+    (HorizontalFlip(), Resize(15), CenterCrop((9, 12))),
+)
+SEEDS = (0, 1, 7, -3, 1 << 40, (1 << 64) + 5)
+
+
+@dataclass
+class Spec:
+    """Everything that makes a loader.
+
+    Attributes:
+        names: of datasets of the pool; of a mixture in the order of its weights.
+        numbers: the version of each.
+        grown: whether each was opened with `grown`.
+        mixed: weights and options of a mixture; None for one dataset.
+    """
+
+    names: list[str]
+    numbers: list[int]
+    grown: list[bool]
+    options: Options
+    mixed: Mixed | None
+    size: int
+    feed: str
+    processes: int = 0
+
+    def reference(self, pool):
+        versions = [
+            replace(pool[name].versions[number - 1], grown=grown)
+            for name, number, grown in zip(self.names, self.numbers, self.grown, strict=True)
+        ]
+        return Reference(versions, replace(self.options), self.size, self.mixed)
+
+    def data(self, pool):
+        """What a loader is given."""
+        opened = [
+            tpufeed.open_dataset(pool[name].url, number, grown=grown)
+            if (number, grown) != (len(pool[name].versions), False)
+            else pool[name].url
+            for name, number, grown in zip(self.names, self.numbers, self.grown, strict=True)
+        ]
+        if self.mixed is None:
+            return opened[0]
+        given = self.mixed
+        return tpufeed.Mixture(
+            dict(zip(opened, given.weights.values(), strict=True)),
+            stop=given.stop,
+            seed=given.seed,
+            classes=given.classes,
+            reweight=given.reweight,
+        )
+
+    def open(self, pool):
+        """The feeds of all ranks."""
+        data = self.data(pool)
+        return [FEEDS[self.feed](data, self, rank) for rank in range(self.size)]
+
+
+class NumpyFeed:
+    """A loader of one rank, whatever the framework: batches are dicts of numpy arrays."""
+
+    moves = True  # it can be told an epoch, be copied, and load a state when it has begun
+
+    def __init__(self, data, spec, rank, state=None):
+        self.spec, self.data, self.rank = spec, data, rank
+        self.loader = self.make(data, spec, rank, state)
+        self.iterator = None
+
+    def options(self):
+        given = self.spec.options
+        options = {
+            "split": given.split,
+            "batch_size": given.batch_size,
+            "seed": given.seed,
+            "remainder": given.remainder,
+            "lanes": given.lanes,
+            "shuffle": given.shuffle,
+            "repeat": given.repeat,
+            "columns": list(given.columns),
+            "fill": given.fill or None,
+            "pad": given.pad or None,
+            "truncate": given.truncate,
+            "min_visibility": given.min_visibility,
+            "label_format": "multi_hot" if given.multi_hot else "ids",
+            "max_bad_records": given.max_bad_records,
+            "world": (self.rank, self.spec.size),
+            "processes": self.spec.processes,
+            "threads": 2,
+        }
+        return options | ({"views": given.views} if given.views else {"ops": given.ops})
+
+    def make(self, data, spec, rank, state):
+        return tpufeed.numpy_loader(data, **self.options())
+
+    def names(self):
+        return self.host().form.names
+
+    def host(self):
+        return self.loader
+
+    def next(self):
+        if self.iterator is None:
+            self.iterator = iter(self.loader)
+        return self.named(next(self.iterator))
+
+    def named(self, batch):
+        names = self.names()
+        batch = (batch,) if len(names) == 1 else batch
+        return {name: self.on_host(column) for name, column in zip(names, batch, strict=True)}
+
+    def on_host(self, column):
+        return column
+
+    def state(self):
+        return self.loader.state_dict()
+
+    def load(self, state):
+        self.loader.load_state_dict(state)
+        self.iterator = None
+
+    def set_epoch(self, epoch):
+        self.loader.set_epoch(epoch)
+        self.iterator = None
+
+    def close(self):
+        self.iterator = None
+        self.loader.close()
+
+
+class TorchFeed(NumpyFeed):
+    def make(self, data, spec, rank, state):
+        return tpufeed.torch_loader(data, **self.options())
+
+    def host(self):
+        return self.loader.source
+
+    def on_host(self, column):
+        return column if isinstance(column, np.ndarray) else column.numpy()
+
+
+class DeviceFeed(TorchFeed):
+    def make(self, data, spec, rank, state):
+        return tpufeed.device_loader(super().make(data, spec, rank, state), "cpu", device_prefetch=2)
+
+    def host(self):
+        return self.loader.host
+
+
+class JaxFeed(NumpyFeed):
+    def make(self, data, spec, rank, state):
+        import jax
+
+        options = {name: value for name, value in self.options().items() if name != "world"}
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return tpufeed.jax_loader(data, sharding=sharding, **options)
+
+    def host(self):
+        return self.loader.host
+
+    def on_host(self, column):
+        if isinstance(column, np.ndarray):
+            return column
+        array = np.asarray(column)
+        return array.astype(np.int64) if array.dtype == np.int32 else array  # jax without 64 bits
+
+
+class TfFeed(NumpyFeed):
+    moves = False
+
+    def make(self, data, spec, rank, state):
+        more = {} if state is None else {"state": state}
+        return tpufeed.tf_dataset(data, deterministic=True, **self.options(), **more)
+
+    def host(self):
+        return self.loader.stream.loader
+
+    def on_host(self, column):
+        array = column.numpy()
+        return np.array([each.decode() for each in array], object) if array.dtype == object else array
+
+    def load(self, state):
+        self.__init__(self.data, self.spec, self.rank, state)
+
+    def close(self):
+        self.iterator = None
+
+
+FEEDS = {"numpy": NumpyFeed, "torch": TorchFeed, "device": DeviceFeed, "jax": JaxFeed, "tf": TfFeed}
+
+
+# What a walk is made of.
+
+
+def specs(pool, feeds):
+    return st.composite(_draw_spec)(pool, feeds)
+
+
+def _draw_spec(draw, pool, feeds):
+    pick = lambda *choices: draw(st.sampled_from(choices))  # noqa: E731
+    mixed = draw(st.booleans())
+    if mixed:
+        family = pick(("png", "jpeg", "crops", "live", "grown", "grown-crops"), ("lists", "lists2"), ("tags", "tags2"))
+        names = draw(st.lists(st.sampled_from(family), min_size=1, max_size=3, unique=True))
+    else:
+        names = [pick(*pool)]
+    numbers = [draw(st.integers(1, len(pool[name].versions))) for name in names]
+    splits = set.intersection(*(set(pool[name].splits) for name in names))
+    split = pick(*sorted(splits)) if not mixed else "train"
+    size, feed = pick(1, 1, 1, 2, 3, 4), pick(*feeds)
+    if feed == "jax":
+        size = 1
+    columns = sorted(set.intersection(*({*pool[name].columns} for name in names)))
+    chosen = [name for name in ("image", "sample", *columns, *(["source"] if mixed else [])) if pick(0, 1, 1)]
+    if feed in ("jax", "tf") and mixed:
+        chosen = [name for name in chosen if name != "filename"]
+    options = Options(
+        split=split,
+        batch_size=draw(st.integers(1, 6)),
+        seed=pick(*SEEDS),
+        remainder=pick("drop", "pad", "repeat"),
+        shuffle=pick(True, True, True, False),
+        repeat=pick(False, False, False, True),
+        columns=tuple(draw(st.permutations(chosen or ["sample"]))),
+    )
+    options.lanes = pick(None, size, 2 * size, 12) if not mixed else pick(size, 2 * size, 12)
+    sizes = {pool[name].size for name in names}
+    if sizes != {(16, 16)} or pick(True, False):
+        options.ops = pick(*OPS)
+    if options.columns == ("image",) and pick(False, True):
+        options.views, options.ops = [OPS[2], OPS[2], OPS[1]], None
+    if "mask" in options.columns and pick(False, True):
+        options.fill["mask"] = 250
+    if "label" in options.columns and names[0].startswith(("lists", "tags")):
+        options.multi_hot = pick(False, True)
+    if "boxes" in options.columns:
+        options.min_visibility = pick(0.0, 0.4)
+    if "kp" in options.columns and pick(False, True):
+        options.pad["kp"], options.truncate = 3, True
+    if names == ["bad"]:
+        options.max_bad_records = pick(0, 2, 3, 9)
+    mixture = None
+    if mixed:
+        mixture = Mixed(
+            {number: pick(1.0, 1.0, 3.0, 0.2, 7.5) for number in range(len(names))},
+            stop=pick("shortest", "longest", "never"),
+            seed=pick(None, None, 4),
+            classes=pick("by_name", "by_name", "offset"),
+        )
+        options.repeat = options.repeat or mixture.stop == "never"
+    return Spec(names, numbers, [False] * len(names), options, mixture, size, feed, pick(*[0] * 12, 2))
+
+
+class Walk:
+    """A training, as tpufeed and as the oracle have it.
+
+    Attributes:
+        said: the actions so far, for the report of a failure.
+    """
+
+    def __init__(self, pool, spec, draw, feeds):
+        self.pool, self.spec, self.draw, self.names = pool, spec, draw, feeds
+        self.reference, self.feeds = spec.reference(pool), []
+        self.said: list[Any] = [spec]
+        self.stale: list[Any] = []
+
+    def pick(self, *choices):
+        return self.draw(st.sampled_from(choices))
+
+    def run(self):
+        try:
+            if self.refused(self.reference.batches) or self.empty():
+                return
+            self.feeds = self.spec.open(self.pool)
+            self.check_state()
+            for _ in range(self.draw(st.integers(1, 6))):
+                actions = [self.take, self.take, self.finish, self.continue_, self.continue_, self.set_epoch, self.copy]
+                if self.spec.mixed:
+                    actions += [self.reweight, self.reweight]
+                actions += [self.grow, self.close, self.leave]
+                getattr(self, self.pick(*(action.__name__ for action in actions)))()
+                self.check_state()
+        except AssertionError as error:
+            error.add_note("the walk: " + "\n  ".join(map(str, self.said)))
+            raise
+        finally:
+            self.end()
+
+    def end(self):
+        for feed in self.feeds:
+            feed.close()
+        self.feeds = []
+
+    def empty(self):
+        """True if remainder='drop' leaves nothing of an epoch, or a source has too few samples for the lanes."""
+        few = [self.reference.records_of(each) for each in self.reference.versions]
+        return not self.reference.batches() or (self.spec.mixed is not None and min(few) < self.reference.lanes)
+
+    @staticmethod
+    def refused(do):
+        try:
+            do()
+        except RefusedError:
+            return True
+        return False
+
+    def check_state(self):
+        try:
+            expected = self.reference.state()
+        except RefusedError:
+            return
+        for feed in self.feeds:
+            found = json.loads(json.dumps(feed.state()))
+            if "mixture" in found:
+                found["mixture"] = json.loads(found["mixture"])
+            assert found == json.loads(json.dumps(expected))
+            if self.spec.mixed:
+                assert list(feed.host().class_names) == self.reference.names
+
+    # Actions.
+
+    def take(self, count=None):
+        count = self.draw(st.integers(1, 5)) if count is None else count
+        self.said.append(f"take {count}")
+        for _ in range(count):
+            if not self.step():
+                return
+
+    def finish(self):
+        """To the end of an epoch: as many batches as there should be, and then none."""
+        if self.spec.options.repeat:
+            return
+        self.said.append("finish")
+        for _ in range(1000):
+            if not self.step():
+                return
+        raise AssertionError("an epoch does not end")
+
+    def step(self):
+        """The next batch of each rank; False where the epoch is over."""
+        try:
+            expected = self.reference.next_batch()
+        except StopIteration:
+            for feed in self.feeds:
+                self.raises(StopIteration, feed)
+                feed.iterator = None
+            return False
+        except DamagedError:
+            assert any(self.fails(feed) for feed in self.feeds), "a damaged record was given"
+            self.restart()
+            return False
+        except RefusedError:
+            for feed in self.feeds:
+                self.raises((OptionError, RuntimeError), feed)
+            self.restart()
+            return False
+        for feed, columns in zip(self.feeds, expected, strict=True):
+            same(feed.next(), columns, feed.names())
+        return True
+
+    def restart(self):
+        """Another training: this one cannot continue."""
+        self.said.append("restart")
+        self.end()
+        self.spec.options.max_bad_records = max(9, self.spec.options.max_bad_records) if "bad" in self.spec.names else 0
+        self.reference, self.feeds = self.spec.reference(self.pool), self.spec.open(self.pool)
+
+    @staticmethod
+    def raises(kind, feed):
+        try:
+            batch = feed.next()
+        except kind:
+            return
+        raise AssertionError(f"{kind} was expected, not {batch}")
+
+    @staticmethod
+    def fails(feed):
+        try:
+            feed.next()
+        except Exception as error:  # noqa: BLE001  # TensorFlow has its own
+            return "RecordError" in f"{type(error)} {error}"
+        return False
+
+    def saved(self):
+        try:
+            reference = json.loads(json.dumps(self.reference.state()))
+        except RefusedError:
+            return None
+        states = [feed.state() for feed in self.feeds]
+        assert all(state == states[0] for state in states)
+        return json.loads(json.dumps(states[0])), reference
+
+    def elsewhere(self, lanes):
+        """Another world, batch, remainder or framework for the same data."""
+        options = replace(
+            self.spec.options,
+            batch_size=self.draw(st.integers(1, 6)),
+            remainder=self.pick("drop", "pad", "repeat"),
+            lanes=self.pick(None, lanes),
+        )
+        feed = self.pick(*self.names)
+        size = 1 if feed == "jax" else self.pick(*(size for size in (1, 2, 3, 4, 6) if lanes % size == 0))
+        spec = replace(self.spec, options=options, size=size, feed=feed)
+        return replace(spec, mixed=replace(spec.mixed, reweight=self.pick(False, True))) if spec.mixed else spec
+
+    def continue_(self, spec=None):
+        """Save, and load into other loaders. They refuse the state just where the oracle does."""
+        saved = self.saved()
+        if saved is None:
+            return
+        state, known = saved
+        spec = spec or self.elsewhere(known["lanes"])
+        self.said.append(f"continue with {spec}")
+        other = Walk(self.pool, spec, self.draw, self.names)
+        refused = self.refused(lambda: other.reference.load(known))
+        if refused:
+            other.spec = replace(spec, feed="numpy", options=replace(spec.options, lanes=known["lanes"]))
+        elif other.empty():
+            return
+        try:
+            self.load_into(other, state, refused)
+        except BaseException:
+            other.end()
+            raise
+        if refused:
+            other.end()
+        else:
+            self.end()
+            self.spec, self.reference, self.feeds = spec, other.reference, other.feeds
+
+    def load_into(self, other, state, refused):
+        spec = other.spec
+        for rank in range(spec.size):
+            data = spec.data(self.pool)
+            if not FEEDS[spec.feed].moves:
+                other.feeds.append(FEEDS[spec.feed](data, spec, rank, state))
+                continue
+            feed = FEEDS[spec.feed](data, spec, rank)
+            other.feeds.append(feed)
+            before = feed.state() if refused else None
+            stale = [iter(feed.loader) for _ in range(self.pick(0, 0, 2))]
+            try:
+                feed.load(state)
+            except OptionError:
+                assert refused, "a state was refused that the pages promise to take"
+                assert feed.state() == before, "a refused state changed the loader"
+            else:
+                assert not refused, "a state was taken that is of something else"
+                for iterator in stale:
+                    self.raises_superseded(iterator)
+
+    @staticmethod
+    def raises_superseded(iterator):
+        try:
+            next(iterator)
+        except LoaderError:
+            return
+        raise AssertionError("an iteration of before the state was loaded gave a batch")
+
+    def reweight(self):
+        """Other weights, other sources, another order of them."""
+        if not self.spec.mixed:
+            return
+        family = {"lists": ("lists", "lists2"), "tags": ("tags", "tags2")}.get(
+            self.spec.names[0][:5].rstrip("2")[:5], ("png", "jpeg", "crops", "live", "grown", "grown-crops")
+        )
+        names = self.draw(st.lists(st.sampled_from(family), min_size=1, max_size=3, unique=True))
+        known = dict(zip(self.spec.names, zip(self.spec.numbers, self.spec.grown, strict=True), strict=True))
+        picked = [known.get(name, (self.draw(st.integers(1, len(self.pool[name].versions))), False)) for name in names]
+        weights = dict(enumerate(self.pick(1.0, 3.0, 0.2, 7.5) for _ in names))
+        mixed = replace(self.spec.mixed, weights=weights, reweight=self.pick(True, True, True, False))
+        spec = replace(
+            self.spec, names=names, numbers=[a for a, _ in picked], grown=[b for _, b in picked], mixed=mixed
+        )
+        if self.fits(spec):
+            self.continue_(spec)
+
+    def grow(self):
+        """Newer versions of the datasets, or older ones; opened with `grown`, or not."""
+        if all(len(self.pool[name].versions) == 1 for name in self.spec.names):
+            return
+        numbers = [self.draw(st.integers(1, len(self.pool[name].versions))) for name in self.spec.names]
+        spec = replace(self.spec, numbers=numbers, grown=[self.pick(True, True, False) for _ in numbers])
+        if self.fits(spec):
+            self.continue_(spec)
+
+    def fits(self, spec):
+        """Whether a loader can be made of it at all: all columns are there, and images come out in one size."""
+        columns = set.intersection(*({*self.pool[name].columns} for name in spec.names))
+        sizes = {self.pool[name].size for name in spec.names}
+        fixed = spec.options.ops is not None or spec.options.views is not None or sizes == {(16, 16)}
+        return fixed and set(spec.options.columns) <= columns | {"image", "sample", "source"}
+
+    def set_epoch(self):
+        if not all(feed.moves for feed in self.feeds):
+            return
+        epoch = self.pick(0, 1, 2, 5, self.reference.next[0])
+        self.said.append(f"set_epoch {epoch}")
+        self.reference.set_epoch(epoch)
+        for feed in self.feeds:
+            feed.set_epoch(epoch)
+
+    def leave(self):
+        """Leave the loop: the next one is the next epoch."""
+        self.said.append("leave")
+        self.reference.is_open = False
+        for feed in self.feeds:
+            feed.iterator = None
+
+    def copy(self):
+        """Continue with a copy or a pickle."""
+        if not all(feed.moves for feed in self.feeds):
+            return
+        how = self.pick("copy", "pickle") if self.spec.feed != "jax" else "copy"  # devices cannot be pickled
+        self.said.append(how)
+        current = self.reference.current
+        if current is not None:  # a copy continues the epoch, or has it behind it
+            epoch, samples = current
+            left = self.reference.batches(samples)
+            self.reference.next = (epoch, samples) if left else (epoch + 1, 0)
+            self.reference.current, self.reference.is_open = None, False
+        for feed in self.feeds:
+            loader = copy.copy(feed.loader) if how == "copy" else pickle.loads(pickle.dumps(feed.loader))
+            feed.close()
+            feed.loader, feed.iterator = loader, None
+
+    def close(self):
+        """A loader that was closed continues with its next epoch; what was open ends."""
+        if not all(feed.moves for feed in self.feeds):
+            return
+        self.said.append("close")
+        for feed in self.feeds:
+            iterator = feed.iterator
+            feed.close()
+            self.reference.is_open = False
+            if iterator is not None and self.reference.current is not None:
+                try:
+                    next(iterator)
+                except (LoaderError, StopIteration):
+                    continue
+                raise AssertionError("a closed iteration went on")
+
+
+def same(found, expected, names):
+    """Compare a batch of the columns `names` with what the oracle says."""
+    assert tuple(found) == tuple(names)
+    tolerance = max(expected.get("resizes", [0]))
+    for name, column in found.items():
+        wanted = expected[name]
+        if isinstance(wanted, np.ndarray) and wanted.dtype == bool:
+            assert column.dtype == bool, name
+            assert column.tolist() == wanted.tolist(), name
+        elif column.dtype == object:
+            assert column.tolist() == list(wanted), name
+        else:
+            values = np.array(wanted, float)
+            assert column.shape == values.shape, (name, column.shape, values.shape)
+            off = np.abs(column.astype(float) - values).max(initial=0)
+            exact = {"u": tolerance, "f": 1e-3}.get(column.dtype.kind, 0)
+            assert off <= (0 if name == "mask" else exact), (name, off, column.tolist(), values.tolist())
+
+
+def walk(pool, data, feeds=("numpy",)):
+    """One walk, as hypothesis draws it."""
+    Walk(pool, data.draw(specs(pool, feeds)), data.draw, feeds).run()
