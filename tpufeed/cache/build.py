@@ -410,7 +410,9 @@ def probe_samples(planning: Planning, source: CacheSource, options: CacheOptions
         start = time.perf_counter()
         try:
             variants = augment(sample)
-            moved = mover.encode(sample.moving, sample.name, sample.size, augment.draws(sample.number)) if mover else []
+            moved = (
+                mover.encode(sample.moving, sample.name, sample.image, augment.draws(sample.number)) if mover else []
+            )
         except ImageError:
             continue
         moving += map(len, moved)

@@ -24,6 +24,7 @@ _KAGGLE_KEYS = {ENCODED: "image", LABEL: "class", FILENAME: "id"}
 OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax in shares of the image's sides
 OBJECT_XMIN = "image/object/bbox/xmin"
 OBJECT_PREFIX = "image/object/"  # of what belongs to boxes there
+UNMOVED = ("image/object/mask", "image/object/keypoint/", "image/segmentation/")  # lie in the picture, and stay there
 OBJECT_LABEL, OBJECT_TEXT = "image/object/class/label", "image/object/class/text"
 
 DType = Literal["uint8", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
@@ -48,6 +49,8 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: what moves with the crop: a further image, a mask (one channel of 8 bits), depth (of 16 bits), boxes
             (left, top, right, bottom) or keypoints (x, y, and maybe their visibility), in pixels of the stored image.
         of: the column of boxes, each of which has one item of this column.
+        boxes_of: of adopted boxes, which are shares of the sides of an image with an EXIF orientation: of the "stored"
+            image, or of the "upright" one. Without it the sizes of each record tell, and else it is the stored one.
     """
 
     name: str
@@ -58,6 +61,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     item_shape: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     kind: Kind | msgspec.UnsetType = msgspec.UNSET
     of: str | msgspec.UnsetType = msgspec.UNSET
+    boxes_of: Literal["stored", "upright"] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def key(self) -> str:

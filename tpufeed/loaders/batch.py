@@ -23,7 +23,8 @@ from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import HEIGHT, LABEL, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
-from tpufeed.images.decoding import Pixels, image_size, make_scratch, orientation_of
+from tpufeed.images.decoding import Pixels, make_scratch
+from tpufeed.images.mending import seen_size
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
@@ -284,7 +285,10 @@ class Decoder:
         self._min_visibility = float(options.min_visibility)
         self._specs = {spec.name: spec for spec in manifest.features}
         ints = fixed_ints(manifest.features)
-        self._size_at = (ints.index(HEIGHT), ints.index(WIDTH)) if {HEIGHT, WIDTH} <= set(ints) else None
+        # What another tool has called height and width may be of another image, or of this one as people see it.
+        is_adopted = manifest.options.get("command") == "adopt"
+        has_size = not is_adopted and {HEIGHT, WIDTH} <= set(ints)
+        self._size_at = (ints.index(HEIGHT), ints.index(WIDTH)) if has_size else None
         # Where each view stands: its column, and its place among those of one size.
         self._targets = _view_targets(self.columns.images, self.sizes)
         self._pictures = [each for each in self.columns.fields if isinstance(each, Picture)]
@@ -337,6 +341,7 @@ class Decoder:
             lambda: pipeline.geometry(*size(), drawn),
             self._min_visibility,
             self._classes,
+            upright=self._upright,
         )
         if self._joint is not None:
             pixels, sample = self._joint.run(partial(self._run_part, record.image), sample, drawn)
@@ -367,13 +372,12 @@ class Decoder:
         return ids
 
     def stored_size(self, record: "_Record") -> tuple[int, int]:
-        """Return `(height, width)` of a record's image, upright. Raises ImageError."""
+        """Return `(height, width)` of a record's image as the ops see it. Raises ImageError."""
         if self._tensor_shape is not None:
             return self._tensor_shape[:2]
-        if self._size_at is not None and not self._upright:
+        if self._size_at is not None:
             return record.ints[self._size_at[0]], record.ints[self._size_at[1]]
-        size = image_size(record.image)
-        return size[::-1] if self._upright and orientation_of(record.image) >= 5 else size
+        return seen_size(record.image, self._upright)
 
     def fill_image(self, image: memoryview, draws: Sequence[Sequence[Draws]], rows: Rows, row: int) -> None:
         """Fill one row of the columns of images. Raises ImageError, OpError."""

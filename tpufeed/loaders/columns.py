@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tpufeed.dataset import schema
 from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.object_boxes import read_boxes
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images.geometry import Geometry
@@ -62,12 +63,13 @@ class Sample:
         find_geometry: tells what the ops do to the image.
         min_visibility: of a box's area, below which it is dropped.
         classes: of a mixture, into whose ids labels are turned.
+        upright: the image is turned by its EXIF orientation before the ops see it.
 
     Attributes:
         dropped: boxes that were dropped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what is known of a record and of its dataset
         self,
         features: Mapping[str, Feature],
         where: str,
@@ -75,8 +77,10 @@ class Sample:
         find_geometry: Callable[[], Geometry],
         min_visibility: float,
         classes: "JoinedClasses | None" = None,
+        *,
+        upright: bool,
     ) -> None:
-        self.where, self.dropped = where, 0
+        self.where, self.dropped, self._upright = where, 0, upright
         self._features, self._specs = features, specs
         self._find_geometry, self._min_visibility, self.classes = find_geometry, min_visibility, classes
         self._boxes: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = {}
@@ -123,14 +127,11 @@ class Sample:
         return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
 
     def _object_boxes(self, spec: FeatureSpec) -> Array:
-        """Boxes of TensorFlow's Object Detection API, which are shares of the image's sides."""
+        """Boxes of TensorFlow's Object Detection API, in pixels of the image as the ops see it."""
         height, width = self.geometry.source
-        sides = [self._features.get(key, Feature("float", ())).values for key in spec.keys]
-        if len({len(side) for side in sides}) > 1:
-            raise RecordError(f"{self.where}: {spec.key} has {', '.join(str(len(side)) for side in sides)} values")
-        pixels = np.array([width, height, width, height], np.float32)
-        boxes: Array = np.stack([np.asarray(side, np.float32) for side in sides], 1) * pixels
-        return boxes
+        (image,) = self._features[self._specs[schema.ENCODED].key].values
+        shares = read_boxes(self._features, spec, image, self._upright, self.where)
+        return (shares * (width, height, width, height)).astype(np.float32)
 
     def boxes(self, spec: FeatureSpec) -> npt.NDArray[np.float32]:
         """Return the boxes that are left, in pixels of the result."""
