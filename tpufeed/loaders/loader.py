@@ -17,7 +17,7 @@ from tpufeed.errors import LoaderError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
 from tpufeed.keywords import named_options
-from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest
+from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, warn_of_flips
 from tpufeed.loaders.buffers import BufferPool, stride_of
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.cursor import (
@@ -189,6 +189,7 @@ class NumpyLoader:
         self.options = options
         self._workers = plan_workers([source.dataset for source in self.sources], options)
         self._decoder = BatchDecoder(self.sources, options, self._workers.threads)
+        warn_of_flips(self._decoder.decoders)
         columns = self.columns = self._decoder.columns
         self.pipeline = self._decoder.decoders[0].pipelines[0]
         masked = options.remainder == "pad" or options.max_bad_records > 0
