@@ -242,6 +242,17 @@ def test_boxes_lie_on_what_they_are_of(exif, sizes, of, tmp_path, write_tfrecord
 
 
 @pytest.mark.parametrize("exif", ["apply", "ignore"])
+def test_boxes_of_other_formats_and_sizes_of_other_kinds(exif, tmp_path, write_tfrecords):
+    records = [scene(turn, "upright", "upright", SIZE, kind) for turn in range(5, 9) for kind in ("PNG", "WEBP")]
+    url = adopted(records, tmp_path / "a", write_tfrecords, exif=exif).url
+    check_boxes(url, len(records), MOVES["cropped and mirrored"])
+    odd = [{"image/height": b"60", "image/width": b"100"}, {"image/height": [60, 100]}, {"image/height": 60.0}]
+    records = [scene(6, None, "stored") | sizes for sizes in odd]
+    url = adopted(records, tmp_path / "b", write_tfrecords, exif=exif).url
+    check_boxes(url, len(records), MOVES["resized"])
+
+
+@pytest.mark.parametrize("exif", ["apply", "ignore"])
 def test_each_record_is_taken_at_its_word(exif, tmp_path, write_tfrecords):
     """Two tools have written the records; the sizes of a square, or of an image upside down, tell nothing."""
     records = [scene(turn, of, of) for turn in range(5, 9) for of in ("stored", "upright")]

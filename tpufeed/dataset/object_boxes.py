@@ -36,10 +36,11 @@ def tell_image(features: Mapping[str, Feature], image: memoryview) -> Told:
     Raises:
         ImageError: the image's header cannot be read.
     """
-    said = tuple(int(value) for key in (HEIGHT, WIDTH) for value in features.get(key, _NONE).values)
-    stored, upright = seen_size(image, upright=False), seen_size(image, upright=True)
-    if len(said) != 2:
+    found = [features.get(key, _NONE) for key in (HEIGHT, WIDTH)]
+    if not all(feature.kind == "int64" and len(feature.values) == 1 for feature in found):
         return "nothing"
+    said = int(found[0].values[0]), int(found[1].values[0])
+    stored, upright = seen_size(image, upright=False), seen_size(image, upright=True)
     if said not in (stored, upright):
         return "another"
     return "nothing" if stored == upright else "upright" if said == upright else "stored"
