@@ -106,7 +106,7 @@ def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path,
     assert types["tags"]["image/class/label"] == "int64[1 to 2]"
     assert (types["masks"]["mask"], types["street"]["mask"]) == ("mask", "mask")
     assert types["scenes"]["depth"] == "depth"
-    assert types["boxes"]["poses"] == "float32[2, 2, 3] keypoints"
+    assert types["boxes"]["poses"] == "float32[2, 2, 3] keypoints (flips 0:1)"
     assert types["boxes"]["boxes"] == "float32[2, 4] boxes"
     assert types["coco"]["boxes"] == "float32[0 to 2, 4] boxes"
     printed = run_program("\n".join(blocks("samples.md")), tmp_path)

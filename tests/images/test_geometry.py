@@ -125,6 +125,14 @@ def test_points_go_with_the_corners_of_boxes(scene, chain, seed):
         np.testing.assert_allclose(boxes[0], expected, atol=1e-3)
 
 
+@settings(max_examples=100, deadline=None)
+@given(scene=scenes(), chain=ops, seed=st.integers(0, 10**6))
+def test_an_odd_number_of_flips_is_a_mirror(scene, chain, seed):
+    pipeline = Pipeline(chain, seed)
+    geometry = pipeline.geometry(*scene[0], drawn(pipeline, seed))
+    assert geometry.is_mirrored == sum(isinstance(op, HorizontalFlip | VerticalFlip) for op in chain) % 2
+
+
 MOVING = st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=3)  # of RandAugment's transforms
 
 

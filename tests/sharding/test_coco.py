@@ -352,3 +352,68 @@ def test_the_command(coco, tmp_path):
     sample = samples_of(tmp_path / "d")["000000000001.png"]
     assert np.asarray(Image.open(io.BytesIO(sample["image/encoded"][0].encode("latin-1")))).shape == (30, 40, 3)
     assert sample["boxes"] == [0, 0, 40, 30]
+
+
+# Names of keypoints.
+
+PERSON = ["nose", *(f"{side}_{part}" for part in ("eye", "ear", "knee") for side in ("left", "right"))]
+POINTS = [number for joint in range(7) for number in (10 + joint, 20 + joint, 2)]
+
+
+def people(*names, used=None):
+    """A category for each list of names, and one annotation of each, with seven keypoints."""
+    categories = [{"id": 1 + place, "name": f"kind {place}", "keypoints": each} for place, each in enumerate(names)]
+    used = range(len(names)) if used is None else used
+    each = {"image_id": 100, "bbox": [5, 6, 7, 8], "keypoints": POINTS}
+    return content([each | {"category_id": 1 + place} for place in used], categories=categories)
+
+
+def pairs_of(result):
+    return spec_of(result, "keypoints").flip_pairs
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs"),
+    [
+        (PERSON, ((1, 2), (3, 4), (5, 6))),
+        (["Left Eye", "Right Eye", "tail", "paw_right", "paw_left", "midleft", "x"], ((0, 1), (4, 3))),
+        (["l_eye", "r_eye", "head", "R-ear", "L-ear", "level", "rever"], ((0, 1), (4, 3))),
+        (["left_eye", "nose", "a", "b", "c", "d", "e"], None),  # nothing opposite
+        (PERSON[:6], None),  # not the names of seven points
+        ("nose", None),
+        ([1, 2, 3, 4, 5, 6, 7], None),
+    ],
+)
+def test_names_of_keypoints_say_which_are_left_and_right(names, pairs, coco, tmp_path):
+    found = pairs_of(shard(coco(people(names)), tmp_path / "d"))
+    assert (found or None) == pairs
+
+
+def test_categories_with_other_keypoints_say_no_pairs(coco, tmp_path):
+    other = ["tail", *reversed(PERSON[1:])]
+    assert not pairs_of(shard(coco(people(PERSON, other[::-1])), tmp_path / "a"))
+    assert not pairs_of(shard(coco(people(PERSON, None)), tmp_path / "b"))
+    assert pairs_of(shard(coco(people(PERSON, other[::-1], used=[0])), tmp_path / "c"))
+    said = pairs_of(shard(coco(people(PERSON, None)), tmp_path / "d", flip_pairs=[(1, 2)]))
+    assert said == ((1, 2),)
+    said = pairs_of(shard(coco(people(PERSON)), tmp_path / "e", flip_pairs="none"))
+    assert said == ()
+    with pytest.raises(OptionError, match="--keypoints"):
+        shard(coco(), tmp_path / "f", flip_pairs=[(1, 2)])
+
+
+def test_a_file_with_other_pairs_cannot_be_appended(coco, tmp_path):
+    url = shard(coco(people(PERSON)), tmp_path / "d").url
+    more = people(PERSON, used=[])
+    more["images"] = [{"id": 200, "file_name": "new.png"}]
+    more["annotations"] = [{"id": 1, "image_id": 200, "category_id": 1, "bbox": [5, 6, 7, 8], "keypoints": POINTS}]
+    path = coco(more)
+    (path.parent.parent / "val2017/new.png").write_bytes(encoded((40, 50)))
+    more["categories"][0]["keypoints"] = [*PERSON[1:], "nose"]
+    (path.parent / "other.json").write_text(json.dumps(more))
+    with pytest.raises(OptionError, match=r"flips 1:2 3:4 5:6.*flips 0:1 2:3 4:5"):
+        tpufeed.append(path.parent / "other.json", url, workers=1)
+    del more["categories"][0]["keypoints"]
+    (path.parent / "without.json").write_text(json.dumps(more))  # says nothing against it
+    result = tpufeed.append(path.parent / "without.json", url, workers=1)
+    assert (result.added, pairs_of(result)) == (1, ((1, 2), (3, 4), (5, 6)))

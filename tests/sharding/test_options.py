@@ -169,6 +169,7 @@ def test_no_option_is_left_out_of_the_plan():
         "boxes",
         "box_format",
         "keypoints",
+        "flip_pairs",
         "box_columns",
         "duplicates",
         "split_by_content",

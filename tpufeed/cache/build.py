@@ -54,7 +54,8 @@ _RENAMED = {
     **{name: new for name, new in RENAMED.items() if new not in ("presize", "shards")},
     **dict.fromkeys(("presize", "presize_px", "resize"), _NOT_HERE),
     **dict.fromkeys(
-        ("columns", "image_columns", "masks", "boxes", "box_format", "keypoints", "box_columns"), _SHARD_FIRST
+        ("columns", "image_columns", "masks", "boxes", "box_format", "keypoints", "flip_pairs", "box_columns"),
+        _SHARD_FIRST,
     ),
     "new_dir": "give another destination",
     "transform": "ops",
@@ -410,7 +411,9 @@ def probe_samples(planning: Planning, source: CacheSource, options: CacheOptions
         start = time.perf_counter()
         try:
             variants = augment(sample)
-            moved = mover.encode(sample.moving, sample.name, sample.size, augment.draws(sample.number)) if mover else []
+            moved = (
+                mover.encode(sample.moving, sample.name, sample.image, augment.draws(sample.number)) if mover else []
+            )
         except ImageError:
             continue
         moving += map(len, moved)

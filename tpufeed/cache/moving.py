@@ -12,6 +12,7 @@ from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import RecordError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.geometry import Geometry
+from tpufeed.images.mending import seen_size
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import encode
 from tpufeed.images.protocols import Draws
@@ -27,7 +28,7 @@ def moves(spec: FeatureSpec) -> bool:
 
 def cached_spec(spec: FeatureSpec, options: CacheOptions, size: Size) -> FeatureSpec:
     """Return how a cache holds a feature of its source."""
-    spec = msgspec.structs.replace(spec, stored_as=msgspec.UNSET)
+    spec = msgspec.structs.replace(spec, stored_as=msgspec.UNSET, boxes_of=msgspec.UNSET)
     if spec.kind == "boxes" or isinstance(spec.of, str):  # crops drop some
         most = spec.lengths[1] if isinstance(spec.lengths, tuple) else (spec.shape or (0,))[0]
         return msgspec.structs.replace(spec, shape=None, lengths=(0, most))
@@ -57,22 +58,28 @@ class Mover:
         return bool(self._moving)
 
     def encode(
-        self, features: Mapping[str, Feature], where: str, size: tuple[int, int], draws: Sequence[Sequence[Draws]]
+        self,
+        features: Mapping[str, Feature],
+        where: str,
+        image: bytes | memoryview | Pixels,
+        draws: Sequence[Sequence[Draws]],
     ) -> list[bytes]:
         """Return the entries of what moves, one for each variant.
 
         Args:
             features: of the record, by their keys.
             where: the sample's name, for errors.
-            size: (height, width) of its image.
+            image: of the sample, encoded or uint8 pixels.
             draws: for each variant one entry an op.
 
         Raises:
             ImageError, RecordError: a feature is not what the manifest says.
         """
-        entries = []
+        entries, upright = [], self._pipeline.upright
+        size = image.shape[:2] if isinstance(image, np.ndarray) else seen_size(image, upright)
         for drawn in draws:
-            sample = ParsedSample(features, where, self._specs, _geometry_finder(self._pipeline, size, drawn), 0.0)
+            finder = _geometry_finder(self._pipeline, size, drawn)
+            sample = ParsedSample(features, where, self._specs, finder, 0.0, upright=upright)
             made = ((spec.name, self._feature(spec, sample, drawn)) for spec in self._moving)
             entries.append(b"".join(encode_entry(name, feature) for name, feature in made))
         return entries

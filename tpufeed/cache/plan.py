@@ -20,6 +20,7 @@ from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDT
 from tpufeed.dataset.versions import follows
 from tpufeed.errors import DatasetNotFoundError, OptionError
 from tpufeed.images.ops import OPS
+from tpufeed.loaders.columns import iter_flip_warnings
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined, forged
 from tpufeed.sharding.options import ShardOptions
@@ -162,7 +163,11 @@ class Warmable:
                     for name, split in manifest.splits.items()
                 }
                 features = manifest.features
-                facts: dict[str, Any] = {"input_digest": self.digest(), "class_names": manifest.class_names}
+                facts: dict[str, Any] = {
+                    "input_digest": self.digest(),
+                    "class_names": manifest.class_names,
+                    "warnings": tuple(iter_flip_warnings(features, options.applied)),
+                }
                 notes = {"images": options.variants * sum(samples.values())}
             else:
                 inventory = stack.enter_context(take_inventory(self.url, self._raw))

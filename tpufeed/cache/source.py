@@ -13,7 +13,7 @@ from tpufeed.dataset.plan import Input, PlanHeader, Task
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import ImageError
-from tpufeed.images.decoding import Pixels, image_size, orientation_of
+from tpufeed.images.decoding import Pixels
 from tpufeed.images.policy import ImagePolicy, load_image
 from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
 from tpufeed.sharding.worker import see_inputs
@@ -43,7 +43,6 @@ class Sample(NamedTuple):
         odd: odd cases that a policy dealt with.
         labels: ids of classes, of a sample that may have several.
         moving: features that move with the crop, by their keys.
-        size: (height, width) of the image, where any moves.
     """
 
     number: int
@@ -54,7 +53,6 @@ class Sample(NamedTuple):
     odd: tuple[str, ...] = ()
     labels: tuple[int, ...] = ()
     moving: Mapping[str, Feature] = {}  # none is ever changed
-    size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +90,7 @@ class DatasetSource:
                 continue
             parsed = decode_arrays(payload, name)
             listed = parsed[keys[LABEL]].values if label is None and LABEL in keys and keys[LABEL] in parsed else ()
-            size = (0, 0)
-            if moving:
-                size = image_size(image) if shape is None else shape[:2]
-                size = size[::-1] if self.upright and shape is None and orientation_of(image) >= 5 else size
-            yield Sample(number, name, pixels, label, rest, labels=tuple(map(int, listed)), moving=parsed, size=size)
+            yield Sample(number, name, pixels, label, rest, labels=tuple(map(int, listed)), moving=parsed)
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:

@@ -112,7 +112,7 @@ def iter_augmented(
                 made = augment(sample)
             moved = [b""] * len(made)
             if mover:
-                moved = mover.encode(sample.moving, sample.name, sample.size, augment.draws(sample.number))
+                moved = mover.encode(sample.moving, sample.name, sample.image, augment.draws(sample.number))
         except ImageError as error:
             yield Reject(sample.name, error.reason, str(error)), [], []
         else:

@@ -68,6 +68,16 @@ def adopt_command(
             rich_help_panel=_FEATURES,
         ),
     ] = "ignore",
+    boxes_of: Annotated[
+        str,
+        typer.Option(
+            metavar="IMAGE",
+            autocompletion=one_of("sizes", "stored", "upright"),
+            help="Which image boxes are of, if it has an EXIF orientation: stored; upright; sizes: as image/height and "
+            "image/width tell.",
+            rich_help_panel=_FEATURES,
+        ),
+    ] = "sizes",
     as_json: flags.AsJson = False,
 ) -> None:
     """Make a dataset of TFRecords that another tool wrote, without rewriting them.
@@ -98,6 +108,7 @@ def adopt_command(
             splits=splits,
             classes=classes,
             exif=exif,  # type: ignore[arg-type]  # checked there
+            boxes_of=boxes_of,  # type: ignore[arg-type]  # checked there
             listener=listen,
         )
     print_json(_facts(result)) if as_json else _print_result(result)

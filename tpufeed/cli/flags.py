@@ -249,6 +249,15 @@ Keypoints = Annotated[
         rich_help_panel=SOURCE,
     ),
 ]
+FlipPairs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N:N,...",
+        help="Keypoints that are the left and right of the same, like 1:2,3:4 (from 0): mirroring swaps them; or none.",
+        show_default="as COCO's names say",
+        rich_help_panel=SOURCE,
+    ),
+]
 BoxColumns = Annotated[
     str | None,
     typer.Option(metavar="COLUMN,...", help="Columns with a value for each box.", rich_help_panel=SOURCE),

@@ -113,6 +113,7 @@ def shard_command(
     boxes: flags.Boxes = None,
     box_format: flags.BoxFormat = None,
     keypoints: flags.Keypoints = None,
+    flip_pairs: flags.FlipPairs = None,
     box_columns: flags.BoxColumns = None,
     duplicates: flags.Duplicates = None,
     split_by_content: Annotated[
@@ -186,6 +187,7 @@ def shard_command(
         boxes=boxes,
         box_format=box_format,
         keypoints=keypoints,
+        flip_pairs=flip_pairs,
         box_columns=None if box_columns is None else box_columns.split(","),
         duplicates=duplicates,
         split_by_content=split_by_content,

@@ -11,19 +11,21 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from tpufeed import __version__
-from tpufeed.dataset.adopt_keys import NONE, FirstRecord, choose_keys, glimpse, make_features
+from tpufeed.dataset.adopt_keys import NONE, BoxesOf, FirstRecord, choose_keys, glimpse, make_features
 from tpufeed.dataset.adopt_scan import Contents, Keys, ShardScan, iter_records, scan_shard
 from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.destination import check_writable
 from tpufeed.dataset.index import encode_index, is_index_of
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name
+from tpufeed.dataset.object_boxes import Told
 from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.schema import OBJECT_XMIN, UNMOVED
 from tpufeed.dataset.tfrecord_files import ForeignFiles, sort_files
 from tpufeed.dataset.walk import Walker, map_shards
 from tpufeed.errors import (
@@ -92,6 +94,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     splits: Sequence[str] | None = None,
     classes: str | Path | Sequence[str] | None = None,
     exif: Literal["apply", "ignore"] = "ignore",
+    boxes_of: BoxesOf = "sizes",
     listener: AdoptListener | None = None,
 ) -> AdoptResult:
     """Make a dataset of TFRecord files that another tool has written, without rewriting them.
@@ -110,7 +113,11 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         classes: names of the classes in the order of labels, or a file with a line for each. By default the texts tell
             them where they do so one to one, else they are called "0", "1" and so on.
         exif: "apply": loaders turn images by their EXIF orientation, as `shard` does, and caches hold them turned.
-            "ignore": they come as they are stored. Such images are counted in `manifest.odd` either way.
+            "ignore": they come as they are stored. Such images are counted in `manifest.odd` either way, and boxes of
+            TensorFlow's Object Detection API lie on their objects either way.
+        boxes_of: which image these boxes are of, if it has an EXIF orientation: "stored", "upright", or as the "sizes"
+            in each record tell. Those that tell nothing are taken as the others if these are all upright, else as
+            stored, which is how TensorFlow decodes them.
         listener: called with an `AdoptProgress` after each file.
 
     Raises:
@@ -118,10 +125,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         RecordError: a file is damaged, or a record has not what it should; names file, record and byte.
     """
     start = time.monotonic()
-    if exif not in ("apply", "ignore"):
-        raise OptionError(f"exif is 'apply' or 'ignore', not {exif!r}")
-    if image_key == NONE:
-        raise OptionError("--image-key none: a dataset has images")
+    _check_choices(image_key, exif, boxes_of)
     names = None if classes is None else read_classes(classes)
     told = {"image": image_key, "label": label_key, "text": text_key, "filename": filename_key}
     source = open_store(url)
@@ -139,7 +143,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     options = {
         "command": "adopt",
         "source": mask_secrets(source.url),
-        "asked": {**told, "classes": names is not None},
+        "asked": {**told, "classes": names is not None, **({} if boxes_of == "sizes" else {"boxes_of": boxes_of})},
     }
     finished = _find_finished(source, target, files, options, names, exif)
     if finished is not None:
@@ -154,6 +158,8 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     keys = choose_keys(told, first)
     if names is not None and keys.label is None:
         raise OptionError("--classes names the classes of labels, and there are none; say which key with --label-key")
+    if boxes_of != "sizes" and not any(OBJECT_XMIN in record.glimpses for record in first):
+        raise OptionError(f"--boxes-of {boxes_of}: no record has boxes ({OBJECT_XMIN}); leave boxes_of out")
 
     most_classes = _MOST_CLASSES if names is None else len(names)
     total, progress = Contents(), AdoptProgress(sum(info.size_bytes for info in infos))
@@ -171,8 +177,8 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
             )
             listener(progress)
     _warn(by_split, total, exif)
-
-    features, left_out = make_features(keys, total.tallies, progress.images)
+    all_boxes_of = _decide_boxes(total.told) if boxes_of == "sizes" else boxes_of
+    features, left_out = make_features(keys, total.tallies, progress.images, all_boxes_of)
     class_names = _name_classes(keys, total) if names is None else names
     shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for found in by_split.values() for scan in found]
     manifest = Manifest(
@@ -190,7 +196,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         input_digest=hashlib.blake2b(msgspec.json.encode(shards), digest_size=16).hexdigest(),
         rejects={},
         images=dict(sorted(total.formats.items())),
-        odd={"exif": total.turned} if total.turned else {},
+        odd=+Counter({"exif": total.turned, "exif, of another size": total.told["another"]}),
         data_url=None if target.url == source.url else source.url,
         exif="apply" if exif == "apply" else msgspec.UNSET,
     )
@@ -200,6 +206,15 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     except ObjectExistsError as error:
         raise DatasetExistsError(f"{target.url}: another {MANIFEST} was put meanwhile; nothing was replaced") from error
     return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, tuple(left_out))
+
+
+def _check_choices(image_key: str | None, exif: str, boxes_of: str) -> None:
+    if exif not in ("apply", "ignore"):
+        raise OptionError(f"exif is 'apply' or 'ignore', not {exif!r}")
+    if boxes_of not in get_args(BoxesOf):
+        raise OptionError(f"boxes_of is one of {', '.join(get_args(BoxesOf))}, not {boxes_of!r}")
+    if image_key == NONE:
+        raise OptionError("--image-key none: a dataset has images")
 
 
 def _find_finished(
@@ -293,12 +308,39 @@ def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Contents, exif: str) 
         _logger.warning(
             "%s and maybe others hold no image that tpufeed reads; loaders will stop there", total.first_unknown
         )
+    unmoved = sorted(key for key in total.tallies if key.startswith(UNMOVED))
+    if unmoved:
+        _logger.warning(
+            "loaders and caches leave %s as they are stored, whatever ops and EXIF do to the image", ", ".join(unmoved)
+        )
     if total.turned and exif == "ignore":
         _logger.warning(
             "%d images have an EXIF orientation, and loaders leave them as they are stored; with --exif apply they "
             "turn them, as tpufeed shard does",
             total.turned,
         )
+
+
+def _decide_boxes(told: Counter[Told]) -> BoxesOf:
+    """Return which image all boxes are of, as far as their records tell; warn of those that do not."""
+    # One tool has usually written all records, so those that do not tell are as the others.
+    decided: BoxesOf = "upright" if told["upright"] and not told["stored"] else "sizes"
+    untold, taken = told["nothing"] + told["another"], "stored" if decided == "sizes" else "upright"
+    if not untold and not (told["stored"] and told["upright"]):
+        return decided
+    _logger.warning(
+        "%d images with an EXIF orientation have boxes. By image/height and image/width, the boxes of %d are of the "
+        "stored image and those of %d of the upright one; %d do not tell (%d have the sizes of another image), and are "
+        "taken as of the %s one. If tpufeed show draws boxes beside their objects, adopt with --boxes-of %s",
+        told.total(),
+        told["stored"],
+        told["upright"],
+        untold,
+        told["another"],
+        taken,
+        "stored" if taken == "upright" else "upright",
+    )
+    return decided
 
 
 def _name_classes(keys: Keys, total: Contents) -> tuple[str, ...]:

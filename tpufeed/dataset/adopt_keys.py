@@ -1,7 +1,7 @@
 """Choose the keys of image, label, text and filename in records of another tool: as told, or by names and records."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from tpufeed.images.mending import mend
 from tpufeed.tfrecord.example import Feature, Kind
 
 NONE = "none"
+BoxesOf = Literal["sizes", "stored", "upright"]
 # Keys by which other tools call what tpufeed has a name for, the best first.
 _KNOWN_KEYS = {
     "image": (schema.ENCODED, "image", "image_raw", "image_bytes", "encoded", "jpeg", "img"),
@@ -166,11 +167,13 @@ def _ambiguous(role: str, keys: Sequence[str]) -> OptionError:
     return OptionError(f"the {role} could be any of {', '.join(keys)}; choose with --{role}-key {keys[0]} or another")
 
 
-def make_features(keys: Keys, tallies: dict[str, Tally], records: int) -> tuple[tuple[FeatureSpec, ...], list[str]]:
+def make_features(
+    keys: Keys, tallies: dict[str, Tally], records: int, boxes_of: BoxesOf = "sizes"
+) -> tuple[tuple[FeatureSpec, ...], list[str]]:
     """Return the schema of `records` records, and the keys that it has no place for.
 
     The image, the label, the other names that tpufeed knows, then the rest as they are called. A name of tpufeed's own
-    stands for nothing but the feature that was taken for it.
+    stands for nothing but the feature that was taken for it. `boxes_of` is that of `adopt`.
     """
     specs, taken = list[FeatureSpec](), set[str]()
 
@@ -203,7 +206,9 @@ def make_features(keys: Keys, tallies: dict[str, Tally], records: int) -> tuple[
     sides = [tallies[key] for key in _BOXES.keys if key in tallies]
     if len(sides) == len(_BOXES.keys):
         taken.update(_BOXES.keys)
-        specs.append(msgspec.structs.replace(_BOXES, lengths=(0, max(side.most for side in sides))))
+        lengths = 0, max(side.most for side in sides)
+        of = msgspec.UNSET if boxes_of == "sizes" else boxes_of
+        specs.append(msgspec.structs.replace(_BOXES, lengths=lengths, boxes_of=of))
         if keys.several and keys.label in tallies:
             taken.add(keys.label)
             most = tallies[keys.label].most

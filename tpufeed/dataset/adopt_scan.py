@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tpufeed.dataset.index import Offsets
+from tpufeed.dataset.object_boxes import Told, tell_image
 from tpufeed.dataset.schema import OBJECT_TEXT, OBJECT_XMIN
 from tpufeed.dataset.walk import Walker
-from tpufeed.errors import OptionError, RecordError
-from tpufeed.images.decoding import orientation_of
+from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.header import sniff
+from tpufeed.images.mending import orientation_of
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.example import Feature, Kind, decode_example
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED
@@ -94,6 +95,7 @@ class Contents:
         formats: records by the format of their image.
         texts: for each feature that may name classes the text of each label, None where records contradict each other.
         turned: images whose EXIF orientation decoding leaves to be applied.
+        told: those of them that have boxes, by what their records' sizes tell of these.
         first_unknown: place of the first image that tpufeed cannot read.
     """
 
@@ -102,6 +104,7 @@ class Contents:
     formats: Counter[str] = field(default_factory=Counter)
     texts: dict[str, dict[int, str | None]] = field(default_factory=dict)
     turned: int = 0
+    told: Counter[Told] = field(default_factory=Counter)
     first_unknown: str | None = None
 
     def add(self, features: dict[str, Feature], keys: Keys, classes: int, place: str) -> None:
@@ -109,10 +112,13 @@ class Contents:
         image, label = _find_sample(features, keys, classes, place)
         image_format = sniff(image) or _UNKNOWN_FORMAT
         self.formats[image_format] += 1
-        self.turned += orientation_of(image) != 1
+        boxes = features.get(OBJECT_XMIN)
+        if orientation_of(image) != 1:
+            self.turned += 1
+            if boxes is not None and len(boxes.values):
+                self.told[_tell(features, image)] += 1
         if image_format == _UNKNOWN_FORMAT and self.first_unknown is None:
             self.first_unknown = place
-        boxes = features.get(OBJECT_XMIN)
         for key, feature in features.items():
             tally = self.tallies.setdefault(key, Tally())
             tally.records += 1
@@ -161,6 +167,7 @@ class Contents:
             for label, text in names.items():
                 self._name(key, label, text)
         self.turned += other.turned
+        self.told += other.told
         self.first_unknown = self.first_unknown or other.first_unknown
 
     def _name(self, key: str, label: int, text: str | None) -> None:
@@ -256,6 +263,13 @@ def missing_value(key: str, values: int | None, image: str | None, place: str, p
         "--label-key none --to DST"
     )
     return RecordError(f"{place}: feature {key!r} {found}; the record has {', '.join(sorted(present))}; {way}")
+
+
+def _tell(features: dict[str, Feature], image: memoryview) -> Told:
+    try:
+        return tell_image(features, image)
+    except ImageError:  # of which loaders tell
+        return "nothing"
 
 
 def _read_text(value: object) -> str | None:

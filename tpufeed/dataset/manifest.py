@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 import msgspec
 
-from tpufeed.dataset.schema import FeatureSpec, several_labels
+from tpufeed.dataset.schema import FeatureSpec, flip_problem, several_labels
 from tpufeed.errors import ManifestError, ManifestVersionError
 from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
@@ -345,6 +345,8 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     for feature in manifest.features:
         if not _can_be(feature):
             yield f"{feature.name} cannot be {feature.type_text}"
+        elif flip_problem(feature):
+            yield f"{feature.name}: {flip_problem(feature)}"
     if manifest.cache is not None and not _is_image(manifest.cache.shape):
         yield f"a cache of shape {manifest.cache.shape} holds no images"
     if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):

@@ -14,7 +14,7 @@ from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.header import read_header
 from tpufeed.images.masks import decode_mask
-from tpufeed.images.mending import mend
+from tpufeed.images.mending import mend, seen_size
 from tpufeed.tfrecord.example import Feature, decode_entries, decode_example
 from tpufeed.tfrecord.layout import ScalarEntry
 
@@ -135,9 +135,12 @@ class RecordCheck:
                 channels = header.channels if header is not None else sample.sizes[CHANNELS]
         except ImageError as error:
             raise RecordError(f"the image does not decode ({error.reason}): {error}") from error
+        sizes = sample.sizes
         if self._foreign:
-            channels = sample.sizes.get(CHANNELS, channels)
-        problems = _size_problems(sample.sizes, (height, width, channels))
+            channels = sizes.get(CHANNELS, channels)
+            if (sizes.get(HEIGHT), sizes.get(WIDTH)) == seen_size(image, upright=True):
+                sizes = {}  # as people see it
+        problems = _size_problems(sizes, (height, width, channels))
         if self._pictures and not problems:
             problems = self._picture_problems(decode_example(sample.payload), (height, width))
         if problems:

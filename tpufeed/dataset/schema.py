@@ -1,6 +1,7 @@
 """Features of a record: their keys, and the fixed layout that follows from a schema."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -24,6 +25,7 @@ _KAGGLE_KEYS = {ENCODED: "image", LABEL: "class", FILENAME: "id"}
 OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax in shares of the image's sides
 OBJECT_XMIN = "image/object/bbox/xmin"
 OBJECT_PREFIX = "image/object/"  # of what belongs to boxes there
+UNMOVED = ("image/object/mask", "image/object/keypoint/", "image/segmentation/")  # lie in the picture, and stay there
 OBJECT_LABEL, OBJECT_TEXT = "image/object/class/label", "image/object/class/text"
 
 DType = Literal["uint8", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
@@ -48,6 +50,10 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: what moves with the crop: a further image, a mask (one channel of 8 bits), depth (of 16 bits), boxes
             (left, top, right, bottom) or keypoints (x, y, and maybe their visibility), in pixels of the stored image.
         of: the column of boxes, each of which has one item of this column.
+        boxes_of: of adopted boxes, which are shares of the sides of an image with an EXIF orientation: of the "stored"
+            image, or of the "upright" one. Without it the sizes of each record tell, and else it is the stored one.
+        flip_pairs: of keypoints, which of them are the left and the right of the same, as places in their list: a
+            mirrored picture swaps them. () if there are none; without it they are not known, and stay as they are.
     """
 
     name: str
@@ -58,6 +64,8 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     item_shape: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     kind: Kind | msgspec.UnsetType = msgspec.UNSET
     of: str | msgspec.UnsetType = msgspec.UNSET
+    boxes_of: Literal["stored", "upright"] | msgspec.UnsetType = msgspec.UNSET
+    flip_pairs: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def key(self) -> str:
@@ -96,6 +104,8 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.shape is None:
             least, most = self.lengths if isinstance(self.lengths, tuple) else (None, None)
             sizes.insert(0, "" if most is None else str(most) if least == most else f"{least} to {most}")
+        if isinstance(self.flip_pairs, tuple):
+            kind += f" (flips {' '.join(f'{one}:{other}' for one, other in self.flip_pairs) or 'none'})"
         return f"{self.dtype}[{', '.join(sizes)}]{kind}" if sizes else self.dtype + kind
 
     @property
@@ -104,6 +114,25 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.is_picture:
             return "bytes"
         return _LISTS.get(self.dtype) or ("bytes" if self.shape != () else _SCALARS.get(self.dtype, "bytes"))
+
+
+def flip_problem(spec: FeatureSpec) -> str:
+    """Say why a column cannot have its `flip_pairs`, with the numbers; return "" if it can."""
+    if isinstance(spec.flip_pairs, tuple) and spec.kind != "keypoints":
+        return "flip_pairs are of keypoints"
+    named = Counter(point for pair in spec.flip_pairs or () for point in pair)
+    if not named:
+        return ""
+    twice = next((point for point, times in named.items() if times > 1), None)
+    if twice is not None:
+        return f"flip_pairs name point {twice} twice; each point is in one pair"
+    least, most = spec.lengths if isinstance(spec.lengths, tuple) else (0, 0)  # older datasets do not say it
+    if len(spec.each) == 2:
+        least = most = spec.each[0]
+    if least not in (0, most):
+        return f"flip_pairs are of lists of one length, and samples have {least} to {most} keypoints"
+    beyond = next((point for point in named if point < 0 or 0 < most <= point), None)
+    return "" if beyond is None else f"flip_pairs name point {beyond}; there are {most} keypoints, which count from 0"
 
 
 def record_schema(

@@ -34,7 +34,7 @@ from tpufeed.dataset.manifest import (
 from tpufeed.dataset.naming import MANIFEST, version_index_name, version_name
 from tpufeed.dataset.plan import Owner
 from tpufeed.dataset.reader import Dataset, find_dataset
-from tpufeed.dataset.schema import LABEL, FeatureSpec
+from tpufeed.dataset.schema import LABEL, FeatureSpec, flip_problem
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -99,6 +99,7 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
         return base
     (low, high, each), (own_low, own_high, own_each) = _as_list(base), _as_list(part)
     alike = (base.dtype, base.kind, base.of, each) == (part.dtype, part.kind, part.of, own_each)
+    alike = alike and base.flip_pairs == part.flip_pairs
     joined = msgspec.structs.replace(
         base, shape=None, lengths=(min(low, own_low), max(high, own_high)), item_shape=each or msgspec.UNSET
     )
@@ -108,6 +109,11 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
         raise OptionError(
             f"the column {base.name!r} is {base.type_text} in the dataset and {part.type_text} in the new images; "
             "nothing was changed. Give the new images that type"
+        )
+    if flip_problem(joined):
+        raise OptionError(
+            f"the column {base.name!r} is {base.type_text} in the dataset and {part.type_text} in the new images: "
+            f"{flip_problem(joined)}; nothing was changed"
         )
     return joined
 

@@ -22,9 +22,9 @@ from tpufeed.diagnosis.files import check_output, write_file
 from tpufeed.diagnosis.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_labels
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
-from tpufeed.images.decoding import Pixels, decode, orientation_of
+from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.geometry import Geometry
-from tpufeed.images.mending import mend
+from tpufeed.images.mending import mend, orientation_of
 from tpufeed.images.orientation import turn
 from tpufeed.images.protocols import Window
 from tpufeed.loaders.columns import Sample
@@ -210,7 +210,9 @@ def _draw_over(
     """
     specs = {spec.name: spec for spec in manifest.features}
     shown = Window(0, 0, *stored, image.height, image.width)
-    sample = Sample(features, where, specs, lambda: Geometry.identity(*stored).window(shown), 0.0)
+    sample = Sample(
+        features, where, specs, lambda: Geometry.identity(*stored).window(shown), 0.0, upright=manifest.upright
+    )
     for spec in specs.values():
         if spec.kind in ("mask", "depth"):
             image = Image.blend(image, Image.fromarray(_colours(sample.mask(spec, 0))), _MASK_OPACITY)

@@ -170,6 +170,11 @@ class VerticalFlip(RandomlyApplied):
         return _flip(image, _UPSIDE_DOWN, out)
 
 
+def may_mirror(op: object) -> bool:
+    """Return true for an op that mirrors images. What a function of the user's does is not known."""
+    return isinstance(op, HorizontalFlip | VerticalFlip) and op.p > 0
+
+
 def _flip(image: Pixels, axis: int, out: Pixels | None) -> Pixels:
     flipped: Pixels = cv2.flip(image, axis, dst=out)  # type: ignore[assignment]  # uint8 in, uint8 out
     return flipped if out is None else out

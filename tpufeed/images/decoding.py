@@ -25,7 +25,6 @@ __all__ = [
     "decodes_strictly",
     "image_size",
     "make_scratch",
-    "orientation_of",
 ]
 _LINE_BYTES = 32  # of AVX2's stores
 MAX_PIXELS = 178_956_970  # where Pillow, too, takes an image for an attack
@@ -144,15 +143,6 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     """Return `(height, width)` of the stored pixels, from the header. Raises ImageError."""
     header = _read_jpeg_header(data) if sniff(data) == "jpeg" else None
     return _open_by_pillow(data, lambda image: image).size[::-1] if header is None else header[:2]
-
-
-def orientation_of(data: bytes | memoryview) -> int:
-    """Return the orientation, 1 to 8, that `decode` leaves to be applied; 1 where the header cannot be read."""
-    try:
-        header = read_header(bytes(data))
-    except ImageError:
-        return 1
-    return 1 if header.format == "tiff" else header.orientation  # Pillow turns a TIFF as it loads it
 
 
 def _read_jpeg_header(data: bytes | memoryview) -> tuple[int, int, str] | None:

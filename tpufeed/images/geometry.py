@@ -189,6 +189,12 @@ class Geometry:
         return top, left, bottom - top, right - left
 
     @property
+    def is_mirrored(self) -> bool:
+        """True where the result shows a mirror image, held in any way: what was a left hand looks like a right one."""
+        a, b, _, d, e, _ = self.to_source
+        return a * e - b * d < 0
+
+    @property
     def _is_upright(self) -> bool:
         """True where sides stay parallel to the axes, also after a quarter turn."""
         a, b, _, d, e, _ = self.to_source

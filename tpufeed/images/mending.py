@@ -1,14 +1,14 @@
-"""JPEGs whose pixels are all there though bytes between their segments are not in order."""
+"""JPEGs whose pixels are all there though bytes between their segments are not in order: mended, and their headers."""
 
 import re
 
 import numpy as np
 
 from tpufeed.errors import ImageError
-from tpufeed.images.decoding import decode_by_pillow, decodes_strictly
-from tpufeed.images.header import sniff
+from tpufeed.images.decoding import decode_by_pillow, decodes_strictly, image_size
+from tpufeed.images.header import read_header, sniff
 
-__all__ = ["mend"]
+__all__ = ["mend", "orientation_of", "seen_size"]
 
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")
 _END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
@@ -41,6 +41,34 @@ def mend(data: bytes | memoryview, error: ImageError) -> bytes:
             if copy is not None and copy != whole and _is_sound(copy, whole):
                 return copy
     raise error
+
+
+def orientation_of(data: bytes | memoryview) -> int:
+    """Return the EXIF orientation, 1 to 8, that `decode` leaves to be applied.
+
+    It is that of the mended copy if only that can be read, as its pixels are those that are shown; 1 if none can.
+    """
+    try:
+        try:
+            header = read_header(bytes(data))
+        except ImageError as error:
+            header = read_header(mend(data, error))
+    except ImageError:
+        return 1
+    return 1 if header.format == "tiff" else header.orientation  # Pillow turns a TIFF as it loads it
+
+
+def seen_size(data: bytes | memoryview, upright: bool) -> tuple[int, int]:
+    """Return `(height, width)` of an encoded image in pixels, as ops see it: `upright`, or else as it is stored.
+
+    Raises:
+        ImageError: its header cannot be read, and it cannot be mended.
+    """
+    try:
+        size = image_size(data)
+    except ImageError as error:
+        size = image_size(mend(data, error))
+    return size[::-1] if upright and orientation_of(data) >= 5 else size
 
 
 def _is_sound(copy: bytes, whole: bytes) -> bool:

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import ImageError, OpError, OptionError
-from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, orientation_of
+from tpufeed.images.decoding import Buffer, Pixels, decode, image_size
 from tpufeed.images.geometry import Geometry
-from tpufeed.images.mending import mend
+from tpufeed.images.mending import mend, orientation_of
 from tpufeed.images.ops import is_op
 from tpufeed.images.orientation import turn
 from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, keep

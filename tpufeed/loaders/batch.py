@@ -4,6 +4,7 @@ A thread holds the GIL for some 20 us a JPEG and 10 us a raw image; the rest of 
 """
 
 import hashlib
+import logging
 import math
 import threading
 from bisect import bisect_left
@@ -23,7 +24,8 @@ from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import HEIGHT, LABEL, WIDTH, FeatureSpec, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
-from tpufeed.images.decoding import Pixels, image_size, make_scratch, orientation_of
+from tpufeed.images.decoding import Pixels, make_scratch
+from tpufeed.images.mending import seen_size
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
@@ -39,6 +41,7 @@ from tpufeed.loaders.columns import (
     Picture,
     Rows,
     Sample,
+    iter_flip_warnings,
     resolve_columns,
 )
 from tpufeed.loaders.joint import JointPipeline
@@ -50,6 +53,7 @@ from tpufeed.tfrecord.layout import FixedLayout
 Array: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
+_logger = logging.getLogger(__name__)
 # Chunks of fewer rows cost more to hand over than they gain; larger ones leave threads without work.
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
 _thread = threading.local()  # has the scratch memory, one for all decoders
@@ -68,6 +72,14 @@ def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
     found = zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True)
     return [(*divmod(int(keys[order[start]]), 1 << 40), order[start:stop]) for start, stop in found]
+
+
+def warn_of_flips(decoders: Iterable["Decoder"]) -> None:
+    """Log a warning of each column asked for whose keypoints would not keep their names."""
+    for decoder in decoders:
+        specs = [each.spec for each in decoder.columns.fields]
+        for warning in iter_flip_warnings(specs, decoder.pipelines[0].ops):
+            _logger.warning("%s: %s", decoder.url, warning)
 
 
 class BatchRequest(NamedTuple):
@@ -256,6 +268,7 @@ class Decoder:
         options: `ops` or `views`, `seed`, `columns` and what says how these are batched.
 
     Attributes:
+        url: of the dataset.
         pipelines: the ops of each view of an image, with its seed; one where there are no views.
         columns: what samples are decoded to.
 
@@ -281,11 +294,14 @@ class Decoder:
         self.columns: Columns = resolve_columns(manifest, options, self.sizes, classes is not None)
         self._tensor_shape, self._upright = manifest.tensor_shape, manifest.upright
         self.tensor_bytes = math.prod(manifest.tensor_shape or (0,))  # 0: images are encoded
-        self._url = dataset.url
+        self.url = dataset.url
         self._min_visibility = float(options.min_visibility)
         self._specs = {spec.name: spec for spec in manifest.features}
         ints = fixed_ints(manifest.features)
-        self._size_at = (ints.index(HEIGHT), ints.index(WIDTH)) if {HEIGHT, WIDTH} <= set(ints) else None
+        # What another tool has called height and width may be of another image, or of this one as people see it.
+        is_adopted = manifest.options.get("command") == "adopt"
+        has_size = not is_adopted and {HEIGHT, WIDTH} <= set(ints)
+        self._size_at = (ints.index(HEIGHT), ints.index(WIDTH)) if has_size else None
         # Where each view stands: its column, and its place among those of one size.
         self._targets = _view_targets(self.columns.images, self.sizes)
         self._pictures = [each for each in self.columns.fields if isinstance(each, Picture)]
@@ -295,7 +311,7 @@ class Decoder:
     def check_sizes(self) -> None:
         """Raise OptionError where images, or what goes with them, differ in size from sample to sample."""
         if None in self.sizes and self.columns.pooled:
-            raise OptionError(f"{self._url}: {_NO_SIZE}")
+            raise OptionError(f"{self.url}: {_NO_SIZE}")
 
     def _cut_at_whole_samples(self) -> JointPipeline | None:
         """Return the pipeline for ops of the user's that change whole samples; None where there is none to change."""
@@ -342,6 +358,7 @@ class Decoder:
             lambda: pipeline.geometry(*size(), drawn),
             self._min_visibility,
             self._classes,
+            upright=self._upright,
         )
         if self._joint is not None:
             pixels, sample = self._joint.run(partial(self._run_part, record.image), sample, drawn)
@@ -368,17 +385,16 @@ class Decoder:
         """Return the ids that labels have in a mixture. Raises RecordError for one of no class."""
         if self._classes is None or self._classes.ids is None:
             return labels
-        ids: list[int] = self._classes.join(labels, self._url).tolist()
+        ids: list[int] = self._classes.join(labels, self.url).tolist()
         return ids
 
     def stored_size(self, record: "_Record") -> tuple[int, int]:
-        """Return `(height, width)` of a record's image, upright. Raises ImageError."""
+        """Return `(height, width)` of a record's image as the ops see it. Raises ImageError."""
         if self._tensor_shape is not None:
             return self._tensor_shape[:2]
-        if self._size_at is not None and not self._upright:
+        if self._size_at is not None:
             return record.ints[self._size_at[0]], record.ints[self._size_at[1]]
-        size = image_size(record.image)
-        return size[::-1] if self._upright and orientation_of(record.image) >= 5 else size
+        return seen_size(record.image, self._upright)
 
     def fill_image(self, image: memoryview, draws: Sequence[Sequence[Draws]], rows: Rows, row: int) -> None:
         """Fill one row of the columns of images. Raises ImageError, OpError."""

@@ -1,6 +1,6 @@
 """Columns of a batch: which ones a loader was asked for, their shapes, and how a record fills a row of them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -11,10 +11,13 @@ import numpy.typing as npt
 
 from tpufeed.dataset import schema
 from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.object_boxes import read_boxes
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError, RecordError
+from tpufeed.images.affine import may_mirror
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.masks import decode_mask
+from tpufeed.images.protocols import Op
 from tpufeed.tfrecord.example import Feature
 
 if TYPE_CHECKING:
@@ -62,12 +65,13 @@ class Sample:
         find_geometry: tells what the ops do to the image.
         min_visibility: of a box's area, below which it is dropped.
         classes: of a mixture, into whose ids labels are turned.
+        upright: the image is turned by its EXIF orientation before the ops see it.
 
     Attributes:
         dropped: boxes that were dropped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what is known of a record and of its dataset
         self,
         features: Mapping[str, Feature],
         where: str,
@@ -75,8 +79,10 @@ class Sample:
         find_geometry: Callable[[], Geometry],
         min_visibility: float,
         classes: "JoinedClasses | None" = None,
+        *,
+        upright: bool,
     ) -> None:
-        self.where, self.dropped = where, 0
+        self.where, self.dropped, self._upright = where, 0, upright
         self._features, self._specs = features, specs
         self._find_geometry, self._min_visibility, self.classes = find_geometry, min_visibility, classes
         self._boxes: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = {}
@@ -123,24 +129,32 @@ class Sample:
         return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
 
     def _object_boxes(self, spec: FeatureSpec) -> Array:
-        """Boxes of TensorFlow's Object Detection API, which are shares of the image's sides."""
+        """Boxes of TensorFlow's Object Detection API, in pixels of the image as the ops see it."""
         height, width = self.geometry.source
-        sides = [self._features.get(key, Feature("float", ())).values for key in spec.keys]
-        if len({len(side) for side in sides}) > 1:
-            raise RecordError(f"{self.where}: {spec.key} has {', '.join(str(len(side)) for side in sides)} values")
-        pixels = np.array([width, height, width, height], np.float32)
-        boxes: Array = np.stack([np.asarray(side, np.float32) for side in sides], 1) * pixels
-        return boxes
+        (image,) = self._features[self._specs[schema.ENCODED].key].values
+        shares = read_boxes(self._features, spec, image, self._upright, self.where)
+        return (shares * (width, height, width, height)).astype(np.float32)
 
     def boxes(self, spec: FeatureSpec) -> npt.NDArray[np.float32]:
         """Return the boxes that are left, in pixels of the result."""
         return self._move(spec)[0]
 
     def points(self, spec: FeatureSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """Return points in pixels of the result, and which of them it shows."""
+        """Return points in pixels of the result, and which of them it shows.
+
+        Those of each pair are swapped if the result is a mirror image. Raises RecordError.
+        """
         stored = self.items(spec)
         moved, visible = self.geometry.move_points(stored.reshape(-1, stored.shape[-1]))
-        return moved.reshape(stored.shape), visible.reshape(stored.shape[:-1])
+        moved, visible = moved.reshape(stored.shape), visible.reshape(stored.shape[:-1])
+        if not stored.size or not spec.flip_pairs or not self.geometry.is_mirrored:
+            return moved, visible
+        order = np.arange(stored.shape[-2])
+        pairs = np.array(spec.flip_pairs).T
+        if pairs.max() >= len(order):
+            raise RecordError(f"{self.where}: {spec.key} has {len(order)} points, and flip_pairs name {pairs.max()}")
+        order[pairs] = order[pairs[::-1]]
+        return moved[..., order, :], visible[..., order]
 
     def mask(self, spec: FeatureSpec, fill: int, out: Array | None = None) -> Array:
         """Return a mask, uint8, or depth, int32, as the result shows it. Raises RecordError, ImageError."""
@@ -188,6 +202,18 @@ class Sample:
         if spec.kind == "mask":
             return decode_mask(data, "mask")
         return decode_mask(data, "depth").astype(np.int32)  # so that it holds each fill, like -1
+
+
+def iter_flip_warnings(specs: Iterable[FeatureSpec | None], ops: Iterable[Op]) -> Iterator[str]:
+    """Yield a sentence for each column of keypoints whose left and right points ops may mirror and cannot swap."""
+    mirrors = next((type(op).__name__ for op in ops if may_mirror(op)), None)
+    for spec in specs if mirrors else ():
+        if spec is not None and spec.kind == "keypoints" and isinstance(spec.flip_pairs, msgspec.UnsetType):
+            yield (
+                f"{mirrors} mirrors pictures, and the dataset does not say which points of {spec.name!r} are left "
+                "or right: a mirrored left eye looks like a right one, and stays in the place of left ones. Build the "
+                "dataset with their pairs: tpufeed shard --flip-pairs 1:2,3:4, or --flip-pairs none"
+            )
 
 
 class Field(Protocol):

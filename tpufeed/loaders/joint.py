@@ -37,6 +37,7 @@ class ArraySample(Sample):
             before._find_geometry,
             before._min_visibility,
             before.classes,
+            upright=before._upright,
         )
         self._arrays, self._whole = arrays, whole
         self.dropped = before.dropped

@@ -18,7 +18,7 @@ from tpufeed.errors import LoaderError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
 from tpufeed.keywords import named_options
-from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest
+from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, warn_of_flips
 from tpufeed.loaders.buffers import BufferPool, stride_of
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.cursor import (
@@ -195,6 +195,7 @@ class NumpyLoader:
         self._executor: Executor | None = None
         self._feed = feed
         self._make_decoder(feed.sources)
+        warn_of_flips(self._decoder.decoders)
         batch_bytes = stride_of(self._decoder.pooled)
         wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
         self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))

@@ -14,7 +14,7 @@ from tpufeed.dataset.records import Reader
 from tpufeed.errors import OptionError
 from tpufeed.images.protocols import Draws
 from tpufeed.loaders.admission import ShardAdmission, make_stage
-from tpufeed.loaders.batch import Decoder, decode_samples
+from tpufeed.loaders.batch import Decoder, decode_samples, warn_of_flips
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Rows
 from tpufeed.loaders.loader import DatasetLike
 from tpufeed.loaders.mixture import Mixture
@@ -60,6 +60,7 @@ class PortableSamples:
         self._version, self._digest = self._dataset.number, ""
         self.options, self._decode = options, decode
         self._opened: SplitSamples | None = SplitSamples(self._dataset, split, options, decode)
+        warn_of_flips([self._opened.decoder])
         self._process, self._opening = os.getpid(), threading.Lock()
 
     @property

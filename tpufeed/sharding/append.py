@@ -39,7 +39,7 @@ _TRIES = 5  # where another append has been quicker
 # What says how to read a source, and how large shards are; everything else decides the bytes of records.
 _OF_SOURCE = frozenset({
     "command", "source", "shard_bytes", "shards", "hosts", "image", "label", "split_by", "masks", "columns",
-    "image_columns", "boxes", "box_format", "keypoints", "box_columns", "duplicates",
+    "image_columns", "boxes", "box_format", "keypoints", "flip_pairs", "box_columns", "duplicates",
 })  # fmt: skip
 # Options that stand in the manifest as they are given.
 _STORED = {field.name for field in fields(ShardOptions) if field.init} - {

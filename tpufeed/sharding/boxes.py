@@ -2,14 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, Kind
+from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, Kind, flip_problem
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.geometry import Geometry
 from tpufeed.sharding.columns import Declared
@@ -22,6 +23,7 @@ _SAID = 80  # characters of a value
 _BOX = 4
 _Numbers: TypeAlias = npt.NDArray[Any]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
+FlipPairs: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def check_format(box_format: str) -> tuple[str, bool]:
@@ -66,8 +68,42 @@ def declare(boxes: str | None, keypoints: str | None, columns: Sequence[Declared
     return tuple(declared.values())
 
 
+def parse_pairs(flip_pairs: str | Sequence[Sequence[int]] | None) -> FlipPairs | None:
+    """Return the pairs of "1:2,3:4", or of a list of them, of "none" no pairs; None if nothing is said.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if flip_pairs is None:
+        return None
+    pairs: Any = flip_pairs
+    if isinstance(flip_pairs, str):
+        pairs = [] if flip_pairs == "none" else [each.split(":") for each in flip_pairs.split(",")]
+        pairs = [[int(point) if point.strip().isdecimal() else point for point in pair] for pair in pairs]
+    found = []
+    for pair in pairs if isinstance(pairs, Iterable) else [pairs]:
+        try:
+            one, other = map(operator.index, pair)
+        except (TypeError, ValueError):
+            raise OptionError(
+                f"flip_pairs {flip_pairs!r}: {pair!r} is no pair of places in a list of keypoints, which count "
+                "from 0. Write 1:2,3:4 or [(1, 2), (3, 4)]; none or [] if no points are left and right"
+            ) from None
+        found.append((one, other))
+    return tuple(found)
+
+
+def say_pairs(pairs: FlipPairs) -> str:
+    """Return the text that `parse_pairs` takes for some pairs."""
+    return ",".join(f"{one}:{other}" for one, other in pairs) or "none"
+
+
 def mark_boxes(
-    features: Sequence[FeatureSpec], boxes: str | None, box_columns: Sequence[str], are_cut: bool
+    features: Sequence[FeatureSpec],
+    boxes: str | None,
+    box_columns: Sequence[str],
+    are_cut: bool,
+    flip_pairs: FlipPairs | None = None,
 ) -> tuple[FeatureSpec, ...]:
     """Return the features of records, where those that belong to boxes say so.
 
@@ -76,14 +112,25 @@ def mark_boxes(
         boxes: the column of boxes.
         box_columns: columns with a value for each box.
         are_cut: boxes may be left out, so that some samples have fewer than their source says.
+        flip_pairs: of the keypoints; None if they are not known.
 
     Raises:
-        OptionError: a column is missing, or has no value for each box; or keypoints are none.
+        OptionError: a column is missing, or has no value for each box; keypoints are none, or `flip_pairs` do not fit.
     """
     missing = set(box_columns) - {spec.name for spec in features}
     if missing:
         raise OptionError(f"no sample has a column {min(missing)!r}, which is to have a value for each box")
-    return tuple(_mark(spec, boxes, box_columns, are_cut) for spec in features)
+    marked = (_mark(spec, boxes, box_columns, are_cut) for spec in features)
+    return tuple(_with_pairs(spec, flip_pairs) for spec in marked)
+
+
+def _with_pairs(spec: FeatureSpec, flip_pairs: FlipPairs | None) -> FeatureSpec:
+    if spec.kind != "keypoints" or flip_pairs is None:
+        return spec
+    spec = msgspec.structs.replace(spec, flip_pairs=flip_pairs)
+    if flip_problem(spec):
+        raise OptionError(f"the column {spec.name!r}: {flip_problem(spec)}")
+    return spec
 
 
 def _mark(spec: FeatureSpec, boxes: str | None, box_columns: Sequence[str], are_cut: bool) -> FeatureSpec:
@@ -144,6 +191,12 @@ class BoxMover:
         for spec in self._points:
             points = _numbers(spec, features, spec.each[-1])
             _refuse(spec, points, ~np.isfinite(points).all(axis=1), "a keypoint is of finite numbers")
+            if spec.flip_pairs and spec.lengths and len(spec.each) == 1 and len(points) not in (0, spec.lengths[1]):
+                raise ImageError(
+                    "bad_box",
+                    f"the column {spec.name!r} has {len(points)} keypoints; expected {spec.lengths[1]}, or none, as "
+                    "flip_pairs name them by their places",
+                )
             unset = ~points.any(axis=1) & (spec.each[-1] == 3)  # as COCO says that a point was not marked
             points[:, :2] *= scale
             points = stored.move_points(points.astype(np.float32))[0]

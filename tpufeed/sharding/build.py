@@ -84,6 +84,7 @@ def shard(  # noqa: PLR0913  # the public face
     boxes: str | None = None,
     box_format: str | None = None,
     keypoints: str | None = None,
+    flip_pairs: str | Sequence[tuple[int, int]] | None = None,
     box_columns: Sequence[str] | None = None,
     duplicates: Handling = "report",
     split_by_content: bool = False,
@@ -150,6 +151,9 @@ def shard(  # noqa: PLR0913  # the public face
             with ",relative" they, and those of keypoints, are shares of its width and height.
         keypoints: the column that holds the list of a sample's keypoints, x, y and maybe a visibility, or a list of
             keypoints for each box.
+        flip_pairs: which keypoints are the left and the right of the same, by their places in the list from 0, like
+            [(1, 2), (3, 4)] or "1:2,3:4": loaders and caches swap them when they mirror a picture. [] or "none" if
+            there are none. COCO's names of keypoints say it, unless it is given.
         box_columns: columns with a value for each box, which is left out where "fit" leaves the box out.
         duplicates: of images whose files are the same bytes: "report" counts them when all are read, names them in
             _tpufeed/duplicates.jsonl and warns, above all of those in two splits; "drop" keeps the first, by path, and
@@ -199,6 +203,7 @@ def shard(  # noqa: PLR0913  # the public face
         boxes=boxes,
         box_format=box_format,
         keypoints=keypoints,
+        flip_pairs=flip_pairs,
         box_columns=box_columns,
         duplicates=duplicates,
         split_by_content=split_by_content,

@@ -3,6 +3,7 @@
 A file of 450 MB says the outlines of 860,000 objects. Only what becomes a feature is taken out of it, into arrays.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError, TpufeedError, UnavailableError
+from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.rows import Row, is_hidden, listing, resolve
 from tpufeed.storage.reading import open_compared
@@ -27,6 +29,7 @@ _MOST_FOLDERS = 1000  # that are looked into for the images
 _AT_ONCE = 2048
 _EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
 _BOX = 4
+_LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
 _POINT = 3
 
 
@@ -46,6 +49,7 @@ class _Annotation(msgspec.Struct, gc=False):
 class _Category(msgspec.Struct, gc=False):
     id: int
     name: str
+    keypoints: Any = None  # their names, if it is a list of text
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -67,6 +71,7 @@ class Coco:
         boxes: (annotations, 4) left, top, width and height, in pixels.
         crowds: of each annotation, 1 for one box around many objects.
         points: (annotations, keypoints, 3), or None where no annotation has any.
+        flip_pairs: keypoints that are the left and the right of the same, by their names; None if these do not say it.
         odd: annotations that are not of these shapes: what is wrong, by their place.
     """
 
@@ -78,6 +83,7 @@ class Coco:
     boxes: npt.NDArray[np.float64]
     crowds: npt.NDArray[np.int64]
     points: npt.NDArray[np.float64] | None
+    flip_pairs: FlipPairs | None
     odd: dict[int, str]
 
     @property
@@ -168,8 +174,25 @@ def _arrange(content: _Content, where: str) -> Coco:
         boxes,
         np.array([one.iscrowd for one in annotations], np.int64),
         points,
+        _find_pairs(content, each),
         odd,
     )
+
+
+def _find_pairs(content: _Content, points: int) -> FlipPairs | None:
+    """Return the pairs by the names of keypoints; None if categories that have keypoints do not all say the same."""
+    used = {one.category_id for one in content.annotations if one.keypoints}
+    found = {_pair_names(category.keypoints, points) for category in content.categories if category.id in used}
+    return found.pop() if len(found) == 1 else None
+
+
+def _pair_names(names: Any, points: int) -> FlipPairs | None:
+    """Return the pairs of left_eye and right_eye, L-ear and R-ear and their like; None if there are none."""
+    if not isinstance(names, list) or len(names) != points or not all(isinstance(name, str) for name in names):
+        return None
+    places = {name.lower(): place for place, name in enumerate(names)}
+    opposite = [(at, _LEFT.sub(lambda left: "r" if left[0] == "l" else "right", name)) for name, at in places.items()]
+    return tuple((at, places[name]) for at, name in opposite if places.get(name, at) != at) or None
 
 
 def find_images(coco: Coco, store: Store, folder: str | None) -> Store:

@@ -208,7 +208,12 @@ class Inventory:
         columns = types.schema(needs_all=self._standing is None)
         features = (*own, *columns, *(picture.spec for picture in options.pictures))
         are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
-        self.features = mark_boxes(features, options.boxes, options.box_columns or (), are_cut)
+        pairs = options.pairs
+        if self._standing is not None:
+            pairs = self._standing.flip_pairs if pairs is None else pairs
+        elif pairs is not None and options.keypoints is None:
+            raise OptionError("flip_pairs are of keypoints; say which column holds them: --keypoints COLUMN")
+        self.features = mark_boxes(features, options.boxes, options.box_columns or (), are_cut, pairs)
         if options.names == "kaggle":
             self.features = kaggle_keys(self.features)
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)

@@ -10,7 +10,7 @@ from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import ImagePolicy
-from tpufeed.sharding.boxes import check_format, declare
+from tpufeed.sharding.boxes import FlipPairs, check_format, declare, parse_pairs, say_pairs
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.pictures import Picture, parse_pictures
 from tpufeed.storage.registry import open_store
@@ -25,7 +25,7 @@ _FORM = "write them like train=0.9,val=0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 28.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 29.
 
     Attributes:
         size_bytes: `shard_bytes` as a number.
@@ -33,6 +33,7 @@ class ShardOptions:
         class_names: `classes`, read from their file; None for the classes that occur.
         images: how images are checked and stored.
         declared: `columns`, `boxes` and `keypoints`, understood.
+        pairs: `flip_pairs`, understood.
         pictures: `image_columns` and `masks`, as further images of each sample.
 
     Raises:
@@ -64,6 +65,7 @@ class ShardOptions:
     boxes: str | None = None
     box_format: str | None = None
     keypoints: str | None = None
+    flip_pairs: str | Sequence[tuple[int, int]] | None = None
     box_columns: Sequence[str] | None = None
     duplicates: Handling = "report"
     split_by_content: bool = False
@@ -72,6 +74,7 @@ class ShardOptions:
     class_names: tuple[str, ...] | None = field(init=False)
     images: ImagePolicy = field(init=False)
     declared: tuple[Declared, ...] = field(init=False)
+    pairs: FlipPairs | None = field(init=False)
     pictures: tuple[Picture, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +122,7 @@ class ShardOptions:
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
             ("declared", declare(self.boxes, self.keypoints, columns)),
+            ("pairs", parse_pairs(self.flip_pairs)),
             ("pictures", parse_pictures(self.image_columns, self.masks is not None)),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
@@ -165,6 +169,7 @@ class ShardOptions:
             "boxes": self.boxes,
             "box_format": self.box_format,
             "keypoints": self.keypoints,
+            "flip_pairs": None if self.pairs is None else say_pairs(self.pairs),
             "box_columns": None if self.box_columns is None else list(self.box_columns),
             "duplicates": "drop" if self.duplicates == "drop" else None,
             "split_by_content": self.split_by_content,

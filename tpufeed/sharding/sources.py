@@ -147,6 +147,7 @@ def _coco_source(store: Store, files: Sequence[ObjectInfo], options: ShardOption
         columns=content.columns,
         boxes=coco.BOXES,
         keypoints=None if content.points is None else coco.KEYPOINTS,
+        flip_pairs=content.flip_pairs if options.flip_pairs is None else options.flip_pairs,
         box_columns=(coco.CROWD,),
     )
     return Source(base, "coco", False, lambda _: coco.iter_coco(content, base, labelled), own_options)

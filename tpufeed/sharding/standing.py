@@ -8,6 +8,7 @@ from tpufeed.dataset.plan import iter_tasks, read_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import FeatureSpec, record_schema
 from tpufeed.errors import ObjectNotFoundError, OptionError, mask_secrets
+from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -50,6 +51,12 @@ class StandingDataset:
         """Return the types that columns have in the dataset, so that new values become the same."""
         declared = {spec.name: _declared(spec) for spec in self.manifest.features if _is_column(spec)}
         return tuple((declared | {each.name: each for each in given}).values())
+
+    @property
+    def flip_pairs(self) -> FlipPairs | None:
+        """The pairs of its keypoints, which those of new images have as well unless their source says others."""
+        found = (spec.flip_pairs for spec in self.manifest.features if isinstance(spec.flip_pairs, tuple))
+        return next(found, None)
 
     def iter_known(self, base: str) -> Iterator[Known]:
         """Yield path, bytes, version and digest of all inputs of the dataset.

@@ -1,0 +1,74 @@
+"""Boxes of TensorFlow's Object Detection API: shares of the sides of an image, as it is stored or as people see it.
+
+The two differ for an image with an EXIF orientation. TensorFlow decodes it as it is stored; most programs that people
+draw boxes in show it upright. Sizes in the record tell which of them its writer had before it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.dataset.schema import HEIGHT, WIDTH, FeatureSpec
+from tpufeed.errors import RecordError
+from tpufeed.images.geometry import Geometry
+from tpufeed.images.mending import orientation_of, seen_size
+from tpufeed.tfrecord.example import Feature
+
+Told = Literal["stored", "upright", "nothing", "another"]
+
+_BACK = {6: 8, 8: 6}  # all other orientations are their own inverses
+_NONE = Feature(None, ())
+
+
+def tell_image(features: Mapping[str, Feature], image: memoryview) -> Told:
+    """Return which image the sizes in a record are of: image/height and image/width.
+
+    Args:
+        features: of the record.
+        image: its encoded image, which has an EXIF orientation.
+
+    Returns:
+        "nothing" if there are no sizes, or the stored and the upright image have the same ones; "another" if the sizes
+        are of neither.
+
+    Raises:
+        ImageError: the image's header cannot be read.
+    """
+    found = [features.get(key, _NONE) for key in (HEIGHT, WIDTH)]
+    if not all(feature.kind == "int64" and len(feature.values) == 1 for feature in found):
+        return "nothing"
+    said = int(found[0].values[0]), int(found[1].values[0])
+    stored, upright = seen_size(image, upright=False), seen_size(image, upright=True)
+    if said not in (stored, upright):
+        return "another"
+    return "nothing" if stored == upright else "upright" if said == upright else "stored"
+
+
+def read_boxes(
+    features: Mapping[str, Feature], spec: FeatureSpec, image: Any, upright: bool, where: str
+) -> npt.NDArray[np.float64]:
+    """Return the boxes of a record, (n, 4): left, top, right, bottom in shares of the image's sides.
+
+    Args:
+        features: of the record; numbers as arrays.
+        spec: of the boxes; it may say which image all of them are of.
+        image: the bytes of the encoded image.
+        upright: the shares are to be of the upright image, else of the stored one.
+        where: the record's name, for errors.
+
+    Raises:
+        RecordError: the sides differ in number.
+        ImageError: the image's header cannot be read.
+    """
+    sides = [features.get(key, _NONE).values for key in spec.keys]
+    if len({len(side) for side in sides}) > 1:
+        raise RecordError(f"{where}: {spec.key} has {', '.join(str(len(side)) for side in sides)} values")
+    boxes: npt.NDArray[Any] = np.stack([np.asarray(side, np.float64) for side in sides], 1)
+    turn = orientation_of(image) if len(boxes) else 1
+    if turn == 1 or upright == ((spec.boxes_of or tell_image(features, image)) == "upright"):
+        return boxes
+    geometry = Geometry.identity(1, 1).turned(turn if upright else _BACK.get(turn, turn))
+    corners = geometry.move_points(boxes.reshape(-1, 2))[0].reshape(-1, 2, 2)
+    return np.hstack([corners.min(1), corners.max(1)]).astype(np.float64)
