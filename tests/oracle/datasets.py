@@ -175,7 +175,8 @@ def make_pool(folder):
     for number, (count, first) in enumerate(((22, 400), (17, 501))):
         table = write_table(raw / f"table{number}", count, first)
         name = ("lists", "lists2")[number]
-        pool[name] = made(shard(name, table, shards=2, **lists), columns=columns)
+        pairs = {"flip_pairs": [(0, 2)]} if number else {}
+        pool[name] = made(shard(name, table, shards=2, **lists, **pairs), columns=columns)
         name = ("tags", "tags2")[number]
         pool[name] = made(shard(name, table, shards=3, label="tags"), columns=("label", "kp", "speed"))
     cache.warmup(folder / "lists", folder / "lists-crops", ops=[RandomCrop(16)], variants=2, workers=1)

@@ -447,6 +447,9 @@ class Reference:
         if kind == "keypoints":
             flat, seen = moved.points(items.reshape(-1, items.shape[-1]))
             items, visible = np.array(flat).reshape(items.shape), np.array(seen, bool).reshape(items.shape[:-1])
+            for one, other in spec.get("flip_pairs") or () if moved.mirrored else ():  # left and right of the same
+                for values in (items, visible):
+                    values[:, [one, other]] = values[:, [other, one]]
         if name == "label" and self.options.multi_hot:
             names = self.names if self.mixed else self.versions[0].stored.manifest["class_names"]
             return {name: [float(label in items.tolist()) for label in range(len(names))]}

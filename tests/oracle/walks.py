@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -277,8 +278,8 @@ class Walk:
         said: the actions so far, for the report of a failure.
     """
 
-    def __init__(self, pool, spec, draw, feeds):
-        self.pool, self.spec, self.draw, self.names = pool, spec, draw, feeds
+    def __init__(self, pool, spec, draw, feeds, counts):
+        self.pool, self.spec, self.draw, self.names, self.counts = pool, spec, draw, feeds, counts
         self.reference, self.feeds = spec.reference(pool), []
         self.said: list[Any] = [spec]
         self.stale: list[Any] = []
@@ -297,8 +298,11 @@ class Walk:
                 if self.spec.mixed:
                     actions += [self.reweight, self.reweight]
                 actions += [self.grow, self.close, self.leave]
-                getattr(self, self.pick(*(action.__name__ for action in actions)))()
+                action = self.pick(*(each.__name__ for each in actions))
+                self.counts[action] += 1
+                getattr(self, action)()
                 self.check_state()
+            self.counts["walks"] += 1
         except AssertionError as error:
             error.add_note("the walk: " + "\n  ".join(map(str, self.said)))
             raise
@@ -375,6 +379,7 @@ class Walk:
             return False
         for feed, columns in zip(self.feeds, expected, strict=True):
             same(feed.next(), columns, feed.names())
+            self.counts["batches"] += 1
         return True
 
     def restart(self):
@@ -430,7 +435,7 @@ class Walk:
         state, known = saved
         spec = spec or self.elsewhere(known["lanes"])
         self.said.append(f"continue with {spec}")
-        other = Walk(self.pool, spec, self.draw, self.names)
+        other = Walk(self.pool, spec, self.draw, self.names, self.counts)
         refused = self.refused(lambda: other.reference.load(known))
         if refused:
             other.spec = replace(spec, feed="numpy", options=replace(spec.options, lanes=known["lanes"]))
@@ -442,8 +447,10 @@ class Walk:
             other.end()
             raise
         if refused:
+            self.counts["states refused"] += 1
             other.end()
         else:
+            self.counts["states loaded"] += 1
             self.end()
             self.spec, self.reference, self.feeds = spec, other.reference, other.feeds
 
@@ -579,6 +586,6 @@ def same(found, expected, names):
             assert off <= (0 if name == "mask" else exact), (name, off, column.tolist(), values.tolist())
 
 
-def walk(pool, data, feeds=("numpy",)):
-    """One walk, as hypothesis draws it."""
-    Walk(pool, data.draw(specs(pool, feeds)), data.draw, feeds).run()
+def walk(pool, data, feeds=("numpy",), counts=None):
+    """One walk, as hypothesis draws it; `counts` counts what was done."""
+    Walk(pool, data.draw(specs(pool, feeds)), data.draw, feeds, Counter() if counts is None else counts).run()

@@ -1,0 +1,62 @@
+"""Walks with a fresh seed, for as long as is asked for: python -m tests.oracle [--seconds 1800] [--seed N]."""
+
+import argparse
+import logging
+import os
+import secrets
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"})
+
+from hypothesis import HealthCheck, Verbosity, given, seed, settings
+from hypothesis import strategies as st
+
+from tests.oracle.datasets import make_pool
+from tests.oracle.walks import FEEDS, walk
+
+WALKS = 50  # of one seed, before the next
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1800.0)
+    parser.add_argument("--seed", type=int, default=None, help="of a run to be repeated; by default a fresh one")
+    parser.add_argument("--feeds", default=",".join(FEEDS))
+    options = parser.parse_args()
+    first = secrets.randbits(32) if options.seed is None else options.seed
+    print(f"walks: seed {first}, {options.seconds:g} s, feeds {options.feeds}", flush=True)
+    logging.getLogger("tpufeed").setLevel(logging.CRITICAL)
+    counts: Counter[str] = Counter()
+    until = time.monotonic() + options.seconds
+    with tempfile.TemporaryDirectory(prefix="tpufeed-oracle-") as folder:
+        pool = make_pool(Path(folder))
+        number = first
+        while time.monotonic() < until:
+
+            @seed(number)
+            @settings(
+                max_examples=WALKS,
+                deadline=None,
+                database=None,
+                report_multiple_bugs=False,
+                verbosity=Verbosity.normal,
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(data=st.data())
+            def walks(data: st.DataObject) -> None:
+                walk(pool, data, tuple(options.feeds.split(",")), counts)
+
+            try:
+                walks()
+            except BaseException:
+                print(f"walks: failed with --seed {number}", flush=True)
+                raise
+            number += 1
+    print("walks:", ", ".join(f"{count:,} {what}" for what, count in sorted(counts.items())), flush=True)
+
+
+if __name__ == "__main__":
+    main()
