@@ -492,6 +492,22 @@ class NumpyLoader:
         return opened
 
 
+class Adapter:
+    """What every loader has of the one that it takes batches from.
+
+    Attributes:
+        source: that loader.
+    """
+
+    source: Any
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, of a mixture the joined ones; a label is a place among them."""
+        names: tuple[str, ...] = self.source.class_names
+        return names
+
+
 class EpochIterator(Iterator[Batch]):
     """The batches of one epoch, or with `repeat` of all that follow. Closing is safe from any thread.
 

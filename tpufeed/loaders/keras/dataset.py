@@ -14,7 +14,7 @@ from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.batch import Array
-from tpufeed.loaders.loader import DatasetLike, EpochIterator, NumpyLoader, open_feed
+from tpufeed.loaders.loader import Adapter, DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.world import WorldLike
@@ -103,7 +103,7 @@ def keras_dataset(  # noqa: PLR0913  # each option is a parameter that editors s
     return KerasDataset(NumpyLoader(open_feed(url), split, take_options(arguments)), class_weight)
 
 
-class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
+class KerasDataset(Adapter, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
     """Epochs of a loader for Keras, see `keras_dataset`.
 
     Keras asks for batches by number, in an order of its own; it gets them in the loader's.
@@ -121,7 +121,8 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no
         texts = [name for name in loader.form.names if loader.column(name).dtype == "O"]
         if texts:
             raise OptionError(f"Keras takes numbers, and {texts} are text: leave them out of columns=")
-        self.loader, self.start = loader, loader.state_dict()
+        self.loader = self.source = loader
+        self.start = loader.state_dict()
         self._weights = SampleWeights(loader, class_weight)
         self._batches: EpochIterator | None = None
         self._building = False  # Keras iterates only to build a model
