@@ -205,6 +205,15 @@ def darken(image: Any, rng: Any) -> Any:
     return image // 2
 
 
+def class_names(make: Make, mixture: Any) -> list[tuple[str, ...]]:
+    """Of the loader, and of one that reads a mixture instead."""
+    found = []
+    for change in (make, partial(make.func, mixture, **make.keywords)):  # type: ignore[attr-defined]
+        with closing(change()) as feed:
+            found.append(feed.loader.class_names)
+    return found
+
+
 def first(make: Make, batches: int) -> list[Any]:
     with closing(make()) as feed:
         return list(itertools.islice(feed, batches))

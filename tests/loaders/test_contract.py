@@ -16,7 +16,7 @@ import pytest
 
 from tests.loaders import contract
 from tests.loaders.contract import FEEDS, OPTIONS
-from tpufeed import cache
+from tpufeed import Mixture, cache
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
@@ -152,6 +152,11 @@ def test_samples_pixels_and_order(loader, source, stored, pixels, ops, request):
             if loader.kind.exact or source == "cache":  # elsewhere windows are drawn
                 differ = np.abs(images.astype(int) - pixels(source, epoch)[samples]).mean((1, 2, 3))
                 assert differ.max() == 0, f"sample {samples[differ.argmax()]} of epoch {epoch}"
+
+
+def test_every_loader_names_its_classes(loader, cache_url):
+    mixture = cache_url if loader.name == "tf-direct" else Mixture({cache_url: 1}, classes="offset")
+    assert loader.run(contract.class_names, cache_url, mixture) == [("astronaut", "cat", "coffee")] * 2
 
 
 @pytest.mark.parametrize("name", LOADERS)

@@ -399,6 +399,7 @@ def test_all_loaders_take_a_mixture(mixture):
     torch_loader = tpufeed.torch_loader(mixture, **options)
     assert rows_of([[column.numpy() for column in batch] for batch in torch_loader]) == rows
     assert torch_loader.dataset is None
+    assert torch_loader.class_names == ("cat", "dog", "emu")
     on_device = tpufeed.device_loader(torch_loader, "cpu")
     on_device.set_epoch(0)
     assert rows_of([[column.numpy() for column in batch] for batch in on_device]) == rows
@@ -408,6 +409,7 @@ def test_all_loaders_take_a_mixture(mixture):
             _ = loader.dataset
     feed = tpufeed.tf_dataset(mixture, **options)
     assert rows_of([[column.numpy() for column in batch] for batch in feed]) == rows
+    assert feed.class_names == ("cat", "dog", "emu")
 
 
 def test_an_open_dataset_is_taken_as_well(urls):

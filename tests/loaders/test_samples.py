@@ -2,6 +2,8 @@
 
 import io
 import json
+from dataclasses import fields
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tpufeed.cache import warmup
 from tpufeed.dataset.record_check import RecordCheck
 from tpufeed.errors import OpError, OptionError, RecordError
 from tpufeed.images import CenterCrop, Custom, HorizontalFlip, RandomResizedCrop, Resize, Rotate
+from tpufeed.loaders.options import LoaderOptions
 from tpufeed.tfrecord.example import Feature, decode_example, encode_example
 
 COUNT, COLOURS = 12, ((250, 20, 20), (20, 250, 20), (20, 20, 250))
@@ -206,6 +209,36 @@ def test_every_loader_gives_the_same(scenes):
     sample = int(expected[-1][2])
     for name, one, other in zip(names, single[sample], expected, strict=True):
         np.testing.assert_array_equal(np.asarray(one), other[2], err_msg=name)
+
+
+def test_the_samples_of_a_torch_loader_are_read_with_all_of_its_options(scenes, tmp_path):
+    """`dataset`, which trainers read; one by one, as some options exclude others."""
+    given = {
+        "ops": [WHOLE[0], HorizontalFlip(1.0)],
+        "columns": ["image", "boxes"],
+        "seed": 5,
+        "stage_dir": tmp_path,
+        "stage_bytes": 1 << 30,
+        "pad": {"boxes": 7},
+        "truncate": ["boxes"],
+        "fill": {"boxes": -2.0},
+        "label_format": "multi_hot",
+        "min_visibility": 0.5,
+        "views": [([RandomResizedCrop(32)], 2)],
+    }
+    takes = signature(tpufeed.TFRecordImages).parameters.keys()
+    assert {field.name for field in fields(LoaderOptions) if field.name in takes} == given.keys()
+    for name, value in given.items():
+        options = {"ops": WHOLE, "columns": ["image", "boxes", "label"], name: value}
+        if name == "views":
+            options |= {"ops": None, "columns": ["image"]}
+        options["columns"] = [*options["columns"], "sample"]
+        with tpufeed.torch_loader(scenes, batch_size=4, processes=0, **options) as loader:
+            assert getattr(loader.dataset._samples.options, name) == getattr(loader.source.options, name), name
+            batch = next(iter(loader))
+            for row, sample in enumerate(batch[-1].tolist()):
+                for one, other in zip(loader.dataset[sample], batch, strict=True):
+                    np.testing.assert_array_equal(np.asarray(one), other[row], err_msg=name)
 
 
 # Views

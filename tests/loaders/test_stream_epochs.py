@@ -1,5 +1,6 @@
 """From one epoch to the next: prepared ahead, endless, counted, copied."""
 
+import itertools
 import threading
 import time
 
@@ -69,6 +70,41 @@ def test_moving_in_the_middle_of_an_epoch_is_an_error_of_its_iteration(cache_url
         with pytest.raises(LoaderError, match="set_epoch or load_state_dict was called in the middle of this epoch"):
             next(iterator)
         assert len(list(loader)) == 7
+
+
+@pytest.mark.parametrize("begun", [[], [0], [1], [0, 1], [1, 0]], ids=str)
+@pytest.mark.parametrize("move", ["set_epoch", "load_state_dict"])
+@pytest.mark.parametrize("repeat", [False, True])
+def test_no_iteration_opened_before_a_move_goes_on(cache_url, move, begun, repeat):
+    """Whichever it is: frameworks call `iter` to see whether they can, and one keeps what it gets."""
+    with make(cache_url, repeat=repeat) as loader, make(cache_url) as other:
+        iterators = [iter(loader) for _ in range(3)]
+        for number in begun:
+            next(iterators[number])
+        if move == "set_epoch":
+            loader.set_epoch(5)
+            other.set_epoch(5)
+        else:
+            state = other.state_at(4, 30)
+            loader.load_state_dict(state)
+            other.load_state_dict(state)
+        for iterator in iterators:
+            with pytest.raises(LoaderError):
+                next(iterator)
+        assert loader.state_dict() == other.state_dict()
+        same(itertools.islice(loader, len(other) if move == "set_epoch" else 4), other)
+
+
+def test_naming_the_next_epoch_ends_each_iteration_under_way_and_no_other(cache_url):
+    with make(cache_url) as loader, make(cache_url) as other:
+        first, second, third = (iter(loader) for _ in range(3))
+        next(first)
+        loader.set_epoch(1)
+        with pytest.raises(LoaderError):
+            next(first)
+        other.set_epoch(1)
+        same(second, other)
+        same(third, other)
 
 
 @pytest.mark.parametrize("processes", [0, 1])

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any, Self
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.loader import Adapter, NumpyLoader
 from tpufeed.loaders.options import check_count
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 
@@ -112,7 +112,7 @@ class Transfer(ABC):
         return self.fetch(loader)
 
 
-class DeviceLoader(ABC):
+class DeviceLoader(Adapter, ABC):
     """A loader of a source's batches, on a device ahead of need. One thread at a time iterates.
 
     The source is ahead of the training loop by what is prefetched, with `repeat` maybe by an epoch or more. So the

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self, TypeAlias
+from weakref import WeakSet
 
 import numpy as np
 
@@ -215,6 +216,7 @@ class NumpyLoader:
         self._start: Cursor | None = None  # the start of an epoch, from which all other places are made
         self._next = 0, 0  # epoch and samples at which the next iteration begins
         self._current: EpochPrefetch | None = None  # of the iteration that was opened last
+        self._opened = WeakSet[EpochPrefetch]()  # of all iterations that somebody has
         self._ahead: EpochPrefetch | None = None  # of the next epoch, when batches of it are prepared already
 
     @property
@@ -298,9 +300,8 @@ class NumpyLoader:
         if epoch != self._next[0]:
             self._feed = self._feed.restarted(int(epoch))
             self._move(int(epoch), 0)
-        elif self._current is not None and self._current.begun:
-            self._current.close(_SUPERSEDED)
-            self._current = None
+        else:
+            self._supersede([opened for opened in self._opened if opened.begun])
 
     def go_on_after(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration the epoch after that of `state`, which this loader had when it gave some batch.
@@ -450,12 +451,17 @@ class NumpyLoader:
         self._feed = feed
 
     def _move(self, epoch: int, samples: int) -> None:
-        if self._current is not None:
-            self._current.close(_SUPERSEDED)
+        self._supersede(list(self._opened))
         if self._ahead is not None:
             self._ahead.close()
-        self._current = self._ahead = self._start = None
+        self._ahead = self._start = None
         self._next = epoch, samples
+
+    def _supersede(self, iterations: "list[EpochPrefetch]") -> None:
+        for opened in iterations:
+            opened.close(_SUPERSEDED)
+            if opened is self._current:
+                self._current = None
 
     def _share(self, start: int, records: int | None = None) -> Share:
         records = self._records if records is None else records
@@ -507,7 +513,24 @@ class NumpyLoader:
     def _open_next(self, executor: Executor) -> "EpochPrefetch":
         """Return the next epoch, for one iterator alone."""
         opened, self._ahead = self._open_ahead(executor), None
+        self._opened.add(opened)
         return opened
+
+
+class Adapter:
+    """What every loader has of the one that it takes batches from.
+
+    Attributes:
+        source: that loader.
+    """
+
+    source: Any
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, of a mixture the joined ones; a label is a place among them."""
+        names: tuple[str, ...] = self.source.class_names
+        return names
 
 
 class EpochIterator(Iterator[Batch]):

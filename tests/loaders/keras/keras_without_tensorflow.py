@@ -17,6 +17,7 @@ if os.environ["KERAS_BACKEND"] == "jax":  # torch asks whether there is a tensor
 
 import keras
 import numpy as np
+from keras import ops
 from keras_training import Recorder, Seen, find_saved, train
 
 import tpufeed
@@ -70,9 +71,91 @@ def check_steps(url):
         taken = fit(feed, 7, steps_per_epoch=steps, epochs=epochs)
         batches = expected(url, 7, 2)[: steps * epochs]
         assert taken == [[number // steps, samples] for number, samples in enumerate(batches)], (options, steps)
-    one = tpufeed.keras_dataset(url, batch_size=EPOCH, columns=["image", "sample"])
-    first, second = (sorted(samples) for _, samples in fit(one, EPOCH, epochs=2))
-    assert first == second == list(range(EPOCH))
+    for batch in (EPOCH, EPOCH // 2):  # Keras builds the model with all batches of an epoch
+        feed = tpufeed.keras_dataset(url, batch_size=batch, columns=["image", "sample"])
+        assert [samples for _, samples in fit(feed, batch, epochs=2)] == expected(url, batch, 2)
+
+
+class Echo(keras.Model):
+    """Returns the numbers of the samples. A layer is not built before a batch is there."""
+
+    fails = False
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, batch):
+        if self.fails:
+            raise ValueError("the first try of somebody")
+        return ops.cast(batch["sample"], "float32")[:, None] + 0 * self.layer(
+            ops.cast(batch["image"][:, 0, 0], "float32")
+        )
+
+
+class Judged(keras.callbacks.Callback):
+    """Collects the samples of each validation."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen, self.taken = seen, []
+
+    def on_test_end(self, logs=None):
+        assert self.model is not None  # as in Recorder
+        self.taken.append(rows(self.seen))
+
+
+def calls(url, steps, repeat, count):
+    """Samples of each step of so many calls: each begins the epoch after that of the last batch that was used."""
+    batches, epoch, found = expected(url, 7, count * (1 + steps // 10)), 0, []
+    for _ in range(count):
+        found.append(batches[10 * epoch : 10 * epoch + steps])
+        epoch += 1 + (steps - 1) // 10 * repeat
+    return found
+
+
+def check_calls(url, cases):
+    """Each call of fit, evaluate and predict goes on; a batch is given again only where Keras built a model from it."""
+    for repeat, steps, together in cases:
+        wanted = calls(url, steps, repeat, 4)
+        fitted, evaluated, validated, told, train = (
+            tpufeed.keras_dataset(url, batch_size=7, columns=columns, repeat=repeat)
+            for columns in [["image", "sample"]] * 3 + [None, ["image", "sample"]]
+        )
+        (model, seen), (other, judged) = (make_model(7, steps_per_execution=together) for _ in range(2))
+        echo, found = Echo(), []
+        for number in range(4):
+            if number == 2:  # its metrics are to be built once more
+                model.compile("adam", "mse", metrics=[seen := Seen(7)], steps_per_execution=together)
+            recorder = Recorder(seen, 10**9, None)
+            model.fit(fitted, steps_per_epoch=steps, verbose=0, callbacks=[recorder])
+            other.evaluate(evaluated, steps=steps, verbose=0)
+            predicted = echo.predict(told, steps=steps, verbose=0).astype(int).reshape(-1, 7)
+            found.append([[samples for _, samples in recorder.taken], rows(judged), predicted.tolist()])
+        assert found == [[samples] * 3 for samples in wanted], (repeat, steps, found, wanted)
+        model, seen = make_model(7)
+        notes = Judged(seen)
+        given = {"validation_data": validated, "validation_steps": steps}
+        model.fit(train, epochs=4, steps_per_epoch=1, verbose=0, callbacks=[notes], **given)
+        assert notes.taken == wanted, (repeat, steps, notes.taken, wanted)
+
+
+def check_failed_build(url):
+    """The batch of a model that could not be built is not lost."""
+    feed, model = tpufeed.keras_dataset(url, batch_size=7, columns=None), Echo()
+    model.compile("adam", "mse")
+    model.fails = True
+    try:
+        model.fit(feed, verbose=0)
+    except (ValueError, RuntimeError):
+        model.fails = False
+    predicted = model.predict(feed, verbose=0).astype(int).reshape(-1, 7)
+    assert predicted.tolist() == expected(url, 7, 1)
+
+
+def rows(seen):
+    count = int(ops.convert_to_numpy(seen.count))
+    return ops.convert_to_numpy(seen.rows)[:count].astype(int).tolist()
 
 
 def check_weights(url):
@@ -106,7 +189,8 @@ def check_resume(url, folder):
     """A training that is stopped twice takes each step that was left, also of epochs that are Keras' own."""
     steps = {"repeat": True, "fit": {"steps_per_epoch": 6, "epochs": 4}}
     together = [{"spe": 4}, steps | {"spe": 2}] if keras.backend.backend() == "jax" else []
-    for number, given in enumerate([steps, *together]):
+    short = {"repeat": True, "fit": {"steps_per_epoch": 3, "epochs": 6}}  # 3 of them begin after the rest of one
+    for number, given in enumerate([steps, short, *together]):
         whole, _ = train(url, folder / f"whole-{number}", **given)
         saved = 0
         for most in (9, 5, 10**9):
@@ -114,6 +198,17 @@ def check_resume(url, folder):
             assert taken == whole[saved : saved + len(taken)], (given, saved, taken, whole)
             done, saved = saved + len(taken), find_saved(folder / str(number))
         assert done == len(whole), (given, done)
+
+
+def check_place(url, folder):
+    """What others take of the feed between epochs is trained with all the same."""
+    feed = tpufeed.keras_dataset(url, batch_size=7, columns=["image", "sample"], repeat=True)
+    (model, seen), (other, _) = make_model(7), make_model(7)
+    recorder = Recorder(seen, 10**9, None)
+    between = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: other.evaluate(feed, steps=1, verbose=0))
+    callbacks = [tpufeed.keras_state(feed, folder / "place.json"), between, recorder]
+    model.fit(feed, epochs=3, steps_per_epoch=4, verbose=0, callbacks=callbacks)
+    assert [samples for _, samples in recorder.taken] == expected(url, 7, 2)[:12]
 
 
 def check_data_parallel(url):
@@ -128,14 +223,18 @@ def check_data_parallel(url):
 if __name__ == "__main__":
     dataset, cache, folder = sys.argv[1:]
     backend = keras.backend.backend()
+    check_calls(cache, [(True, 1, 1)])
     if backend == "jax":
         import jax
 
         jax.default_backend = lambda: "tpu"  # Keras sends a batch ahead there, which no other of these tests has
+    check_calls(cache, [(True, 10, 2 if backend == "jax" else 1), (False, 2, 1)])
+    check_failed_build(cache)
     check_epochs(cache)
     check_steps(cache)
     check_weights(dataset)
     check_resume(cache, Path(folder))
+    check_place(cache, Path(folder))
     if backend == "jax":
         check_data_parallel(cache)
     assert backend == "torch" or "tensorflow" not in sys.modules

@@ -47,6 +47,13 @@ def test_on_tensorflow_it_is_tf_dataset_with_weights_of_samples(dataset_url, cac
     assert {tuple(batch.shape) for batch in alone} == {(8, 64, 64, 3)}
 
 
+@pytest.mark.parametrize("weight", [None, {0: 2.0}])
+def test_on_each_backend_it_names_the_classes(cache_url, weight):
+    with tpufeed.numpy_loader(cache_url, batch_size=8) as loader:
+        for feed in (KerasDataset(loader, weight), tpufeed.keras_dataset(cache_url, batch_size=8, class_weight=weight)):
+            assert feed.class_names == ("astronaut", "cat", "coffee")
+
+
 def test_what_keras_cannot_take_is_refused(cache_url):
     with pytest.raises(OptionError, match=r"columns=\['image', 'label', 'sample', 'height'\] are more"):
         tpufeed.keras_dataset(cache_url, batch_size=8, columns=["image", "label", "sample", "height"])

@@ -328,6 +328,11 @@ def host_epochs(url, rank=0, size=1):
         return {str(epoch): [samples.tolist() for samples in loader] for epoch in range(2)}
 
 
+def test_a_mixture_has_no_dataset_that_trainers_could_take(one_device):
+    """Lightning asks each loader for it before it trains."""
+    assert one_device[0]["mixture's dataset"] is None
+
+
 def test_a_module_trains_on_one_device(one_device, cache_url):
     one = one_device[0]["lightning"]
     assert one["whole"]["strategy"] == "SingleDeviceXLAStrategy"

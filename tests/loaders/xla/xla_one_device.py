@@ -212,6 +212,7 @@ def main(cache, flat, damaged, out):
         "samples": samples_of_every_kind(Path(out).parent),
         "lengths": [len(tpufeed.xla_loader(cache, batch_size=8, remainder=how)) for how in ("drop", "pad", "repeat")],
         "lightning": lightning(cache, Path(out).parent),
+        "mixture's dataset": tpufeed.xla_loader(tpufeed.Mixture({cache: 1, flat: 1}), columns=["image"]).dataset,
     }
     Path(out).write_bytes(pickle.dumps(found))
     OPEN.append(iter(tpufeed.xla_loader(cache, batch_size=1)))  # the process has to end all the same

@@ -1,5 +1,6 @@
 """Keras 3 on any backend: what `fit`, `evaluate` and `predict` take, and what keeps the place of a `fit`."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +14,7 @@ from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.batch import Array
-from tpufeed.loaders.loader import DatasetLike, EpochIterator, NumpyLoader, open_feed
+from tpufeed.loaders.loader import Adapter, DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.world import WorldLike
@@ -35,7 +36,8 @@ if not hasattr(keras, "ops"):
     raise OptionError(f"tpufeed feeds Keras 3, and this is Keras {keras.__version__}: pip install 'tpufeed[keras]'")
 
 
-_TAKEN_TO_BUILD = 2  # batches, at most: of JAX on an accelerator, which sends one ahead
+_TAKEN_TO_BUILD = 2  # batches, at most: by JAX on an accelerator, which takes one ahead
+ENDLESS = 1 << 62  # batches
 
 
 @named_options(RENAMED)
@@ -77,8 +79,9 @@ def keras_dataset(  # noqa: PLR0913  # each option is a parameter that editors s
     0 for padding, else 1, so that padding counts in no loss and in no weighted metric.
 
     Each epoch of `fit` is the next one of the dataset, with another order, other random numbers and, in a cache, the
-    next variant. The batch that Keras takes to build the model is the first of the epoch that follows. With
-    `repeat=True` give `steps_per_epoch` to `fit`. `keras_state` keeps the place of a `fit`.
+    next variant; so is that of each call of `evaluate` and `predict`, also if it takes only some steps. The batch that
+    Keras takes to build a model is given once more. With `repeat=True` give `steps_per_epoch` to `fit`. `keras_state`
+    keeps the place of a `fit`.
 
     Args:
         url: as for `numpy_loader`, which explains all other options.
@@ -100,7 +103,7 @@ def keras_dataset(  # noqa: PLR0913  # each option is a parameter that editors s
     return KerasDataset(NumpyLoader(open_feed(url), split, take_options(arguments)), class_weight)
 
 
-class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
+class KerasDataset(Adapter, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
     """Epochs of a loader for Keras, see `keras_dataset`.
 
     Keras asks for batches by number, in an order of its own; it gets them in the loader's.
@@ -108,20 +111,27 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no
     Attributes:
         loader: what reads and decodes.
         start: the loader's state where the first epoch begins.
+        cuts_epochs: true if `begin_at` may shorten an epoch: `num_batches` is then a number even with `repeat`.
     """
+
+    cuts_epochs = False
 
     def __init__(self, loader: NumpyLoader, class_weight: Mapping[int, float] | None = None) -> None:
         super().__init__()  # in Keras' own thread: the loader's workers prepare batches ahead
         texts = [name for name in loader.form.names if loader.column(name).dtype == "O"]
         if texts:
             raise OptionError(f"Keras takes numbers, and {texts} are text: leave them out of columns=")
-        self.loader, self.start = loader, loader.state_dict()
+        self.loader = self.source = loader
+        self.start = loader.state_dict()
         self._weights = SampleWeights(loader, class_weight)
         self._batches: EpochIterator | None = None
-        self._given: list[Any] | None = []  # batches of an iteration that has given few
-        self._again: list[Any] = []  # those that are to come once more
+        self._building = False  # Keras iterates only to build a model
+        self._built: list[tuple[int, Any]] = []  # epochs and batches that it has taken for that
+        self._again: list[tuple[int, Any]] = []  # those that are to come once more
+        self._epochs = 0, 0  # of the last two batches
         self._next: Mapping[str, Any] | None = None  # where the next batch is to be
         self._rest: int | None = None  # batches that Keras is to take from there, where they are fewer than an epoch
+        self._placed = False  # the iteration that began last began where `begin_at` said
         self._epoch_begins = self._begins = False
 
     @property
@@ -136,6 +146,8 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no
             self._begins = True
             if self._rest is not None:
                 return self._rest
+        elif self.cuts_epochs and self.loader.options.repeat:
+            return ENDLESS  # for None Keras takes the first epoch that ends early as the length of all later ones
         return None if self.loader.options.repeat else len(self.loader)
 
     def __len__(self) -> int:
@@ -144,37 +156,46 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no
 
     def on_epoch_begin(self) -> None:
         """Keras is about to ask for batches, of a new iteration or of one that goes on."""
-        self._epoch_begins = True
+        self._epoch_begins, self._building = True, _is_building()
 
     def __getitem__(self, index: int) -> Any:
         """Return the next batch."""
-        if self._begins:
+        # An iteration that goes on is in its place, and Keras may be a batch ahead, unless another one came between.
+        if self._begins or not (self._next is None or self._placed):
             self._begin()
         self._epoch_begins = self._begins = False
-        self._next = self._rest = None  # an iteration that goes on is in its place, and Keras may be a batch ahead
-        if self._again:
-            return self._again.pop(0)
+        self._next = self._rest = None
+        epoch, batch = self._again.pop(0) if self._again else self._take()
+        self._epochs = self._epochs[1], epoch
+        if self._building:
+            self._building = len(self._built) < _TAKEN_TO_BUILD
+            self._built = [*self._built, (epoch, batch)] if self._building else []
+        return batch
+
+    def _take(self) -> tuple[int, Any]:
         batches = self._batches
         # An epoch that was begun in its midst has fewer batches than Keras counts.
         if batches is None or not (len(batches) or self.loader.options.repeat):
             batches = self._batches = iter(self.loader)
         batch = self._weights.add(next(batches))
-        if self._given is not None:
-            self._given = [*self._given, batch] if len(self._given) < _TAKEN_TO_BUILD else None
-        return batch
+        return batches.epoch, batch
 
     def _begin(self) -> None:
-        """Begin the next epoch, or where `begin_at` says, or once more the one that Keras built the model from."""
+        """Begin the next epoch, or where `begin_at` says, or once more the one that Keras built a model from."""
         loader, batches = self.loader, self._batches
-        if self._next is None and self._given and batches is not None and (len(batches) or loader.options.repeat):
-            self._again = list(self._given)
+        again, self._built = [*self._built, *self._again], []
+        if self._next is None and again and batches is not None:
+            self._again, self._placed = again, False
             return
         if batches is not None:
             batches.close()
-        self._batches, self._given, self._again = iter(loader), [], []
+            loader.go_on_after({"epoch": self._epochs[0 if _takes_ahead() else 1]})
+        self._batches, self._again, self._placed = iter(loader), [], self._next is not None
         if self._next not in (None, loader.state_dict()):
             loader.load_state_dict(self._next)
             self._batches = iter(loader)
+        if not self._begins and _takes_ahead():
+            self._take()  # Keras has had it since the end of its last epoch
 
     @property
     def begun(self) -> bool:
@@ -184,7 +205,7 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no
     def load_state_dict(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Move the loader to where `state` says, and return its state there. Raises as the loader's does."""
         self.loader.load_state_dict(state)
-        self._batches, self._given, self._again = None, [], []
+        self._batches, self._built, self._again = None, [], []
         return self.loader.state_dict()
 
     def begin_at(self, state: Mapping[str, Any], batches: int | None = None) -> None:
@@ -205,6 +226,29 @@ class KerasDataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loader!r})"
+
+
+def _is_building() -> bool:
+    """Tell whether Keras iterates to build a model from the first batch, which it then throws away.
+
+    Keras calls the dataset as it does for a step, so this looks for the method of the model that iterates.
+    """
+    frame = sys._getframe()
+    while not isinstance(model := frame.f_locals.get("self"), keras.Model):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    method = frame.f_code.co_name
+    if method == "predict" and keras.backend.backend() != "torch":  # whose first step builds the model
+        return not all(layer.built for layer in model._flatten_layers())
+    return method == "_symbolic_build"
+
+
+def _takes_ahead() -> bool:
+    """Tell whether Keras takes a batch more than it uses: of JAX it sends that to an accelerator meanwhile."""
+    if keras.backend.backend() != "jax" or keras.distribution.distribution() is not None:
+        return False
+    return bool(sys.modules["jax"].default_backend() != "cpu")
 
 
 class SampleWeights:

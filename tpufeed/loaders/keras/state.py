@@ -11,6 +11,7 @@ import keras
 import msgspec
 
 from tpufeed.errors import DamageError, ObjectExistsError, ObjectNotFoundError, OptionError
+from tpufeed.loaders.keras.dataset import ENDLESS
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
@@ -102,6 +103,8 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             raise OptionError("keras_state finds the feed's place itself: make the feed without state=")
         self._feed = feed  # dropped, it would end
         self._stream = stream
+        if isinstance(stream, keras.utils.PyDataset):
+            stream.cuts_epochs = True
         self._url = str(path)
         self._segments: list[Segment] = []
         self._written: list[Segment] = []
@@ -220,10 +223,11 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
 
     def _check_steps(self) -> None:
         steps, batches = self.params["steps"], len(self._stream.loader)
-        if not steps or not (self._repeats or steps == batches):
+        known = steps not in (None, ENDLESS)
+        if not known or not (self._repeats or steps == batches):
             raise OptionError(
-                f"fit takes {steps or 'no known number of'} steps an epoch, and the feed has {batches} batches: give "
-                "both steps_per_epoch to fit and repeat=True to the dataset, or neither"
+                f"fit takes {steps if known else 'no known number of'} steps an epoch, and the feed has {batches} "
+                "batches: give both steps_per_epoch to fit and repeat=True to the dataset, or neither"
             )
 
     def _counted(self) -> int:

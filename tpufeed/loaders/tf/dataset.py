@@ -90,10 +90,11 @@ def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that edi
 
     By default tpufeed's own workers read and decode, and their batches are handed over without copying: the order is
     that of `numpy_loader`, remote shards are read once and checked, and an iterator's place can be saved and restored
-    by `tf.train.Checkpoint`. The dataset, but no transformation of it, has `state_dict(batches)`: where a loop is after
-    so many batches of the newest iteration, for any loader to go on there. With `deterministic` nothing is taken ahead
-    of the loop, and `state_dict()` knows how many there were. `stats()` is a `LoaderStats`, whose consumer is
-    TensorFlow; with `direct`, where nothing is counted, it raises OptionError. For Keras' `fit` see `keras_state`.
+    by `tf.train.Checkpoint`. The dataset, but no transformation of it, has `class_names`, and `state_dict(batches)`:
+    where a loop is after so many batches of the newest iteration, for any loader to go on there. With `deterministic`
+    nothing is taken ahead of the loop, and `state_dict()` knows how many there were. `stats()` is a `LoaderStats`,
+    whose consumer is TensorFlow; with `direct`, where nothing is counted, it raises OptionError. For Keras' `fit` see
+    `keras_state`.
 
     With `direct` TensorFlow reads the shards, gs:// by its own client, and decodes and augments them in a graph without
     Python: fit for a tf.data service, and for hosts without room for a stage. It has the ops that TensorFlow has; each
@@ -162,6 +163,7 @@ def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that edi
     if handed is not None:
         dataset = dataset.map(handed.note)
     result = dataset.with_options(settings)
+    result.class_names = loader.class_names
     result.stats = _no_stats if stream is None else stream.stats
     if stream is not None:
         result.stream, result.state_dict = stream, stream.state_dict
@@ -187,7 +189,8 @@ def weigh_samples(feed: Any, weights: "SampleWeights") -> Any:
         return (*columns, found)
 
     weighed = feed.map(add)
-    weighed.stream, weighed.stats, weighed.state_dict = feed.stream, feed.stats, feed.state_dict
+    for name in ("stream", "stats", "state_dict", "class_names"):
+        setattr(weighed, name, getattr(feed, name))
     return weighed
 
 

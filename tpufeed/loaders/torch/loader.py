@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -15,9 +16,9 @@ from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.keywords import named_options
 from tpufeed.loaders.columns import Batch
-from tpufeed.loaders.loader import DatasetLike, EpochIterator, NumpyLoader, open_feed
+from tpufeed.loaders.loader import Adapter, DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import RENAMED, LabelFormat, Numa, take_options
+from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import WorldLike
@@ -115,33 +116,27 @@ def refuse_item(loader: Any) -> NoReturn:
     )
 
 
-class TorchLoader(Undivided):
+class TorchLoader(Undivided, Adapter):
     """Loader of torch tensors, see `torch_loader`. One thread at a time iterates; closing is safe from any.
 
     Pickles and copies are loaders at the same place, without the workers.
     """
 
+    source: NumpyLoader  # of the batches, as numpy arrays
     _is_accelerate_prepared = True  # Accelerate would deal the batches of each rank to all ranks once more
 
     def __init__(self, source: NumpyLoader) -> None:
-        self.source = source  # of the batches, as numpy arrays
+        self.source = source
         self.batch_size = source.batch_size
 
     @cached_property
     def dataset(self) -> TFRecordImages | None:
         """The samples of the split by number, as a map-style dataset; None for a mixture, which has no such numbers."""
-        options = self.source.options
         if len(self.source.sources) > 1:  # trainers ask every loader for it
             return None
-        return TFRecordImages(
-            self.source.dataset,
-            self.source.split,
-            ops=options.ops,
-            columns=options.columns,
-            seed=options.seed,
-            stage_dir=options.stage_dir,
-            stage_bytes=options.stage_bytes,
-        )
+        options = signature(TFRecordImages).parameters.keys() & set(LoaderOptions.__slots__)
+        given = {name: getattr(self.source.options, name) for name in options}
+        return TFRecordImages(self.source.dataset, self.source.split, **given)
 
     @property
     def sampler(self) -> "EpochSampler":

@@ -127,12 +127,12 @@ class XlaLoader(Undivided, StatefulDeviceLoader, runtime.MpDeviceLoader):
 
     @property
     def dataset(self) -> Any:
-        """The source's, None where it has none; likewise `batch_size`."""
-        return getattr(self.source, "dataset", None)
+        """The source's; None if it has none, as a mixture has not: trainers ask every loader for it."""
+        return None if self.host is not None and len(self.host.sources) > 1 else getattr(self.source, "dataset", None)
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in a batch."""
+        """Samples in a batch; None if the source has no such number."""
         size = getattr(self.source, "batch_size", None)
         return size if isinstance(size, int) else None
 
@@ -201,6 +201,10 @@ class _Unopened:
         raise self._error
 
     def __len__(self) -> int:
+        raise self._error
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
         raise self._error
 
 
