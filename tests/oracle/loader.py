@@ -90,7 +90,7 @@ class Reference:
         self.next = (0, 0)
         self.current = None  # epoch, samples of the last batch that was given
         self.is_open = False  # an iteration is under way
-        self.bad = set()
+        self.bad = [set() for _ in range(size)]  # places that each rank has skipped
         self.lane_cache = {}
         if mixed:
             self.members = list(range(len(versions)))  # number in the training of each present source
@@ -318,7 +318,9 @@ class Reference:
             [samples + (rank - samples) % self.size + k * self.size for k in range(self.options.batch_size)]
             for rank in range(self.size)
         ]
-        found = [self.columns_of([self.place(epoch, p) for p in rank]) for rank in positions]
+        found = [
+            self.columns_of([self.place(epoch, p) for p in each], self.bad[rank]) for rank, each in enumerate(positions)
+        ]
         if self.options.remainder == "pad" or self.options.max_bad_records:
             for batch, rank in zip(found, positions, strict=True):
                 inside = np.array([p < self.records or self.options.remainder != "pad" for p in rank])
@@ -350,12 +352,12 @@ class Reference:
         line = epoch_lanes(stored.counts[split, variant], seed, epoch, lanes, options.shuffle)
         return source, epoch, seed, variant, *line[number % lanes][number // lanes]
 
-    def columns_of(self, places):
+    def columns_of(self, places, bad):
         rows, good = [], []
         for row, (source, epoch, seed, variant, shard, record) in enumerate(places):
             if (variant, shard, record) in self.versions[source].damaged:
-                self.bad.add((source, variant, shard, record))
-                if len(self.bad) > self.options.max_bad_records:
+                bad.add((source, variant, shard, record))
+                if len(bad) > self.options.max_bad_records:
                     raise DamagedError(shard, record)
                 rows.append(None)
                 continue

@@ -464,7 +464,8 @@ class Walk:
             feed = FEEDS[spec.feed](data, spec, rank)
             other.feeds.append(feed)
             before = feed.state() if refused else None
-            stale = [iter(feed.loader) for _ in range(self.pick(0, 0, 2))]
+            # Iterations of other loaders begin with their first batch, wherever the loader is then.
+            stale = [iter(feed.loader) for _ in range(self.pick(0, 0, 2) if spec.feed == "numpy" else 0)]
             try:
                 feed.load(state)
             except OptionError:
