@@ -127,18 +127,22 @@ class Reference:
     def records(self):
         if not self.mixed:
             return self.records_of(self.versions[0])
-        phase = [(0, [share if number in self.members else 0 for number, share in enumerate(self.phases[-1][1])])]
+        shares = [share if number in self.members else 0 for number, share in enumerate(self.phases[-1][1])]
+        key = ("epoch", tuple(shares), self.lanes)
+        if key not in self.lane_cache:
+            self.lane_cache[key] = self.epoch_of(shares)
+        return self.lane_cache[key]
+
+    def epoch_of(self, shares):
+        """The samples of an epoch with these shares from the beginning on."""
         ends = []
         for lane in range(self.lanes):
-            order = self.lane_cache.setdefault(
-                ("epoch", lane, str(phase), self.lanes), MixtureLane(phase, self.lanes, lane, self.mixed_seed)
-            )
+            order = MixtureLane([(0, shares)], self.lanes, lane, self.mixed_seed)
             given, number = [0] * len(self.trained), 0
             while True:
                 left = [each for each in self.members if given[each] < self.length(each, lane)]
                 source = order.source(number)
-                done = source not in left if self.mixed.stop == "shortest" else not left
-                if done:
+                if source not in left if self.mixed.stop == "shortest" else not left:
                     break
                 given[source] += 1
                 number += 1

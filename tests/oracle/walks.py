@@ -222,8 +222,9 @@ def _draw_spec(draw, pool, feeds):
     if mixed:
         family = pick(("png", "jpeg", "crops", "live", "grown", "grown-crops"), ("lists", "lists2"), ("tags", "tags2"))
         names = draw(st.lists(st.sampled_from(family), min_size=1, max_size=3, unique=True))
+        names += ["grown"] if "grown" in family and "grown" not in names and pick(False, True) else []
     else:
-        names = [pick(*pool)]
+        names = [pick(*pool, *["grown", "grown-crops"] * 3)]
     numbers = [draw(st.integers(1, len(pool[name].versions))) for name in names]
     splits = set.intersection(*(set(pool[name].splits) for name in names))
     split = pick(*sorted(splits)) if not mixed else "train"
@@ -268,7 +269,7 @@ def _draw_spec(draw, pool, feeds):
             classes=pick("by_name", "by_name", "offset"),
         )
         options.repeat = options.repeat or mixture.stop == "never"
-    return Spec(names, numbers, [False] * len(names), options, mixture, size, feed, pick(*[0] * 12, 2))
+    return Spec(names, numbers, [False] * len(names), options, mixture, size, feed, pick(*[0] * 40, 2))
 
 
 class Walk:
@@ -293,11 +294,19 @@ class Walk:
                 return
             self.feeds = self.spec.open(self.pool)
             self.check_state()
-            for _ in range(self.draw(st.integers(1, 6))):
-                actions = [self.take, self.take, self.finish, self.continue_, self.continue_, self.set_epoch, self.copy]
-                if self.spec.mixed:
-                    actions += [self.reweight, self.reweight]
-                actions += [self.grow, self.close, self.leave]
+            actions = [
+                self.take,
+                self.take,
+                self.finish,
+                self.continue_,
+                self.set_epoch,
+                self.copy,
+                self.leave,
+                self.close,
+            ]
+            actions += [self.reweight] * 4 if self.spec.mixed else [self.continue_]
+            actions += [self.grow] * 3 if self.can_grow() else []
+            for _ in range(self.draw(st.integers(2, 8))):
                 action = self.pick(*(each.__name__ for each in actions))
                 self.counts[action] += 1
                 getattr(self, action)()
@@ -437,9 +446,10 @@ class Walk:
         self.said.append(f"continue with {spec}")
         other = Walk(self.pool, spec, self.draw, self.names, self.counts)
         refused = self.refused(lambda: other.reference.load(known))
-        if refused:
+        if refused:  # by a loader that can be made and asked for its own state
             other.spec = replace(spec, feed="numpy", options=replace(spec.options, lanes=known["lanes"]))
-        elif other.empty():
+            other.reference = other.spec.reference(self.pool)
+        if other.empty():
             return
         try:
             self.load_into(other, state, refused)
@@ -464,8 +474,10 @@ class Walk:
             feed = FEEDS[spec.feed](data, spec, rank)
             other.feeds.append(feed)
             before = feed.state() if refused else None
-            # Iterations of other loaders begin with their first batch, wherever the loader is then.
-            stale = [iter(feed.loader) for _ in range(self.pick(0, 0, 2) if spec.feed == "numpy" else 0)]
+            # Iterations of other loaders begin with their first batch, wherever the loader is then. A mixture may have
+            # too few samples for the default lanes, until those of the state are loaded.
+            opens = spec.feed == "numpy" and (spec.options.lanes is not None or not spec.mixed)
+            stale = [iter(feed.loader) for _ in range(self.pick(0, 0, 2) if opens else 0)]
             try:
                 feed.load(state)
             except OptionError:
@@ -486,8 +498,6 @@ class Walk:
 
     def reweight(self):
         """Other weights, other sources, another order of them."""
-        if not self.spec.mixed:
-            return
         family = {"lists": ("lists", "lists2"), "tags": ("tags", "tags2")}.get(
             self.spec.names[0][:5].rstrip("2")[:5], ("png", "jpeg", "crops", "live", "grown", "grown-crops")
         )
@@ -502,10 +512,11 @@ class Walk:
         if self.fits(spec):
             self.continue_(spec)
 
+    def can_grow(self):
+        return any(len(self.pool[name].versions) > 1 for name in self.spec.names)
+
     def grow(self):
         """Newer versions of the datasets, or older ones; opened with `grown`, or not."""
-        if all(len(self.pool[name].versions) == 1 for name in self.spec.names):
-            return
         numbers = [self.draw(st.integers(1, len(self.pool[name].versions))) for name in self.spec.names]
         spec = replace(self.spec, numbers=numbers, grown=[self.pick(True, True, False) for _ in numbers])
         if self.fits(spec):
