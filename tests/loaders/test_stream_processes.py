@@ -6,12 +6,14 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import zlib
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +208,32 @@ def test_a_server_that_fails_to_prepare_is_an_error_that_says_why(cache_url, mon
     with make(cache_url) as loader, pytest.raises(LoaderError, match=r"(?s)cannot begin: .*ZeroDivisionError"):
         next(iter(loader))
     assert not children()
+
+
+def test_workers_that_send_half_a_message_are_an_error(cache_url, monkeypatch):
+    monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:send_half_of_what_is_to_be_sent")
+    with (
+        make(cache_url, timeout_seconds=2) as loader,
+        pytest.raises(LoaderError, match="in the middle of a message; iterate the loader again"),
+    ):
+        next(iter(loader))
+    assert not children()
+
+
+def send_half_of_what_is_to_be_sent(manifests):
+    Connection.send = lambda self, _: os.write(self.fileno(), b"\0\0\0\x39half")
+    prepare(manifests)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_default_timeout_of_sockets_is_not_that_of_workers(cache_url, processes):
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.01)
+    try:
+        with make(cache_url, processes=processes) as loader:
+            assert len(list(loader)) == 7
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def divide_by_zero(_):
