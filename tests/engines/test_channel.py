@@ -5,6 +5,7 @@ import pickle
 import socket
 import struct
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_a_default_timeout_of_sockets_is_not_taken(seconds):
     socket.setdefaulttimeout(seconds)
     try:
         ours, theirs = open_channel(None)
-        with ours, Channel(theirs.detach()) as child, open(os.devnull) as file:
+        with ours, Channel(theirs.detach()) as child, Path(os.devnull).open() as file:
             threading.Timer(0.2, child.send, [bytes(1 << 20)]).start()
             assert len(ours.recv()) == 1 << 20
             child.send_descriptor(file.fileno())
@@ -73,7 +74,7 @@ def test_a_descriptor_crosses_between_messages_of_both(ends, tmp_path):
         ours.send_descriptor(file.fileno())
     child.send("after")
     assert child.recv() == "order"
-    with open(child.receive_descriptor(), "w") as file:
+    with os.fdopen(child.receive_descriptor(), "w") as file:
         file.write("here")
     assert (tmp_path / "file").read_text() == "here"
     assert [ours.recv(), ours.recv()] == ["before", "after"]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import IO, Any, ClassVar, NamedTuple
 
 from tpufeed import errors
-from tpufeed.engines.channel import Channel, open_channel
+from tpufeed.engines.channel import open_channel
 from tpufeed.engines.engine import failure_message
 from tpufeed.errors import LoaderError, TpufeedError
 
