@@ -516,7 +516,7 @@ class MixtureFeed:
             )
         check_identity(state, self._identity, "loader", self.url)
         try:
-            found = msgspec.json.decode(state["mixture"], type=_StoredOrder)
+            found = _STORED_ORDER.decode(state["mixture"])
         except (KeyError, TypeError, msgspec.DecodeError) as error:
             raise OptionError(f"the state's mixture is not what state_dict() gives: {error}") from error
         mixture = self.mixture
@@ -633,6 +633,9 @@ class _StoredOrder(msgspec.Struct):
     phases: list[tuple[int, list[int]]]
     seed: int
     per_batch: bool
+
+
+_STORED_ORDER = msgspec.json.Decoder(_StoredOrder)
 
 
 def _said(phases: Sequence[Phase], names: Sequence[str]) -> str:
