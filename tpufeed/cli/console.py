@@ -40,9 +40,13 @@ class Output(io.TextIOWrapper):
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
-        buffering = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-        # A name that the terminal cannot show is no reason to fail.
-        super().__init__(stream.buffer, stream.encoding, "backslashreplace", **buffering)
+        super().__init__(
+            stream.buffer,
+            stream.encoding,
+            "backslashreplace",  # a name that the terminal cannot show is no reason to fail
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
 
     def write(self, text: str) -> int:
         try:
