@@ -88,19 +88,19 @@ class LocalStore(Store):
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start = self._path(prefix.rstrip("/")) if prefix else self.url
         with self._errors(prefix):
-            if os.path.isdir(start):  # noqa: PTH112
+            if is_folder(start):
                 yield from _walk(start, len(self._prefix), frozenset())
 
     def iter_folders(self) -> Iterator[str]:
         with self._errors(""):
-            if os.path.isdir(self.url):  # noqa: PTH112
+            if is_folder(self.url):
                 with os.scandir(self.url) as found:
                     yield from [entry.name for entry in found if entry.is_dir()]
 
     def free_bytes(self) -> int:
         folder = self._root
         with self._errors(""):
-            while not folder.exists():
+            while not mode_of(folder):
                 folder = folder.parent
             return shutil.disk_usage(folder).free
 
@@ -144,7 +144,7 @@ class LocalStore(Store):
     def temporary_folder(self) -> Iterator[Path]:
         """Make a folder in the store's own file system, so that a put is a link. Parents that stay empty go again."""
         with self._errors(_TEMPORARY):
-            above = [folder for folder in (self._root / _TEMPORARY).parents if not folder.exists()]
+            above = [folder for folder in (self._root / _TEMPORARY).parents if not mode_of(folder)]
         try:
             with ExitStack() as stack:
                 with self._errors(_TEMPORARY):
@@ -234,7 +234,7 @@ def _move_to_new(path: Path, final: Path) -> None:
         if error.errno not in _NO_HARD_LINKS:
             raise
         # Drive mounts and some FUSE systems have no hard links: there one writer at a time is the user's duty.
-        if final.exists():
+        if mode_of(final):
             raise ObjectExistsError(f"{final} exists already") from None
         path.rename(final)
         return
@@ -256,6 +256,32 @@ def open_plain(path: str, flags: int) -> int:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "it is no plain file but a pipe or a device", path)
+
+
+def mode_of(path: str | Path) -> int:
+    """Return the mode of what is at a path, links followed; 0 if there is nothing.
+
+    Not by `Path.exists` and its like: since Python 3.14 they are false if a folder above may not be searched, too.
+
+    Raises:
+        StoreError: the system does not say.
+    """
+    try:
+        return os.stat(path).st_mode  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last one of a name that no file can have
+        return 0
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}") from error
+
+
+def is_folder(path: str | Path) -> bool:
+    """Return true for a folder. Raises as `mode_of` does."""
+    return stat.S_ISDIR(mode_of(path))
+
+
+def is_file(path: str | Path) -> bool:
+    """Return true for a plain file. Raises as `mode_of` does."""
+    return stat.S_ISREG(mode_of(path))
 
 
 def find_mount(folder: Path) -> tuple[str, str]:
