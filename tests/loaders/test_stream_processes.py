@@ -13,17 +13,17 @@ import threading
 import time
 import zlib
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tpufeed
+from tpufeed.engines.channel import Channel
 from tpufeed.engines.numa import Node
 from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError
 from tpufeed.images import CenterCrop, Custom
-from tpufeed.loaders.executor import Workers, plan_workers
+from tpufeed.loaders.executor import ThreadExecutor, Workers, plan_workers
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.worker import prepare
 
@@ -214,14 +214,41 @@ def test_workers_that_send_half_a_message_are_an_error(cache_url, monkeypatch):
     monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:send_half_of_what_is_to_be_sent")
     with (
         make(cache_url, timeout_seconds=2) as loader,
-        pytest.raises(LoaderError, match="in the middle of a message; iterate the loader again"),
+        pytest.raises(
+            LoaderError, match=r"worker process of the loader \(pid \d+\) ended in the middle of a message; "
+        ),
     ):
         next(iter(loader))
     assert not children()
 
 
 def send_half_of_what_is_to_be_sent(manifests):
-    Connection.send = lambda self, _: os.write(self.fileno(), b"\0\0\0\x39half")
+    def change():
+        Channel.send = lambda self, _: os.write(self.fileno(), b"\0\0\0\x39half")
+
+    os.register_at_fork(after_in_child=change)
+    prepare(manifests)
+
+
+def test_a_worker_that_neither_answers_nor_ends_may_wait_for_its_disk(cache_url, monkeypatch):
+    """As one that reads from an NFS mount whose server has gone."""
+    monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:close_the_socket_and_stay")
+    with (
+        make(cache_url) as loader,
+        pytest.raises(
+            LoaderError, match=r"pid \d+\) ended with its socket closed; .* disk or mount \(NFS, FUSE\) hang"
+        ),
+    ):
+        next(iter(loader))
+    assert not children()
+
+
+def close_the_socket_and_stay(manifests):
+    def change():
+        Channel.send = lambda self, _: self.hang_up()
+        ThreadExecutor.close = lambda _: time.sleep(600)
+
+    os.register_at_fork(after_in_child=change)
     prepare(manifests)
 
 
