@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 GLIBC = range(17, 36)  # 2.35 is Ubuntu 22.04's, which TPU VMs run
 COMPILER = "aarch64-linux-gnu-gcc"
 

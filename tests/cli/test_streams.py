@@ -17,7 +17,9 @@ FORGED = "\x1b[2J\x1b]0;title\x07\rerror: forged\nline\u202e\x9b31m"  # clears, 
 
 def shell(script, *arguments, **variables):
     command = ["bash", "-c", script, "bash", *map(str, arguments)]
-    environment = {**os.environ, "TPUFEED": TPUFEED, **variables}
+    # As a user has it: buffered, so that errors show late, wherever the buffer is written.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environment |= {"TPUFEED": TPUFEED, **variables}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -51,19 +53,53 @@ def test_names_never_reach_a_terminal_as_they_are(forged, run, tmp_path):
     assert json.loads(run("info", dataset, "--json").stdout)["url"] == str(dataset)
 
 
-def test_a_reader_that_has_enough(dataset_url):
-    """`head` closes the pipe: before the command writes, and while it does."""
-    script = '"$TPUFEED" info "$1" --json | :; echo "${PIPESTATUS[0]}"'
-    done = shell(script, dataset_url)
-    assert (done.stdout, done.stderr) == ("141\n", "")
+COMMANDS = [
+    *(["info", "D"], ["info", "D", "--json"], ["verify", "D"], ["doctor", "D", "--seconds", "1"]),
+    *(["shard", "PHOTOS", "D2", "--dry-run"], ["cache", "warmup", "--help"], ["--help"], ["--version"]),
+]
+
+
+@pytest.fixture(params=[{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+def redirected(request, photo_folder, dataset_url, tmp_path):
+    """Runs a command whose stdout or stderr goes elsewhere."""
+    places = {"D": dataset_url, "D2": tmp_path / "d2", "PHOTOS": photo_folder}
+    return lambda words, where: shell(
+        f'"$TPUFEED" "$@" {where}; exit "${{PIPESTATUS[0]}}"', *(places.get(w, w) for w in words), **request.param
+    )
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_reader_that_has_enough(redirected, words):
+    """It closes the pipe before the command writes."""
+    done = redirected(words, "| :")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_reader_that_has_enough_of_the_first_line(dataset_url):
     done = shell('"$TPUFEED" info "$1" | head -1 > /dev/null', dataset_url)
     assert done.stderr == ""
 
 
-def test_a_stdout_that_takes_nothing(dataset_url):
-    done = shell('"$TPUFEED" info "$1" > /dev/full', dataset_url)
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_stdout_that_takes_nothing(redirected, words):
+    done = redirected(words, "> /dev/full")
     assert done.returncode == 1
     assert done.stderr == f"error: stdout cannot be written to: {os.strerror(28)}\n"
+
+
+def test_a_stdout_that_takes_nothing_is_an_event_of_a_log(photo_folder, tmp_path):
+    done = shell('"$TPUFEED" shard "$1" "$2" --log-json --workers 1 > /dev/full', photo_folder, tmp_path / "d")
+    assert done.returncode == 1
+    *_, last = map(json.loads, done.stderr.splitlines())
+    assert (last["event"], last["type"]) == ("error", "StoreError")
+
+
+@pytest.mark.parametrize(("words", "code"), [(["info", "D"], 0), (["info", "D2"], 2), (["info", "--nonsense"], 2)])
+def test_a_stderr_that_takes_nothing_leaves_the_exit_code(redirected, words, code):
+    assert redirected(words, "2> /dev/full").returncode == code
+
+
+def test_streams_that_are_not_there(dataset_url):
     assert shell('"$TPUFEED" verify "$1" 2>&- >&-', dataset_url).returncode == 0
 
 

@@ -124,6 +124,13 @@ def test_a_process_that_dies_is_named_with_how_it_ended(tmp_path):
     assert (tmp_path / "deaths").read_text() == "x"
 
 
+def test_a_process_that_does_not_begin_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("tpufeed.engines.beam._START_SECONDS", 0.001)
+    with pytest.raises(BuildError, match=r"has not begun within 0\.001 s"):
+        list(BeamEngine(IN_MEMORY).run(job("note", tmp_path), [0]))
+    assert not list(tmp_path.iterdir())
+
+
 def test_another_version_on_workers_is_one_failure_that_names_both(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "__version__", "0.0.7")
     with pytest.raises(

@@ -3,12 +3,14 @@
 import errno
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing import reduction
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,11 @@ def sleep_unheard(context, connection):
     sys.modules["__main__"]._LEAVE_SECONDS = 0.1  # after its launcher's death; 30 as a rule
     connection.send(os.getpid())
     time.sleep(600)
+
+
+def send_bytes(sent, connection):
+    os.write(connection.fileno(), sent)
+    connection.recv()
 
 
 def say_variable(name, connection):
@@ -127,6 +134,20 @@ def test_a_child_that_reads_nothing_is_given_up(start):
         child.send(bytes(8 << 20))
 
 
+@pytest.mark.parametrize(
+    ("sent", "said"), [(b"\0\0\x39\x80half", "in the middle of a message"), (b"\0\0\0\1?", "that is damaged (")]
+)
+def test_a_child_that_sends_what_is_no_message_is_named(start, sent, said):
+    child = start("send_bytes", sent, patience_seconds=1.0)
+    with pytest.raises(ChildDiedError):
+        child.receive()
+    code, how = child.ending()
+    assert code is None
+    assert said in how
+    with pytest.raises(ChildDiedError):  # no second one is waited for
+        child.receive()
+
+
 def test_a_child_that_is_apart_ends_with_a_launcher_that_is_killed():
     """Though it reads from no socket meanwhile, and has a process group of its own."""
     program = (
@@ -153,8 +174,8 @@ def serve():
     """Starts a fork server, whose forks end with the test."""
     servers, forks = [], []
 
-    def begin(prepare, context=None):
-        servers.append(ForkServer(f"{HERE}:fail", f"{HERE}:{prepare}", context))
+    def begin(prepare, context=None, **options):
+        servers.append(ForkServer(f"{HERE}:fail", f"{HERE}:{prepare}", context, **options))
 
         def fork(function, context=None):
             forks.append(Fork(servers[-1]))
@@ -203,6 +224,14 @@ def have_no_thread(_):
     threading.Thread.start = start
 
 
+def acknowledge(_):
+    reduction.ACKNOWLEDGE = True
+
+
+def send_a_stray_byte(_):
+    os.write(int(sys.argv[1]), b"A")
+
+
 def stop_itself(_, connection):
     connection.send(os.getpid())
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -216,6 +245,35 @@ def test_forks_have_what_was_prepared_and_random_numbers_of_their_own(serve):
     assert {parent for _, parent, *_ in found} == {server.process.pid}
     assert [left for *_, left, _ in found] == [[{"shared": 1}]] * 3
     assert len({drawn for *_, drawn in found}) == 3
+
+
+def test_descriptors_cross_as_python_3_14_sends_them(serve, monkeypatch):
+    """Its `send_handle` waits for a byte, and finds the news of the fork before."""
+    monkeypatch.setattr(reduction, "ACKNOWLEDGE", True, raising=False)
+    _, fork = serve("acknowledge")
+    children = [fork("say_what_is_left") for _ in range(3)]
+    assert len({child.receive()[0] for child in children}) == 3
+
+
+def test_a_server_whose_stream_is_off_by_a_byte_is_waited_for_no_longer_than_it_may_take(serve):
+    _, fork = serve("send_a_stray_byte", patience_seconds=1.0)
+    child = fork("say_what_is_left")
+    assert child.receive()[0] > 0
+    assert child.process.pid == 0
+    assert child.wait(0.1) is None
+
+
+def test_a_fork_needs_no_descriptors_but_those_of_its_socket(serve):
+    _, fork = serve("leave")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, most[1]))
+    try:
+        child = fork("say_what_is_left")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    assert child.receive()[0] == child.process.pid
 
 
 def test_a_fork_ends_alone(serve):

@@ -20,6 +20,7 @@ from tests.engines.contract import (
     is_running,
     job,
     pids,
+    processes,
     total,
     wait_until,
 )
@@ -32,9 +33,14 @@ from tpufeed.errors import TaskError
 HERE = Path(__file__).parent
 
 
+STRANGERS = set()  # children that this process had when the test began, multiprocessing's resource_tracker, say
+
+
 @pytest.fixture(autouse=True)
 def _tasks_on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
+    STRANGERS.clear()
+    STRANGERS.update(pid for pid, parent, _ in processes() if parent == os.getpid())
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +49,8 @@ def built(tmp_path_factory):
 
 
 def workers():
-    """Ids of this process's workers, also of those that are dead and not collected."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_bytes()
-        except OSError:  # gone in between
-            continue
-        if parent == os.getpid() and (b"tpufeed.engines.worker" in command or not command):
-            found.append(int(folder.name))
-    return found
+    """Ids of this process's workers that the test has started, also of those that are dead and not collected."""
+    return [pid for pid, parent, is_ours in processes() if parent == os.getpid() and is_ours and pid not in STRANGERS]
 
 
 class TestSerial(EngineContract):

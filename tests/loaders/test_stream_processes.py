@@ -6,11 +6,13 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import zlib
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +20,12 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.engines.contract import processes, wait_until
+from tpufeed.engines.channel import Channel
 from tpufeed.engines.numa import Node
 from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError
 from tpufeed.images import CenterCrop, Custom
-from tpufeed.loaders.executor import Workers, plan_workers
+from tpufeed.loaders.executor import ThreadExecutor, Workers, plan_workers
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.worker import prepare
 
@@ -40,11 +44,14 @@ def make(url, **options):
     return tpufeed.numpy_loader(url, **{"batch_size": 10, "processes": 2, "threads": 1} | options)
 
 
+STRANGERS = set()  # children that this process had when the test began, multiprocessing's resource_tracker, say
+
+
 def children():
     """Processes of ours that live, by id, fork servers and workers; those that nobody has waited for count, too."""
     found, parents = set(), {os.getpid()}
     while parents:
-        parents = {pid for pid, parent, is_ours in processes() if parent in parents and is_ours} - found
+        parents = {pid for pid, parent, is_ours in processes() if parent in parents and is_ours} - found - STRANGERS
         found |= parents
     return found
 
@@ -53,17 +60,6 @@ def workers():
     """Worker processes of ours, by id: what the fork servers have forked."""
     ours = children()
     return {pid for pid, parent, _ in processes() if pid in ours and parent != os.getpid()}
-
-
-def processes():
-    """Yield of each process its id, its parent's, and whether it may be a child of ours."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            command = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        yield int(folder.name), int(fields[1]), b"tpufeed.engines.worker" in command or fields[0] == "Z"
 
 
 def open_files():
@@ -80,7 +76,8 @@ def shared_bytes():
 @pytest.fixture(autouse=True)
 def nothing_stays():
     before = open_files()
-    assert not children()
+    STRANGERS.clear()
+    STRANGERS.update(pid for pid, parent, _ in processes() if parent == os.getpid())
     yield
     gc.collect()
     assert not children()
@@ -172,8 +169,7 @@ def test_a_close_that_is_interrupted_leaves_no_process(cache_url):
 
     loader = make(cache_url, ops=[CenterCrop(32), Custom(f"{__name__}:hang")])
     loader.start_prefetch()
-    while len(children()) < 3:
-        time.sleep(0.01)
+    wait_until(lambda: len(children()) == 3)
     time.sleep(0.5)
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.2)  # in the 2 seconds that close waits for workers to leave
@@ -206,6 +202,59 @@ def test_a_server_that_fails_to_prepare_is_an_error_that_says_why(cache_url, mon
     with make(cache_url) as loader, pytest.raises(LoaderError, match=r"(?s)cannot begin: .*ZeroDivisionError"):
         next(iter(loader))
     assert not children()
+
+
+def test_workers_that_send_half_a_message_are_an_error(cache_url, monkeypatch):
+    monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:send_half_of_what_is_to_be_sent")
+    with (
+        make(cache_url, timeout_seconds=2) as loader,
+        pytest.raises(
+            LoaderError, match=r"worker process of the loader \(pid \d+\) ended in the middle of a message; "
+        ),
+    ):
+        next(iter(loader))
+    assert not children()
+
+
+def send_half_of_what_is_to_be_sent(manifests):
+    def change():
+        Channel.send = lambda self, _: os.write(self.fileno(), b"\0\0\0\x39half")
+
+    os.register_at_fork(after_in_child=change)
+    prepare(manifests)
+
+
+def test_a_worker_that_neither_answers_nor_ends_may_wait_for_its_disk(cache_url, monkeypatch):
+    """As one that reads from an NFS mount whose server has gone."""
+    monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:close_the_socket_and_stay")
+    with (
+        make(cache_url) as loader,
+        pytest.raises(
+            LoaderError, match=r"pid \d+\) ended with its socket closed; .* disk or mount \(NFS, FUSE\) hang"
+        ),
+    ):
+        next(iter(loader))
+    assert not children()
+
+
+def close_the_socket_and_stay(manifests):
+    def change():
+        Channel.send = lambda self, _: self.hang_up()
+        ThreadExecutor.close = lambda _: time.sleep(600)
+
+    os.register_at_fork(after_in_child=change)
+    prepare(manifests)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_default_timeout_of_sockets_is_not_that_of_workers(cache_url, processes):
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.01)
+    try:
+        with make(cache_url, processes=processes) as loader:
+            assert len(list(loader)) == 7
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def divide_by_zero(_):
@@ -277,43 +326,48 @@ loader = tpufeed.numpy_loader(sys.argv[1], batch_size=10, processes=2, threads=1
 batches = iter(loader)
 next(batches)
 print("reading", flush=True)
+sys.stdin.readline()
 {then}
 """
 
 
+@contextmanager
+def training(then, url):
+    """A program that reads, and then does so when it is sent a line; with its fork server and both workers by id."""
+    command = [sys.executable, "-c", PROGRAM.format(then=then), url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        try:
+            assert process.stdout.readline() == "reading\n"
+            # The first batch is one worker's. The other one may begin later.
+            wait_until(lambda: len(children_of(process.pid)) == 3)
+            yield process, children_of(process.pid)
+        finally:
+            process.kill()
+
+
+def is_there(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
 @pytest.mark.parametrize("then", ["raise SystemExit(3)", "time.sleep(600)"], ids=["exit", "kill -9"])
 def test_processes_end_with_the_one_that_trains(cache_url, then):
-    program = PROGRAM.format(then=then)
-    with subprocess.Popen([sys.executable, "-c", program, cache_url], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "reading\n"
-        group = children_of(process.pid)
+    with training(then, cache_url) as (process, group):
+        process.stdin.write("go on\n")
         if "sleep" in then:
-            assert len(group) == 3
             process.kill()
-        assert process.wait(20) == (-signal.SIGKILL if "sleep" in then else 3)
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in group) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not [pid for pid in group if Path(f"/proc/{pid}").exists()]
+        assert process.wait() == (-signal.SIGKILL if "sleep" in then else 3)
+    wait_until(lambda: not any(map(is_there, group)))
 
 
 def test_processes_end_with_the_one_that_trains_though_a_fork_lives(cache_url):
     """The fork holds the sockets of all workers open."""
     then = "import os; child = os.fork(); print(child, flush=True) if child else None; time.sleep(600)"
-    program = PROGRAM.format(then=then)
-    with subprocess.Popen([sys.executable, "-c", program, cache_url], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "reading\n"
+    with training(then, cache_url) as (process, group):
+        process.stdin.write("go on\n")
         child = int(process.stdout.readline())
-        group = [pid for pid in children_of(process.pid) if pid != child]
-        assert len(group) == 3
-        process.kill()
-        process.wait(20)
     try:
-        deadline = time.monotonic() + 60
-        while any(Path(f"/proc/{pid}").exists() for pid in group) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not [pid for pid in group if Path(f"/proc/{pid}").exists()]
-        assert Path(f"/proc/{child}").exists()
+        wait_until(lambda: not any(map(is_there, group)))
+        assert is_there(child)
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -344,7 +398,10 @@ def test_standard_streams_that_are_closed(cache_url, tmp_path):
 
 def children_of(parent):
     """Its children, and theirs."""
-    found = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    try:
+        found = [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return []
     return found + [pid for child in found for pid in children_of(child)]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
 from tpufeed.storage.filesystem import FsspecStore
-from tpufeed.storage.local import LocalStore
+from tpufeed.storage.local import LocalStore, find_mount
 from tpufeed.storage.memory import MemoryStore
 
 HOLD = """
@@ -73,6 +73,53 @@ def test_the_temporary_folder_of_a_living_process_stays(store_and_url, tmp_path)
         process.stdin.close()
         assert process.wait() == 0
     assert not folder.exists()
+
+
+@pytest.fixture
+def of_another_host(store_and_url, tmp_path, monkeypatch):
+    """A temporary folder as another host has made it at the same place; its lock is not seen here."""
+    store, _ = store_and_url
+    read = Path.read_text
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda path: "another boot" if path.name == "boot_id" else read(path))
+        with store.temporary_folder() as folder:
+            name = folder
+    (name / "inner").mkdir(parents=True)
+    (name / "inner" / "half-written").write_bytes(bytes(1000))
+    return name
+
+
+def test_the_temporary_folder_of_another_host_stays(store_and_url, of_another_host):
+    """Though its lock is not seen here: the NFS client of each kernel keeps locks of folders to itself."""
+    store, _ = store_and_url
+    for _ in range(2):
+        with store.temporary_folder() as mine:
+            assert mine.parent == of_another_host.parent
+    assert (of_another_host / "inner" / "half-written").is_file()
+
+
+@pytest.mark.parametrize("fresh", [None, ".", "inner", "inner/half-written"])
+def test_the_temporary_folder_of_another_host_goes_a_day_after_the_last_change(store_and_url, of_another_host, fresh):
+    store, _ = store_and_url
+    yesterday = of_another_host.stat().st_mtime - 25 * 3600
+    for path in (*of_another_host.rglob("*"), of_another_host):
+        if fresh is None or path != of_another_host / fresh:
+            os.utime(path, (yesterday, yesterday))
+    with store.temporary_folder():
+        assert of_another_host.exists() == (fresh is not None)
+
+
+def test_two_mounts_have_locks_of_their_own(tmp_path, monkeypatch):
+    """As two containers of one host may have the same NFS export."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    store, found = MemoryStore("memory://"), tmp_path.stat()
+    with store.temporary_folder() as one, store.temporary_folder() as two:
+        domain = one.name.rpartition("_")[0]
+        assert two.name.startswith(f"{domain}_")
+        elsewhere = os.stat_result([*found[:2], found.st_dev + 1, *found[3:]])
+        monkeypatch.setattr(Path, "stat", lambda *_, **__: elsewhere)
+        with store.temporary_folder() as there:
+            assert not there.name.startswith(domain)
 
 
 def test_what_is_not_ours_in_the_system_s_temporary_folder_stays(tmp_path, monkeypatch):
@@ -146,6 +193,37 @@ def test_file_systems_without_hard_links_still_take_puts(tmp_path, monkeypatch, 
     assert len(refused) == 2
     assert store.read("folder/a") == b"1"
     assert not (tmp_path / "_tpufeed" / "tmp").exists()
+
+
+@pytest.mark.parametrize(("kind", "named"), [("fuse.rclone", True), ("ext4", False)])
+def test_a_mount_that_answers_a_hard_link_with_an_io_error_is_named(tmp_path, monkeypatch, kind, named):
+    """As rclone's. On a disk that is no mount of a bucket the error is what it says."""
+
+    def refuse(source, target):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(Path, "read_text", mounts((f"{tmp_path}/my bucket", kind)))
+    with pytest.raises(StoreError, match=r"/a: Input/output error") as raised:
+        LocalStore(str(tmp_path / "my bucket/d")).put("a", b"1")
+    assert (f"{tmp_path}/my bucket ({kind})" in str(raised.value)) == named
+    assert not (tmp_path / "my bucket/d/_tpufeed").exists()
+
+
+def mounts(*found):
+    """Return a `read_text` of /proc/self/mounts, in which blanks are written as Linux does."""
+    lines = [f"from {mount} {kind} rw 0 0".replace("my bucket", r"my\040bucket") for mount, kind in found]
+    return lambda _: "\n".join(["/dev/vda / ext4 rw 0 0", *lines])
+
+
+def test_a_mount_hides_those_around_and_before_it(tmp_path, monkeypatch):
+    bucket = tmp_path / "my bucket"
+    (bucket / "a").mkdir(parents=True)
+    found = mounts((str(tmp_path), "nfs4"), (str(bucket), "tmpfs"), (str(bucket), "fuse"), (f"{bucket}/ab", "xfs"))
+    monkeypatch.setattr(Path, "read_text", found)
+    assert find_mount(bucket / "a") == (str(bucket), "fuse")
+    assert find_mount(tmp_path) == (str(tmp_path), "nfs4")
+    assert find_mount(tmp_path.parent) == ("/", "ext4")
 
 
 def test_a_put_that_the_disk_cuts_off_leaves_no_object(tmp_path):

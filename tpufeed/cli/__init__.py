@@ -3,9 +3,11 @@
 import io
 import signal
 import sys
+from collections.abc import Callable
 
-from tpufeed.cli.console import CLOSED_PIPE, INTERRUPTED, TERMINATED, Stopped, drop_stdout
+from tpufeed.cli.console import INTERRUPTED, TERMINATED, Output, Stopped
 from tpufeed.engines.child import fill_streams
+from tpufeed.errors import StoreError
 
 
 def main() -> None:
@@ -18,18 +20,31 @@ def main() -> None:
     fill_streams()
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # who starts us may have it ignored
         signal.signal(signal.SIGTERM, _stop)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no reason to fail
-    sys.exit(_flush(_run()))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = Output(sys.stdout)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = Output(sys.stderr)
+    code = _run(_app)
+    # What --help leaves in the buffer: the interpreter would report a full disk with a trace and code 120.
+    sys.exit(code or _run(_flush))
 
 
-def _run() -> str | int | None:
+def _app() -> None:
+    # Imported in here, so that Ctrl-C during the second that imports take ends in one line, too.
+    from tpufeed.cli.app import app
+
+    app(prog_name="tpufeed")
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _run(function: Callable[[], None]) -> str | int | None:
+    """Call the function; return the exit code."""
     try:
-        # Imported in here, so that Ctrl-C during the second that imports take ends in one line, too.
-        from tpufeed.cli.app import app
-
-        app(prog_name="tpufeed")
+        function()
     except KeyboardInterrupt:  # while modules are imported
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -38,23 +53,10 @@ def _run() -> str | int | None:
         return TERMINATED
     except SystemExit as end:
         return end.code
+    except StoreError as error:  # stdout takes neither the help of a command nor what was buffered
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
-
-
-def _flush(code: str | int | None) -> str | int | None:
-    """Write out what stdout still holds, which the interpreter would do with a trace; return the exit code."""
-    try:
-        # A pipe that is closed or a disk that is full may show only now, and at exit it would be a trace and code 120.
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        drop_stdout()
-        return code or CLOSED_PIPE
-    except OSError as error:
-        drop_stdout()
-        print(f"error: stdout cannot be written to: {error.strerror or error}", file=sys.stderr)
-        return code or 1
-    return code
 
 
 def _stop(number: int, _: object) -> None:

@@ -1,6 +1,7 @@
 """Console output that all commands share, and errors as one line and an exit code."""
 
 import functools
+import io
 import logging
 import os
 import re
@@ -26,6 +27,50 @@ class Stopped(SystemExit):
     """SIGTERM has come. Raised wherever the main thread is, as KeyboardInterrupt is for SIGINT."""
 
 
+class Output(io.TextIOWrapper):
+    """stdout or stderr of the command, in the place of Python's own.
+
+    Whoever writes, rich for a table or for --help too, it ends in the same way. On the first error what is still
+    written goes nowhere.
+
+    Raises:
+        StoreError: stdout cannot be written to, as its disk is full, say. That of stderr is passed over: there is
+            nobody to tell.
+        SystemExit: who reads it has closed the pipe; with the code `CLOSED_PIPE`.
+    """
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(
+            stream.buffer,
+            stream.encoding,
+            "backslashreplace",  # a name that the terminal cannot show is no reason to fail
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(CLOSED_PIPE) from None
+        if self.fileno() == 1:
+            raise StoreError(f"stdout cannot be written to: {error.strerror or error}") from error
+
+
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Turn errors raised on purpose into a line on stderr and their exit code; others are bugs and keep their trace."""
     return _reporting(command, "interrupted")
@@ -43,12 +88,11 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
         try:
             with _logging(as_lines):
                 command(*args, **kwargs)
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # where a disk is full, that shows only now
         except TpufeedError as error:
             _report(type(error), str(error), as_lines)
             raise SystemExit(error.exit_code) from None
-        except BrokenPipeError:
-            drop_stdout()
-            raise SystemExit(CLOSED_PIPE) from None
         except (OSError, RuntimeError) as error:
             limit = limit_reached(error)
             if not limit:
@@ -113,13 +157,7 @@ def printable(text: str) -> str:
 
 def echo(text: object = "") -> None:
     """Print a line of the result on stdout."""
-    try:
-        print(printable(str(text)))
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        drop_stdout()
-        raise StoreError(f"stdout cannot be written to: {error.strerror or error}") from error
+    print(printable(str(text)))
 
 
 def echo_error(text: object) -> None:
@@ -131,13 +169,6 @@ def echo_error(text: object) -> None:
 def warn(message: str) -> None:
     """Print a warning on stderr; the exit code stays."""
     echo_error(f"warning: {message}")
-
-
-def drop_stdout() -> None:
-    """Let what is still written to stdout go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
 
 
 def find_own_modules() -> None:

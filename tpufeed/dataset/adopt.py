@@ -40,6 +40,7 @@ from tpufeed.errors import (
     mask_secrets,
 )
 from tpufeed.keywords import named_options
+from tpufeed.storage.local import is_file
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -131,7 +132,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     source = open_store(url)
     target = source if dst is None else open_store(dst)
     path = source.local_path(MANIFEST)
-    if path is not None and path.parent.is_file():
+    if path is not None and is_file(path.parent):
         raise NoInputsError(f"{source.url} is a file; adopt takes the folder: tpufeed adopt {path.parent.parent}")
     if target.url != source.url and mask_secrets(source.url) != source.url:
         raise OptionError(

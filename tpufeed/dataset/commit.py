@@ -111,6 +111,10 @@ class Report(msgspec.Struct, frozen=True):
     digests: bytes | msgspec.UnsetType = msgspec.UNSET
 
 
+_REPORT = msgspec.json.Decoder(Report)
+_REMOVALS = msgspec.json.Decoder(dict[str, str])
+
+
 def join_or_begin(
     store: Store,
     kind: str,
@@ -318,7 +322,7 @@ def remove_old(store: Store, header: PlanHeader) -> None:
     manifest = present.pop(MANIFEST, None)
     if manifest is not None:
         try:  # a twin of this run may have put its manifest
-            of_twin = msgspec.json.decode(store.read(MANIFEST, manifest.version), type=_RunId).run_id == header.run_id
+            of_twin = _RUN_ID.decode(store.read(MANIFEST, manifest.version)).run_id == header.run_id
         except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             of_twin = False
         if not of_twin:
@@ -336,7 +340,7 @@ def remove_old(store: Store, header: PlanHeader) -> None:
 
 def _read_removals(store: Store, name: str) -> dict[str, str] | None:
     try:
-        return msgspec.json.decode(store.read(name), type=dict[str, str])
+        return _REMOVALS.decode(store.read(name))
     except ObjectNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -447,7 +451,7 @@ def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
     for _ in range(READS):
         try:
             data = store.read(name)
-            report = msgspec.json.decode(data, type=Report)
+            report = _REPORT.decode(data)
         except ObjectNotFoundError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -513,6 +517,9 @@ def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
 
 class _RunId(msgspec.Struct):
     run_id: str = ""
+
+
+_RUN_ID = msgspec.json.Decoder(_RunId)
 
 
 def _checksum(report: Report) -> int:

@@ -32,6 +32,12 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generation: str | None = None
 
 
+# Made once, while the module is imported. msgspec fills a type's information in while other threads may read it
+# already, and a thread that decodes the type for the first time then ends the process by SIGSEGV (docs/decisions,
+# msgspec types). So no module of tpufeed decodes by `type=`.
+_SHARD = msgspec.msgpack.Decoder(Shard)
+
+
 class IndexFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file of record offsets, see `index`."""
 
@@ -261,9 +267,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return several_labels(self.features)
 
 
+_MANIFEST = msgspec.json.Decoder(Manifest)
+
+
 class _Version(msgspec.Struct):
     format: str = ""
     format_version: int = 0
+
+
+_VERSION = msgspec.json.Decoder(_Version)
 
 
 class _PackedShards(Sequence[Shard]):
@@ -289,7 +301,7 @@ class _PackedShards(Sequence[Shard]):
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         place = range(len(self))[place]
-        return msgspec.msgpack.decode(self._bytes[self._starts[place] : self._starts[place + 1]], type=Shard)
+        return _SHARD.decode(self._bytes[self._starts[place] : self._starts[place + 1]])
 
 
 def pack_manifest(manifest: Manifest) -> Manifest:
@@ -318,7 +330,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         ManifestError: it is no manifest, or contradicts itself; `where` names it.
     """
     try:
-        version = msgspec.json.decode(data, type=_Version)
+        version = _VERSION.decode(data)
         if version.format != FORMAT:
             raise ManifestError(f"{where}: not a tpufeed manifest (format is {version.format!r}, not {FORMAT!r})")
         if version.format_version not in (FORMAT_VERSION, GROWN_VERSION):
@@ -327,7 +339,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
                 f"{GROWN_VERSION}. "
                 "Install the tpufeed that wrote it (tool_version in the file), or build the dataset again"
             )
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = _MANIFEST.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{where}: not a readable manifest: {error}. Build the dataset again") from error
     for problem in _iter_problems(manifest):

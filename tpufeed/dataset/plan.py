@@ -119,10 +119,16 @@ class Task(_TaskHead, frozen=True):
     stop: int = 0
 
 
+_TASK_HEAD, _TASK = msgspec.json.Decoder(_TaskHead), msgspec.json.Decoder(Task)
+
+
 class _End(msgspec.Struct, frozen=True):
     """The last line: the CRC of all before it."""
 
     crc32c: int
+
+
+_END = msgspec.json.Decoder(_End)
 
 
 class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +182,9 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
         if self.are_counted:
             return [kaggle_shard_name(split, shard, shards)]
         return [shard_name(split, variant, shard, shards) for variant in self.variant_numbers]
+
+
+_FIELDS, _HEADER = msgspec.json.Decoder(dict[str, Any]), msgspec.json.Decoder(PlanHeader)
 
 
 class TaskRef(NamedTuple):
@@ -264,13 +273,13 @@ def read_plan_file(path: Path) -> Plan:
 def _read_plan(file: BinaryIO, where: str) -> Plan:
     """Read a plan of any size line by line; raises ValueError, or as the parser does, where it is none."""
     first = file.readline()
-    version = msgspec.json.decode(first, type=dict[str, Any]).get("plan_version")
+    version = _FIELDS.decode(first).get("plan_version")
     if version != PLAN_VERSION:
         raise ManifestVersionError(
             f"{where}: plan version {version}; this tpufeed goes on with version {PLAN_VERSION} only. Finish "
             "the build with the tpufeed that began it, or take another destination"
         )
-    header = msgspec.json.decode(first, type=PlanHeader)
+    header = _HEADER.decode(first)
     # What no build writes is refused: names of files, and how many there are, follow from the header.
     if header.variants is not None and not 1 <= header.variants <= _MOST_VARIANTS:
         raise ValueError(f"it makes {header.variants} variants")
@@ -291,7 +300,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
         if not line:
             raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
         crc = crc32c(line, crc)
-        task = msgspec.json.decode(line, type=_TaskHead)
+        task = _TASK_HEAD.decode(line)
         if (task.number, task.split, task.shard, task.shards) != (len(refs), *place):
             raise ValueError(f"task {task.number} is shard {task.shard} of {task.split!r} in the place of {place}")
         stop = start + len(line) - 1
@@ -301,7 +310,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
     last = file.readline()
     if not last:
         raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
-    end = msgspec.json.decode(last, type=_End)
+    end = _END.decode(last)
     if end.crc32c != crc:
         raise ValueError(f"its CRC-32C is {crc:#010x}; {end.crc32c:#010x} was written")
     return Plan(header, tuple(refs))
@@ -316,7 +325,7 @@ def read_run_id(store: Store) -> str:
     """
     try:
         with open_object(store, PLAN) as file:
-            return msgspec.json.decode(file.readline(), type=PlanHeader).run_id
+            return _HEADER.decode(file.readline()).run_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{store.url}/{PLAN}: not a readable plan: {error}") from error
 
@@ -349,7 +358,7 @@ def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
 
 def _decode_task(store: Store, ref: TaskRef, data: bytes) -> Task:
     try:
-        return msgspec.json.decode(data, type=Task)
+        return _TASK.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(
             f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: {error}. It was forged, or written by "

@@ -22,6 +22,7 @@ from tpufeed.errors import (
     TpufeedError,
 )
 from tpufeed.images.header import format_of_name
+from tpufeed.storage.local import is_file
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage, StageOfStore
 from tpufeed.storage.store import Store
@@ -190,7 +191,7 @@ def find_versions(store: Store, newest: Dataset) -> list[int]:
 
 def _how_to_make_one(store: Store) -> str:
     path = store.local_path(MANIFEST)
-    if path is not None and path.parent.is_file() and is_tfrecord_name(path.parent.name):
+    if path is not None and is_file(path.parent) and is_tfrecord_name(path.parent.name):
         return adopt_advice(str(path.parent.parent))
     with suppress(TpufeedError):  # another error is on its way already
         names = [info.name for info in itertools.islice(store.iter_objects(), _LISTED)]

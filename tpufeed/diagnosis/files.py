@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tpufeed.errors import OptionError, StoreError
+from tpufeed.storage.local import is_folder
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -36,12 +37,13 @@ def check_output(path: Path, what: str = "the name", suffixes: tuple[str, ...] =
 
     Raises:
         OptionError: another ending than one of `suffixes`, where there are any; no such folder; or a folder.
+        StoreError: the folder may not be searched.
     """
     if suffixes and path.suffix.lower() not in suffixes:
         known = [suffix for suffix in suffixes if suffix != ".jpeg"]
         listed = f"{', '.join(known[:-1])} or {known[-1]}" if len(known) > 1 else known[0]
         raise OptionError(f"{path}: {what} ends in {listed}")
-    if not path.parent.is_dir():
+    if not is_folder(path.parent):
         raise OptionError(f"{path}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
+    if is_folder(path):
         raise OptionError(f"{path} is a folder; give the name of a file")

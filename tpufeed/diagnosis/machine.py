@@ -15,6 +15,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.diagnosis.wording import number_of
 from tpufeed.engines.engine import available_cores
 from tpufeed.engines.numa import describe_nodes, find_nodes
+from tpufeed.storage.local import find_mount
 
 _PACKAGES = (
     *("tpufeed", "numpy", "pillow", "simplejpeg", "opencv-python-headless"),
@@ -81,11 +82,8 @@ def place_of(dataset: Dataset) -> dict[str, Any]:
     if path is None:
         return found | {"file_system": None, "free_gb": None}
     folder = Path(path).resolve().parent
-    mounts = [line.split()[1:3] for line in _read_lines("/proc/mounts")]
-    # Mounts lie within mounts: the longest path is the innermost. A blank is written as \040 there.
-    above = [(len(at), kind) for at, kind in mounts if folder.is_relative_to(at.replace("\\040", " "))]
     free = round(shutil.disk_usage(folder).free / 1e9, 1)
-    return found | {"file_system": max(above, default=(0, "unknown"))[1], "free_gb": free}
+    return found | {"file_system": find_mount(folder)[1], "free_gb": free}
 
 
 def describe_place(place: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from tpufeed.errors import BuildError, LoaderError, MissingExtraError, OptionErr
 ENTRY = "tpufeed.engines.beampipeline:serve"
 
 _LISTEN_SECONDS = 0.5
+_START_SECONDS = 600.0  # to import Beam from a slow disk and to check arguments
 _CANCEL_SECONDS = 20.0  # for a service to hear that a pipeline is to stop
 _SOURCES_OF_PACKAGES = (
     "--sdk_container_image",
@@ -155,6 +156,11 @@ class BeamEngine:
         self._elsewhere = False
         try:
             child.begin(ENTRY, self.arguments)
+            if not wait([child.fileno()], _START_SECONDS):
+                raise BuildError(
+                    f"the process in which Beam works has not begun within {_START_SECONDS:g} s. Does "
+                    f"`python -c 'import apache_beam'` return here? {child.output()}".strip()
+                )
             message = self._receive(child)
             assert isinstance(message, Ready), "it says that first"
             self._elsewhere = message.elsewhere

@@ -9,17 +9,15 @@ import errno
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
 from typing import IO, Any, ClassVar, NamedTuple
 
 from tpufeed import errors
+from tpufeed.engines.channel import open_channel
 from tpufeed.engines.engine import failure_message
 from tpufeed.errors import LoaderError, TpufeedError
 
@@ -28,7 +26,6 @@ _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENB
 # torch_tpu sets this to 1 for its children. A worker that imports torch, for an op of the user, would open the TPU.
 _NO_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 _COMMAND = (sys.executable, "-P", "-m", "tpufeed.engines.worker")
-_LONGEST_PATIENCE_SECONDS = 1e6  # more than that the system's calls do not take
 _KILLED_SECONDS = 5.0  # for a child that was killed, or has closed its end, to be gone, dumping its core perhaps
 _OUTPUT_BYTES = 2000
 # Sent to all processes where the launcher is meant: by a machine that shuts down, by Slurm (--signal), by a terminal.
@@ -92,7 +89,8 @@ class Child:
         entry: "module:function".
         descriptors: that are open there under the same numbers; made after `fill_streams`.
         variables: of its environment, added to those of this process.
-        patience_seconds: how long `send` waits for a child that does not read; None is for ever.
+        patience_seconds: how long `send` waits for a child that does not read; None is for ever. `receive` waits no
+            longer for the rest of a message.
         apart: gives it a process group of its own, so that all it starts ends with it, and a file to print to.
         one_thread: libraries there start no threads of their own, and torch loads no backend of a device.
     """
@@ -101,6 +99,7 @@ class Child:
     _words: ClassVar[tuple[str, ...]] = ()
     _apart = False
     _output: IO[bytes] | None = None
+    _garbled = ""  # how the stream of its messages has broken off
 
     def __init__(
         self,
@@ -146,13 +145,7 @@ class Child:
         start: "Callable[[socket.socket], subprocess.Popen[bytes] | ForkedProcess]",
         patience_seconds: float | None,
     ) -> None:
-        ours, theirs = socket.socketpair()
-        if patience_seconds is not None:
-            whole, rest = divmod(min(patience_seconds, _LONGEST_PATIENCE_SECONDS), 1)
-            # To the kernel a limit of zero is none.
-            limit = struct.pack("ll", int(whole), int(rest * 1e6) or 1)
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        self._connection = Connection(ours.detach())
+        self._channel, theirs = open_channel(patience_seconds)
         try:
             self.process = start(theirs)
         except BaseException as error:
@@ -165,7 +158,7 @@ class Child:
 
     def fileno(self) -> int:
         """Return the descriptor of our end, to wait for messages."""
-        return self._connection.fileno()
+        return self._channel.fileno()
 
     def begin(self, entry: str, context: Any) -> None:
         """Have it run a function "module:function", once, as `function(context, connection)`; then it ends.
@@ -174,14 +167,16 @@ class Child:
         """
         self.send((entry, context))
 
-    def send(self, message: Any) -> None:
-        """Send a message. A child that is dead shows as such when it is listened to.
+    def send(self, message: Any, descriptor: int | None = None) -> None:
+        """Send a message, and a descriptor after it. A child that is dead shows as such when it is listened to.
 
         Raises:
             TimeoutError: it has not read for `patience_seconds`.
         """
         try:
-            self._connection.send(message)
+            self._channel.send(message)
+            if descriptor is not None:
+                self._channel.send_descriptor(descriptor)
         # SO_SNDTIMEO ends in EAGAIN. A part of the message may have gone, so no other can follow it.
         except BlockingIOError:
             self.hang_up()
@@ -199,19 +194,29 @@ class Child:
             ChildDiedError: there will be none.
             TpufeedError: what it has failed with, where it has sent that as a `Failure`.
         """
-        try:
-            message = self._connection.recv()
-        except (EOFError, OSError):
-            raise ChildDiedError from None
+        message = self._next_message()
         if isinstance(message, Failure):
             raise message.error()
         return message
 
-    def ending(self, seconds: float = _KILLED_SECONDS) -> tuple[int | None, str]:
-        """Return how a child that has closed its end has ended: its exit code, and the same in words.
+    def _next_message(self) -> Any:
+        try:
+            return self._channel.recv()
+        except EOFError:
+            raise ChildDiedError from None
+        except Exception as error:  # pickle raises anything
+            broken = isinstance(error, TimeoutError)
+            self._garbled = "in the middle of a message" if broken else f"with a message that is damaged ({error!r})"
+            self.hang_up()  # no other message can be made out
+            raise ChildDiedError from error
 
-        The code is None for a child that is still alive after so many seconds.
+    def ending(self, seconds: float = _KILLED_SECONDS) -> tuple[int | None, str]:
+        """Return how a child that will send nothing more has ended: its exit code, and the same in words.
+
+        The code is None for a child that is still alive after so many seconds, or has broken off within a message.
         """
+        if self._garbled:
+            return None, self._garbled
         code = self.wait(seconds)
         if code is None:
             return None, "with its socket closed"
@@ -235,14 +240,12 @@ class Child:
 
     def hang_up(self) -> None:
         """End the conversation, whoever holds our end open: the child leaves, and a thread that listens wakes up."""
-        # Of a duplicate: `with` closes that, and a thread may still listen at ours. The shutdown is the socket's,
-        # for all who hold it.
-        with suppress(OSError, TypeError), socket.socket(fileno=os.dup(self.fileno())) as ours:  # closed meanwhile, say
-            ours.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError, TypeError):  # closed meanwhile, say
+            self._channel.hang_up()
 
     def close(self) -> None:
         """Close our end, and the file of its output."""
-        self._connection.close()
+        self._channel.close()
         if self._output is not None:
             self._output.close()
 
@@ -297,9 +300,7 @@ class ForkServer(Child):
     def fork(self, end: socket.socket) -> "ForkedProcess":
         """Have a child forked that listens at this end of a socket. One that is dead shows when it is listened to."""
         self._forks += 1
-        self.send(self._forks)
-        with suppress(OSError):  # the server is dead
-            send_handle(self._connection, end.fileno(), self.process.pid)
+        self.send(self._forks, end.fileno())
         return ForkedProcess(self, self._forks)
 
     def pid(self, fork: int) -> int:
@@ -328,14 +329,14 @@ class ForkServer(Child):
     def _hear(self, seconds: float) -> bool:
         """Take in news of a fork; return False where there are none after so many seconds."""
         try:
-            if not self._connection.poll(seconds):  # Ctrl-C here leaves the connection for what `kill` has to say
+            if not self._channel.poll(seconds):  # Ctrl-C here leaves the connection for what `kill` has to say
                 return False
         except OSError:
             raise ChildDiedError from None
         try:
-            news: Forked = self._connection.recv()
-        except (EOFError, OSError):
-            raise ChildDiedError from None
+            news: Forked = self._next_message()
+        except ChildDiedError:
+            raise
         except BaseException:  # Ctrl-C, say, within a message: no other can be made out
             self.close()
             raise

@@ -8,10 +8,10 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import recv_handle
+from multiprocessing.connection import wait
 from typing import Any
 
+from tpufeed.engines.channel import Channel
 from tpufeed.engines.child import Failure, Forked, Signal, no_room
 from tpufeed.engines.engine import load_function
 from tpufeed.errors import LoaderError
@@ -41,7 +41,7 @@ class LauncherWatch:
         return True
 
 
-def serve_forks(connection: Connection, watch: LauncherWatch) -> Connection | None:
+def serve_forks(connection: Channel, watch: LauncherWatch) -> Channel | None:
     """Obey the launcher until it hangs up or ends, and then wait for the forks to end.
 
     Returns more than once, as `os.fork` does: in each fork with its connection, in the server with None.
@@ -82,7 +82,7 @@ def _prepare(entry: str, context: Any) -> Failure | None:
 
 
 class _Server:
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Channel) -> None:
         self._connection = connection
         self._forks: dict[int, int] = {}  # their numbers, by process
         self._failure: Failure | None = None  # of the preparation
@@ -92,19 +92,16 @@ class _Server:
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def obey(self, seconds: float) -> Connection | None:
+    def obey(self, seconds: float) -> Channel | None:
         """Wait that long for an order or the end of a fork. Returns in a fork with its connection, else with None."""
         if self._connection not in self._hear([self._connection], seconds):
             return None
-        try:
-            order = self._connection.recv()
-        except OSError as error:  # the launcher has hung up within a message
-            raise EOFError from error
+        order = self._connection.recv()
         if isinstance(order, Signal):
             for process in (process for process, number in self._forks.items() if number == order.fork):
                 os.kill(process, order.number)  # not waited for yet, so the number is still its own
         elif isinstance(order, int):
-            return self._fork(order, recv_handle(self._connection))
+            return self._fork(order, self._connection.receive_descriptor())
         else:
             self._failure = _prepare(*order)
             gc.collect()
@@ -124,7 +121,7 @@ class _Server:
         for end in (self._woken, self._alarm):
             end.close()
 
-    def _hear(self, connections: list[Connection], seconds: float) -> list[Any]:
+    def _hear(self, connections: list[Channel], seconds: float) -> list[Any]:
         """Wait for one of these, or for a fork that ends, which is told."""
         ready = wait([*connections, self._woken], seconds)
         if self._woken in ready:
@@ -139,7 +136,7 @@ class _Server:
                     self._connection.send(Forked(number, process, os.waitstatus_to_exitcode(status)))
         return ready
 
-    def _fork(self, number: int, end: int) -> Connection | None:
+    def _fork(self, number: int, end: int) -> Channel | None:
         os.set_inheritable(end, False)
         server = os.getpid()
         failure, process = self._failure, 0
@@ -148,7 +145,7 @@ class _Server:
         except OSError as error:
             failure = Failure(LoaderError.__name__, no_room(error))
         if failure is not None:
-            with Connection(end) as child, suppress(OSError):
+            with Channel(end) as child, suppress(OSError):
                 child.send(failure)
             self._connection.send(Forked(number, 0, 1))
             return None
@@ -158,7 +155,7 @@ class _Server:
             self._connection.send(Forked(number, process, None))
             return None
         self._become_a_fork(server)
-        return Connection(end)
+        return Channel(end)
 
     def _become_a_fork(self, server: int) -> None:
         """Be as a new interpreter is."""

@@ -149,7 +149,10 @@ class _Pool:
         try:
             return worker.receive_event()
         except ChildDiedError:
-            return self._take_back(worker, worker.ending()[1], "Out of memory? Try fewer --workers")
+            code, how = worker.ending()
+            return self._take_back(
+                worker, how, _SILENCE_ADVICE if code is None else "Out of memory? Try fewer --workers"
+            )
         except TpufeedError as error:
             raise TaskError(f"{task_name(self._tasks[worker.task_number])}: {error}") from None
 

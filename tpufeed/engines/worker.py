@@ -6,13 +6,12 @@ See `child`; with `forks` it is a fork server, see `forking`.
 import importlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from contextlib import suppress
-from multiprocessing.connection import Connection
 
+from tpufeed.engines.channel import Channel
 from tpufeed.engines.child import LAUNCHERS_SIGNALS, Failure, fill_streams
 from tpufeed.engines.engine import load_function
 from tpufeed.engines.forking import LauncherWatch, cannot_import, serve_forks
@@ -33,7 +32,7 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
     # The launcher has blocked them until here, and a thread of it may have blocked SIGCHLD, too.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGCHLD, *LAUNCHERS_SIGNALS})
     os.set_inheritable(descriptor, False)  # or what a framework executes here would keep the launcher waiting
-    connection = Connection(descriptor)
+    connection = Channel(descriptor)
     if forks:
         _import(entry)
         forked = serve_forks(connection, LauncherWatch(launcher))
@@ -66,7 +65,7 @@ def _import(entry: str) -> None:
         importlib.import_module(entry.partition(":")[0])
 
 
-def _watch(launcher: int, connection: Connection) -> None:
+def _watch(launcher: int, connection: Channel) -> None:
     """Hang up when the launcher has died.
 
     The socket says so at once, but not where the launcher has forked: that fork holds its end open. PR_SET_PDEATHSIG
@@ -75,8 +74,8 @@ def _watch(launcher: int, connection: Connection) -> None:
     watch = LauncherWatch(launcher)
     while watch.lives():
         time.sleep(_WATCH_SECONDS)
-    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as ours:
-        ours.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError):
+        connection.hang_up()
     time.sleep(_LEAVE_SECONDS)
     os._exit(1)  # an op of the user's, or a drive, does not return
 

@@ -63,13 +63,13 @@ _CORES_A_PROCESS = 4
 # from small images they cost 3 to 8 % (docs/decisions, two threads a core).
 _THREADS_A_CORE, _LONG_DECODE_BYTES = 2, 48 << 10
 
-_CRASHED = "Did native code of an op of yours crash?"
-# By how a worker process has ended.
+_CRASHED, _ENDED = "Did native code of an op of yours crash?", "Did an op of yours end it?"
+# By how a worker process has ended; None lives on, as one that waits for a server of NFS.
 _ADVICE: dict[int | None, str] = {
     -signal.SIGKILL: "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0",
     -signal.SIGBUS: "A file that it had mapped was cut, or its disk or mount (NFS, FUSE) is gone",
     **dict.fromkeys((-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE), _CRASHED),
-    None: "Did an op of yours end it?",
+    None: "Does its disk or mount (NFS, FUSE) hang, or has an op of yours closed its socket?",
 }
 
 # (source, variant, numbers of shards), the first ones due first.
@@ -527,7 +527,7 @@ class _Worker(Fork):
         except ChildDiedError:
             code, how = self.ending(_LEAVE_SECONDS)
             pid = self.process.pid
-            advice = _ADVICE.get(code, _ADVICE[None]) if pid else "What it has printed says why"
+            advice = _ADVICE.get(code, _ENDED) if pid else "What it has printed says why"
             raise LoaderError(
                 f"{f'a worker process of the loader (pid {pid})' if pid else 'the process that forks workers'} "
                 f"{'was killed' if code and code < 0 else 'ended'} {how}; iterate the loader again to start new ones. "

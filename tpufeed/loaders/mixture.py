@@ -629,13 +629,13 @@ class _StoredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
 
 
-_DECODER = msgspec.json.Decoder(_StoredRun)  # made here, in one thread: see docs/decisions
+_STORED_RUN = msgspec.json.Decoder(_StoredRun)
 
 
 def _decode_run(text: Any, lanes: int) -> tuple[_StoredRun, tuple[Phase, ...]]:
     """Return what a state says of a training. Raises OptionError where it is not what `state_dict` gave."""
     try:
-        found = _DECODER.decode(text)
+        found = _STORED_RUN.decode(text)
         firsts, count = [first for first, _ in found.phases], len(found.sources)
         phases = list[Phase]()
         for first, given in found.phases:

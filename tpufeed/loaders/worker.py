@@ -23,12 +23,13 @@ _LEAVE_ANYWAY_SECONDS = 10.0
 _Begun: TypeAlias = queue.SimpleQueue[tuple[int, ThreadFuture | Exception] | None]
 
 
+_MANIFEST = msgspec.msgpack.Decoder(Manifest)
 _manifests: list[Manifest] = []  # of the sources: `prepare` leaves them to the forks
 
 
 def prepare(manifests: Sequence[bytes]) -> None:
     """Decode the manifests of all sources in the fork server, once for all workers."""
-    _manifests[:] = [pack_manifest(msgspec.msgpack.decode(data, type=Manifest)) for data in manifests]
+    _manifests[:] = [pack_manifest(_MANIFEST.decode(data)) for data in manifests]
 
 
 def serve(config: WorkerConfig, connection: Connection) -> None:

@@ -437,6 +437,9 @@ class _Saved(msgspec.Struct):
     times: StepTimes
 
 
+_SAVED = msgspec.json.Decoder(_Saved)
+
+
 def save_steps(path: str | Path, report: StepReport, times: StepTimes) -> None:
     """Write both as JSON, for `load_steps` and `tpufeed doctor --clock`."""
     Path(path).write_bytes(msgspec.json.encode(_Saved("tpufeed-steps", 1, report, times)) + b"\n")
@@ -449,7 +452,7 @@ def load_steps(path: str | Path) -> StepReport:
         OptionError: the file cannot be read, or is another file.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=_Saved).report
+        return _SAVED.decode(Path(path).read_bytes()).report
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}; clock.save(path) writes such a file") from error
     except msgspec.DecodeError as error:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -182,10 +183,14 @@ def _find(logdir: str | Path) -> tuple[str, list[Path]]:
             "for example `gcloud storage cp -r URL/plugins/profile/RUN .`"
         )
     root = Path(logdir)
-    if root.is_file():
-        return root.parent.name if root.name.endswith(_SUFFIX) else root.name, [root]
-    if not root.is_dir():
-        raise OptionError(f"there is no folder {root}; expected is the folder that the profiler was given")
+    try:  # `Path.is_dir` and `rglob` see nothing where they may not look
+        if stat.S_ISREG(root.stat().st_mode):
+            return root.parent.name if root.name.endswith(_SUFFIX) else root.name, [root]
+        os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        raise OptionError(f"there is no folder {root}; expected is the folder that the profiler was given") from None
+    except OSError as error:
+        raise OptionError(f"{root} cannot be read: {error.strerror}; a profile is looked for there") from error
     runs: dict[Path, list[Path]] = {}
     for path in sorted(root.rglob(f"*{_SUFFIX}")):
         runs.setdefault(path.parent, []).append(path)

@@ -58,6 +58,9 @@ class _Content(msgspec.Struct, gc=False):
     categories: list[_Category]
 
 
+_CONTENT = msgspec.json.Decoder(_Content)
+
+
 @dataclass(frozen=True, slots=True)
 class Coco:
     """Contents of a file.
@@ -107,7 +110,7 @@ def read_coco(store: Store, name: str) -> Coco:
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
         data = file.read()
     try:
-        content = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=_Content)
+        content = _CONTENT.decode(data.removeprefix(b"\xef\xbb\xbf"))
     except msgspec.ValidationError as error:
         raise SourceError(
             f"{where}: no annotations of COCO's instances or keypoints: {error}; {_EXPECTED}. A table as JSON has an "

@@ -42,6 +42,9 @@ class EqualImages(msgspec.Struct, frozen=True):
     images: list[SeenImage]
 
 
+_EQUAL_IMAGES, _REJECT = msgspec.json.Decoder(EqualImages), msgspec.json.Decoder(Reject)
+
+
 class _Tally:
     """Sums the lines of a report."""
 
@@ -132,7 +135,7 @@ def find_duplicates(dataset: Dataset) -> Duplicates | None:
     try:
         with open_object(dataset.store, DUPLICATES) as file:
             for line in file:
-                tally.add(msgspec.json.decode(line, type=EqualImages))
+                tally.add(_EQUAL_IMAGES.decode(line))
     except ObjectNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -164,7 +167,7 @@ class _Part:
             data = self.store.read(REJECTS)
         except ObjectNotFoundError:
             return set()
-        return {msgspec.json.decode(line, type=Reject).path for line in data.splitlines()}
+        return {_REJECT.decode(line).path for line in data.splitlines()}
 
 
 def _find_images(parts: Sequence[_Part], places: npt.NDArray[np.int64], records: Counter[str]) -> dict[int, SeenImage]:

@@ -4,6 +4,7 @@ import fnmatch
 import itertools
 import posixpath
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tpufeed.sharding import coco, huggingface, tables, tars
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import open_masks
 from tpufeed.sharding.rows import IMAGE_SUFFIXES, Found, Row, is_hidden, is_image_name, listing
+from tpufeed.storage.local import is_folder, mode_of
 from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
@@ -197,24 +199,24 @@ def expand(pattern: str) -> list[str]:
 
 
 def _is_folder(url: str) -> bool:
-    return url_scheme(url) == "file" and Path(url.removeprefix("file://")).is_dir()
+    with listing():
+        return url_scheme(url) == "file" and is_folder(url.removeprefix("file://"))
 
 
 def _check_folder(store: Store) -> None:
     if url_scheme(store.url) != "file":
         return
     folder = Path(store.url)
-    try:
-        if folder.is_dir():
-            return
-        if not folder.exists():
-            state = "does not exist"
-        elif is_tfrecord_name(folder.name):
-            state = f"is a TFRecord file. {adopt_advice(str(folder.parent))}"
-        else:
-            state = "is a file; expected a folder of images, a table (.csv, .tsv, .jsonl, .parquet) or a .tar"
-    except OSError as error:
-        raise SourceError(f"the source {folder} cannot be read: {error.strerror}") from error
+    with listing("the source cannot be read"):
+        mode = mode_of(folder)
+    if stat.S_ISDIR(mode):
+        return
+    if not mode:
+        state = "does not exist"
+    elif is_tfrecord_name(folder.name):
+        state = f"is a TFRecord file. {adopt_advice(str(folder.parent))}"
+    else:
+        state = "is a file; expected a folder of images, a table (.csv, .tsv, .jsonl, .parquet) or a .tar"
     raise SourceError(f"the source {folder} {state}")
 
 

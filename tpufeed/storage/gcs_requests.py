@@ -346,6 +346,12 @@ class Page(msgspec.Struct, frozen=True):
     token: str = msgspec.field(default="", name="nextPageToken")
 
 
+# Not strict, as its integers are texts.
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind, strict=False) for kind in (Resource, Layout, Page)
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One HTTP request.
@@ -729,7 +735,8 @@ class GcsFolder:
             StoreError: it lacks a field, or has one of another type.
         """
         try:
-            return msgspec.json.decode(content, type=kind, strict=False)  # its integers are texts
+            answer: T = _DECODERS[kind].decode(content)
+            return answer
         except msgspec.ValidationError as error:
             raise StoreError(
                 f"{where}: {self.session.endpoint} answers otherwise than Google Cloud Storage: {error}"

@@ -3,8 +3,11 @@
 import ctypes
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
+import platform
+import re
 import secrets
 import shutil
 import stat
@@ -26,6 +29,7 @@ _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _SYSTEM_PREFIX = "tpufeed-put-"
 _TRIES = 100
+_ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host has made
 
 
 class LocalStore(Store):
@@ -84,19 +88,19 @@ class LocalStore(Store):
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start = self._path(prefix.rstrip("/")) if prefix else self.url
         with self._errors(prefix):
-            if os.path.isdir(start):  # noqa: PTH112
+            if is_folder(start):
                 yield from _walk(start, len(self._prefix), frozenset())
 
     def iter_folders(self) -> Iterator[str]:
         with self._errors(""):
-            if os.path.isdir(self.url):  # noqa: PTH112
+            if is_folder(self.url):
                 with os.scandir(self.url) as found:
                     yield from [entry.name for entry in found if entry.is_dir()]
 
     def free_bytes(self) -> int:
         folder = self._root
         with self._errors(""):
-            while not folder.exists():
+            while not mode_of(folder):
                 folder = folder.parent
             return shutil.disk_usage(folder).free
 
@@ -140,7 +144,7 @@ class LocalStore(Store):
     def temporary_folder(self) -> Iterator[Path]:
         """Make a folder in the store's own file system, so that a put is a link. Parents that stay empty go again."""
         with self._errors(_TEMPORARY):
-            above = [folder for folder in (self._root / _TEMPORARY).parents if not folder.exists()]
+            above = [folder for folder in (self._root / _TEMPORARY).parents if not mode_of(folder)]
         try:
             with ExitStack() as stack:
                 with self._errors(_TEMPORARY):
@@ -219,10 +223,18 @@ def _move_to_new(path: Path, final: Path) -> None:
     except FileExistsError:
         raise ObjectExistsError(f"{final} exists already") from None
     except OSError as error:
+        if error.errno == errno.EIO:  # rclone says so; a disk that fails does, too, and a rename would not mend that
+            mount, kind = find_mount(final.parent)
+            if kind.startswith("fuse"):
+                raise StoreError(
+                    f"{final}: {error.strerror} when a hard link was made: the mount {mount} ({kind}) seems to have no "
+                    "hard links, which a build needs. Build in the bucket itself (gs://...), or on a local disk and "
+                    "copy the finished folder"
+                ) from error
         if error.errno not in _NO_HARD_LINKS:
             raise
         # Drive mounts and some FUSE systems have no hard links: there one writer at a time is the user's duty.
-        if final.exists():
+        if mode_of(final):
             raise ObjectExistsError(f"{final} exists already") from None
         path.rename(final)
         return
@@ -246,9 +258,50 @@ def open_plain(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "it is no plain file but a pipe or a device", path)
 
 
+def mode_of(path: str | Path) -> int:
+    """Return the mode of what is at a path, links followed; 0 if there is nothing.
+
+    Not by `Path.exists` and its like: since Python 3.14 they are false if a folder above may not be searched, too.
+
+    Raises:
+        StoreError: the system does not say.
+    """
+    try:
+        return os.stat(path).st_mode  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last one of a name that no file can have
+        return 0
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}") from error
+
+
+def is_folder(path: str | Path) -> bool:
+    """Return true for a folder. Raises as `mode_of` does."""
+    return stat.S_ISDIR(mode_of(path))
+
+
+def is_file(path: str | Path) -> bool:
+    """Return true for a plain file. Raises as `mode_of` does."""
+    return stat.S_ISREG(mode_of(path))
+
+
+def find_mount(folder: Path) -> tuple[str, str]:
+    """Return where the file system of a folder is mounted, and its kind; ("", "unknown") if the system does not say."""
+    path, best, kind = folder.resolve(), "", "unknown"
+    with suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            _, mount, its_kind, *_ = line.split(" ")
+            mount = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mount)  # a blank is written as \040
+            if path.is_relative_to(mount) and len(mount) >= len(best):  # a later mount hides an earlier one
+                best, kind = mount, its_kind
+    return best, kind
+
+
 @contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder in `parent` that is removed on exit; those of killed processes are removed first.
+    """Make a folder in `parent` that is removed on exit, and remove those of killed processes.
+
+    On a network disk a lock of a folder holds on one host only. So a folder of another host, or of an earlier boot of
+    this one, is removed only if nothing in it has changed for a day.
 
     Args:
         parent: holds nothing else, is made where it is missing and removed where this leaves it empty. None is where
@@ -263,9 +316,9 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
         where = Path(tempfile.gettempdir()) if parent is None else parent
     except FileNotFoundError as error:  # the root is read-only, say
         raise OptionError(f"{error.strerror}. Set TMPDIR to a folder that can be written") from error
-    _remove_abandoned(where, prefix)
     folder, descriptor = _make_locked(where, prefix)
     try:
+        _remove_abandoned(folder, prefix)
         yield folder
     finally:
         # Under the lock to the end, or another process would take the rest for a dead one's.
@@ -278,10 +331,10 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
 def _make_locked(parent: Path, prefix: str) -> tuple[Path, int]:
     for tries_left in reversed(range(_TRIES)):
-        folder = parent / f"{prefix}{secrets.token_hex(8)}"
         try:
             with suppress(FileExistsError):  # exist_ok=True fails where another thread removes it at this moment
                 parent.mkdir(parents=True)
+            folder = parent / f"{prefix}{_lock_domain(parent)}_{secrets.token_hex(8)}"
             folder.mkdir(mode=0o700)
             descriptor = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
@@ -297,21 +350,40 @@ def _make_locked(parent: Path, prefix: str) -> tuple[Path, int]:
     raise FileNotFoundError(f"{parent}: folders vanish as they are made")
 
 
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the folders of dead processes, whose locks have ended with them."""
-    names: list[str] = []
-    with suppress(FileNotFoundError):  # another process may remove the empty parent at any moment
-        names = os.listdir(parent)
-    for name in names:
-        if not name.startswith(prefix):
+def _lock_domain(folder: Path) -> str:
+    """Return digits that two processes have in common only where each sees the other's lock of a folder in `folder`.
+
+    The NFS client of each kernel keeps such locks to itself, and so does each mount.
+    """
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:  # a sandbox without it
+        kernel = platform.node()
+    return hashlib.blake2b(f"{kernel} {folder.stat().st_dev}".encode(), digest_size=8).hexdigest()
+
+
+def _remove_abandoned(ours: Path, prefix: str) -> None:
+    """Remove the folders of dead processes beside `ours`: their locks have ended with them, see `temporary_folder`."""
+    same_domain = ours.name.rpartition("_")[0]
+    for path in ours.parent.iterdir():
+        if not path.name.startswith(prefix):
             continue
         with suppress(OSError), ExitStack() as stack:
             # In the system's folder any user may have put a link of such a name.
-            descriptor = os.open(parent / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             stack.callback(os.close, descriptor)
-            if os.fstat(descriptor).st_uid == os.getuid():  # the system's folder is everyone's
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(parent / name, ignore_errors=True)
+            if os.fstat(descriptor).st_uid != os.getuid():  # the system's folder is everyone's
+                continue
+            # The age is told by the clock of the file system, which is one for all hosts, not by this host's.
+            if not path.name.startswith(f"{same_domain}_") and _changed(ours) - _changed(path) < _ABANDONED_SECONDS:
+                continue
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _changed(folder: Path) -> float:
+    """Return when a folder, or anything in it, has changed last."""
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def map_file(descriptor: int, size_bytes: int) -> memoryview:

@@ -28,6 +28,7 @@ from crc32c import crc32c
 
 from tpufeed.cgroups import memory_left
 from tpufeed.errors import OptionError, mask_secrets
+from tpufeed.storage.local import find_mount
 
 STAGE_DIR = "TPUFEED_STAGE_DIR"  # an environment variable: where copies go when no folder is given
 MEMORY = Path("/dev/shm")
@@ -88,14 +89,7 @@ def refuse_folder(path: Path, error: OSError) -> OptionError:
 
 def is_in_memory(folder: Path) -> bool:
     """Return true where the files of an existing folder are memory: a reboot clears it, all processes share it."""
-    path = f"{folder.resolve()}/"
-    best, kind = "", ""
-    for line in _read_lines(Path("/proc/self/mounts")):
-        _, mount, its_kind, *_ = line.split(" ")
-        mount = f"{mount.rstrip('/')}/"
-        if path.startswith(mount) and len(mount) >= len(best):  # a later mount hides an earlier one
-            best, kind = mount, its_kind
-    return kind in _IN_MEMORY
+    return find_mount(folder)[1] in _IN_MEMORY
 
 
 def free_bytes(folder: Path) -> int:

@@ -88,6 +88,9 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     segments: list[Segment]
 
 
+_RECORD = msgspec.json.Decoder(Record)
+
+
 class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback of Keras, see `keras_state`."""
 
@@ -285,7 +288,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
     def _read(self) -> list[Segment]:
         store, name = self._file()
         try:
-            return msgspec.json.decode(store.read(name), type=Record).segments
+            return _RECORD.decode(store.read(name)).segments
         except ObjectNotFoundError:
             return []
         except msgspec.DecodeError as error:
