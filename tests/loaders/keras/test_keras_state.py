@@ -1,5 +1,6 @@
 """keras_state: whatever stops a training, the next start takes the steps that were left, on each backend of Keras."""
 
+import itertools
 import json
 import os
 import signal
@@ -98,6 +99,21 @@ def test_a_mixture_goes_on_in_a_later_epoch(cache_url, tmp_path):
     taken, _ = train(mixture, tmp_path, steps=2 * EPOCH + 4)
     assert taken == expected[: 2 * EPOCH + 4]
     assert train(mixture, tmp_path)[0] == expected[find_saved(tmp_path) :]
+
+
+def test_a_mixture_leaves_nothing_out_if_the_batch_changes(cache_url, tmp_path):
+    mixture = tpufeed.Mixture({cache_url: 1})
+    with tpufeed.numpy_loader(
+        tpufeed.Mixture({cache_url: 1}, stop="never"), batch_size=1, columns=["sample"]
+    ) as loader:
+        stream = [int(sample) for sample, _ in zip(itertools.chain.from_iterable(loader), range(300), strict=False)]
+    train(mixture, tmp_path, steps=14, save_freq=1)
+    saved = 14 * 7
+    for _ in range(2):  # the second start continues in a later epoch
+        taken, _ = train(mixture, tmp_path, batch=9, steps=8, save_freq=1)
+        given = [sample for _, samples in taken for sample in samples]
+        assert given == stream[saved : saved + len(given)]
+        saved += len(given)
 
 
 def test_any_backup_of_weights_with_their_optimizer_will_do(cache_url, tmp_path):

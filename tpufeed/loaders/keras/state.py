@@ -44,6 +44,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         batches_left: of the feed's epoch, there.
         batches: of each later epoch of the feed.
         batch_samples: of the whole world, in a batch.
+        next_begun: of a mixture where in its stream the feed's next epoch begins.
     """
 
     count: _Count
@@ -54,6 +55,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     batches_left: _Size
     batches: _Size
     batch_samples: _Size
+    next_begun: _Count = 0
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -68,8 +70,8 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         feed_epochs, done = _passed(steps, self.batches_left, self.batches)
         samples = (0 if feed_epochs else self.state["samples"]) + done * self.batch_samples
         moved = {"epoch": self.state["epoch"] + feed_epochs, "samples": samples}
-        if "begun" in self.state:  # of a mixture
-            moved["begun"] = self.state["begun"] + feed_epochs * self.state["epoch_samples"]
+        if feed_epochs and "begun" in self.state:  # of a mixture
+            moved["begun"] = self.next_begun + (feed_epochs - 1) * self.state["epoch_samples"]
         return Place(self.epoch + epochs, steps_left, self.state | moved)
 
 
@@ -245,10 +247,11 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
 
     def _begin(self, epoch: int) -> None:
         """Begin a training. Epochs of the feed have the numbers of Keras' where they have their length."""
-        state, whole = self._stream.loader.state_at(0, 0), len(self._stream.loader)
-        steps, batch_samples = self._taken(self.params["steps"]), self._batch_samples
+        loader = self._stream.loader
+        state, whole, steps = loader.state_at(0, 0), len(loader), self._taken(self.params["steps"])
         sizes = {"steps_left": steps, "steps": steps, "batches_left": whole, "batches": whole}
-        zero = Segment(count=0, epoch=0, state=state, batch_samples=batch_samples, **sizes)
+        sizes |= {"batch_samples": self._batch_samples, "next_begun": self._begun(1)}
+        zero = Segment(count=0, epoch=0, state=state, **sizes)
         self._segments = [self._segment(zero.find(epoch * steps))]
 
     def _go_on(self) -> Place:
@@ -283,7 +286,13 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             batches_left=left,
             batches=len(loader),
             batch_samples=self._batch_samples,
+            next_begun=self._begun(state["epoch"] + 1),
         )
+
+    def _begun(self, epoch: int) -> int:
+        """Return where in the stream of a mixture an epoch begins; 0 of other feeds."""
+        begun: int = self._stream.loader.state_at(epoch, 0).get("begun", 0)
+        return begun
 
     def _read(self) -> list[Segment]:
         store, name = self._file()
