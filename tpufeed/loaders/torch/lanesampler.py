@@ -73,7 +73,7 @@ class LaneSampler(DistributedSampler[int]):
         self._lanes = LoaderOptions(lanes=lanes).lanes
         self._begun = 0, 0  # an epoch, and the sample of it to begin with
         self._told = False  # `set_epoch` was called, and no iteration has begun since
-        self._next: int | None = None  # the epoch of the next iteration, where a state has moved `epoch` meanwhile
+        self._next: int | None = None  # the epoch of the next iteration, if a state has moved `epoch` meanwhile
         self._given = None if num_replicas is None or rank is None else World(rank, num_replicas)
         self._of_thread = thread_world(_BY_HAND) if self._given is None else None
         if self._given is not None:
