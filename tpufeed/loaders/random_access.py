@@ -112,6 +112,7 @@ class SplitSamples:
         workers: processes that share this one's stage and samples.
 
     Attributes:
+        draws: True if ops draw random numbers for a sample.
         changes_by_epoch: True where a sample differs in the next epoch.
 
     Raises:
@@ -136,13 +137,22 @@ class SplitSamples:
         self._opening = threading.Lock()  # several threads that begin together make one stage
         ops = (op for pipeline in self.decoder.pipelines for op in pipeline.ops)
         moves = bool(self.columns.images) or self.columns.moves
-        self.changes_by_epoch = moves and (len(self._variants) > 1 or any(op.draws for op in ops))
+        self.draws = moves and any(op.draws for op in ops)
+        self.changes_by_epoch = self.draws or (moves and len(self._variants) > 1)
 
-    def read(self, samples: npt.NDArray[np.int64], epoch: int) -> dict[str, Sequence[Any]]:
+    def read(
+        self, samples: npt.NDArray[np.int64], epoch: int, numbers: npt.NDArray[np.int64] | int = 0
+    ) -> dict[str, Sequence[Any]]:
         """Return the columns of these samples as they are in `epoch`, a value for each: arrays, ints, floats and texts.
 
         An image is uint8 (height, width, 3), its bytes with `decode=False`; of several views of one size (views,
         height, width, 3). Thread-safe.
+
+        Args:
+            samples: their ids within the split.
+            epoch: its number, of which random numbers and the variant are.
+            numbers: for each sample 0 for the random numbers that all loaders draw for it; each other number of at
+                least 0 gives it other ones.
 
         Raises:
             RecordError: one is damaged, or its image does not decode.
@@ -155,7 +165,7 @@ class SplitSamples:
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
         rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns}
-        draws = self.decoder.draw(epoch, samples)
+        draws = self.decoder.draw(epoch, samples + numbers * self._starts[-1])  # ids that no other sample has
         decode_samples(self.decoder, reader, places, draws, rows, range(len(samples)))
         if self._admission is not None:
             self._admission.touch(reader, variant, shards.tolist())

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from tests.docs.pages import blocks as blocks_of
@@ -19,6 +20,8 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, cache_url, tmp_
     assert len(blocks) == 6
     cells = [block for page in ("kaggle.md", "README.md") for block in blocks_of(page) if "import jax\n" in block]
     assert len(cells) == 2
+    set_mesh = "with jax.set_mesh(jax.make_mesh((8,), ('data',))):\n"  # of Explicit axes
+    cells.append(set_mesh + textwrap.indent(cells[-1], "    "))
     (tmp_path / "program.py").write_text("\n".join([*blocks, *cells]))
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
@@ -33,5 +36,6 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, cache_url, tmp_
     assert re.fullmatch(r"loss \d\.\d+; \d+\.\d+ s waited; \d+ bytes sent", lines[0])
     assert re.fullmatch(r"P\w*\('data', None, 'model'\) P\w*\('data',\) \(4, 64, 32, 3\)", lines[1])
     assert re.fullmatch(r"loss \d\.\d+", lines[2])
-    assert lines[-2] == "8 cores hold (16, 64, 64, 3)"
-    assert re.fullmatch(r"loss \d\.\d+", lines[-1])
+    assert lines[-3] == "8 cores hold (16, 64, 64, 3)"
+    assert re.fullmatch(r"loss \d\.\d+", lines[-2])
+    assert lines[-1] == lines[-2]

@@ -3,6 +3,7 @@
 test_jaxepoch.py has how it iterates, and test_jaxarray_processes.py two processes.
 """
 
+import copy
 import itertools
 import os
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tpufeed.dataset.partition import World
 from tpufeed.errors import LoaderError, OptionError
 
 _before = dict(os.environ)
@@ -116,6 +118,51 @@ def test_one_device(cache_url, epochs):
         batches = list(loader)
     assert samples(batches) == epochs[0]
     assert {array.sharding for batch in batches for array in batch} == {sharding}
+
+
+def step(weights, images, labels):
+    """That of the README, with what mixes samples in front of it."""
+    images, targets = tpufeed.images.cutmix(images, labels, seed=jax.random.key(0), classes=5)
+    images, targets = tpufeed.images.mixup(images, targets, seed=jax.random.key(1))
+    values = tpufeed.to_device_float(images, dtype=jnp.float32).mean((1, 2))
+    picked = jnp.take_along_axis(jax.nn.log_softmax(values @ weights), labels[:, None], 1)
+    return -(picked * targets).mean()
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("shape", [(8,), (4, 2)], ids=str)
+def test_without_sharding_batches_lie_over_the_mesh_that_is_set(cache_url, epochs, shape, kind):
+    """Whether it is set when the loader is made, when its length is asked for, or only for the first batch."""
+    set_one = jax.make_mesh(shape, ("data", "model")[: len(shape)], axis_types=(kind,) * len(shape))
+    with jax.set_mesh(set_one), make(cache_url) as within:
+        assert len(within) == len(epochs[0])
+        assert within.sharding == NamedSharding(set_one, P("data"))
+        weights = jax.device_put(np.zeros((3, 5), np.float32), NamedSharding(set_one, P()))
+        images, labels, _ = next(iter(within))
+        assert images.sharding == within.sharding
+        assert jax.jit(jax.grad(step))(weights, images, labels).shape == (3, 5)
+    with make(cache_url) as loader:
+        assert loader.sharding == NamedSharding(mesh(8), P("data"))
+        assert len(loader) == len(epochs[0])
+        with jax.set_mesh(set_one):
+            batches = list(loader)
+            assert samples(batches) == epochs[0]
+            assert {batch[0].sharding for batch in batches} == {loader.sharding} == {NamedSharding(set_one, P("data"))}
+        assert samples(loader) == epochs[1]
+        assert loader.sharding.mesh == set_one  # of a step that was compiled for it
+        assert samples(copy.copy(loader)) == epochs[2]
+    given = jax.make_mesh((8,), ("rows",), axis_types=(kind,))
+    with jax.set_mesh(set_one), make(cache_url, sharding=given) as loader:
+        assert next(iter(loader))[0].sharding == NamedSharding(given, P("rows"))
+
+
+def test_a_mesh_set_later_that_makes_other_ranks_is_refused(cache_url, monkeypatch):
+    """Of two processes: the length of an epoch was told by then."""
+    monkeypatch.setattr(Placement, "world", lambda self: World(0, self.sharding.mesh.devices.shape[0] // 4))
+    with make(cache_url, batch_size=8) as loader:
+        assert len(loader) == 4  # of 16 rows
+        with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))), pytest.raises(OptionError, match="sharding="):
+            next(iter(loader))
 
 
 def test_forms_of_a_batch(flat_url, dataset_url, ops):

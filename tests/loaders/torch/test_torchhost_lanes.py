@@ -167,6 +167,60 @@ def test_a_stateful_data_loader_goes_on_in_any_epoch(cache_url, stored, workers)
                 np.testing.assert_array_equal(images, stored(cache_url, "train", epoch).pixels[samples])
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        {"num_workers": 0},
+        {"num_workers": 1},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 3, "snapshot_every_n_steps": 3},
+    ],
+    ids=str,
+)
+def test_a_stateful_data_loader_goes_on_where_batches_leave_a_rest(cache_url, stored, workers, drop_last):
+    """After an epoch with the one that `set_epoch` says, or the one after it; within an epoch with its rest."""
+
+    def make():
+        dataset = tpufeed.TFRecordImages(cache_url, columns=["image", "sample"])
+        sampler = tpufeed.LaneSampler(dataset, 1, 0)
+        return StatefulDataLoader(dataset, 16, sampler=sampler, drop_last=drop_last, **workers)
+
+    def epoch(loader, number=None):
+        if number is not None:
+            loader.sampler.set_epoch(number)
+        found = []
+        for images, samples in loader:
+            variants = (stored(cache_url, "train", number).pixels[samples] for number in range(2))
+            found.append(([(images.numpy() == pixels).all() for pixels in variants].index(True), samples.tolist()))
+        return found
+
+    plain = tpufeed.LaneSampler(tpufeed.TFRecordImages(cache_url), 1, 0)
+    expected = []
+    for number in range(4):
+        plain.set_epoch(number)
+        ids = list(plain)
+        expected.append([(number % 2, ids[begin : begin + 16]) for begin in range(0, 64 if drop_last else 70, 16)])
+    first, states = make(), {}
+    for number in range(2):
+        first.sampler.set_epoch(number)
+        for step, _ in enumerate(first):
+            if step in (1, len(first) - 1):
+                states[number, step + 1] = first.state_dict()
+        states[number, 0] = first.state_dict()  # after the epoch
+    for (number, taken), state in states.items():
+        for told in (None, number, number + 1) if taken else (None, number + 1, 3):
+            again = make()
+            again.load_state_dict(state)
+            found = epoch(again, told)
+            if taken:
+                assert found == expected[number][taken:], (number, taken, told)
+                found = epoch(again, number + 1)
+            assert found == expected[number + 1 if taken or told is None else told], (number, taken, told)
+    again.load_state_dict(states[0, 0])  # into one that is in use
+    assert epoch(again) == expected[1]
+
+
 def test_a_stateful_data_loader_goes_on_with_other_ranks(cache_url):
     ranks = [stateful(cache_url, rank, 2) for rank in range(2)]
     begun = [[next(batches)[1].tolist() for _ in range(2)] for batches in map(iter, ranks)]

@@ -6,12 +6,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import tpufeed
 from tpufeed.dataset.manifest import encode_manifest
 from tpufeed.errors import OptionError
-from tpufeed.images import CenterCrop
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop
 from tpufeed.storage.registry import open_store
 
 # Columns
@@ -87,32 +87,94 @@ def read_epochs(dataset, epochs, *before_each, **options):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_that_do_not_move_are_named(dataset_url, ops, workers, tmp_path):
-    """Training with the same crops again and again is no error that one sees."""
-    dataset = tpufeed.TFRecordImages(dataset_url, ops=ops)
+def test_variants_that_do_not_move_are_named(cache_url, workers, tmp_path):
+    """Training from one variant of several is no error that one sees."""
     handler = logging.FileHandler(tmp_path / "log")
     logging.getLogger("tpufeed").addHandler(handler)
     try:
-        read_epochs(dataset, 3, num_workers=workers)
+        read_epochs(tpufeed.TFRecordImages(cache_url), 3, num_workers=workers)
     finally:
         logging.getLogger("tpufeed").removeHandler(handler)
-    said = (tmp_path / "log").read_text()
-    assert said.count("samples are read again as they were in epoch 0, with the same random numbers.") == 1
-    assert "Call set_epoch(epoch)" in said
+    (said,) = (tmp_path / "log").read_text().splitlines()
+    assert "variant 0 of 2" in said
+    assert "set_epoch(epoch)" in said
 
 
-def test_variants_that_do_not_move_are_named(cache_url, caplog):
-    read_epochs(tpufeed.TFRecordImages(cache_url), 2)
-    assert "and from the same variant. Call set_epoch" in caplog.text
-
-
-def test_epochs_that_move_or_need_not_are_fine(dataset_url, ops, caplog):
-    moving = tpufeed.TFRecordImages(dataset_url, ops=ops)
+def test_epochs_that_move_or_need_not_are_fine(dataset_url, cache_url, ops, caplog):
+    moving = tpufeed.TFRecordImages(cache_url)
     read_epochs(moving, 4, moving.set_epoch)
     sampler = tpufeed.LaneSampler(moving)
     read_epochs(moving, 4, sampler.set_epoch, sampler=sampler)
+    read_epochs(tpufeed.TFRecordImages(dataset_url, ops=ops), 4)  # each with crops of its own
     read_epochs(tpufeed.TFRecordImages(dataset_url, ops=[CenterCrop(64)]), 4)  # evaluation
     assert caplog.records == []
+
+
+# Samples that come again in an epoch
+
+
+def draws_of(dataset, indices, **options):
+    """(sample, image) of each draw."""
+    found = []
+    for images, samples in DataLoader(dataset, sampler=indices, **{"batch_size": 5} | options):
+        found += zip(samples.tolist(), map(bytes, images.numpy()), strict=True)
+    return found
+
+
+def test_each_draw_of_a_sample_has_random_numbers_of_its_own(dataset_url):
+    """As samplers draw that repeat samples: WeightedRandomSampler, timm's repeated augmentation."""
+    given = {"columns": ["image", "sample"], "ops": [RandomResizedCrop(32), HorizontalFlip()], "seed": 3}
+    dataset = tpufeed.TFRecordImages(dataset_url, **given)
+    weights = [40.0 if sample < 2 else 1.0 for sample in range(len(dataset))]
+    indices = list(WeightedRandomSampler(weights, 120, generator=torch.Generator().manual_seed(0)))
+    assert max(map(indices.count, indices)) > 10
+    drawn = draws_of(dataset, indices)
+    assert [sample for sample, _ in drawn] == indices
+    assert len(set(drawn)) == len(drawn)
+    # The first draw is that of all loaders, and the others depend on the epoch and on their number alone.
+    with tpufeed.numpy_loader(dataset_url, batch_size=70, shuffle=False, processes=0, **given) as loader:
+        first = {int(sample): bytes(image) for image, sample in zip(*next(iter(loader)), strict=True)}
+    assert all(dict(reversed(drawn))[sample] == first[sample] for sample in indices)
+    dataset.set_epoch(0)
+    assert draws_of(dataset, indices, batch_size=40) == drawn
+    dataset.set_epoch(1)
+    assert not set(draws_of(dataset, indices)) & set(drawn)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_draws_of_a_sample_by_several_workers_differ(dataset_url, method):
+    ops = [RandomResizedCrop(32), HorizontalFlip()]
+    dataset = tpufeed.TFRecordImages(dataset_url, columns=["image", "sample"], ops=ops)
+    (once,) = draws_of(dataset, [60])
+    # Each worker has sample 60 in all of its batches, except the second worker in its first one.
+    indices = [number if number % 5 or number == 5 else 60 for number in range(60)]
+    given = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
+    loader = DataLoader(dataset, 5, sampler=indices, **given)
+    epochs = []
+    for epoch in (0, 0, 1):
+        dataset.set_epoch(epoch)
+        found = [
+            (int(sample), bytes(image))
+            for images, samples in loader
+            for image, sample in zip(images.numpy(), samples, strict=True)
+        ]
+        assert len(set(found)) == 60
+        epochs.append(set(found))
+    assert once in epochs[0] & epochs[1]
+    assert not epochs[0] & epochs[2]
+    dataset.set_epoch(0)
+    loader = DataLoader(dataset, 5, sampler=indices, num_workers=2, multiprocessing_context=method)
+    again = [
+        {bytes(image) for images, _ in loader for image in images.numpy()} for _ in range(2)
+    ]  # no set_epoch between
+    assert not again[0] & again[1]
+
+
+def test_without_random_numbers_nothing_is_counted(dataset_url):
+    """The counts take 2 bytes a sample, in memory that processes share."""
+    assert tpufeed.TFRecordImages(dataset_url, ops=[CenterCrop(64)])._drawn is None
+    assert tpufeed.TFRecordImages(dataset_url, columns=["label"], ops=[HorizontalFlip()])._drawn is None
+    assert tpufeed.TFRecordImages(dataset_url, ops=[HorizontalFlip()])._drawn.nbytes == 2 * 70
 
 
 # Pickles
@@ -135,6 +197,9 @@ def test_a_pickle_holds_neither_manifest_nor_index(cache_url):
     assert len(pickle.dumps(large)) < 1500
     assert abs(len(pickle.dumps(large)) - len(pickle.dumps(dataset))) < 100
     assert len(pickle.dumps(pickle.loads(pickle.dumps(large)))) == len(pickle.dumps(large))
+    counting = tpufeed.TFRecordImages("memory://many/shards", "val", ops=[RandomCrop(32)])
+    assert len(pickle.dumps(counting)) < 2500
+    assert len(pickle.loads(pickle.dumps(counting))._drawn) == 2_000_000
 
 
 def fields_of(struct):

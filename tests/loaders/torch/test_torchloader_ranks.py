@@ -87,4 +87,4 @@ def test_a_spawned_worker_says_in_the_second_epoch_that_epochs_do_not_move(ranks
     """It is no rank, and has to be told how many there are: each reads half of the samples."""
     first, second = ranks[0]["frozen"]
     assert first == ""
-    assert second.count("samples are read again as they were in epoch 0") == 1
+    assert second.count("variant 0 of 2") == 1

@@ -72,7 +72,8 @@ def jax_loader(  # noqa: PLR0913  # each option is a parameter that editors show
         url: a dataset, at a path or a URL.
         split: which part of it.
         sharding: of the images: a `NamedSharding`, of which labels take the part that they have axes for; or a `Mesh`,
-            over whose first axis rows are split. By default rows are split over all devices of all processes.
+            over whose first axis rows are split. By default the mesh that `jax.set_mesh` has set when an iteration
+            begins, else all devices of all processes in a mesh of one axis, "data".
         device_prefetch: batches on the devices ahead of the one in use; each takes device memory. `numpy_loader`
             explains all other options.
 
@@ -129,11 +130,25 @@ class JaxLoader(StatefulDeviceLoader):
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
         """Return how processes compare their epochs; None for one alone, and for a world given by hand."""
+        self._follow_mesh()
         options = self.source.options
         if options.world is not None:
             return None
         exchange = find_exchange(list(self.placement.held), options.timeout_seconds)
         return None if exchange is None else (exchange, jax.process_index())
+
+    def _follow_mesh(self) -> None:
+        """Place the iteration that begins over the mesh that is set, if no sharding was given."""
+        placement, source = self.placement.over_mesh_now(), self.source
+        if placement is self.placement:
+            return
+        if source.options.world is None and source.world != (world := placement.world()):
+            raise OptionError(
+                f"this process is rank {world.rank} of {world.size} over the mesh that is set now, and was rank "
+                f"{source.world.rank} of {source.world.size} when the loader was first asked: set the mesh before, or "
+                "give the loader sharding=mesh"
+            )
+        self.placement = placement
 
 
 class JaxIterator(DeviceIterator):

@@ -41,7 +41,8 @@ class Placement:
     devices in any order.
 
     Args:
-        given: a `NamedSharding`; a `Mesh`, over whose first axis rows are split; None, for all devices.
+        given: a `NamedSharding`; a `Mesh`, over whose first axis rows are split; None, for the mesh that is set, by
+            `jax.set_mesh`, when the sharding is first asked for, or else for all devices.
 
     Raises:
         OptionError: it is none of these.
@@ -65,8 +66,16 @@ class Placement:
         given = self._given
         if isinstance(given, Sharding):
             return given
-        mesh = Mesh(np.array(jax.devices()), ("data",)) if given is None else given
+        mesh = _find_mesh() if given is None else given
+        if mesh is None:
+            mesh = Mesh(np.array(jax.devices()), ("data",))
         return NamedSharding(mesh, _spec(mesh.axis_names[0]))
+
+    def over_mesh_now(self) -> "Placement":
+        """Return a placement over the mesh that is set now, or this one if none is, or if a sharding was given."""
+        mesh = _find_mesh() if self._given is None else None
+        sharding = self.sharding
+        return self if mesh is None or sharding == NamedSharding(mesh, _spec(mesh.axis_names[0])) else Placement(None)
 
     @cached_property
     def held(self) -> dict[int, frozenset[int]]:
@@ -174,6 +183,12 @@ class Placement:
             return str(sharding)
         devices = zlib.crc32(str([device.id for device in sharding.mesh.devices.flat]).encode())
         return f"{sharding.spec} over {dict(sharding.mesh.shape)} of devices {devices:08x}"
+
+
+def _find_mesh() -> Mesh | None:
+    """Return the mesh that `jax.set_mesh` has set in this thread; None if there is none, or JAX is too old for it."""
+    mesh = jax.sharding.get_mesh() if hasattr(jax.sharding, "get_mesh") else None
+    return mesh if isinstance(mesh, Mesh) and mesh.axis_names else None
 
 
 def find_exchange(processes: Sequence[int], patience_seconds: float) -> Callable[[EpochSpec], list[EpochSpec]] | None:

@@ -131,7 +131,7 @@ class KerasDataset(Adapter, keras.utils.PyDataset):  # type: ignore[misc]  # Ker
         self._epochs = 0, 0  # of the last two batches
         self._next: Mapping[str, Any] | None = None  # where the next batch is to be
         self._rest: int | None = None  # batches that Keras is to take from there, where they are fewer than an epoch
-        self._placed = False  # the iteration that began last began where `begin_at` said
+        self._placed = False  # `begin_at` said where the newest iteration begins
         self._epoch_begins = self._begins = False
 
     @property
@@ -160,7 +160,7 @@ class KerasDataset(Adapter, keras.utils.PyDataset):  # type: ignore[misc]  # Ker
 
     def __getitem__(self, index: int) -> Any:
         """Return the next batch."""
-        # An iteration that goes on is in its place, and Keras may be a batch ahead, unless another one came between.
+        # An iteration that continues is in its place, and Keras may be a batch ahead, unless another one came between.
         if self._begins or not (self._next is None or self._placed):
             self._begin()
         self._epoch_begins = self._begins = False

@@ -3,10 +3,12 @@
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import Dataset
@@ -28,6 +30,7 @@ except ImportError as error:
 _logger = logging.getLogger(__name__)
 
 _EPOCH, _READ = range(2)  # places in what all workers share
+_MOST_COUNTED = (1 << 16) - 1  # reads of a sample; all further ones draw as the last one
 _REPEATED = 1.5  # a rank that has read so many times its samples reads them again
 
 
@@ -43,7 +46,11 @@ class TFRecordImages(TorchDataset[Any]):
     `LaneSampler` reads shard by shard.
 
     Random numbers of ops, and the variant of a cache, are those of the epoch that `set_epoch` was last told:
-    `LaneSampler.set_epoch` passes it on, `DistributedSampler.set_epoch` does not.
+    `LaneSampler.set_epoch` passes it on, `DistributedSampler.set_epoch` does not. They are those of all loaders when a
+    sample is read for the first time since `set_epoch`. When it is read again, as samplers do that repeat samples, its
+    ops draw new numbers. Without worker processes these depend on seed, epoch, sample and on how often it was read.
+    With worker processes they also depend on which worker reads it, and which one is the first may differ from run to
+    run. Counting takes 2 bytes of shared memory for each sample of the split, if ops draw.
 
     A pickle holds neither the manifest nor the index: a process that unpickles it opens the dataset itself, and refuses
     another one in its place.
@@ -86,6 +93,7 @@ class TFRecordImages(TorchDataset[Any]):
         self._samples = PortableSamples(url, split, LoaderOptions(**given))
         # In shared memory: workers that outlive an epoch see that the next one has begun.
         self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._drawn = _counts(len(self)) if self._open().draws else None  # how often each was read since `set_epoch`
         self._owner = os.getpid()
         self._ranks = (thread_world() or World()).size
 
@@ -109,6 +117,8 @@ class TFRecordImages(TorchDataset[Any]):
         self._part_from_other_ranks()
         self._shared[_EPOCH] = epoch
         self._shared[_READ] = 0
+        if self._drawn is not None:
+            self._drawn.zero_()
 
     def __repr__(self) -> str:
         epoch = int(self._shared[_EPOCH])
@@ -139,7 +149,8 @@ class TFRecordImages(TorchDataset[Any]):
                 "CenterCrop(224)] (from tpufeed.images). Where all are equal, or a collate_fn takes others, pass "
                 "transform=torch.from_numpy"
             )
-        columns = opened.read(samples, int(self._shared[_EPOCH]))
+        self._part_from_other_ranks()
+        columns = opened.read(samples, int(self._shared[_EPOCH]), self._number(samples))
         images = [column.name for column in opened.columns.images]
         for name, values in columns.items():
             if self.transform is not None and name in images:
@@ -156,36 +167,65 @@ class TFRecordImages(TorchDataset[Any]):
         """Return the state for another process, with this one's epoch."""
         self._part_from_other_ranks()
         # A DataLoader's worker that is spawned cannot know how many ranks there are.
-        return self.__dict__ | {"_ranks": max(self._ranks, count_ranks())}
+        state = self.__dict__ | {"_ranks": max(self._ranks, count_ranks())}
+        if self._drawn is not None and get_spawning_popen() is None:
+            state["_drawn"] = _counts(0)  # as large as the split, and a copy counts for itself
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._shared.share_memory_()  # a copy is in private memory, where forked workers would not see `set_epoch`
+        if self._drawn is not None and not len(self._drawn):
+            self._drawn = _counts(len(self))
 
     def _open(self) -> SplitSamples:
         worker = get_worker_info()
         return self._samples.open(1 if worker is None else worker.num_workers)
 
+    def _number(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | int:
+        """Count these samples as read, and return for each a number that none of its earlier reads has; first 0.
+
+        Workers count together, without a lock. So the number of a worker is part of that of a read, except of the first
+        one: only two workers that first read a sample within the same microsecond draw equal numbers for it.
+        """
+        if self._drawn is None:
+            return 0
+        worker, counts = get_worker_info(), self._drawn.numpy().view(np.uint16).data
+        workers, own = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        numbers = np.zeros(len(samples), np.int64)
+        for row, sample in enumerate(samples.tolist()):
+            if count := counts[sample]:
+                numbers[row] = count * workers + own
+            counts[sample] = min(count + 1, _MOST_COUNTED)
+        return numbers
+
     def _count(self, opened: SplitSamples, samples: int) -> None:
         """Workers count together, without a lock: some may be lost."""
-        self._part_from_other_ranks()
-        read = int(self._shared[_READ])
-        if read < 0 or not opened.changes_by_epoch:
+        read, variants = int(self._shared[_READ]), len(self.dataset.split(self.split).variants)
+        if read < 0 or not opened.changes_by_epoch or variants == 1:
             return
         self._shared[_READ] = read + samples
         if read + samples > _REPEATED * len(self) / max(self._ranks, count_ranks()):
             self._shared[_READ] = -1
+            epoch = int(self._shared[_EPOCH])
             _logger.warning(
-                "%s, split %r: samples are read again as they were in epoch %d, with the same random numbers%s. Call "
-                "set_epoch(epoch) of the TFRecordImages, or of a tpufeed.LaneSampler over it, before each epoch",
+                "%s, split %r: samples are read again from variant %d of %d, that of epoch %d. Call set_epoch(epoch) "
+                "of the TFRecordImages, or of a tpufeed.LaneSampler over it, before each epoch",
                 mask_secrets(self._samples.url),
                 self.split,
-                int(self._shared[_EPOCH]),
-                " and from the same variant" if len(self.dataset.split(self.split).variants) > 1 else "",
+                epoch % variants,
+                variants,
+                epoch,
             )
 
     def _part_from_other_ranks(self) -> None:
         """Let ranks that were launched with one dataset move its epoch each for itself, with its workers."""
         if self._owner != os.getpid() and get_worker_info() is None and count_ranks() > 1:
             self._shared = self._shared.clone().share_memory_()
+            self._drawn = None if self._drawn is None else _counts(len(self))
             self._owner = os.getpid()
+
+
+def _counts(samples: int) -> torch.Tensor:
+    counts: torch.Tensor = torch.zeros(samples, dtype=torch.int16).share_memory_()
+    return counts

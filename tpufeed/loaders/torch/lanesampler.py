@@ -72,6 +72,8 @@ class LaneSampler(DistributedSampler[int]):
         self.epoch = 0
         self._lanes = LoaderOptions(lanes=lanes).lanes
         self._begun = 0, 0  # an epoch, and the sample of it to begin with
+        self._told = False  # `set_epoch` was called, and no iteration has begun since
+        self._next: int | None = None  # the epoch of the next iteration, if a state has moved `epoch` meanwhile
         self._given = None if num_replicas is None or rank is None else World(rank, num_replicas)
         self._of_thread = thread_world(_BY_HAND) if self._given is None else None
         if self._given is not None:
@@ -123,8 +125,12 @@ class LaneSampler(DistributedSampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is epoch number `epoch`; samples are those of it, too."""
-        self.epoch = int(epoch)
-        self.dataset.set_epoch(self.epoch)
+        self._told, self._next = True, None
+        self._go_to(int(epoch))
+
+    def _go_to(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.dataset.set_epoch(epoch)
 
     def state_at(self, samples: int) -> dict[str, Any]:
         """The state of this epoch after `samples` samples of all ranks: steps * batch size * ranks.
@@ -142,6 +148,7 @@ class LaneSampler(DistributedSampler[int]):
                 sampler is as it was before.
         """
         self._begun = self._move(state)
+        self._told, self._next = False, None
 
     def _move(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Take epoch and lanes of a state; return the epoch, and the samples of it that all ranks have had."""
@@ -152,7 +159,7 @@ class LaneSampler(DistributedSampler[int]):
         if samples and not len(self._share(1, samples)):  # the end of an epoch is the start of the next one
             epoch, samples = epoch + 1, 0
         self._lanes = lanes
-        self.set_epoch(epoch)
+        self._go_to(epoch)
         return epoch, samples
 
     @property
@@ -200,8 +207,10 @@ class LaneIterator(Iterator[int]):
         self._ranks = 1
 
     def __next__(self) -> int:
+        sampler = self._sampler
         if self._ids is None:
             self._begin()
+            sampler._told, sampler._next = False, None
         number = next(self._ids)  # type: ignore[arg-type]  # which `_begin` has set
         self._samples += self._ranks
         return number
@@ -209,19 +218,35 @@ class LaneIterator(Iterator[int]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the ids that were handed out, the same on all ranks: see `LaneSampler.state_at`."""
         if self._ids is None:
-            self._begin()
+            self._find_epoch()
+            return self._sampler.state_at(self._sampler._share(1).start)
         samples = min(self._samples, len(self._sampler.dataset))  # without those that fill up
         return {**self._sampler.state_at(samples), "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says; at the end of an epoch no id is left. Raises OptionError as the sampler does."""
-        epoch, samples = self._sampler._move(state)
+        """Go on where `state` says; at the end of an epoch no id is left. Raises OptionError as the sampler does.
+
+        The iteration after this one is the epoch that `set_epoch` said before, or else the one after that of the state.
+        A StatefulDataLoader begins it at once if the state is of its end: that of one that drops its last batch has ids
+        left all the same, so it cannot be told by them.
+        """
+        sampler = self._sampler
+        told = sampler.epoch if sampler._told else None
+        epoch, samples = sampler._move(state)
         self._begin(samples)
         if epoch > state["epoch"]:
             self._ids = iter(())
+        sampler._told, sampler._next = False, int(state["epoch"]) + 1 if told is None else told
+
+    def _find_epoch(self) -> None:
+        """Move the sampler to the epoch of an iteration that begins at its start."""
+        if self._sampler._next is not None:
+            self._sampler._go_to(self._sampler._next)
 
     def _begin(self, start: int | None = None) -> None:
         sampler, dataset = self._sampler, self._sampler.dataset
+        if start is None:
+            self._find_epoch()
         records = [shard.records for shard in dataset.dataset.split(dataset.split).variants[0].shards]
         order = EpochOrder(records, sampler.seed, sampler.epoch, sampler.lanes, sampler.shuffle)
         share, left = sampler._share(_CHUNK, start), len(sampler._share(1, start))
