@@ -51,8 +51,8 @@ def write_images(folder, count, classes, first=0, suffix=".png", sizes=(18, 27))
     return folder
 
 
-def write_table(folder, count, first):
-    """A table with lists, boxes, keypoints and masks."""
+def write_table(folder, count, first, longest):
+    """A table with lists, boxes, keypoints and masks; `longest` are the lengths of the columns kp and kp2."""
     folder.mkdir(parents=True)
     rows = []
     for number in range(first, first + count):
@@ -73,8 +73,8 @@ def write_table(folder, count, first):
                 "image": f"{number}.png",
                 "tags": [draw.choice("pqrs") for _ in range(number % 3)],
                 "kinds": [draw.choice("qrst") for _ in boxes],
-                "kp": [draw.randrange(100) for _ in range(number % 5)],
-                "kp2": [[draw.random(), draw.random()] for _ in range(1 + number % 3)],
+                "kp": [draw.randrange(100) for _ in range(number % (longest[0] + 1))],
+                "kp2": [[draw.random(), draw.random()] for _ in range(1 + number % longest[1])],
                 "same": [number, number + 1],
                 "speed": number / 8,
                 "boxes": boxes,
@@ -172,8 +172,8 @@ def make_pool(folder):
         "image_columns": {"mask": "mask_path:mask"},
     }
     columns = ("label", "kp", "kp2", "same", "speed", "boxes", "hidden", "poses", "mask", "window")
-    for number, (count, first) in enumerate(((22, 400), (17, 501))):
-        table = write_table(raw / f"table{number}", count, first)
+    for number, (count, first, longest) in enumerate(((22, 400, (4, 3)), (17, 501, (2, 5)))):
+        table = write_table(raw / f"table{number}", count, first, longest)
         name = ("lists", "lists2")[number]
         pairs = {"flip_pairs": [(0, 2)]} if number else {}
         pool[name] = made(shard(name, table, shards=2, **lists, **pairs), columns=columns)

@@ -87,6 +87,11 @@ class NumpyFeed:
         self.loader = self.make(data, spec, rank, state)
         self.iterator = None
 
+    @staticmethod
+    def takes(options):
+        """Whether it has these options at all."""
+        return options is not None
+
     def options(self):
         given = self.spec.options
         options = {
@@ -206,7 +211,114 @@ class TfFeed(NumpyFeed):
         self.iterator = None
 
 
-FEEDS = {"numpy": NumpyFeed, "torch": TorchFeed, "device": DeviceFeed, "jax": JaxFeed, "tf": TfFeed}
+class KerasFeed(NumpyFeed):
+    """As Keras asks for batches on JAX and torch: by number, as many as it was told when it began."""
+
+    moves = False
+
+    def make(self, data, spec, rank, state):
+        from tpufeed.loaders.keras.dataset import KerasDataset
+
+        feed = KerasDataset(tpufeed.numpy_loader(data, **self.options()))
+        self.skipped = 0
+        if state is not None:  # of the rest of an epoch: keras_state tells Keras how many batches that has
+            samples = feed.load_state_dict(state)["samples"]
+            self.skipped = 0 if spec.options.repeat else len(feed.loader) - feed.loader.batches_from(samples)
+        return feed
+
+    def host(self):
+        return self.loader.loader
+
+    def next(self):
+        if self.iterator is None:
+            self.loader.on_epoch_begin()
+            self.iterator = iter(range(self.loader.num_batches or 1 << 60))
+            for _ in range(self.skipped):
+                next(self.iterator)
+            self.skipped = 0
+        return self.named(self.loader[next(self.iterator)])
+
+    def named(self, batch):
+        found = super().named(batch)
+        mask = self.host().columns.mask
+        return {name: column.astype(bool) if name == mask else column for name, column in found.items()}
+
+    def load(self, state):
+        self.__init__(self.data, self.spec, self.rank, state)
+
+    @staticmethod
+    def takes(options):
+        """Keras takes an image and a label, and weights third."""
+        return options.columns in (("image", "label"), ("image", "sample")) and not options.views
+
+
+class SamplerFeed(NumpyFeed):
+    """A torch DataLoader of TFRecordImages with LaneSampler; the loop counts for its state."""
+
+    moves = False
+
+    def make(self, data, spec, rank, state):
+        from torch.utils.data import DataLoader
+
+        options, given = self.options(), spec.options
+        names = ("columns", "seed", "ops", "views", "fill", "pad", "truncate", "min_visibility", "label_format")
+        images = tpufeed.TFRecordImages(data, given.split, **{name: options.get(name) for name in names})
+        self.sampler = tpufeed.LaneSampler(
+            images, spec.size, rank, given.shuffle, given.seed, drop_last=True, lanes=given.lanes
+        )
+        self.epoch, self.begun = 0, 0
+        if state is not None:
+            self.sampler.load_state_dict(state)
+            self.epoch = self.sampler.epoch
+            self.begun = state["samples"] if state["epoch"] == self.epoch and self.is_same(state) else 0
+        self.given = None
+        return DataLoader(images, given.batch_size, sampler=self.sampler, drop_last=True)
+
+    def is_same(self, state):
+        return state["content_digest"] == self.sampler.dataset.dataset.content_digest
+
+    def next(self):
+        if self.iterator is None:
+            self.sampler.set_epoch(self.epoch)
+            self.iterator, self.given, self.epoch = iter(self.loader), self.begun, self.epoch + 1
+            self.begun = 0
+        batch = next(self.iterator)
+        self.given += self.spec.options.batch_size * self.spec.size
+        return self.named(batch)
+
+    def names(self):
+        return self.sampler.dataset._open().names
+
+    def named(self, batch):
+        batch = (batch,) if len(self.names()) == 1 else batch
+        arrays = [np.array(column, object if isinstance(column[0], str) else None) for column in batch]
+        return dict(zip(self.names(), arrays, strict=True))
+
+    def state(self):
+        if self.given is None:
+            self.sampler.set_epoch(self.epoch)
+        return self.sampler.state_at(self.begun if self.given is None else self.given)
+
+    def load(self, state):
+        self.__init__(self.data, self.spec, self.rank, state)
+
+    def close(self):
+        self.iterator = None
+
+    @staticmethod
+    def takes(options):
+        return options.remainder == "drop" and not (options.repeat or options.max_bad_records)
+
+
+FEEDS = {
+    "numpy": NumpyFeed,
+    "torch": TorchFeed,
+    "device": DeviceFeed,
+    "jax": JaxFeed,
+    "tf": TfFeed,
+    "keras": KerasFeed,
+    "sampler": SamplerFeed,
+}
 
 
 # What a walk is made of.
@@ -250,6 +362,23 @@ def _draw_spec(draw, pool, feeds):
         options.ops = pick(*OPS)
     if options.columns == ("image",) and pick(False, True):
         options.views, options.ops = [OPS[2], OPS[2], OPS[1]], None
+    draw_columns(options, names, pick)
+    mixture = None
+    if mixed:
+        mixture = Mixed(
+            {number: pick(1.0, 1.0, 3.0, 0.2, 7.5) for number in range(len(names))},
+            stop=pick("shortest", "longest", "never"),
+            seed=pick(None, None, 4),
+            classes=pick("by_name", "by_name", "offset"),
+        )
+        options.repeat = options.repeat or mixture.stop == "never"
+    if not takes(feed, options, mixed):
+        feed = "numpy"
+    return Spec(names, numbers, [False] * len(names), options, mixture, size, feed, pick(*[0] * 40, 2))
+
+
+def draw_columns(options, names, pick):
+    """How columns are batched."""
     if "mask" in options.columns and pick(False, True):
         options.fill["mask"] = 250
     if "label" in options.columns and names[0].startswith(("lists", "tags")):
@@ -260,16 +389,10 @@ def _draw_spec(draw, pool, feeds):
         options.pad["kp"], options.truncate = 3, True
     if names == ["bad"]:
         options.max_bad_records = pick(0, 2, 3, 9)
-    mixture = None
-    if mixed:
-        mixture = Mixed(
-            {number: pick(1.0, 1.0, 3.0, 0.2, 7.5) for number in range(len(names))},
-            stop=pick("shortest", "longest", "never"),
-            seed=pick(None, None, 4),
-            classes=pick("by_name", "by_name", "offset"),
-        )
-        options.repeat = options.repeat or mixture.stop == "never"
-    return Spec(names, numbers, [False] * len(names), options, mixture, size, feed, pick(*[0] * 40, 2))
+
+
+def takes(feed, options, mixed):
+    return FEEDS[feed].takes(options) and not (mixed and feed == "sampler")
 
 
 class Walk:
@@ -433,6 +556,7 @@ class Walk:
         )
         feed = self.pick(*self.names)
         size = 1 if feed == "jax" else self.pick(*(size for size in (1, 2, 3, 4, 6) if lanes % size == 0))
+        feed = feed if takes(feed, options, self.spec.mixed) else "numpy"
         spec = replace(self.spec, options=options, size=size, feed=feed)
         return replace(spec, mixed=replace(spec.mixed, reweight=self.pick(False, True))) if spec.mixed else spec
 
