@@ -206,7 +206,9 @@ def test_the_commands_and_programs_for_mixtures_run_as_they_stand(sources: Path,
     for name in ("flowers", "leaves"):
         tpufeed.shard(tmp_path / f"raw-{name}", tmp_path / name, workers=1)
     printed = run_program("\n".join(blocks("mixtures.md")), tmp_path)
-    assert re.search(r"other weights: there \S*flowers=0.7, \S*leaves=0.3, here \S*flowers=0.2, \S*leaves=0.8", printed)
+    assert re.search(
+        r"other weights or datasets: there \S*flowers=0.7, \S*leaves=0.3, here \S*flowers=0.2, \S*leaves=0.8", printed
+    )
     run_here(commands("mixtures.md"), tmp_path)
 
 

@@ -16,12 +16,12 @@ from tpufeed.images import Custom
 SOURCES = sorted((Path(__file__).parents[2] / "tpufeed").rglob("*.py"))
 MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 CALLS = {"eval", "exec", "compile", "__import__"}
-# Jobs and tasks on their way from a launcher to its own workers, through Ray and Beam, which pickle them again.
-TO_WORKERS = {f"{name}.py" for name in ("beam", "beampipeline", "preflight", "ray")}
+# Jobs and tasks on their way from a launcher to its own workers: through Ray and Beam, which pickle them again, or over
+# a socket pair that nobody else has.
+TO_WORKERS = {f"{name}.py" for name in ("beam", "beampipeline", "channel", "preflight", "ray")}
 
 
 def test_no_source_file_unpickles_or_evaluates():
-    """Workers are sent their tasks by `multiprocessing.connection`, over a socket pair that nobody else has."""
     assert len(SOURCES) > 100
     for path in SOURCES:
         modules = MODULES - (

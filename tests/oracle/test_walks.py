@@ -1,25 +1,26 @@
-"""Combinations of loaders against the oracle."""
+"""Combinations of loaders against the oracle: a minute of them, with a fixed seed."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.oracle.datasets import make_pool
-from tests.oracle.walks import walk
+from tests.oracle.walks import FEEDS, walk
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pool(tmp_path_factory):
     return make_pool(tmp_path_factory.mktemp("oracle"))
 
 
 @settings(
-    max_examples=60,
+    max_examples=300,
     deadline=None,
     derandomize=True,
+    database=None,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
 @given(data=st.data())
 def test_walks(pool, data):
-    walk(pool, data)
+    walk(pool, data, tuple(FEEDS))

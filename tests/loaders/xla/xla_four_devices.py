@@ -144,11 +144,11 @@ def host_loaders(cache, launched, rank):
 
 
 def frozen(url):
-    """What is said of two epochs of a dataset whose epoch nobody moves, by the epoch, on the first rank."""
+    """How often two epochs of a cache whose epoch nobody moves were called read again, by the epoch."""
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    dataset = tpufeed.TFRecordImages(url, ops=OPS)
+    dataset = tpufeed.TFRecordImages(url)
     sampler = DistributedSampler(dataset, num_replicas=4, rank=runtime.global_ordinal())
     loader = MpDeviceLoader(DataLoader(dataset, batch_size=6, sampler=sampler), torch_xla.device())
     ALL_RANKS.wait()
@@ -236,7 +236,7 @@ def main(index, dataset, cache, damaged, incomplete, out, launched):  # noqa: PL
     found["incomplete"] = read(incomplete, 1, lanes=4, shuffle=False)
     found["sampler"] = of_a_sampler(cache, rank)
     found["host loaders"] = host_loaders(cache, launched, rank)
-    found["frozen"] = frozen(dataset)
+    found["frozen"] = frozen(cache)
     found["torch"] = two_of_torch(cache)
     found |= parting(cache, rank)
     found["threads"] = leave_early(cache)
