@@ -381,18 +381,19 @@ class Reference:
         stored, split = version.stored, options.split
         number = sum(stored.counts[split, variant][:shard]) + record
         features = stored.samples[split, variant][number]
-        cache = stored.manifest.get("cache")
+        cache, jpeg = stored.manifest.get("cache"), None
         if "image/tensor" in features:
             pixels = np.frombuffer(features["image/tensor"][0], np.uint8).reshape(cache["shape"]).astype(float)
         else:
-            pixels = decoded(features["image/encoded"][0])
+            data = features["image/encoded"][0]
+            pixels, jpeg = decoded(data), data if data.startswith(b"\xff\xd8") else None
         if cache:
             seed ^= int.from_bytes(hashlib.blake2b(cache["fingerprint"].encode(), digest_size=8).digest(), "little")
         views = options.views or [version.final if options.ops is None else options.ops]
         moved = []
         for view, ops in enumerate(views):
             salt = hashlib.blake2b(str(view).encode(), digest_size=7).digest() if view else b""
-            moved.append(Moved(pixels, ops, seed ^ int.from_bytes(salt, "little"), epoch, number))
+            moved.append(Moved(pixels, ops, seed ^ int.from_bytes(salt, "little"), epoch, number, jpeg))
         found = {}
         for name in options.columns:
             if name == "image":

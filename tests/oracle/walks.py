@@ -470,7 +470,7 @@ class Walk:
                 found["mixture"] = json.loads(found["mixture"])
             assert found == json.loads(json.dumps(expected))
             if self.spec.mixed:
-                assert list(feed.host().class_names) == self.reference.names
+                assert list(feed.loader.class_names) == self.reference.names
 
     # Actions.
 
