@@ -271,6 +271,8 @@ class SamplerFeed(NumpyFeed):
             self.sampler.load_state_dict(state)
             self.epoch = self.sampler.epoch
             self.begun = state["samples"] if state["epoch"] == self.epoch and self.is_same(state) else 0
+            if len(images) - self.begun < spec.size * given.batch_size:  # which the sampler cannot know
+                self.epoch, self.begun = self.epoch + 1, 0
         self.given = None
         return DataLoader(images, given.batch_size, sampler=self.sampler, drop_last=True)
 
