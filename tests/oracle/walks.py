@@ -521,6 +521,8 @@ class Walk:
         self.said.append("restart")
         self.end()
         self.spec.options.max_bad_records = max(9, self.spec.options.max_bad_records) if "bad" in self.spec.names else 0
+        if not takes(self.spec.feed, self.spec.options, self.spec.mixed):
+            self.spec.feed = "numpy"
         self.reference, self.feeds = self.spec.reference(self.pool), self.spec.open(self.pool)
 
     @staticmethod
