@@ -262,6 +262,21 @@ def test_epochs_that_cannot_be_begun_again_say_so(urls):
             iter(loader)
 
 
+def test_an_epoch_is_whole_though_the_one_after_it_is_not_known(urls):
+    """Batches of that are prepared meanwhile, where they can be."""
+    with make(Mixture({urls[0]: 1})) as loader:
+        first = rows_of(loader)
+        rows_of(loader)
+        state = loader.state_dict()
+    with make(Mixture({urls[0]: 1, urls[1]: 1}, reweight=True)) as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        again = rows_of(loader)
+        assert again[: len(first)] == first[: len(again)]
+        with pytest.raises(OptionError, match="had another length before epoch 2"):
+            iter(loader)
+
+
 @pytest.mark.parametrize("stop", ["shortest", "never"])
 @pytest.mark.parametrize("remainder", ["drop", "repeat"])
 def test_an_epoch_begins_behind_the_last_sample_that_was_given(urls, stop, remainder):

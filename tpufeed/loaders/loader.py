@@ -3,6 +3,7 @@
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -576,7 +577,8 @@ class EpochIterator(Iterator[Batch]):
             room = prefetch.submit(ahead + 1)
             if room > 0 and loader._next == (self.epoch + 1, 0):
                 # With the same workers: another thread may just have closed the loader, and new ones would stay.
-                loader._open_ahead(prefetch.executor).submit(room)
+                with suppress(OptionError):  # a mixture cannot read that epoch any more, and says so when it is asked
+                    loader._open_ahead(prefetch.executor).submit(room)
             ready = prefetch.ready()
             batch = prefetch.futures.popleft().result(loader.options.timeout_seconds)
             loader._metrics.add(batch, asked, ready)
