@@ -525,9 +525,10 @@ def _lists_of(name: str, decoders: Sequence[Decoder]) -> list[Items | None]:
 
 def _differing(name: str, first: Source, column: Column | None, other: Source, found: Column | None) -> str:
     said = ["missing" if each is None else f"{each.dtype} {each.shape}" for each in (column, found)]
+    ops = "give ops that end in one size, or " if column is not None and column.dtype == "uint8" else ""
     return (
         f"the column {name!r} is {said[0]} in {first.label} and {said[1]} in {other.label}; a batch needs one shape "
-        "and type: give ops that end in one size, or leave the column out of columns="
+        f"and type: {ops}leave the column out of columns="
     )
 
 
