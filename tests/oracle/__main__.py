@@ -4,8 +4,10 @@ import argparse
 import logging
 import os
 import secrets
+import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -30,6 +32,7 @@ def main() -> None:
     print(f"walks: seed {first}, {options.seconds:g} s, feeds {options.feeds}", flush=True)
     logging.getLogger("tpufeed").setLevel(logging.CRITICAL)
     counts: Counter[str] = Counter()
+    failed: list[int] = []
     until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="tpufeed-oracle-") as folder:
         pool = make_pool(Path(folder))
@@ -51,11 +54,13 @@ def main() -> None:
 
             try:
                 walks()
-            except BaseException:
-                print(f"walks: failed with --seed {number}", flush=True)
-                raise
+            except Exception:  # noqa: BLE001  # whatever a walk comes upon
+                print(f"walks: failed with --seed {number}\n{traceback.format_exc()}", flush=True)
+                failed.append(number)
             number += 1
     print("walks:", ", ".join(f"{count:,} {what}" for what, count in sorted(counts.items())), flush=True)
+    if failed:
+        sys.exit(f"walks: {len(failed)} of {number - first} seeds failed: {failed}")
 
 
 if __name__ == "__main__":

@@ -317,6 +317,8 @@ class Reference:
                 self.is_open = False
                 raise StopIteration
             epoch, samples = self.next
+        if self.mixed and self.begun(epoch) + samples < self.first_present():
+            raise RefusedError(epoch)
         self.is_open = True
         positions = [
             [samples + (rank - samples) % self.size + k * self.size for k in range(self.options.batch_size)]
@@ -334,6 +336,16 @@ class Reference:
             samples = min(samples, self.records)
         self.current, self.next = (epoch, samples), (epoch + 1, 0)
         return found
+
+    def first_present(self):
+        """The position from which on no source has a share that is gone."""
+        ends = [first for first, _ in self.phases[1:]]
+        gone = [
+            end
+            for end, (_, shares) in zip(ends, self.phases, strict=False)
+            if any(share and number not in self.members for number, share in enumerate(shares))
+        ]
+        return max(gone, default=0)
 
     def place(self, epoch, position):
         """(present source, its epoch, variant, shard, record) of a position in an epoch."""
