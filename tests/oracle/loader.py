@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.oracle.ops import Moved, decoded
+from tests.oracle.ops import Moved, decoded, halves
 from tests.oracle.order import MixtureLane, epoch_lanes, source_seed, whole_shares
 from tests.oracle.records import Stored
 
@@ -402,10 +402,14 @@ class Reference:
         if cache:
             seed ^= int.from_bytes(hashlib.blake2b(cache["fingerprint"].encode(), digest_size=8).digest(), "little")
         views = options.views or [version.final if options.ops is None else options.ops]
-        moved = []
-        for view, ops in enumerate(views):
-            salt = hashlib.blake2b(str(view).encode(), digest_size=7).digest() if view else b""
-            moved.append(Moved(pixels, ops, seed ^ int.from_bytes(salt, "little"), epoch, number, jpeg))
+        seeds = [seed]  # of each view
+        for view in range(1, len(views)):
+            salt = hashlib.blake2b(str(view).encode(), digest_size=7).digest()
+            seeds.append(seed ^ int.from_bytes(salt, "little"))
+        each_view = list(zip(views, seeds, strict=True))
+        if not all(halves(ops, pixels.shape[:2], salted, epoch, number) for ops, salted in each_view):
+            jpeg = None  # all views share one decoding
+        moved = [Moved(pixels, ops, salted, epoch, number, jpeg) for ops, salted in each_view]
         found = {}
         for name in options.columns:
             if name == "image":

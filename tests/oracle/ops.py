@@ -113,8 +113,17 @@ def reduced(jpeg, top, left, height, width, size):
     return np.rint(np.einsum("yr,rcn,xc->yxn", tables[0], image, tables[1]))
 
 
+def halves(ops, shape, seed, epoch, sample):
+    """Whether the first op cuts a window that shrinks by two or more on both sides."""
+    kind = type(ops[0]).__name__ if ops else ""
+    found = window(ops[0], *shape, draws(seed, epoch, sample, 0, DRAWS.get(kind, 0))) if ops else None
+    return found is not None and all(side >= 2 * new for side, new in zip(found[0][2:], found[1], strict=True))
+
+
 class Moved:
     """A sample after its ops: pixels, and for each axis where they lie in the stored image.
+
+    `jpeg` are the bytes of the image, where it is decoded at half its size.
 
     Attributes:
         pixels: float, of whole levels.
@@ -148,10 +157,8 @@ class Moved:
                     if 0 <= top + y < self.pixels.shape[0] and 0 <= left + x < self.pixels.shape[1]:
                         cut[y, x] = self.pixels[top + y, left + x]
             self.resizes += (height, width) != tuple(size)
-            halves = place == 0 and height >= 2 * size[0] and width >= 2 * size[1]
-            self.pixels = (
-                reduced(jpeg, top, left, height, width, size) if jpeg and halves else resized(cut, tuple(size))
-            )
+            is_reduced = jpeg and place == 0
+            self.pixels = reduced(jpeg, top, left, height, width, size) if is_reduced else resized(cut, tuple(size))
 
     def step(self, axis, scale, start, size):
         before, at, least, most = self.axes[axis]
