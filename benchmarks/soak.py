@@ -144,7 +144,7 @@ def feed(folder: Path) -> None:
                         if (folder / "stop").exists():
                             return
                 except LoaderError as error:
-                    if "worker process" not in str(error):
+                    if "iterate the loader again" not in str(error):
                         raise
 
 

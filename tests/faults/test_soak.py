@@ -27,6 +27,7 @@ def soak():
 def test_batches_are_those_of_a_quiet_run_and_nothing_grows(seconds):
     command = [sys.executable, SOAK, "--seconds", str(seconds), *(["--fault-seconds", "2"] if seconds < 60 else [])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "{" in done.stdout, done.stderr
     found = json.loads(done.stdout[done.stdout.index("{") :])
     # A short run is all warm-up, in which memory grows.
     wrong = found["wrong"] if seconds > 60 else [each for each in found["wrong"] if "grew" not in each]

@@ -488,7 +488,7 @@ class Walk:
         if self.spec.options.repeat:
             return
         self.said.append("finish")
-        for _ in range(1000):
+        for _ in range(self.reference.batches() + 1):
             if not self.step():
                 return
         raise AssertionError("an epoch does not end")
