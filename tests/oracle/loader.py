@@ -357,8 +357,6 @@ class Reference:
             lane, at = stream % lanes, stream // lanes
             order = self.lane_cache.setdefault(lane, MixtureLane(self.phases, lanes, lane, self.mixed_seed))
             of_training = order.source(at)
-            if of_training not in self.members:
-                raise RefusedError(of_training)
             source, given = self.members.index(of_training), order.given(of_training, at)
             epochs, place = divmod(given, self.length(of_training, lane))
             epoch, number = self.trained[of_training][4] + epochs, place * lanes + lane
