@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpufeed.dataset.manifest import Manifest
-from tpufeed.dataset.schema import CHANNELS, HEIGHT, LABEL, WIDTH, FeatureSpec, fixed_ints, record_layout
+from tpufeed.dataset.schema import CHANNELS, HEIGHT, LABEL, TEXT, WIDTH, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.header import read_header
@@ -73,6 +73,14 @@ class RecordCheck:
         ]
         self._texts = [spec.dtype == "string" for spec in self._rest]
         self._classes = len(manifest.class_names)
+        self._names = [name.encode() for name in manifest.class_names]
+        self._label, self._text = (
+            next((spec for spec in features if spec.name == name), None) for name in (LABEL, TEXT)
+        )
+        if not self._names or self._label is None or manifest.options.get("command") == "adopt":
+            self._text = None  # texts of other tools may be other words than the names that a user gives
+        # A cache may have the texts of an adopted dataset. Of these only one that is the name of another class is wrong.
+        self._wrong_texts = None if manifest.cache is None else frozenset(self._names)
         self._tensor_shape = manifest.tensor_shape
         # An adopted dataset has features that its schema has no place for, and says so. What other tools call channels
         # is theirs: loaders decode to three in any case.
@@ -97,9 +105,13 @@ class RecordCheck:
         try:
             if parts is not None:
                 size, values, rest = parts
-                problems = [] if self._is_sound(rest) else self._problems(self._rest, decode_entries(rest, ""))
                 image = payload[self._layout.image_offset : self._layout.image_offset + size]
                 ints = dict(zip(self._int_names, values, strict=True))
+                problems = []
+                if not self._is_sound(rest, ints.get(LABEL)):
+                    features = decode_entries(rest, "")
+                    problems = self._problems(self._rest, features)
+                    problems = problems or self._text_problems(features, ints.get(LABEL))
             else:
                 features = decode_example(payload, "")
                 problems = self._problems(self._features, features)
@@ -108,6 +120,7 @@ class RecordCheck:
                 (image,) = features[self._features[0].key].values  # type: ignore[assignment]  # its kind was compared
                 scalars = [spec for spec in self._features[1:] if spec.dtype == "int64" and spec.shape == ()]
                 ints = {spec.name: int(features[spec.key].values[0]) for spec in scalars}
+                problems = self._text_problems(features, ints.get(LABEL))
         except RecordError as error:
             raise RecordError(str(error).removeprefix(": ")) from error
         shape, label = self._tensor_shape, ints.get(LABEL)
@@ -163,15 +176,17 @@ class RecordCheck:
                 problems.append(f"{spec.key!r} has {found[1]}x{found[0]} pixels; its image has {size[1]}x{size[0]}")
         return problems
 
-    def _is_sound(self, rest: bytes) -> bool:
+    def _is_sound(self, rest: bytes, label: int | None) -> bool:
         """Return true for the features behind the integers, in order and shortest encoding; False is no verdict."""
         at = 0
-        for entry, is_text in zip(self._entries, self._texts, strict=True):
+        for spec, entry, is_text in zip(self._rest, self._entries, self._texts, strict=True):
             found = None if entry is None else entry.read(rest, at)
             if found is None:
                 return False
             value, at = found
             if is_text and not value.isascii() and not _is_utf8(value):
+                return False
+            if spec is self._text and (label is None or self._is_misnamed(value, label)):
                 return False
         return at == len(rest)
 
@@ -200,6 +215,28 @@ class RecordCheck:
                 problems.append(f"feature {spec.key!r} {problem}")
         unknown = sorted(features.keys() - {key for spec in specs for key in spec.keys} - self._left_out)
         return [*problems, *(f"feature {key!r} is not in the manifest's schema" for key in unknown)]
+
+    def _is_misnamed(self, text: bytes, label: int) -> bool:
+        """Return true if a text is not the name of its label's class. A label of no class is found by its range."""
+        if not 0 <= label < self._classes or text == self._names[label]:
+            return False
+        return self._wrong_texts is None or text in self._wrong_texts
+
+    def _text_problems(self, features: Mapping[str, Feature], label: int | None) -> list[str]:
+        """Compare the text of each label with the name of its class; features are of the right kinds."""
+        if self._text is None or self._label is None:
+            return []
+        none = Feature(None, ())
+        labels = features.get(self._label.key, none).values if label is None else (label,)
+        found = features.get(self._text.key, none).values
+        texts = [bytes(text) for text in found]  # type: ignore[arg-type]  # its kind was compared
+        if len(texts) != len(labels):
+            return [f"feature {self._text.key!r} has {len(texts)} texts for {len(labels)} labels"]
+        for text, number in zip(texts, map(int, labels), strict=True):
+            if self._is_misnamed(text, number):
+                said, name = text.decode("utf-8", "replace"), self._names[number].decode()
+                return [f"feature {self._text.key!r} is {said!r}, and its label {number} is of the class {name!r}"]
+        return []
 
     def _label_problem(self, spec: FeatureSpec, feature: Feature) -> str:
         if spec.name != LABEL or spec.shape is not None or not self._classes:

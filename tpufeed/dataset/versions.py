@@ -185,9 +185,45 @@ def join_manifests(
     )
 
 
+def check_class_names(base: Dataset, names: Sequence[str]) -> None:
+    """Check that class names of a new version begin with those of its base: labels that stand are places among them.
+
+    Raises:
+        BuildError: they do not, by a fault of tpufeed, or by a plan of an older one.
+    """
+    known = base.manifest.class_names
+    if tuple(names[: len(known)]) == known:
+        return
+    place = next((place for place, pair in enumerate(zip(known, names, strict=False)) if pair[0] != pair[1]), len(names))
+    becomes = f"would be {names[place]!r}" if place < len(names) else "would have no name"
+    raise BuildError(
+        f"{base.url}: class {place} of version {base.number} is {known[place]!r}, and in version {base.number + 1} it "
+        f"{becomes}, so that labels which stand would mean other classes. Nothing was published. Run the same command "
+        "again with --overwrite, which plans it anew; if it stays so, this is a fault of tpufeed: please report it"
+    )
+
+
 def follows(base: Dataset) -> dict[str, Any]:
     """Return the options by which the plan of a part says which version it follows."""
     return {"append_to": base.number, "base_digest": base.content_digest}
+
+
+def check_base(base: Dataset) -> None:
+    """Check that all files of a version are there, before a part is built that would be published behind them.
+
+    Raises:
+        BuildError: one is missing or has another size; a listing tells.
+        ShardError: an index is not as the manifest says.
+    """
+    lost = find_lost(base.store, base.manifest)
+    if lost is not None:
+        raise BuildError(
+            f"{base.url}/{lost} is missing or damaged, so that the dataset cannot grow. Nothing was changed. Run: "
+            f"tpufeed verify {base.url}"
+        )
+    for split in base.manifest.splits.values():
+        for variant in split.variants:
+            _check_index(base.store, variant.index)
 
 
 def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = None) -> Dataset:
@@ -197,7 +233,8 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
 
     Raises:
         BuildError: another build was quicker, and what stands is not the version that the part was built for; or the
-            part belongs to another run by now; or a file that the version names is gone.
+            part belongs to another run by now; or a file that the version names is gone; or classes that stand would
+            get other names.
         ShardError: an index is not as the manifest says.
         StoreError: the files cannot be written.
     """
@@ -205,6 +242,7 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
     present = find_published(store, run_id)
     if present is not None:  # another run of the same command was quicker
         return present
+    check_class_names(base, part.manifest.class_names)
     owner = Owner(run_id, "")
     check_owner(part.store, owner)
     pieces = append_layout(base.manifest, part.manifest) if layout is None else layout

@@ -21,6 +21,7 @@ from tpufeed.dataset.plan import ImageRef
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.images.header import sniff
 from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.labels import are_renamed
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.row_groups import chunk_of, iter_leaf, name_row, open_parquet, parquet_errors
 from tpufeed.sharding.rows import Found, Row, is_hidden, is_image_name, listing
@@ -235,7 +236,9 @@ def _iter_file(
                 found.notes.append(each)
         if is_unlabelled:
             return
-        names = layout.class_names(columns.label) if options.class_names is None else None
+        names, given = layout.class_names(columns.label), options.class_names
+        if names and given is not None and not options.keeps_classes and are_renamed(names, given):
+            names = None  # numbers are places in the user's list
         number, chunk = 0, list[tuple[int, Record]]()
         for group, records in file.iter_groups(info, layout, columns.files):
             while chunk := list(enumerate(itertools.islice(records, _ROWS_AT_ONCE), number)):

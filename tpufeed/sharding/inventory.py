@@ -31,6 +31,7 @@ from tpufeed.sharding.labels import (
     extend_classes,
     iter_class_warnings,
     iter_labels,
+    join_names,
     make_classes,
 )
 from tpufeed.sharding.options import ShardOptions
@@ -86,7 +87,7 @@ class Inventory:
             SourceError, NoInputsError, OptionError: the source cannot be understood.
             UnavailableError, AccessError: its store does not answer, refuses, or gives other bytes each time.
         """
-        self.base, options = source.base, source.options or options
+        self.base, self._given, options = source.base, options, source.options or options
         self._standing = standing
         self.skipped, self.compared_by_size, self.renewed, self.dropped, self.read_before = 0, 0, 0, 0, 0
         # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
@@ -198,11 +199,7 @@ class Inventory:
             alone = self._query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
             list_lengths.update(number for (number,) in alone)
             del labels[None]
-        self.classes = Classes((), {})
-        if self.labelled and self._standing is not None and options.class_names is None:
-            self.classes = extend_classes(labels, self._standing.manifest.class_names, are_folders)
-        elif self.labelled:
-            self.classes = make_classes(labels, options.class_names, are_folders)
+        self.classes = self._find_classes(labels, options, are_folders) if self.labelled else Classes((), {})
         several = (min(list_lengths), max(list_lengths)) if self.several_labels else None
         own = record_schema(self.labelled, several, options.boxes)
         columns = types.schema(needs_all=self._standing is None)
@@ -219,6 +216,20 @@ class Inventory:
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if self._standing is not None:
             self._check_columns(self._standing)
+
+    def _find_classes(self, labels: Counter[Label], options: ShardOptions, are_folders: bool) -> Classes:
+        """Return the classes; those of a dataset that grows keep their ids, whatever numbers the source gives them."""
+        if self._standing is None:
+            return make_classes(labels, options.class_names, are_folders)
+        known, fixed = self._standing.manifest.class_names, self._given.class_names
+        # Of a source that has a list itself, see `find_source`.
+        own = None if options.class_names == fixed else options.class_names
+        if fixed is None:
+            return extend_classes(labels, known, are_folders, own)
+        fixed = join_names(known, fixed)
+        if own is None:
+            return make_classes(labels, fixed, are_folders)
+        return make_classes(extend_classes(labels, (), are_folders, own).ids, fixed, are_names=True)
 
     def _check_columns(self, standing: StandingDataset) -> None:
         """Raise OptionError where columns are not those of the dataset; one that no row fits is named by its value."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tpufeed.errors import SourceError
+from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.rows import Label, Labels
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0+)?\s*")
@@ -73,19 +73,24 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
     return Classes(tuple(place_of), {label: place_of[spelling[_normalize(name)]] for label, name in names.items()})
 
 
-def extend_classes(labels: Iterable[Label], known: Sequence[str], are_names: bool) -> Classes:
+def extend_classes(
+    labels: Iterable[Label], known: Sequence[str], are_names: bool, own: Sequence[str] | None = None
+) -> Classes:
     """The classes of a dataset with those of further labels behind them, so that each keeps its id.
 
     Args:
         labels: all that occur in the new source, each once; None is no label.
         known: names of the dataset's classes.
         are_names: also those that look like numbers or like a missing value, as names of folders.
+        own: all classes of the new source, if it has a list of them. Labels are their names; any other is no class.
 
     Raises:
         SourceError: labels are names and the dataset's classes are ids, or the other way round.
     """
     found = [label for label in labels if label is not None]
     are_ids = bool(known) and list(known) == list(map(str, range(len(known))))
+    if own is not None:
+        return _extend_by_list(found, known, own, are_ids)
     if are_ids and not are_names:
         classes = make_classes(found, None, are_names)
         if found and list(classes.names) != list(map(str, range(len(classes.names)))):
@@ -106,6 +111,50 @@ def extend_classes(labels: Iterable[Label], known: Sequence[str], are_names: boo
     names = sorted({_normalize(name) for name in new.values()} - places.keys())
     places |= {name: len(known) + place for place, name in enumerate(names)}
     return Classes((*known, *names), {label: places[_normalize(name)] for label, name in new.items()})
+
+
+def _extend_by_list(found: Sequence[Label], known: Sequence[str], own: Sequence[str], are_ids: bool) -> Classes:
+    odd = next((name for name in own if not _WHOLE.fullmatch(name)), None)
+    if are_ids and odd is not None:
+        raise SourceError(
+            f"the dataset's classes are ids from 0 to {len(known) - 1}, and the new source's are names like "
+            f"{odd[:_SAID]!r}; nothing was changed. Give the new images ids"
+        )
+    if known and odd is None and not any(map(_WHOLE.fullmatch, known)):
+        raise SourceError(
+            f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new source's are ids like "
+            f"{own[0]!r}; nothing was changed. Give the new images names"
+        )
+    there, listed = set(map(_normalize, known)), set(map(_normalize, own))
+    names = (*known, *(name for name in own if _normalize(name) not in there))
+    places = {_normalize(name): place for place, name in enumerate(names)}
+    named = {label: _normalize(str(label)) for label in found}
+    return Classes(names, {label: places[name] for label, name in named.items() if name in listed})
+
+
+def join_names(known: Sequence[str], fixed: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of a dataset's classes and, behind them, what a list that fixes ids has more.
+
+    Raises:
+        OptionError: one does not begin with the other, so that an id would name another class.
+    """
+    for place, (name, other) in enumerate(zip(known, fixed, strict=False)):
+        if _normalize(name) != _normalize(other):
+            raise OptionError(
+                f"class {place} of the dataset is {name[:_SAID]!r}, and {other[:_SAID]!r} in the list that --classes "
+                "gives; nothing was changed. Ids that stand stay: give the dataset's names in their order (tpufeed "
+                "info has them), and new ones behind them; or leave --classes out"
+            )
+    return (*known, *fixed[len(known) :])
+
+
+def are_renamed(own: Sequence[str], given: Sequence[str]) -> bool:
+    """Return true if `given` names the classes of a source otherwise, place by place.
+
+    A list that has one of the source's own names at another place is one of names in another order.
+    """
+    places = {_normalize(name): place for place, name in enumerate(given)}
+    return all(places.get(_normalize(name), place) == place for place, name in enumerate(own))
 
 
 def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names: bool) -> Iterator[str]:

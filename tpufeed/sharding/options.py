@@ -1,7 +1,8 @@
 """The options of `shard` that decide the bytes of a dataset, checked once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,6 +19,25 @@ from tpufeed.storage.store import parse_size
 
 Handling = Literal["keep", "report", "drop"]  # of duplicates
 
+
+class Role(Enum):
+    """What an append makes of an option that the dataset's first build was given.
+
+    Attributes:
+        RECORDS: it decides the bytes of records. Inherited; another value has to be allowed. So is each option that
+            names no role.
+        READING: it says how to read a source, or how large shards are. Inherited; another value is no difference.
+        PLACE: it names a place of the first source. Not inherited: another source has a place of its own.
+        COCO_PLACE: the same if the source is COCO's; else READING.
+    """
+
+    RECORDS = auto()
+    READING = auto()
+    PLACE = auto()
+    COCO_PLACE = auto()
+
+
+_READING, _PLACE, _COCO_PLACE = ({"role": role} for role in (Role.READING, Role.PLACE, Role.COCO_PLACE))
 _DEFAULT_SHARD_BYTES = 128 * 10**6
 POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged"})
 _FORM = "write them like train=0.9,val=0.1"
@@ -28,6 +48,8 @@ class ShardOptions:
     """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 29.
 
     Attributes:
+        keeps_classes: `classes` are those of the dataset that an append adds to, and say nothing of the new source: a
+            list of classes that this has itself still says what its numbers mean.
         size_bytes: `shard_bytes` as a number.
         split_shares: `shares` by name; None where the source may say the splits itself.
         class_names: `classes`, read from their file; None for the classes that occur.
@@ -41,13 +63,13 @@ class ShardOptions:
     """
 
     shares: str | Mapping[str, float] | None = None
-    split_by: str | None = None
-    image: str | None = None
-    label: str = "auto"
+    split_by: str | None = field(default=None, metadata=_READING)
+    image: str | None = field(default=None, metadata=_COCO_PLACE)  # a folder of images there, else a column or suffix
+    label: str = field(default="auto", metadata=_READING)
     classes: str | Path | Sequence[str] | None = None
-    shard_bytes: str | int | None = None
-    shards: int | None = None
-    hosts: int = 1
+    shard_bytes: str | int | None = field(default=None, metadata=_READING)
+    shards: int | None = field(default=None, metadata=_READING)
+    hosts: int = field(default=1, metadata=_READING)
     names: Literal["tpufeed", "kaggle"] = "tpufeed"
     seed: int = 0
     check: Literal["full", "header"] = "full"
@@ -59,16 +81,17 @@ class ShardOptions:
     max_pixels: int = MAX_PIXELS
     min_side: int = 1
     policy: Mapping[str, str] | None = None
-    columns: Mapping[str, str] | None = None
-    image_columns: Mapping[str, str] | None = None
-    masks: str | Path | None = None
-    boxes: str | None = None
-    box_format: str | None = None
-    keypoints: str | None = None
-    flip_pairs: str | Sequence[tuple[int, int]] | None = None
-    box_columns: Sequence[str] | None = None
-    duplicates: Handling = "report"
+    columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
+    image_columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
+    masks: str | Path | None = field(default=None, metadata=_PLACE)
+    boxes: str | None = field(default=None, metadata=_READING)
+    box_format: str | None = field(default=None, metadata=_READING)
+    keypoints: str | None = field(default=None, metadata=_READING)
+    flip_pairs: str | Sequence[tuple[int, int]] | None = field(default=None, metadata=_READING)
+    box_columns: Sequence[str] | None = field(default=None, metadata=_READING)
+    duplicates: Handling = field(default="report", metadata=_READING)
     split_by_content: bool = False
+    keeps_classes: bool = False
     size_bytes: int = field(init=False)
     split_shares: dict[str, float] | None = field(init=False)
     class_names: tuple[str, ...] | None = field(init=False)
@@ -175,6 +198,11 @@ class ShardOptions:
             "split_by_content": self.split_by_content,
             "names": "kaggle" if self.names == "kaggle" else None,
         }
+
+
+ROLES: Mapping[str, Role] = {
+    option.name: option.metadata.get("role", Role.RECORDS) for option in fields(ShardOptions) if option.init
+}
 
 
 def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:

@@ -119,7 +119,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
 def _rows_source(found: huggingface.Columnar, options: ShardOptions) -> Source:
     keeps_splits = options.split_shares is None and options.split_by is None
     by_name = keeps_splits and bool(found.splits)
-    classes = options.classes if options.classes is not None or options.label == "none" else found.class_names
+    is_named = options.classes is not None and not (options.keeps_classes and found.class_names)
+    classes = options.classes if is_named or options.label == "none" else found.class_names
     return Source(
         found.store.url,
         "rows",
@@ -145,7 +146,7 @@ def _coco_source(store: Store, files: Sequence[ObjectInfo], options: ShardOption
     base = coco.find_images(content, store, options.image).url
     own_options = replace(
         options,
-        classes=content.categories if options.classes is None and labelled else options.classes,
+        classes=content.categories if labelled and (options.classes is None or options.keeps_classes) else options.classes,
         columns=content.columns,
         boxes=coco.BOXES,
         keypoints=None if content.points is None else coco.KEYPOINTS,
