@@ -152,16 +152,45 @@ def test_lengths_around_the_image_that_lie(at, copy):
 def test_a_label_of_another_class_shows_in_the_counts(copy):
     forger = Forger(copy)
     label = decode_example(forger.payload(0, 0))[LABEL].values[0]
-    (_, payload) = forged_payloads(forger.payload(0, 0), {LABEL: ints((label + 1) % 3)})
+    other = (label + 1) % 3
+    name = open_dataset(copy).manifest.class_names[other].encode()
+    (_, payload) = forged_payloads(forger.payload(0, 0), {LABEL: ints(other), TEXT: texts(name)})
     forger.replace(0, 0, payload)
     (damage,) = damages_of(copy)
     assert damage.shard == "manifest.json"
     assert damage.message.startswith("class_counts: split 'train' has")
 
 
+@pytest.mark.parametrize("layout", [0, 1], ids=["usual", "parsed"])
+def test_a_label_whose_text_names_another_class(layout, copy):
+    forger = Forger(copy)
+    features = decode_example(forger.payload(0, 0))
+    payload = forged_payloads(forger.payload(0, 0), {LABEL: ints((features[LABEL].values[0] + 1) % 3)})[layout]
+    place = forger.replace(0, 0, payload)
+    damage, *_ = (damage for damage in damages_of(copy) if damage.shard != "manifest.json")
+    assert (damage.shard, damage.record, damage.byte) == place
+    assert bytes(features[TEXT].values[0]).decode() in damage.message
+
+
+def test_class_names_in_another_order(copy):
+    """As an append of another list of classes once left them: the labels of all records mean other classes."""
+    edit_manifest(copy, lambda manifest: manifest["class_names"].reverse())
+    edit_manifest(copy, lambda manifest: [one["class_counts"].reverse() for one in manifest["splits"].values()])
+    damages = [damage for damage in damages_of(copy) if damage.shard != "manifest.json"]
+    manifest = open_dataset(copy).manifest
+    assert len(damages) == sum(count for split in manifest.splits.values() for count in split.class_counts[::2])
+
+
+def test_class_names_of_a_cache_in_another_order(cache_copy):
+    edit_manifest(cache_copy, lambda manifest: manifest["class_names"].reverse())
+    assert all(TEXT in damage.message for damage in damages_of(cache_copy) if damage.shard != "manifest.json")
+
+
 @pytest.mark.parametrize("variant", [0, 1])
 def test_variants_that_disagree_on_a_label(variant, cache_copy):
     """The one whose bytes are not the manifest's is told, by record."""
+    # Texts of an adopted source may be other words than the names of classes: nothing is compared with them.
+    edit_manifest(cache_copy, lambda manifest: manifest.update(class_names=["one", "two", "three"]))
     forger = Forger(cache_copy, "val", variant)
     payload = bytearray(forger.payload(0, 3))
     label = decode_example(payload)[LABEL].values[0]

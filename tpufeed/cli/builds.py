@@ -160,7 +160,7 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
         "classes": len(manifest.class_names),
         "stored": manifest.images,
         "odd": manifest.odd,
-        "rejects": manifest.rejects,
+        "rejects": result.rejected,
         "ignored_files": result.ignored_files,
         "listed_twice": result.listed_twice,
         "warnings": result.warnings,
@@ -171,7 +171,7 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
         "images_per_second": done / result.seconds if done and result.seconds else None,
         "content_digest": manifest.content_digest,
         **({} if result.added is None else {"version": manifest.number, "added": result.added}),
-        **({} if result.added is None else {"skipped": result.skipped}),
+        **({} if result.added is None else {"skipped": result.skipped, "rejects_of_all_versions": manifest.rejects}),
     }
 
 
@@ -180,10 +180,7 @@ def _print_build(result: "BuildResult") -> None:
 
     manifest = result.manifest
     if result.added == 0:
-        echo(
-            f"nothing new: all {number_of(result.skipped, 'image')} are in {result.url} already, which stays version "
-            f"{manifest.number}"
-        )
+        echo(_nothing_new(result.skipped, result.url, manifest.number))
         return
     if result.images == result.earlier_images and not result.seconds:
         echo(f"{result.url} is complete already: nothing to do")
@@ -202,8 +199,11 @@ def _print_build(result: "BuildResult") -> None:
     if result.listed_twice:
         echo(f"listed more than once: {number_of(result.listed_twice, 'row')}")
     if result.rejects:
-        rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(manifest.rejects)})"
-        echo(f"{rejected}; {result.url}/rejects.jsonl names each")
+        rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(result.rejected)})"
+        folder = "" if result.added is None else f"{manifest.history[-1].folder}/"
+        echo(f"{rejected}; {result.url}/{folder}rejects.jsonl names each")
+        if manifest.rejects != result.rejected:
+            echo(f"rejected by all versions together: {number_of(sum(manifest.rejects.values()), 'image')}")
     if result.duplicates is not None:
         said = f"{number_of(result.duplicates.images, 'image')} more than once"
         if result.duplicates.dropped:
@@ -233,12 +233,15 @@ def print_preview(
     if as_json:
         print_json(preview)
         return
+    version, skipped = getattr(preview, "version", None), getattr(preview, "skipped", 0)
     if preview.complete:
-        echo(f"{preview.destination} is complete already: nothing to do")
+        if version is None:
+            echo(f"{preview.destination} is complete already: nothing to do")
+        else:
+            echo(_nothing_new(skipped, preview.destination, version))
         return
     print_table(preview.destination, columns, rows)
     say_details()
-    skipped = getattr(preview, "skipped", 0)
     if skipped:
         echo(f"in the dataset already: {number_of(skipped, 'image')}, which are skipped")
     read_before = getattr(preview, "read_before", 0)
@@ -252,6 +255,10 @@ def print_preview(
     echo("nothing was changed")
     for warning in preview.warnings:
         warn(warning)
+
+
+def _nothing_new(skipped: int, url: str, version: int) -> str:
+    return f"nothing new: all {number_of(skipped, 'image')} are in {url} already, which stays version {version}"
 
 
 def say_columns(columns: Mapping[str, str]) -> None:

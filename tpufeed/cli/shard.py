@@ -157,7 +157,6 @@ def shard_command(
       tpufeed shard flowers.csv from-table --image path --label species --dry-run
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
-    from tpufeed.sharding.append import preview_append
     from tpufeed.sharding.build import preview_shard, shard
     from tpufeed.sharding.options import ShardOptions
 
@@ -194,13 +193,11 @@ def shard_command(
     )
     chosen = choose_engine(engine, workers, ray_address, beam)
     run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)
-    if dry_run and append:
-        _print_preview(preview_append(src, dst, ShardOptions(**options), workers=workers), chosen, as_json)
-        return
+    run |= given(append=append, allow_different=allow_different)
     if dry_run:
         _print_preview(preview_shard(src, dst, ShardOptions(**options), **run), chosen, as_json)
         return
-    run |= given(fsync=fsync, append=append, allow_different=allow_different)
+    run |= given(fsync=fsync)
     run_build("sharding", lambda listen: shard(src, dst, listener=listen, **run, **options), as_json, log_json)
 
 
@@ -214,6 +211,15 @@ def append_command(  # each option is a flag
     label: flags.Label = None,
     masks: flags.Masks = None,
     duplicates: flags.Duplicates = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION",
+            help="An option of the dataset's first build that does not hold for these images, like image or columns. "
+            "Repeatable.",
+            rich_help_panel=flags.SOURCE,
+        ),
+    ] = None,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: EngineName = "local",
@@ -244,10 +250,11 @@ def append_command(  # each option is a flag
 
     options = given(split_by=split_by, image=image, label=label, masks=masks, duplicates=duplicates)
     chosen = choose_engine(engine, workers, ray_address, beam)
+    run = given(unset=unset, max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)
     if dry_run:
-        _print_preview(preview_append(src, dst, options, workers=workers), chosen, as_json)
+        _print_preview(preview_append(src, dst, options, **run), chosen, as_json)
         return
-    run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen, fsync=fsync)
+    run |= given(fsync=fsync)
     run_build("appending", lambda listen: append(src, dst, listener=listen, **run, **options), as_json, log_json)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -85,6 +85,8 @@ class BuildResult:
         added: samples that an append has added; None where it was no append.
         duplicates: images that the source has more than once; None where there are none, or nobody has asked.
         read_before: images that were read before the plan, to find duplicates or to deal them to splits.
+        rejected: inputs that this build has not taken, counted by reason; of a dataset that has grown `manifest` counts
+            those of all versions.
     """
 
     url: str
@@ -101,11 +103,12 @@ class BuildResult:
     added: int | None = None
     duplicates: Duplicates | None = None
     read_before: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
 
     @property
     def rejects(self) -> int:
-        """Inputs not taken; rejects.jsonl names each."""
-        return sum(self.manifest.rejects.values())
+        """Inputs that this build has not taken; rejects.jsonl names each."""
+        return sum(self.rejected.values())
 
 
 def run_build(  # noqa: PLR0913  # both builds call it
@@ -209,7 +212,8 @@ def finished_result(dataset: Dataset) -> BuildResult:
     """The result of a build that an earlier run had finished: nothing was done."""
     shards = [s for split in dataset.manifest.splits.values() for variant in split.variants for s in variant.shards]
     images = sum(shard.records for shard in shards)
-    return BuildResult(dataset.url, dataset.manifest, 0.0, images, sum(shard.bytes for shard in shards), images, {})
+    size, rejected = sum(shard.bytes for shard in shards), dict(dataset.manifest.rejects)
+    return BuildResult(dataset.url, dataset.manifest, 0.0, images, size, images, {}, rejected=rejected)
 
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:

@@ -79,7 +79,7 @@ class RecordCheck:
         )
         if not self._names or self._label is None or manifest.options.get("command") == "adopt":
             self._text = None  # texts of other tools may be other words than the names that a user gives
-        # A cache may have the texts of an adopted dataset. Of these only one that is the name of another class is wrong.
+        # A cache may have the texts of an adopted dataset: only one that is the name of another class is wrong.
         self._wrong_texts = None if manifest.cache is None else frozenset(self._names)
         self._tensor_shape = manifest.tensor_shape
         # An adopted dataset has features that its schema has no place for, and says so. What other tools call channels

@@ -194,7 +194,9 @@ def check_class_names(base: Dataset, names: Sequence[str]) -> None:
     known = base.manifest.class_names
     if tuple(names[: len(known)]) == known:
         return
-    place = next((place for place, pair in enumerate(zip(known, names, strict=False)) if pair[0] != pair[1]), len(names))
+    place = next(
+        (place for place, pair in enumerate(zip(known, names, strict=False)) if pair[0] != pair[1]), len(names)
+    )
     becomes = f"would be {names[place]!r}" if place < len(names) else "would have no name"
     raise BuildError(
         f"{base.url}: class {place} of version {base.number} is {known[place]!r}, and in version {base.number + 1} it "

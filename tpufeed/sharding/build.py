@@ -1,6 +1,5 @@
 """`shard`: from raw images to a dataset, and the preview of it."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,20 +9,18 @@ from typing import Literal
 from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.commit import (
     check_destination,
-    check_names,
     find_finished,
     find_lost,
-    foreign_names,
     join_or_begin,
 )
 from tpufeed.dataset.destination import check_space, choose_engine, refuse_source
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import Plan, check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.rejects import RejectBudget, parse_budget, too_many
+from tpufeed.dataset.rejects import RejectBudget, parse_budget
 from tpufeed.dataset.schema import record_schema
 from tpufeed.engines.engine import Engine, Job
-from tpufeed.errors import BuildError, DatasetExistsError, ObjectNotFoundError, OptionError
+from tpufeed.errors import DatasetExistsError, ObjectNotFoundError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.keywords import named_options
 from tpufeed.sharding.append import AppendRun
@@ -32,7 +29,7 @@ from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import Handling, ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_shards, probe_images
-from tpufeed.sharding.preview import Preview, make_preview
+from tpufeed.sharding.preview import Preview, preview_build
 from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -210,10 +207,8 @@ def shard(  # noqa: PLR0913  # the public face
     )
     if append:
         run = AppendRun(parse_budget(max_rejects), overwrite, fsync, workers, engine, listener)
-        return run.append(src, dst, lambda _: options, allow_different)
-    if allow_different:
-        raise OptionError("allow_different is for append=True")
-    request = _check_request(src, dst, options, max_rejects, overwrite, workers, engine)
+        return run.append(src, dst, lambda *_: options, allow_different)
+    request = _check_request(src, dst, options, max_rejects, allow_different, overwrite, workers, engine)
     if request.finished is not None:
         found = None if options.duplicates == "keep" else find_duplicates(request.finished)
         said = () if found is None else found.warnings
@@ -266,11 +261,14 @@ def _check_request(  # noqa: PLR0913, PLR0917  # those of `shard`
     dst: str | Path,
     options: ShardOptions,
     max_rejects: str | int | None,
+    allow_different: bool,
     overwrite: bool,
     workers: int | None,
     engine: Engine | str | None,
 ) -> _Request:
-    """Check all that `shard` and its preview check before they list the source."""
+    """Check all that `shard` and its preview check before they list the source, unless they append."""
+    if allow_different:
+        raise OptionError("allow_different is for append=True")
     budget, source, destination = parse_budget(max_rejects), open_store(src), open_store(dst)
     chosen = choose_engine(engine, workers, source, destination)
     refuse_source(destination, source)
@@ -317,6 +315,8 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
     options: ShardOptions,
     *,
     max_rejects: str | int | None = None,
+    append: bool = False,
+    allow_different: bool = False,
     overwrite: bool = False,
     workers: int | None = None,
     engine: Engine | str | None = None,
@@ -329,28 +329,26 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
             no file or class.
         BuildError, StoreError: there is no room at the destination, it cannot be written, or no input can be taken.
     """
-    request = _check_request(src, dst, options, max_rejects, overwrite, workers, engine)
+    if append:
+        run = AppendRun(
+            parse_budget(max_rejects), overwrite, fsync=False, workers=workers, engine=engine, listener=None
+        )
+        return run.preview(src, dst, lambda *_: options, allow_different)
+    request = _check_request(src, dst, options, max_rejects, allow_different, overwrite, workers, engine)
     source, destination, finished = request.source, request.destination, request.finished is not None
     plan, old = (None, []) if finished else check_destination(destination, KIND, source, options.to_dict(), overwrite)
     if plan is not None:
         _check_joined(request, plan)
     with take_inventory(source, options) as inventory:
-        probe = probe_images(inventory, options)
-        shards = count_shards(inventory, options, probe.estimate)
-        if not finished:  # the inputs that cannot be taken, as far as they are known
-            by_reason = inventory.rejects + Counter(reject.reason for reject in probe.read_rejects)
-            some, allowed = [*inventory.first_rejects, *probe.read_rejects], request.budget.allowed(inventory.count)
-            if by_reason.total() > allowed:
-                advice = "Nothing was changed. Mend the source, or allow more with --max-rejects"
-                raise too_many(dict(sorted(by_reason.items())), some, inventory.count, allowed, advice)
-            if by_reason.total() == inventory.count:
-                raise BuildError(
-                    f"none of the {inventory.count} images can be taken; the first: {some[0].path}: {some[0].message}. "
-                    "Nothing was changed; mend the source"
-                )
-        if not finished and plan is None:
-            check_space(destination, sum(size for _, size in shards.values()), sum(info.size_bytes for info in old))
-            header, _ = plan_shards(inventory, options, probe.estimate, source)
-            check_names(destination, header, foreign_names(destination, old), old)
-        reads = 0 if finished or plan is not None else inventory.count_reads(options)
-        return make_preview(inventory, probe, shards, options, destination, workers, finished, source, reads)
+        return preview_build(
+            inventory,
+            options,
+            source=source,
+            destination=destination,
+            base=None,
+            budget=request.budget,
+            plan=plan,
+            old=old,
+            workers=workers,
+            complete=finished,
+        )

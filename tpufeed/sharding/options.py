@@ -91,7 +91,7 @@ class ShardOptions:
     box_columns: Sequence[str] | None = field(default=None, metadata=_READING)
     duplicates: Handling = field(default="report", metadata=_READING)
     split_by_content: bool = False
-    keeps_classes: bool = False
+    keeps_classes: bool = field(default=False, metadata=_READING)
     size_bytes: int = field(init=False)
     split_shares: dict[str, float] | None = field(init=False)
     class_names: tuple[str, ...] | None = field(init=False)
@@ -197,6 +197,7 @@ class ShardOptions:
             "duplicates": "drop" if self.duplicates == "drop" else None,
             "split_by_content": self.split_by_content,
             "names": "kaggle" if self.names == "kaggle" else None,
+            "keeps_classes": self.keeps_classes,
         }
 
 

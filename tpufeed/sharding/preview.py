@@ -1,15 +1,22 @@
 """A preview of a build: what it would make, and how long it would take."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpufeed.dataset.advice import iter_warnings
+from tpufeed.dataset.commit import check_names, foreign_names
+from tpufeed.dataset.destination import check_space
+from tpufeed.dataset.plan import Plan
+from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.rejects import RejectBudget, too_many
 from tpufeed.dataset.schema import further_columns
 from tpufeed.engines.engine import available_cores
+from tpufeed.errors import BuildError
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.plan import Probe
-from tpufeed.storage.store import Store
+from tpufeed.sharding.plan import count_shards, plan_shards, probe_images
+from tpufeed.storage.store import ObjectInfo, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class Preview:
         complete: the dataset stands there already: nothing would be done.
         skipped: images of an append that are in the dataset already.
         read_before: images that are read before the build, to find duplicates or to deal them to splits by content.
+        version: the dataset's number after an append; None of another build.
     """
 
     source: str
@@ -66,6 +74,7 @@ class Preview:
     complete: bool = False
     skipped: int = 0
     read_before: int = 0
+    version: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -73,18 +82,56 @@ class Preview:
         return sum(split.bytes for split in self.splits.values())
 
 
-def make_preview(  # noqa: PLR0913, PLR0917  # what is known of a build before it begins
+def preview_build(  # noqa: PLR0913  # what is known of a build before it begins
     inventory: Inventory,
-    probe: Probe,
-    shards: Mapping[str, tuple[int, float]],
     options: ShardOptions,
+    *,
+    source: str,
     destination: Store,
+    base: Dataset | None,
+    budget: RejectBudget,
+    plan: Plan | None,
+    old: Sequence[ObjectInfo],
     workers: int | None,
     complete: bool,
-    source: str,
-    read_before: int = 0,
 ) -> Preview:
-    """Return the preview of a build; `shards` are for each split their number and their bytes together."""
+    """Refuse what a build is certain to refuse once it has listed its source; tell what it would make.
+
+    Args:
+        inventory: of the source.
+        options: of the build.
+        source: URL of the source.
+        destination: where the build puts its shards.
+        base: the version of a dataset that it appends to.
+        budget: for rejects.
+        plan: that of an earlier run of the same build.
+        old: what is removed first.
+        workers: processes.
+        complete: there is nothing to do.
+
+    Raises:
+        OptionError: a shard would be smaller than a record, or names of shards would be ambiguous.
+        TooManyRejectsError, BuildError: of the inputs that were tried, or that have no file or class, more than the
+            budget allows, or all there are, cannot be taken; or there is no room.
+        DuplicateWriterError: files are in the way.
+    """
+    probe = probe_images(inventory, options)
+    shards = count_shards(inventory, options, probe.estimate) if inventory.count else {}
+    if not complete:  # the inputs that cannot be taken, as far as they are known
+        by_reason = inventory.rejects + Counter(reject.reason for reject in probe.read_rejects)
+        some, allowed = [*inventory.first_rejects, *probe.read_rejects], budget.allowed(inventory.count)
+        if by_reason.total() > allowed:
+            advice = "Nothing was changed. Mend the source, or allow more with --max-rejects"
+            raise too_many(dict(sorted(by_reason.items())), some, inventory.count, allowed, advice)
+        if by_reason.total() == inventory.count:
+            raise BuildError(
+                f"none of the {inventory.count} images can be taken; the first: {some[0].path}: {some[0].message}. "
+                "Nothing was changed; mend the source"
+            )
+    if not complete and plan is None:
+        check_space(destination, sum(size for _, size in shards.values()), sum(info.size_bytes for info in old))
+        header, _ = plan_shards(inventory, options, probe.estimate, source, base)
+        check_names(destination, header, foreign_names(destination, old), old)
     totals = inventory.totals
     of_shards = (iter_warnings(name, count, size, options.hosts) for name, (count, size) in shards.items())
     return Preview(
@@ -107,5 +154,5 @@ def make_preview(  # noqa: PLR0913, PLR0917  # what is known of a build before i
         ),
         complete=complete,
         skipped=inventory.skipped,
-        read_before=read_before,
+        read_before=0 if complete or plan is not None else inventory.count_reads(options),
     )

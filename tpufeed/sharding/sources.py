@@ -144,9 +144,10 @@ def _coco_source(store: Store, files: Sequence[ObjectInfo], options: ShardOption
     labelled = options.label == "auto"
     content = coco.read_coco(store, files[0].name)
     base = coco.find_images(content, store, options.image).url
+    is_named = options.classes is not None and not options.keeps_classes
     own_options = replace(
         options,
-        classes=content.categories if labelled and (options.classes is None or options.keeps_classes) else options.classes,
+        classes=content.categories if labelled and not is_named else options.classes,
         columns=content.columns,
         boxes=coco.BOXES,
         keypoints=None if content.points is None else coco.KEYPOINTS,
