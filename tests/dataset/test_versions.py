@@ -240,6 +240,18 @@ def test_a_part_is_published_once(grown, halves):
     assert tpufeed.verify(url).records == 60
 
 
+def test_a_part_with_other_class_names_is_not_published(grown, halves):
+    """Labels that stand would mean other classes."""
+    url, _ = grown
+    base, part, about = build_part(open_dataset(url), halves[0])
+    before = (url / "manifest.json").read_bytes()
+    for names in (part.manifest.class_names[::-1], part.manifest.class_names[:-1]):
+        renamed = msgspec.structs.replace(part.manifest, class_names=names)
+        with pytest.raises(BuildError, match=base.manifest.class_names[-1]):
+            publish(base, Dataset(part.store, renamed), about)
+    assert (url / "manifest.json").read_bytes() == before
+
+
 def test_a_part_whose_shards_are_gone_is_not_published(grown, halves):
     url, _ = grown
     current = open_dataset(url)
