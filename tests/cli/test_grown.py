@@ -76,3 +76,34 @@ def test_a_cache_says_which_version_of_its_source_it_covers(run, grown, tmp_path
     assert "version 2: 10 images added" in done.stdout
     assert "  source_version: 4" in run("info", cache).stdout.splitlines()
     assert open_dataset(cache).number == 2
+
+
+def test_an_append_tells_its_own_rejects_and_those_of_all_versions(run, grown, photo_folder, tmp_path):
+    for number, folder in enumerate(("first", "second")):
+        target = tmp_path / folder / "cat"
+        target.mkdir(parents=True)
+        (target / f"{folder}.jpg").write_bytes(next(photo_folder.glob("*/*.jpg")).read_bytes())
+        for bad in range(number + 1):
+            (target / f"{folder}{bad}.jpg").write_bytes(f"no image {folder} {bad}".encode())
+    told = json.loads(run("append", tmp_path / "first", grown, "--dry-run", "--json").stdout)
+    assert (told["version"], told["probed_rejects"]) == (4, 1)
+    assert json.loads(run("append", tmp_path / "first", grown, "--json").stdout)["rejects"] == {"not_an_image": 1}
+    done = run("append", tmp_path / "second", grown)
+    assert "rejected: 2 images (2 not_an_image)" in done.stdout
+    assert f"{grown}/part-00005/rejects.jsonl" in done.stdout
+    assert "rejected by all versions together: 3 images" in done.stdout
+    again = json.loads(run("append", tmp_path / "photos/0", grown, "--json").stdout)
+    assert (again["added"], again["rejects"], again["rejects_of_all_versions"]) == (0, {}, {"not_an_image": 3})
+
+
+def test_what_is_refused_is_refused_by_a_dry_run(run, grown, photo_folder):
+    for words in (
+        ("append", photo_folder, grown, "--unset", "colour"),
+        ("append", photo_folder, grown, "--max-rejects", "some"),
+        ("shard", photo_folder, grown, "--append", "--encode", "png"),
+        ("shard", photo_folder, f"{grown}-other", "--allow-different"),
+    ):
+        told, done = run(*words, "--dry-run"), run(*words)
+        assert (told.returncode, told.stderr) == (2, done.stderr)
+    told, done = run("append", photo_folder, grown, "--dry-run"), run("append", photo_folder, grown)
+    assert told.stdout == done.stdout == f"nothing new: all 30 images are in {grown} already, which stays version 3\n"

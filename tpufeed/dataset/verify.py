@@ -84,9 +84,9 @@ def verify(
 ) -> Verified:
     """Read every byte of a dataset and compare it with the manifest.
 
-    Presence, size and CRC of each shard and index, both CRCs of each record, every feature against the schema, the
-    counts of records and classes, and that variants agree on labels. Damage in one record hides no other: where the
-    index is sound, checking goes on with the next record.
+    Presence, size and CRC of each shard and index, both CRCs of each record, every feature against the schema, the text
+    of each label against the name of its class, the counts of records and classes, and that variants agree on labels.
+    Damage in one record hides no other: where the index is sound, checking goes on with the next record.
 
     Args:
         url: the dataset.
