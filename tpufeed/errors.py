@@ -33,6 +33,7 @@ TpufeedError                        exit code 1: the work failed
 ```
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -40,10 +41,19 @@ _MASK = "***"
 # Patterns are compiled by their first use, not by the import.
 _USER = r"([a-zA-Z][a-zA-Z0-9+.\-]*)://([^/?#\s]*)@"
 _TOKEN_USERS = {"http", "https"}  # there a name alone may be a token; in abfs://container@account it is none
-_SECRET = (
-    r"(?i)(?<=[?&;#])((?:[\w.%\-]*(?:token|signature|secret|passw|pwd|credential|api[_\-]?key|access[_\-]?key|upload_id|"
-    r"auth(?!or)|session|jwt)[\w.%\-]*|(?:[\w.%\-]*[_.\-])?(?:sig|key|sas|pass|code|policy))=)[^&#\s'\"<>`]+"
+_SECRET_NAME = (
+    r"(?:[\w.%\-]*(?:token|signature|secret|passw|pwd|credential|api[_\-]?key|access[_\-]?key|upload_id|"
+    r"auth(?!or)|session|jwt)[\w.%\-]*|(?:[\w.%\-]*[_.\-])?(?:sig|key|sas|pass|code|policy))"
 )
+_SECRET = rf"(?i)(?<=[?&;#])({_SECRET_NAME}=)[^&#\s'\"<>`]+"
+# Parameters of signed URLs that say when, for whom and how: those of Google, Amazon, Alibaba, Tencent and Akamai by
+# their names, others beside a signature alone, and Azure's short ones beside `sig`: `?st=3` may be anything.
+_OF_SIGNATURE = (
+    r"(?i)(?:x-(?:goog|amz|oss)|q-(?:sign|ak|key|url|header))-.*|hdn\w+|googleaccessid|key-pair-id|ossaccesskeyid"
+)
+_BESIDE_SIGNATURE = r"(?i)expire[sd]?|expiry|response-.*"
+_BESIDE_SIG = r"(?i)s[eptvrs]|spr|sip|sktid|skoid|sk[tesv]|srt|sdd|s[au]oid|scid|si|rsc[cdelt]|ses"
+_MAYBE_SECRET = r"(?i)key|code|session"  # `?key=photos/1.jpg` names an image, `?key=AIza...` who asks
 # What moves a terminal's cursor or hides text: C0 and C1 but tabs and newlines, and what turns the writing direction.
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
@@ -57,6 +67,50 @@ def mask_secrets(text: str) -> str:
     if "://" in text:
         text = re.sub(_USER, _mask_user, text)
     return re.sub(_SECRET, rf"\1{_MASK}", text) if "=" in text else text  # also where a library names a path alone
+
+
+def url_identity(text: str) -> str:
+    """Return a URL, or a text with URLs, without its signature and secrets: the name by which files and builds know it.
+
+    Parameters of signatures (`X-Goog-*`, `Signature`, `Expires`, `sig` and the like) and tokens are left out, so that
+    a URL that is signed again is the same. All other parameters stay. `key`, `code` and `session` may name an image or
+    be a secret: a digest replaces their values. It also replaces all secrets of URLs other than http and https, because
+    a name there may hold a question mark. A password is masked.
+    """
+    if "://" not in text:
+        return text
+    text = re.sub(_USER, _mask_user, text)
+    if "?" not in text:
+        return text
+    if re.search(r"(?i)https?://", text):
+        text = re.sub(r"\?([^#\s'\"<>`]*)", _without_signature, text)
+    return re.sub(_SECRET, _digest_value, text)
+
+
+def _without_signature(match: re.Match[str]) -> str:
+    parts = re.split("([&;])", match[1])  # parameters, and what stands between them
+    names = [part.partition("=")[0] for part in parts[::2]]
+    lost = [
+        bool(re.fullmatch(_OF_SIGNATURE, name))
+        or bool(re.fullmatch(f"(?i){_SECRET_NAME}", name) and not re.fullmatch(_MAYBE_SECRET, name))
+        for name in names
+    ]
+    if not any(lost):
+        return match[0]
+    beside = f"{_BESIDE_SIGNATURE}|{_BESIDE_SIG[4:]}" if "sig" in map(str.lower, names) else _BESIDE_SIGNATURE
+    kept = [
+        (mark, part)
+        for mark, part, name, is_lost in zip(["", *parts[1::2]], parts[::2], names, lost, strict=True)
+        if not is_lost and not re.fullmatch(beside, name)
+    ]
+    return "?" * bool(kept) + "".join(mark * bool(place) + part for place, (mark, part) in enumerate(kept))
+
+
+def _digest_value(match: re.Match[str]) -> str:
+    name, value = match[1], match[0][len(match[1]) :]
+    if value.startswith(_MASK):  # an identity already
+        return match[0]
+    return f"{name}{_MASK}{hashlib.blake2b(value.encode('utf-8', 'surrogateescape'), digest_size=4).hexdigest()}"
 
 
 def printable(text: str) -> str:

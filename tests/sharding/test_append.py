@@ -140,9 +140,88 @@ def test_a_digest_stands_for_each_input_that_was_read(tmp_path):
     tpufeed.shard(tmp_path / "old", tmp_path / "d", max_rejects=1, workers=1)
     import hashlib
 
-    digests = {(tmp_path / "d" / DIGESTS).read_bytes()[at : at + 16] for at in range(0, 48, 16)}
+    entries = {(tmp_path / "d" / DIGESTS).read_bytes()[at : at + 17] for at in range(0, 51, 17)}
     files = [path.read_bytes() for path in (tmp_path / "old/a").iterdir()]
-    assert digests == {hashlib.blake2b(data, digest_size=16).digest() for data in files}
+    assert entries == {bytes([data != b"no image"]) + hashlib.blake2b(data, digest_size=16).digest() for data in files}
+
+
+GOOD, UPSIDE_DOWN = [[1, 1, 9, 9]], [[9, 9, 1, 1]]
+
+
+def table_of(folder, boxes):
+    lines = (json.dumps({"path": f"im/{name}", "label": ["x"], "boxes": each}) for name, each in boxes.items())
+    (folder / "t.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder / "t.jsonl"
+
+
+@pytest.fixture
+def boxes(tmp_path):
+    """The boxes of a table of six images, of which two are upside down, and the dataset of the other four."""
+    draw(tmp_path / "im", [f"{number}.png" for number in range(6)])
+    boxes = {f"{number}.png": UPSIDE_DOWN if number in (2, 4) else GOOD for number in range(6)}
+    tpufeed.shard(table_of(tmp_path, boxes), tmp_path / "d", boxes="boxes", workers=1)
+    assert sorted(samples_of(tmp_path / "d")) == [f"im/{number}.png" for number in (0, 1, 3, 5)]
+    return boxes
+
+
+def test_an_input_that_was_rejected_gets_in_once_it_is_mended(boxes, tmp_path):
+    boxes["2.png"] = GOOD
+    result = tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1, max_rejects=0)
+    assert (result.added, result.skipped) == (1, 4)
+    assert samples_of(tmp_path / "d")[4:] == ["im/2.png"]
+    assert any(said.startswith("1 inputs are left out, as this dataset has rejected them") for said in result.warnings)
+    draw(tmp_path / "im", ["2.png"], 9)  # its boxes are good; the image is another now
+    boxes["4.png"] = [[9, 9, 2, 2]]  # mended, and bad as before
+    result = tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1)
+    assert (result.added, result.skipped, result.rejects) == (1, 4, 3)
+    boxes["4.png"] = GOOD
+    result = tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1, max_rejects=0)
+    assert (result.added, result.skipped) == (1, 5)
+    assert tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1).skipped == 6
+
+
+def test_what_is_rejected_again_for_the_same_reason_is_left_out_and_said(boxes, tmp_path):
+    for path in (tmp_path / "im").iterdir():
+        os.utime(path, (1, 1))
+    before = bytes_below(tmp_path / "d")
+    result = tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1, max_rejects=0)
+    assert (result.added, result.skipped) == (0, 4)
+    assert any(said.startswith("2 inputs are left out, as this dataset has rejected them") for said in result.warnings)
+    assert bytes_below(tmp_path / "d") == before
+
+
+def test_what_was_rejected_is_tried_again_with_other_options(tmp_path):
+    draw(tmp_path / "old", ["a/1.png", "a/2.png"])
+    Image.new("RGB", (9, 9)).save(tmp_path / "old/a/small.png")
+    tpufeed.shard(tmp_path / "old", tmp_path / "d", min_side=10, workers=1)
+    assert tpufeed.append(tmp_path / "old", tmp_path / "d", workers=1).added == 0
+    options = {"append": True, "allow_different": True, "workers": 1}
+    assert tpufeed.shard(tmp_path / "old", tmp_path / "d", min_side=5, **options).added == 1
+
+
+def test_what_was_rejected_is_tried_again_by_another_tpufeed(boxes, tmp_path, monkeypatch):
+    monkeypatch.setattr("tpufeed.sharding.inventory.__version__", "99")
+    draw(tmp_path / "im", ["6.png"], 5)
+    result = tpufeed.append(table_of(tmp_path, {**boxes, "6.png": GOOD}), tmp_path / "d", workers=1)
+    assert (result.added, result.skipped, result.rejects) == (1, 4, 4)
+
+
+def test_what_was_rejected_is_no_double_of_a_new_image(boxes, tmp_path):
+    shutil.copy(tmp_path / "im/2.png", tmp_path / "im/z.png")
+    shutil.copy(tmp_path / "im/3.png", tmp_path / "im/y.png")
+    table = table_of(tmp_path, {"z.png": GOOD, "y.png": GOOD})
+    result = tpufeed.append(table, tmp_path / "d", duplicates="drop", workers=1)
+    assert (result.added, result.duplicates.dropped) == (1, 1)
+    assert samples_of(tmp_path / "d")[4:] == ["im/z.png"]
+
+
+def test_without_digests_the_list_of_rejects_tells_what_is_not_there(boxes, tmp_path):
+    (tmp_path / "d" / DIGESTS).unlink()
+    with (tmp_path / "d/rejects.jsonl").open("a") as file:
+        file.write("\n{")
+    boxes["2.png"] = GOOD
+    result = tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1)
+    assert (result.added, result.skipped) == (1, 4)
 
 
 def test_a_reader_goes_on_with_the_version_that_it_has_opened(grown, tmp_path):

@@ -197,10 +197,11 @@ def test_digests_are_those_of_the_source_files(doubled, tmp_path):
     store = LocalStore(str(tmp_path / "d"))
     plan = read_plan(store)
     inputs = [item for task in iter_tasks(store, plan) for item in task.inputs]
-    digests = read_digests(store, len(inputs))
+    fates, digests = read_digests(store, len(inputs))
     assert digests.shape == (len(inputs), 16)
-    for item, digest in zip(inputs, digests, strict=True):
+    for item, fate, digest in zip(inputs, fates, digests, strict=True):
         path = doubled / item.path
+        assert fate == path.exists()
         assert digest.tobytes().hex() == (blake2b(path) if path.exists() else "0" * 32)
 
 
@@ -284,6 +285,46 @@ def test_a_row_that_is_rejected_stands_for_no_other(doubled, tmp_path):
     options = {"classes": ["cat", "dog"], "duplicates": "drop", "max_rejects": 1, "workers": 1}
     result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "d", **options)
     assert (result.images, result.manifest.rejects, result.duplicates) == (2, {"bad_label": 1}, None)
+
+
+def test_what_the_build_rejects_is_no_original(tmp_path):
+    """The first by path lacks a good mask, so its equal stays; it is the first of the third."""
+    (tmp_path / "photos").mkdir()
+    first = make_photos(tmp_path / "made", 2)
+    for name in "abc":
+        shutil.copy(first[0], tmp_path / f"photos/{name}.png")
+    shutil.copy(first[1], tmp_path / "photos/k.png")
+    (tmp_path / "masks").mkdir()
+    for name, size in (("a", 8), ("b", 30), ("c", 30), ("k", 30)):
+        Image.new("L", (30, size)).save(tmp_path / f"masks/{name}.png")
+    options = {"masks": tmp_path / "masks", "workers": 1}
+    result = tpufeed.shard(tmp_path / "photos", tmp_path / "d", duplicates="drop", **options)
+    assert sorted(names_of(tmp_path / "d", "train")) == ["b.png", "k.png"]
+    assert (result.rejects, result.duplicates.dropped) == (1, 1)
+    (group,) = report_of(tmp_path / "d")
+    assert {image["path"]: image["dropped"] for image in group["images"]} == {"b.png": False, "c.png": True}
+    again = tpufeed.append(tmp_path / "photos", tmp_path / "d", **options)
+    assert (again.added, again.skipped) == (0, 3)
+    Image.new("L", (30, 30)).save(tmp_path / "masks/a.png")
+    again = tpufeed.append(tmp_path / "photos", tmp_path / "d", duplicates="report", **options)
+    assert (again.added, again.duplicates.images) == (1, 1), "the mended one gets in, and has an equal"
+
+
+def test_copies_of_an_image_that_is_rejected_are_neither_taken_nor_doubles(tmp_path):
+    make_photos(tmp_path / "photos", 3)
+    for name in ("bad1.png", "bad2.png", "bad3.png"):
+        (tmp_path / "photos" / name).write_bytes(b"no image")
+    for handling, rejects in (("drop", 1), ("report", 3)):
+        url = tmp_path / handling
+        result = tpufeed.shard(tmp_path / "photos", url, duplicates=handling, workers=1)
+        assert (result.images, result.rejects, result.duplicates) == (3, rejects, None)
+        again = tpufeed.append(tmp_path / "photos", url, workers=1)
+        assert (again.added, again.skipped) == (0, 3)
+        assert any(said.startswith("3 inputs are left out") for said in again.warnings)
+    for path in (tmp_path / "photos").iterdir():
+        if path.name != "bad1.png" and path.name.startswith("bad"):  # now it is an image
+            shutil.copy(make_photos(tmp_path / path.name, 5)[4], path)
+    assert tpufeed.append(tmp_path / "photos", tmp_path / "drop", workers=1).added == 1
 
 
 def test_one_file_in_several_rows_is_no_duplicate_unless_it_is_in_two_splits(doubled, tmp_path):

@@ -1,12 +1,14 @@
 """Digests of source images: by content a build can tell which images are the same.
 
-`_tpufeed/digests.bin` holds the BLAKE2b of each image's file as it was read, 16 bytes each, in the order of the plan's
-inputs; zeros stand for an input that was not read. Records do not hold them.
+`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first says what became of it: 0 if
+it was rejected, 1 if it was taken, 2 if it was left out as a duplicate. The others are the BLAKE2b of its image's file
+as it was read, or zeros if it was not. Records do not hold them.
 """
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,8 @@ from tpufeed.tfrecord.crc32c import crc32c
 
 DIGEST_BYTES = 16
 UNREAD = bytes(DIGEST_BYTES)
+REJECTED, TAKEN, LEFT_OUT = b"\0", b"\1", b"\2"
+_ENTRY_BYTES = 1 + DIGEST_BYTES
 
 
 def image_digest(data: bytes) -> bytes:
@@ -104,8 +108,15 @@ class DigestWriter:
             put_made(store, DIGESTS, self._path, self._size, self._crc, owner)
 
 
-def read_digests(store: Store, inputs: int) -> npt.NDArray[np.uint8] | None:
-    """Return the digests of a build, uint8 (inputs, 16); None where it has stored none.
+class InputDigests(NamedTuple):
+    """What became of each input of a build, uint8 (inputs,), and the digests of their images, uint8 (inputs, 16)."""
+
+    fates: npt.NDArray[np.uint8]
+    digests: npt.NDArray[np.uint8]
+
+
+def read_digests(store: Store, inputs: int) -> InputDigests | None:
+    """Return the digests of a build; None where it has stored none.
 
     Raises:
         ManifestError: they are not those of so many inputs.
@@ -114,9 +125,10 @@ def read_digests(store: Store, inputs: int) -> npt.NDArray[np.uint8] | None:
         data = store.read(DIGESTS)
     except ObjectNotFoundError:
         return None
-    if len(data) != inputs * DIGEST_BYTES:
+    if len(data) != inputs * _ENTRY_BYTES:
         raise ManifestError(
-            f"{store.url}/{DIGESTS} has {len(data)} bytes; {inputs:,} inputs take {inputs * DIGEST_BYTES}. The file "
+            f"{store.url}/{DIGESTS} has {len(data)} bytes; {inputs:,} inputs take {inputs * _ENTRY_BYTES}. The file "
             "was damaged: remove it, and images are compared by path and size"
         )
-    return np.frombuffer(data, np.uint8).reshape(inputs, DIGEST_BYTES)
+    entries = np.frombuffer(data, np.uint8).reshape(inputs, _ENTRY_BYTES)
+    return InputDigests(entries[:, 0], np.ascontiguousarray(entries[:, 1:]))

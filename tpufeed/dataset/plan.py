@@ -24,6 +24,7 @@ from tpufeed.errors import (
     OptionError,
     StoreError,
     mask_secrets,
+    url_identity,
 )
 from tpufeed.storage.reading import READS, open_object
 from tpufeed.storage.store import Span, Store
@@ -61,7 +62,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     """One sample of the source: its identity, and its class (-1 without labels).
 
     Attributes:
-        path: names it; stored without the secrets of a URL.
+        path: names it; of a URL its `errors.url_identity`, without signature and secrets.
         bytes: of its image.
         version: of its file: equal means unchanged.
         label: the class's id.
@@ -152,6 +153,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, int] = {}
     ignored_files: dict[str, int] = {}
     warnings: tuple[str, ...] = ()  # of the source: a run that goes on says them again
+    tool_version: str = ""  # another one may take what this one has rejected
 
     def shard_names(self, task: _TaskHead) -> list[str]:
         """The shards that a task makes, one a variant; see `naming.counted` for names that hold their records."""
@@ -227,7 +229,7 @@ class Plan:
 def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> None:
     """Write the file, to the disk and not only into its cache: a build rests on it. Raises StoreError."""
     crc = 0
-    header = msgspec.structs.replace(header, source=mask_secrets(header.source), base=mask_secrets(header.base))
+    header = msgspec.structs.replace(header, source=url_identity(header.source), base=url_identity(header.base))
     try:
         with path.open("wb") as file:
             for part in itertools.chain([header], map(_mask_inputs, tasks)):
@@ -373,14 +375,14 @@ def _digest(line: bytes) -> bytes:
 def with_access(plan: Plan, source: str) -> Plan:
     """The plan with the secrets of `source`, the URL given now, where its `base` was stored without them."""
     place = source
-    while place and mask_secrets(place) != plan.header.base:
+    while place and url_identity(place) != plan.header.base:
         place = place.rpartition("/")[0]  # a table lies in its base
     return replace(plan, header=msgspec.structs.replace(plan.header, base=place)) if place else plan
 
 
 def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, options: dict[str, Any]) -> None:
     """Raises DuplicateWriterError, naming what differs, where the destination belongs to another build."""
-    given = {"command": kind, "source": mask_secrets(source), **options}
+    given = {"command": kind, "source": url_identity(source), **options}
     wanted = msgspec.json.decode(msgspec.json.encode(given))
     differing = differing_options({"command": found.kind, "source": found.source, **found.options}, wanted)
     if differing:
@@ -413,18 +415,17 @@ def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
 
 
 def _mask_inputs(task: Task) -> Task:
-    """`path` becomes a feature of the record, and a line of the rejects: a table's signed URLs stay out of both."""
-    if not any("://" in item.path or item.problem for item in task.inputs):
+    """A reject becomes a line of rejects.jsonl and is not read: the signed URLs of a table stay out of it."""
+    if not any(item.problem for item in task.inputs):
         return task
     inputs = []
     for item in task.inputs:
-        path, file, problem, images = mask_secrets(item.path), item.file, item.problem, item.images
-        if problem is not None:  # it is not read
-            file, problem = mask_secrets(file), (problem[0], mask_secrets(problem[1]))
-            images = tuple(msgspec.structs.replace(image, file=mask_secrets(image.file)) for image in images)
-        elif path != item.path and not file:
-            file = item.path
-        inputs.append(msgspec.structs.replace(item, path=path, file=file, problem=problem, images=images))
+        if item.problem is not None:
+            images = tuple(msgspec.structs.replace(image, file=url_identity(image.file)) for image in item.images)
+            problem = item.problem[0], mask_secrets(item.problem[1])
+            inputs.append(msgspec.structs.replace(item, file=url_identity(item.file), problem=problem, images=images))
+        else:
+            inputs.append(item)
     return msgspec.structs.replace(task, inputs=tuple(inputs))
 
 

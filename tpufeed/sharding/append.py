@@ -9,7 +9,7 @@ from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result
 from tpufeed.dataset.commit import check_destination, find_finished, join_or_begin, open_part
 from tpufeed.dataset.destination import check_space, check_writable, choose_engine, refuse_source
 from tpufeed.dataset.manifest import Part
-from tpufeed.dataset.naming import part_folder
+from tpufeed.dataset.naming import REJECTS, part_folder
 from tpufeed.dataset.plan import Plan, differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, parse_budget
@@ -22,11 +22,10 @@ from tpufeed.errors import (
     DuplicateWriterError,
     ObjectNotFoundError,
     OptionError,
-    mask_secrets,
 )
 from tpufeed.sharding.coco import SUFFIXES as COCO
 from tpufeed.sharding.duplicates import report_duplicates
-from tpufeed.sharding.inventory import take_inventory
+from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import POLICIES, ROLES, Handling, Role, ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_options, plan_shards, probe_images
@@ -192,7 +191,7 @@ class AppendRun:
         def make_plan(path: Path, freed_bytes: int) -> None:
             with take_inventory(source, options, request.standing) as inventory:
                 inventory.prepare(options)
-                warnings.extend(_warnings(inventory.compared_by_size, inventory.renewed))
+                warnings.extend(_warnings(inventory))
                 if inventory.count == inventory.dropped:
                     raise _NothingNewError(inventory.skipped + inventory.dropped)
                 estimate = probe_images(inventory, options).estimate if needs_probe(options.images) else SizeEstimate()
@@ -215,7 +214,7 @@ class AppendRun:
         about = Part(
             folder=part_folder(base.number + 1),
             kind="append",
-            source=mask_secrets(source),
+            source=plan.header.source,
             run_id=plan.header.run_id,
             input_digest=plan.header.input_digest,
             records={name: split.records for name, split in result.manifest.splits.items()},
@@ -373,8 +372,13 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
-def _warnings(by_size: int, renewed: int) -> list[str]:
-    said = []
+def _warnings(inventory: Inventory) -> list[str]:
+    said, by_size, renewed = [], inventory.compared_by_size, inventory.renewed
+    if inventory.rejected_before:
+        said.append(
+            f"{inventory.rejected_before:,} inputs are left out, as this dataset has rejected them before and they are "
+            f"as they were; the {REJECTS} of its versions name them"
+        )
     if by_size:
         said.append(
             f"{by_size:,} images were compared with those of the dataset by path and size alone, as an older tpufeed "

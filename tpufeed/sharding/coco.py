@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError, TpufeedError, UnavailableError
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.rows import Row, is_hidden, listing, resolve
+from tpufeed.sharding.rows import Row, identity_of, is_hidden, listing, resolve
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
@@ -278,7 +278,7 @@ def iter_coco(coco: Coco, base: str, labelled: bool) -> Iterator[Row]:
         for place, ((_, path), file, info) in enumerate(zip(chunk, names, files.stats(names), strict=True), first):
             if isinstance(info, UnavailableError | AccessError):
                 raise info
-            yield _to_row(coco, place, path, file, info, labelled)
+            yield _to_row(coco, place, identity_of(base, path), file, info, labelled)
 
 
 def _to_row(

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.commit import Reject, put_made
-from tpufeed.dataset.digests import DIGEST_BYTES, Crossing, Duplicates, read_digests
-from tpufeed.dataset.naming import DUPLICATES, REJECTS
+from tpufeed.dataset.commit import put_made
+from tpufeed.dataset.digests import DIGEST_BYTES, REJECTED, Crossing, Duplicates, InputDigests, read_digests
+from tpufeed.dataset.naming import DUPLICATES
 from tpufeed.dataset.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ObjectNotFoundError, mask_secrets
@@ -42,7 +42,7 @@ class EqualImages(msgspec.Struct, frozen=True):
     images: list[SeenImage]
 
 
-_EQUAL_IMAGES, _REJECT = msgspec.json.Decoder(EqualImages), msgspec.json.Decoder(Reject)
+_EQUAL_IMAGES = msgspec.json.Decoder(EqualImages)
 
 
 class _Tally:
@@ -84,7 +84,7 @@ def report_duplicates(
     """Put the report of images that a build has taken or left out more than once; None where there are none.
 
     Args:
-        store: of the build, whose digests and rejects stand already.
+        store: of the build, whose digests stand already.
         plan: of it.
         folder: for temporary files.
         standing: the dataset that it appends to, as (folder, store) of each part; groups without a new image are left
@@ -103,7 +103,7 @@ def report_duplicates(
                 parts.append(_Part(name, part, found, digests))
     parts.append(_Part("", store, plan, own))
     every = np.concatenate([part.digests for part in parts])
-    places, starts = _groups(every, len(every) - len(own))
+    places, starts = _groups(every, len(every) - len(own.digests))
     if not len(starts):
         return None
     tally, path, crc, size = _Tally(), folder / "duplicates", 0, 0
@@ -117,6 +117,8 @@ def report_duplicates(
                 group = places[start:stop].tolist()
                 seen = [images[place] for place in group if place in images]
                 names, splits = {image.path for image in seen}, {image.split for image in seen}
+                if all(image.dropped for image in seen):  # copies of an image that was rejected
+                    continue
                 # A table may name one file in several rows, which is told as listed more than once.
                 if len(seen) > 1 and (len(names) > 1 or len(splits) > 1 or any(image.dropped for image in seen)):
                     equal = EqualImages(every[group[0]].tobytes().hex(), seen)
@@ -147,27 +149,22 @@ def find_duplicates(dataset: Dataset) -> Duplicates | None:
 class _Part:
     """A build whose images are compared."""
 
-    def __init__(self, folder: str, store: Store, plan: Plan, digests: npt.NDArray[np.uint8]) -> None:
-        self.folder, self.store, self.plan, self.digests = folder, store, plan, digests
+    def __init__(self, folder: str, store: Store, plan: Plan, found: InputDigests) -> None:
+        self.folder, self.store, self.plan = folder, store, plan
+        self._is_rejected = found.fates == REJECTED[0]
+        self.digests = np.where(self._is_rejected[:, None], np.uint8(0), found.digests)  # a reject is no image's equal
 
     def iter_images(self) -> Iterator[SeenImage | None]:
         """Yield all inputs in the order of the digests; None for one that was rejected."""
-        names, rejected = self.plan.header.class_names, self._rejected()
+        names, rejected = self.plan.header.class_names, iter(self._is_rejected.tolist())
         for task in iter_tasks(self.store, self.plan):
             for item in task.inputs:
-                if item.path in rejected and not item.is_left_out:
+                if next(rejected, True):
                     yield None
                     continue
                 labels = item.labels or ((item.label,) if item.label >= 0 else ())
                 label = ", ".join(names[each] for each in labels if each >= 0) or None
                 yield SeenImage(item.path, task.split, label, self.folder, item.is_left_out)
-
-    def _rejected(self) -> set[str]:
-        try:
-            data = self.store.read(REJECTS)
-        except ObjectNotFoundError:
-            return set()
-        return {_REJECT.decode(line).path for line in data.splitlines()}
 
 
 def _find_images(parts: Sequence[_Part], places: npt.NDArray[np.int64], records: Counter[str]) -> dict[int, SeenImage]:

@@ -18,13 +18,13 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 
 from tpufeed.dataset.plan import ImageRef
-from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.errors import NoInputsError, OptionError, SourceError, url_identity
 from tpufeed.images.header import sniff
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.labels import are_renamed
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.row_groups import chunk_of, iter_leaf, name_row, open_parquet, parquet_errors
-from tpufeed.sharding.rows import Found, Row, is_hidden, is_image_name, listing
+from tpufeed.sharding.rows import Found, Row, is_hidden, is_image_name, listing, name_of_row
 from tpufeed.sharding.tables import IMAGE_COLUMNS, LABEL_COLUMNS, Embedded, Record, TableColumns, to_python, to_rows
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import ObjectInfo, Store
@@ -403,7 +403,7 @@ def _flat_values(name: str, array: Any, where: str) -> Iterator[tuple[str, list[
 
 
 def _iter_records(
-    batch: Any, layout: _Layout, images: Mapping[str, Sequence[ImageRef | None]], file: str, first: int, digits: int
+    batch: Any, layout: _Layout, images: Mapping[str, Sequence[ImageRef | None]], file: str, first: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the records of a batch of the columns but images.
 
@@ -413,7 +413,6 @@ def _iter_records(
         images: for each column of images where its bytes lie, None for a row that has none.
         file: the name of the file.
         first: the number of the first row.
-        digits: of the numbers of rows in names, so that the order of names is that of rows.
     """
     values = dict[str, list[Any]]()
     for name in layout.kept:
@@ -424,8 +423,10 @@ def _iter_records(
         for name, refs in images.items():
             ref, path = refs[place], paths[name][place] if paths[name] else None
             if ref is not None:
-                called = f"{file}/{first + place:0{digits}d}"
-                record[name] = Embedded(f"{called}/{posixpath.basename(path)}" if path else called, ref)
+                called = name_of_row(file, first + place)
+                if path:
+                    called += f"/{posixpath.basename(url_identity(path))}"
+                record[name] = Embedded(called, ref)
             elif path and "://" not in path and not path.startswith("/"):
                 record[name] = posixpath.join(posixpath.dirname(file), path)
             else:
@@ -498,7 +499,6 @@ class _ParquetFile:
     def iter_groups(
         self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
     ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
-        digits = len(str(self._parquet.metadata.num_rows))
         leaves = [*layout.kept, *(layout.paths[name] for name in images if name in layout.paths)]
         first = 0
         for group in range(self._parquet.metadata.num_row_groups):
@@ -507,7 +507,7 @@ class _ParquetFile:
             batches = iter([None])
             if leaves:
                 batches = self._parquet.iter_batches(count, row_groups=[group], columns=leaves, use_threads=False)
-            yield f"{info.name}:{group}", self._iter_group(batches, layout, refs, info.name, first, digits)
+            yield f"{info.name}:{group}", self._iter_group(batches, layout, refs, info.name, first)
             first += count
 
     @staticmethod
@@ -517,13 +517,12 @@ class _ParquetFile:
         refs: dict[str, list[ImageRef | None]],
         file: str,
         first: int,
-        digits: int,
     ) -> Iterator[dict[str, Any]]:
         start = 0
         for batch in batches:
             stop = len(next(iter(refs.values()))) if batch is None else start + batch.num_rows
             part = {name: found[start:stop] for name, found in refs.items()}
-            yield from _iter_records(batch, layout, part, file, first + start, digits)
+            yield from _iter_records(batch, layout, part, file, first + start)
             start = stop
 
     def _find_refs(self, info: ObjectInfo, group: int, leaf: str, first: int, count: int) -> list[ImageRef | None]:
@@ -568,10 +567,10 @@ class _ArrowFile:
     def iter_groups(
         self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
     ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
-        first, digits = 0, len(str(self._table.num_rows))
+        first = 0
         for batch in self._table.to_batches():
             refs = {name: self._find_refs(info, batch.column(name)) for name in images}
-            yield "", _iter_records(batch, layout, refs, info.name, first, digits)
+            yield "", _iter_records(batch, layout, refs, info.name, first)
             first += batch.num_rows
 
     def _find_refs(self, info: ObjectInfo, column: Any) -> list[ImageRef | None]:

@@ -15,16 +15,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tpufeed import __version__
 from tpufeed.dataset.commit import Reject
-from tpufeed.dataset.digests import image_digest
+from tpufeed.dataset.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
 from tpufeed.dataset.naming import DUPLICATES, check_split_name
 from tpufeed.dataset.plan import DUPLICATE, ImageRef, Input
 from tpufeed.dataset.schema import kaggle_keys, record_schema
 from tpufeed.dataset.versions import join_features
-from tpufeed.errors import BuildError, ImageError, OptionError, SourceError, mask_secrets
+from tpufeed.errors import BuildError, ImageError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
-from tpufeed.sharding.inputs import Files, iter_read
+from tpufeed.sharding.inputs import Files, iter_read, iter_taken
 from tpufeed.sharding.labels import (
     Classes,
     bad_label,
@@ -35,9 +36,11 @@ from tpufeed.sharding.labels import (
     make_classes,
 )
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.rows import Found, Label, Row
+from tpufeed.sharding.row_groups import PREFIX
+from tpufeed.sharding.rows import Found, Label, Row, file_of_row, identity_of
+from tpufeed.sharding.sample import SampleMaker
 from tpufeed.sharding.sources import Source, find_source, iter_source_warnings
-from tpufeed.sharding.standing import StandingDataset
+from tpufeed.sharding.standing import StandingDataset, fate_of
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import READS, DamagedReadError
 
@@ -48,6 +51,8 @@ _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
 _COLUMNS = "path, bytes, version, label, file, offset, columns, problem, labels, images"
 _FIRST_REJECTS = 3  # that an error shows
+_IS_ESTIMATE = f"substr(inputs.file, 1, {len(PREFIX)}) = '{PREFIX}'"  # the size of a row of Parquet is a mean
+_IN_DATASET = -1  # in the place of a row
 _Line = tuple[Any, ...]
 
 
@@ -72,6 +77,7 @@ class Inventory:
         dropped: inputs that are duplicates and are left out.
         read_before: images that were read before the plan.
         renewed: inputs of a path that is in the dataset with other content.
+        rejected_before: inputs that a build of the dataset has rejected, and that are as they were: they are left out.
         listed_twice: rows that name a file that another row names as well, however they spell it.
         rejects: inputs that are rejected without being read, counted by reason.
         first_rejects: the first few of them.
@@ -90,12 +96,15 @@ class Inventory:
         self.base, self._given, options = source.base, options, source.options or options
         self._standing = standing
         self.skipped, self.compared_by_size, self.renewed, self.dropped, self.read_before = 0, 0, 0, 0, 0
+        self.rejected_before = 0
         # No journal: the file is nobody's after a crash. The cache bounds what sorting takes, too.
         self._database = sqlite3.connect(folder / "inventory.sqlite", isolation_level=None)
         self._database.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
             f"PRAGMA cache_size=-{_CACHE_BYTES >> 10};"
         )
+        self._database.create_function("file_of_row", 1, file_of_row, deterministic=True)
+        self._database.create_function("identity_of", 1, lambda file: identity_of(self.base, file), deterministic=True)
         self._by_file = source.kind == "table"  # a table may spell a file in several ways; a tar is one file for many
         try:
             for tries_left in reversed(range(READS)):
@@ -126,7 +135,7 @@ class Inventory:
             chunk = [_learn(row, types) for row in chunk]
             labels.update(iter_labels(row.label for row in chunk))
             list_lengths.update(len(row.label) for row in chunk if isinstance(row.label, tuple))
-            lines = [_to_line(row, options.seed, shares, self._by_file) for row in chunk]
+            lines = [_to_line(row, options.seed, shares, self.base if self._by_file else None) for row in chunk]
             try:
                 self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 14)})", lines)
             except UnicodeEncodeError as error:
@@ -139,7 +148,7 @@ class Inventory:
                     )
         self._database.execute("COMMIT")
         if standing is not None:
-            self._skip_known(standing)
+            self._skip_known(standing, source.kind == "rows")
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         are_folders = source.kind == "folder"
         self._find_features(labels, list_lengths, types, options, are_folders)
@@ -150,6 +159,8 @@ class Inventory:
             *iter_class_warnings(labels, self.classes, are_folders or options.class_names is not None),
             *types.iter_warnings(),
         )
+        if standing is not None:
+            self._skip_rejected()
         self._sum_up()
         self.rejects, self.first_rejects, self.listed_twice = Counter[str](), list[Reject](), 0
 
@@ -166,9 +177,9 @@ class Inventory:
                         self.first_rejects.append(Reject(item.path, *item.problem))
                 yield item
 
-        self.digest = input_digest(iter_inputs())
+        self.digest = input_digest(self.base, iter_inputs())
         if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
-            each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE file END"
+            each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE identity_of(file) END"
             (self.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
 
     def _sum_up(self) -> None:
@@ -245,36 +256,131 @@ class Inventory:
             )
         join_features(standing.manifest.features, self.features)
 
-    def _skip_known(self, standing: StandingDataset) -> None:
-        """Leave out inputs that are in the dataset already: those of one path whose bytes are the same."""
+    def _skip_known(self, standing: StandingDataset, are_rows: bool) -> None:
+        """Leave out inputs that are in the dataset already: those of one path whose bytes are the same.
+
+        The path of a row of a file is its number (`are_rows`), and another row may have that in a file that was written
+        again. So a row is in the dataset, too, if an image of the same file is that has its bytes; each stands for one.
+        """
+        self._list_known(standing)
+        same = (
+            "inputs JOIN known ON known.path = inputs.path "
+            f"AND (known.bytes = inputs.bytes OR known.bytes IS NULL OR {_IS_ESTIMATE})"
+        )
+        in_dataset = f"{same} AND known.outcome != {REJECTED[0]}"
+        self._database.executescript("DROP TABLE IF EXISTS equal; CREATE TABLE equal(row INTEGER PRIMARY KEY);")
+        self._database.execute("BEGIN")
+        self._database.execute(
+            f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} WHERE known.version = inputs.version"
+        )
+        self.compared_by_size = self._database.execute(
+            f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} WHERE known.digest IS NULL"
+        ).rowcount
+        self._database.execute("COMMIT")
+        changed = (
+            f"SELECT inputs.rowid FROM {same} AND inputs.rowid NOT IN equal AND known.digest IS NOT NULL "
+            "AND known.version IS NOT inputs.version"
+        )
+        if are_rows:
+            changed += (
+                " UNION SELECT rowid FROM inputs WHERE rowid NOT IN equal AND problem IS NULL "
+                "AND file_of_row(path) IN (SELECT place FROM known WHERE digest IS NOT NULL AND place != '')"
+            )
+        self._read_digests(f"SELECT DISTINCT * FROM ({changed})", "compare them with those of the same path and size")
+        self._database.execute("BEGIN")
+        self._database.execute(
+            f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} "
+            "JOIN digests ON digests.row = inputs.rowid WHERE known.digest = digests.digest"
+        )
+        if are_rows:
+            self._find_moved_rows()
+        self._database.execute("DELETE FROM inputs WHERE rowid IN equal")
+        self._database.execute("DELETE FROM digests WHERE row IN equal")
+        self._database.execute("COMMIT")
+        (self.skipped,) = self._query("SELECT COUNT(*) FROM equal").fetchone()
+
+    def _list_known(self, standing: StandingDataset) -> None:
         self._database.executescript(
-            "DROP TABLE IF EXISTS known; CREATE TABLE known(path TEXT, bytes INT, version TEXT, digest BLOB);"
+            "DROP TABLE IF EXISTS known; CREATE TABLE known(path TEXT, place TEXT, bytes INT, version TEXT, "
+            "digest BLOB, outcome INT, fate TEXT);"
         )
         self._database.execute("BEGIN")
         known = standing.iter_known(self.base)
         while chunk := list(itertools.islice(known, _ROWS_AT_ONCE)):
-            self._database.executemany("INSERT INTO known VALUES(?,?,?,?)", chunk)
+            self._database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?)", chunk)
+        taken, is_left_out = f"FROM known WHERE outcome = {TAKEN[0]}", f"outcome = {LEFT_OUT[0]}"
+        if not self._query(f"SELECT 1 {taken} AND digest IS NULL LIMIT 1").fetchone():
+            # The copy of an image that was rejected is not in the dataset either.
+            no_copy = f"{is_left_out} AND digest NOT IN (SELECT digest {taken})"
+            rejects = f"SELECT digest FROM known WHERE outcome = {REJECTED[0]} AND digest IS NOT NULL"
+            self._database.execute(
+                f"UPDATE known SET outcome = {REJECTED[0]} WHERE {no_copy} AND digest IN ({rejects})"
+            )
+            self._database.execute(f"DELETE FROM known WHERE {no_copy}")
         self._database.execute("COMMIT")
         self._database.execute("CREATE INDEX known_path ON known(path)")
-        same = "inputs JOIN known ON known.path = inputs.path AND known.bytes = inputs.bytes"
-        unchanged = {
-            row for (row,) in self._query(f"SELECT inputs.rowid FROM {same} WHERE known.version = inputs.version")
-        }
-        by_size, digests = set[int](), dict[int, set[bytes]]()
-        for row, digest in self._query(f"SELECT inputs.rowid, known.digest FROM {same}"):
-            if row not in unchanged and digest is None:
-                by_size.add(row)
-            elif row not in unchanged:
-                digests.setdefault(row, set()).add(digest)
-        self.compared_by_size = len(by_size)
-        equal = unchanged | by_size | self._rows_of_content({row: digests[row] for row in digests.keys() - by_size})
+
+    def _find_moved_rows(self) -> None:
+        """Add to `equal` the rows that stand for an image of their file in the dataset, and for which no other does."""
+        self._database.execute("CREATE INDEX known_place ON known(place, digest)")
+        self._database.execute("CREATE TABLE used(known INTEGER PRIMARY KEY)")
+        self._database.execute(
+            "INSERT OR IGNORE INTO used SELECT known.rowid FROM equal CROSS JOIN inputs ON inputs.rowid = equal.row "
+            "CROSS JOIN known ON known.path = inputs.path LEFT JOIN digests ON digests.row = inputs.rowid "
+            "WHERE known.version = inputs.version OR known.digest = digests.digest"
+        )
+        rows = self._query(
+            "SELECT row, file_of_row(path) AS place, digest FROM digests JOIN inputs ON inputs.rowid = row "
+            "WHERE row NOT IN equal AND place != '' ORDER BY place, digest, row"
+        )
+
+        def iter_moved() -> Iterator[tuple[int]]:
+            for (place, digest), group in itertools.groupby(rows, lambda line: line[1:]):
+                (left,) = self._query(
+                    "SELECT COUNT(*) FROM known WHERE place = ? AND digest = ? AND rowid NOT IN used "
+                    f"AND outcome != {REJECTED[0]}",
+                    place,
+                    digest,
+                ).fetchone()
+                yield from ((row,) for row, *_ in itertools.islice(group, left))
+
+        self._database.execute("CREATE TABLE moved(row INT)")  # apart, as the query reads `equal`
+        self._database.executemany("INSERT INTO moved VALUES(?)", iter_moved())
+        self._database.execute("INSERT INTO equal SELECT row FROM moved")
+        self._database.execute("DROP TABLE used")
+        self._database.execute("DROP TABLE moved")
+
+    def _skip_rejected(self) -> None:
+        """Leave out inputs that a build of the dataset has rejected, if nothing that decided it is another now.
+
+        They would be rejected again, and fill the budget of each append.
+        """
+        lines = (
+            f"SELECT inputs.rowid, known.fate, known.version = inputs.version OR known.digest = digests.digest, "
+            f"{', '.join(f'inputs.{name}' for name in _COLUMNS.split(', '))} FROM inputs "
+            "LEFT JOIN digests ON digests.row = inputs.rowid JOIN known ON known.{} "
+            f"WHERE known.outcome = {REJECTED[0]}"
+        )
+        ways = ["path = inputs.path"]
+        if self._query("SELECT 1 FROM known WHERE place != '' LIMIT 1").fetchone():
+            ways.append("place = file_of_row(inputs.path) AND known.place != '' AND known.digest = digests.digest")
+        rejected, options = set[int](), self._given.to_dict()
+        for way in ways:
+            for row, fate, is_same, *line in self._query(lines.format(way)):
+                item = self._to_input(line)
+                # Of what is rejected unread the bytes do not matter.
+                if (is_same or item.problem is not None) and fate_of(
+                    item, self.classes.names, options, __version__
+                ) == fate:
+                    rejected.add(row)
         self._database.execute("BEGIN")
-        self._database.executemany("DELETE FROM inputs WHERE rowid = ?", [(row,) for row in equal])
-        self._database.execute("DELETE FROM digests WHERE row NOT IN (SELECT rowid FROM inputs)")
+        self._database.executemany("DELETE FROM inputs WHERE rowid = ?", [(row,) for row in rejected])
+        self._database.executemany("DELETE FROM digests WHERE row = ?", [(row,) for row in rejected])
         self._database.execute("COMMIT")
-        self.skipped = len(equal)
+        self.rejected_before = len(rejected)
         (self.renewed,) = self._query(
-            "SELECT COUNT(*) FROM inputs WHERE EXISTS (SELECT 1 FROM known WHERE known.path = inputs.path)"
+            "SELECT COUNT(*) FROM inputs WHERE EXISTS "
+            f"(SELECT 1 FROM known WHERE known.path = inputs.path AND known.outcome != {REJECTED[0]})"
         ).fetchone()
 
     def count_reads(self, options: ShardOptions) -> int:
@@ -296,7 +402,7 @@ class Inventory:
         if options.split_by_content and options.split_shares is not None:
             self._split_by_content(options.split_shares)
         if options.duplicates == "drop":
-            self._drop_duplicates()
+            self._drop_duplicates(options)
         self._sum_up()
 
     def _rows_to_read(self, options: ShardOptions) -> str | None:
@@ -306,12 +412,17 @@ class Inventory:
             return unread
         if options.duplicates != "drop":
             return None
+        taken = f"SELECT bytes FROM known WHERE digest IS NOT NULL AND outcome = {TAKEN[0]}"
+        unsure = f"SELECT 1 FROM inputs WHERE {_IS_ESTIMATE}"
         sizes = "SELECT bytes FROM inputs WHERE problem IS NULL GROUP BY bytes HAVING COUNT(*) > 1"
         if self._standing is not None:
-            sizes += " UNION SELECT bytes FROM known WHERE digest IS NOT NULL"
+            unsure += f" UNION ALL {taken} AND bytes IS NULL"
+            sizes += f" UNION {taken}"
+        if self._query(f"{unsure} LIMIT 1").fetchone():
+            return unread  # an image may have the bytes of any whose size is not known
         return f"{unread} AND bytes IN ({sizes})"
 
-    def _drop_duplicates(self) -> None:
+    def _drop_duplicates(self, options: ShardOptions) -> None:
         """Leave out all but the first, by path, of inputs whose images are the same bytes.
 
         One in the dataset that grows goes before all new ones. What is left out stays among the inputs, with a problem
@@ -323,18 +434,46 @@ class Inventory:
         ordered = self._query(
             f"SELECT row, digest, {_COLUMNS} FROM digests JOIN inputs ON inputs.rowid = row ORDER BY digest, {_COLUMNS}"
         )
+        make, files = (
+            SampleMaker(self.features, self.classes.names, options.images, options.to_dict()),
+            Files(self.base),
+        )
+        in_dataset = f"SELECT 1 FROM known WHERE digest = ? AND outcome = {TAKEN[0]} LIMIT 1"
+
+        def iter_groups() -> Iterator[list[int]]:
+            """Yield the rows of equal images, the first by path first; new ones behind one in the dataset."""
+            for digest, lines in itertools.groupby(ordered, lambda line: line[1]):
+                # A bad label: it is rejected, and stands for no other.
+                rows = [row for row, _, *line in lines if self._to_input(line).problem is None]
+                if self._standing is not None and self._query(in_dataset, digest).fetchone() is not None:
+                    yield [_IN_DATASET, *rows]
+                elif len(rows) > 1:
+                    yield rows
+
+        def take(item: Input, data: Sequence[bytes]) -> bool:
+            make(item, data)
+            return True
 
         def iter_doubles() -> Iterator[tuple[int]]:
-            last = None
-            for row, digest, *line in ordered:
-                if self._to_input(line).problem is not None:  # a bad label: it is rejected, and stands for no other
-                    continue
-                is_first = digest != last
-                last = digest
-                if is_first and self._standing is not None:
-                    is_first = self._query("SELECT 1 FROM known WHERE digest = ? LIMIT 1", digest).fetchone() is None
-                if not is_first:
-                    yield (row,)
+            """Yield all of each group but the first that the build will not reject for its boxes, say."""
+            groups = iter_groups()
+            while some := list(itertools.islice(groups, _ROWS_AT_ONCE)):
+                sure = [rows for rows in some if rows[0] == _IN_DATASET or not make.depends_on_more]
+                yield from ((row,) for rows in sure for row in rows[1:])
+                unsure, place = [] if len(sure) == len(some) else [rows for rows in some if rows[0] != _IN_DATASET], 0
+                while unsure:
+                    unsure.sort(key=lambda rows: rows[place])  # as rows are read
+                    inputs = [self._input_of(rows[place]) for rows in unsure]
+                    with closing(iter_taken(files, inputs, take)) as taken:
+                        refused = [isinstance(found, ImageError) for _, found in taken]
+                    doubles = (rows for rows, is_refused in zip(unsure, refused, strict=True) if not is_refused)
+                    yield from ((row,) for rows in doubles for row in rows[place + 1 :])
+                    place += 1
+                    unsure = [
+                        rows
+                        for rows, is_refused in zip(unsure, refused, strict=True)
+                        if is_refused and place < len(rows)
+                    ]
 
         self._database.execute("BEGIN")
         self._database.executemany("INSERT INTO doubles VALUES(?)", iter_doubles())
@@ -441,6 +580,9 @@ class Inventory:
         for extra, *line in self._query(statement, split):
             yield self._to_input(line), extra
 
+    def _input_of(self, row: int) -> Input:
+        return self._to_input(self._query(f"SELECT {_COLUMNS} FROM inputs WHERE rowid = ?", row).fetchone())
+
     def _to_input(self, line: Sequence[Any]) -> Input:
         path, size, version, label, file, offset, columns, problem, listed, images = line
         values = encode_values(None if columns is None else json.loads(columns, object_hook=revive), self.schema)
@@ -505,14 +647,18 @@ def split_of(path: str, splits: dict[str, float]) -> str:
     return list(splits)[-1]
 
 
-def input_digest(inputs: Iterable[Input]) -> str:
-    """Hash inputs in the order of their paths: what they are, and what becomes of them."""
+def input_digest(base: str, inputs: Iterable[Input]) -> str:
+    """Hash inputs in the order of their paths: what they are, and what becomes of them; `base` is their source's."""
     digest = hashlib.blake2b(digest_size=16)
     for item in inputs:
         line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
         if item.file or item.columns or item.problem or item.images:
-            line += f"\0{item.file}\0{item.offset}\0{item.columns}\0{item.problem}"
-            line += "".join(f"\0{image.file}\0{image.bytes}\0{image.version}\0{image.offset}" for image in item.images)
+            problem = None if item.problem is None else (item.problem[0], url_identity(item.problem[1]))
+            line += f"\0{identity_of(base, item.file)}\0{item.offset}\0{item.columns}\0{problem}"
+            line += "".join(
+                f"\0{identity_of(base, image.file)}\0{image.bytes}\0{image.version}\0{image.offset}"
+                for image in item.images
+            )
         if item.labels:
             line += f"\0{item.labels}"
         digest.update(f"{line}\n".encode())
@@ -532,7 +678,8 @@ def _learn(row: Row, types: ColumnTypes) -> Row:
     return row._replace(columns=columns)
 
 
-def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool) -> _Line:
+def _to_line(row: Row, seed: int, shares: dict[str, float] | None, base: str | None) -> _Line:
+    """Return a line of the database; `base` is that of a table, whose rows are dealt to splits by their files."""
     try:
         path_bytes = len(row.path.encode())
     except UnicodeEncodeError:
@@ -540,7 +687,9 @@ def _to_line(row: Row, seed: int, shares: dict[str, float] | None, by_file: bool
     columns = None if row.columns is None else to_json(row.columns)
     return (
         _path_hash(row.group or row.path, seed),
-        str(row.split) if shares is None else split_of((by_file and row.file) or row.path, shares),
+        str(row.split)
+        if shares is None
+        else split_of(row.path if base is None or not row.file else identity_of(base, row.file), shares),
         path_bytes + len(columns or ""),
         row.bytes + sum(image.bytes for image in row.images),
         row.path,

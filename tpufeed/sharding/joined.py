@@ -17,11 +17,11 @@ import numpy as np
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.plan import ImageRef, Input, Plan, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schema
-from tpufeed.errors import ManifestError, OptionError, mask_secrets
+from tpufeed.errors import ManifestError, OptionError, mask_secrets, url_identity
 from tpufeed.sharding import coco, huggingface, tables, tars
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import stem_of
-from tpufeed.sharding.rows import Found, Row, is_image_name, resolve
+from tpufeed.sharding.rows import Found, Row, identity_of, is_image_name, resolve
 from tpufeed.sharding.sources import expand, find_files, find_source, named_files
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store, check_name
@@ -53,7 +53,7 @@ def check_joined(
     with_keys = kaggle_keys if options.names == "kaggle" else tuple[FeatureSpec, ...]
     if header.variants != variants or header.features[:1] != with_keys([image]):
         raise forged(store, source, "it makes a cache, or another one")
-    if mask_secrets(header.base) != mask_secrets(base):
+    if url_identity(header.base) != url_identity(base):
         raise forged(store, source, f"its files lie in {header.base!r}, not in {base!r}")
     label = next((feature for feature in header.features if feature.name == LABEL), None)
     labelled, several = label is not None, label is not None and label.shape is None
@@ -107,7 +107,7 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
     if named is None or named[1].lower().endswith((huggingface.PARQUET, huggingface.ARROW)):
         found = find_source(source, options)
         if found.kind == "rows":
-            return found.base, _not_among(_files_of_rows(found.iter_rows(Found())))
+            return found.base, _not_among(found.base, _files_of_rows(found.iter_rows(Found())))
     if named is None:
         masks = None if options.masks is None else open_store(options.masks).url.rstrip("/")
         is_tar = _first_not(lambda name: name.lower().endswith(tars.SUFFIXES), folder=True, masks=masks)
@@ -127,11 +127,10 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
         (info,) = find_files(store, pattern)
         content = coco.read_coco(store, info.name)
         base = coco.find_images(content, store, options.image).url
-        return base, _not_among(resolve(base, name) for _, name in content.images)
+        return base, _not_among(base, (resolve(base, name) for _, name in content.images))
     tables_found = (info.name for info in find_files(store, pattern))
-    return store.url, _not_among(
-        file for name in tables_found for file in tables.iter_files(store, name, options.image, options.pictures)
-    )
+    files = (file for name in tables_found for file in tables.iter_files(store, name, options.image, options.pictures))
+    return store.url, _not_among(store.url, files)
 
 
 def _files_of_rows(rows: Iterable[Row]) -> Iterator[str]:
@@ -140,14 +139,16 @@ def _files_of_rows(rows: Iterable[Row]) -> Iterator[str]:
         yield from (image.file for image in row.images)
 
 
-def _not_among(files: Iterable[str]) -> _FindForeign:
-    """Find the first file that is none of `files`."""
+def _not_among(base: str, files: Iterable[str]) -> _FindForeign:
+    """Find the first file that is none of `files`, of a source at `base`; the table may have been signed anew."""
     # Each in 8 bytes, by Python's own hash of strings, whose key is drawn for each process: no forger knows it.
-    hashes = np.append(np.unique(np.fromiter(map(hash, files), np.int64)), 0)  # one more, for what is beyond the last
+    hashes = np.append(
+        np.unique(np.fromiter((hash(identity_of(base, file)) for file in files), np.int64)), 0
+    )  # one more, for what is beyond the last
 
     def find_foreign(inputs: Sequence[Input]) -> str | None:
         names = [file.file for item in inputs for file in item.files]
-        wanted = np.fromiter(map(hash, names), np.int64)
+        wanted = np.fromiter((hash(identity_of(base, name)) for name in names), np.int64)
         known = hashes[np.searchsorted(hashes[:-1], wanted)] == wanted
         return None if known.all() else names[int(known.argmin())]
 

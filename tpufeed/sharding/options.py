@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.errors import OptionError, mask_secrets
+from tpufeed.errors import OptionError, url_identity
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.sharding.boxes import FlipPairs, check_format, declare, parse_pairs, say_pairs
@@ -188,7 +188,7 @@ class ShardOptions:
         return {
             "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
-            "masks": None if self.masks is None else mask_secrets(open_store(self.masks).url),
+            "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
             "boxes": self.boxes,
             "box_format": self.box_format,
             "keypoints": self.keypoints,

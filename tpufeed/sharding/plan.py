@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tpufeed import __version__
 from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.plan import Input, PlanHeader, Task
 from tpufeed.dataset.reader import Dataset
@@ -171,6 +172,7 @@ def plan_shards(
         },
         ignored_files=inventory.ignored_files,
         warnings=inventory.warnings,
+        tool_version=__version__,
     )
 
     def iter_tasks() -> Iterator[Task]:

@@ -2,6 +2,7 @@
 
 import os
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tpufeed.dataset.plan import ImageRef
-from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableError
+from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableError, url_identity
 from tpufeed.storage.registry import url_scheme
 
 Label = str | int | None
 Labels = tuple[Label, ...]  # of a sample of several classes
 
+_ROW_DIGITS = 9  # so that the order of names is that of rows
+_ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
@@ -22,7 +25,7 @@ class Row(NamedTuple):
     """One sample as its source describes it.
 
     Attributes:
-        path: names the sample: the global order, its split and `image/filename` follow from it.
+        path: names the sample: the global order, its split and `image/filename` follow from it. See `identity_of`.
         bytes: of the encoded image.
         version: equal means unchanged, see `storage.store.ObjectInfo`.
         label: a class's name or id, as the source says, or several; None where it says none.
@@ -84,6 +87,25 @@ def is_image_name(name: str) -> bool:
 def is_hidden(part: str) -> bool:
     """Return true for a name that other programs hide."""
     return (part.startswith(".") and not part.startswith("..")) or part == "__MACOSX"
+
+
+def name_of_row(file: str, row: int) -> str:
+    """Return what the image in row `row` (from 0) of a file is called, however many rows the file has."""
+    return f"{file}/{row:0{_ROW_DIGITS}d}"
+
+
+def file_of_row(path: str) -> str:
+    """Return the file of the image that `path` names, as `name_of_row` and maybe a name behind it; empty for others."""
+    match = _ROW.match(path)
+    return match[1] if match else ""
+
+
+def identity_of(base: str, path: str) -> str:
+    """Return what a path or URL of a source at `base` is known by, however it is signed: see `errors.url_identity`."""
+    if "?" in path and "://" not in path and url_scheme(base) in ("http", "https"):
+        root = "https://host/"
+        return url_identity(root + path).removeprefix(root)
+    return url_identity(path)
 
 
 def resolve(base: str, path: str) -> str:

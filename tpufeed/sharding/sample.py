@@ -53,6 +53,11 @@ class SampleMaker:
         self._boxes = BoxMover(features, options.get("box_format"))
         self._policy = policy
 
+    @property
+    def depends_on_more(self) -> bool:
+        """True if an image may be rejected for more than its own bytes: for its name, its boxes or its masks."""
+        return bool(self._pictures or self._boxes or self._policy.extension == "reject")
+
     def __call__(self, item: Input, data: Sequence[bytes]) -> StoredSample:
         """Return the sample of an input.
 

@@ -1,21 +1,73 @@
 """A dataset that stands and is to grow: what its classes, columns and samples are."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from tpufeed.dataset.digests import UNREAD, read_digests
+import msgspec
+
+from tpufeed.dataset.commit import Reject
+from tpufeed.dataset.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, read_digests
 from tpufeed.dataset.manifest import Manifest
-from tpufeed.dataset.plan import iter_tasks, read_plan
+from tpufeed.dataset.naming import REJECTS
+from tpufeed.dataset.plan import Input, iter_tasks, read_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import FeatureSpec, record_schema
-from tpufeed.errors import ObjectNotFoundError, OptionError, mask_secrets
+from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
+from tpufeed.sharding.row_groups import PREFIX
+from tpufeed.sharding.rows import file_of_row
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
+_REJECT = msgspec.json.Decoder(Reject)
 _OWN = frozenset({spec.name for spec in record_schema(labelled=True)})
 
-Known = tuple[str, int, str | None, bytes | None]
+_NO_FATE = frozenset({  # options that do not decide whether an image can be taken
+    "append_to", "base_digest", "shard_bytes", "shards", "hosts", "split", "split_by", "split_by_content", "seed",
+    "names", "duplicates", "image", "label", "classes", "flip_pairs",
+})  # fmt: skip
+
+
+class Known(NamedTuple):
+    """An input of the dataset.
+
+    Attributes:
+        path: names it.
+        place: the file of rows that it is in, see `rows.file_of_row`; empty for a file or a member of a tar.
+        size_bytes: of its image; None where the plan has an estimate alone.
+        version: of its file; None for an input of another place, whose files have versions of their own.
+        digest: of its image; None where none is stored, or it was not read.
+        outcome: what became of it, see `dataset.digests`.
+        fate: of one that is not in the dataset, what decided that: see `fate_of`.
+    """
+
+    path: str
+    place: str
+    size_bytes: int | None
+    version: str | None
+    digest: bytes | None
+    outcome: int
+    fate: str | None
+
+
+def fate_of(item: Input, class_names: Sequence[str], options: Mapping[str, Any], tool_version: str) -> str:
+    """Return a digest of all, besides the image's own bytes, that decides whether an input is taken or rejected.
+
+    Args:
+        item: the input.
+        class_names: names of the classes.
+        options: of the build, as its plan has them.
+        tool_version: of the tpufeed that decides.
+    """
+    names = [class_names[each] if 0 <= each < len(class_names) else None for each in (item.label, *item.labels)]
+    problem = None if item.problem is None or item.is_left_out else (item.problem[0], url_identity(item.problem[1]))
+    images = [(url_identity(image.file), image.bytes, image.version, image.offset) for image in item.images]
+    deciding = {name: value for name, value in sorted(options.items()) if name not in _NO_FATE}
+    parts = msgspec.json.encode([tool_version, names, item.columns, problem, images, deciding])
+    return hashlib.blake2b(parts, digest_size=16).hexdigest()
 
 
 class StandingDataset:
@@ -59,11 +111,7 @@ class StandingDataset:
         return next(found, None)
 
     def iter_known(self, base: str) -> Iterator[Known]:
-        """Yield path, bytes, version and digest of all inputs of the dataset.
-
-        The version is None for an input of another place than `base`, whose files have versions of their own; the
-        digest for one whose build has stored none.
-        """
+        """Yield all inputs of the dataset, and those that its builds have rejected; `base` is the new source's."""
         for _, store in self.parts:
             yield from _iter_inputs(store, base)
 
@@ -86,14 +134,39 @@ def _iter_inputs(store: Store, base: str) -> Iterator[Known]:
             f"{store.url} has no plan any more, so that it is not known which images are in it; nothing was changed. "
             "Build the dataset anew to let it grow"
         ) from None
-    same_place, at = plan.header.base == mask_secrets(base), 0
-    digests = read_digests(store, plan.header.notes["images"])
+    header = plan.header
+    same_place, at = header.base == url_identity(base), 0
+    stored = read_digests(store, header.notes["images"])
+    rejects = _read_rejects(store) if stored is None else set[str]()
     for task in iter_tasks(store, plan):
         for item in task.inputs:
-            digest = None if digests is None else digests[at].tobytes()
+            if stored is not None:
+                digest = stored.digests[at].tobytes()
+                outcome = int(stored.fates[at])
+            else:
+                digest = bytes.fromhex(item.known_digest) or UNREAD
+                is_reject = item.problem is not None or item.path in rejects
+                outcome = (LEFT_OUT if item.is_left_out else REJECTED if is_reject else TAKEN)[0]
             at += 1
-            if (item.problem is None or item.is_left_out) and digest != UNREAD:
-                yield item.path, item.bytes, item.version if same_place else None, digest
+            yield Known(
+                item.path,
+                file_of_row(item.path) if item.file else "",
+                None if item.file.startswith(PREFIX) else item.bytes,
+                item.version if same_place else None,
+                None if digest == UNREAD else digest,
+                outcome,
+                None if outcome == TAKEN[0] else fate_of(item, header.class_names, header.options, header.tool_version),
+            )
+
+
+def _read_rejects(store: Store) -> set[str]:
+    """Return the paths of a build's rejects, of which no digests file tells."""
+    paths = set[str]()
+    with suppress(ObjectNotFoundError):
+        for line in store.read(REJECTS).splitlines():
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):  # a line that someone has edited
+                paths.add(_REJECT.decode(line).path)
+    return paths
 
 
 def _is_column(spec: FeatureSpec) -> bool:

@@ -20,10 +20,11 @@ from tpufeed.errors import (
     StoreError,
     TpufeedError,
     UnavailableError,
+    url_identity,
 )
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.pictures import Picture
-from tpufeed.sharding.rows import Label, Labels, Row, listing, resolve
+from tpufeed.sharding.rows import Label, Labels, Row, identity_of, listing, resolve
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
@@ -208,7 +209,7 @@ def to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: F
         (path, ref, wrong), *further = itertools.islice(looked, len(names))
         problem = None
         if ref is None:
-            path = f"{where}, row {number}"
+            path = url_identity(f"{where}, row {number}")
             problem = "unreadable", f"{row} has {wrong} in its column {columns.image!r}; expected {columns.expected}"
         elif wrong is not None:
             problem = "unreadable", f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"
@@ -220,6 +221,7 @@ def to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: F
             yield Row(path, 0, "", label, split, columns=others, problem=problem)
             continue
         images = tuple(found for _, found, _ in further if found is not None) if problem is None else ()
+        path = identity_of(base, path)
         file = "" if ref.file == path else ref.file
         yield Row(path, ref.bytes, ref.version, label, split, file, ref.offset, others, problem, images)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
 from tpufeed.dataset.destination import see_destination
-from tpufeed.dataset.digests import UNREAD, image_digest
+from tpufeed.dataset.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
 from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.naming import counted
 from tpufeed.dataset.plan import Input, Owner, PlanHeader, Task, TaskRef, read_task
@@ -54,8 +54,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
     meter = engine.ProgressMeter(report_progress)
     counts, images, odd = [0] * len(header.class_names), Counter[str](), Counter[str]()
     rewritten, added_bytes, unmarked = 0, 0, Counter[str]()
-    rejects: list[Reject] = []
-    digests, last = bytearray(), UNREAD
+    rejects, digests, last = list[Reject](), bytearray(), UNREAD
 
     def take(item: Input, data: Sequence[bytes]) -> StoredSample:
         nonlocal last
@@ -69,6 +68,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
             ShardWriter(path, record_layout(header.features)) as writer,
         ):
             for item, sample in inputs:
+                digests += LEFT_OUT if item.is_left_out else REJECTED if isinstance(sample, ImageError) else TAKEN
                 digests += bytes.fromhex(item.known_digest) or last
                 last = UNREAD
                 if item.is_left_out:

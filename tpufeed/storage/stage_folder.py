@@ -27,7 +27,7 @@ from types import MappingProxyType
 from crc32c import crc32c
 
 from tpufeed.cgroups import memory_left
-from tpufeed.errors import OptionError, mask_secrets
+from tpufeed.errors import OptionError, url_identity
 from tpufeed.storage.local import find_mount
 
 STAGE_DIR = "TPUFEED_STAGE_DIR"  # an environment variable: where copies go when no folder is given
@@ -144,7 +144,7 @@ class RemoteShard:
 def copy_key(url: str, shard: RemoteShard) -> str:
     """Return the name of the copy of a shard of the store at `url`, or at its own place."""
     # A token that was renewed leads to the same shard.
-    identity = f"{mask_secrets(shard.place or url)}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
+    identity = f"{url_identity(shard.place or url)}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
     return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
