@@ -15,7 +15,7 @@ import tpufeed
 from tests.test_security import jpeg
 from tpufeed.cli.app import app
 from tpufeed.dataset.naming import PLAN
-from tpufeed.errors import ManifestError, OptionError, TpufeedError, mask_secrets
+from tpufeed.errors import ManifestError, OptionError, TpufeedError, mask_secrets, url_identity
 from tpufeed.images import CenterCrop, Resize
 from tpufeed.storage.registry import open_store
 
@@ -64,6 +64,43 @@ def datasets(tmp_path_factory):
 def test_secrets_of_urls_are_masked(url, shown):
     assert mask_secrets(url) == shown
     assert mask_secrets(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "identity"),
+    [
+        ("https://h/a.png?X-Goog-Date=1&X-Goog-Expires=9&X-Goog-Signature=sEcReT&generation=4", "?generation=4"),
+        ("https://h/a.png?X-Amz-Credential=sEcReT%2F1&id=7&X-Amz-Signature=sEcReT", "?id=7"),
+        ("https://h/a.png?AWSAccessKeyId=sEcReT&Signature=sEcReT%3D&Expires=14", ""),
+        ("https://h/a.png?GoogleAccessId=sEcReT&Expires=3&Signature=sEcReT&w=3", "?w=3"),
+        ("https://h/a.png?Expires=1&Policy=sEcReT&Signature=sEcReT&Key-Pair-Id=sEcReT", ""),
+        ("https://h/a.png?id=7&sv=3&se=2026&sr=b&sp=r&sig=sEcReT", "?id=7"),
+        ("https://h/a.png?sig=sEcReT&sv=3;id=7#top", "?id=7#top"),
+        ("https://h/a.png?id=7&st=3&sv=2&expires=1", "?id=7&st=3&sv=2&expires=1"),
+        ("https://h/a.png?ID=7&author=me&design=3&&b", "?ID=7&author=me&design=3&&b"),
+        ("https://h/a.png", ""),
+    ],
+)
+def test_a_url_is_known_without_its_signature(url, identity):
+    assert url_identity(url) == f"https://h/a.png{identity}"
+    assert url_identity(url_identity(url)) == url_identity(url)
+    assert url_identity(mask_secrets(url)) == url_identity(url)
+    assert url_identity(url.replace("https://", "https://ann:sEcReT@")) == f"https://***@h/a.png{identity}"
+
+
+@pytest.mark.parametrize(
+    "form", ["https://h/a?key={}", "https://h/?id=7&code={}", "gs://b/a?token={}.png", "s3://b?sig={}"]
+)
+def test_what_may_name_an_image_tells_images_apart(form):
+    names = {url_identity(form.format(value)) for value in ("photos/1.jpg", "photos/2.jpg", "photos/1.jpg")}
+    assert len(names) == 2
+    assert {url_identity(name) for name in names} == names
+    assert "photos" not in "".join(names)
+
+
+@pytest.mark.parametrize("name", ["a/b?sig=1.png", "a?key=x&token=y", "C:\\a?sig=1", "photos/a.png"])
+def test_the_name_of_a_file_is_no_url(name):
+    assert url_identity(name) == name
 
 
 class Guarded(SimpleHTTPRequestHandler):

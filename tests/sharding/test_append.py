@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from tpufeed.dataset.reader import find_versions
 from tpufeed.errors import (
     DatasetNotFoundError,
     DuplicateWriterError,
+    ManifestError,
     ManifestVersionError,
     OptionError,
     SourceError,
@@ -222,6 +227,87 @@ def test_without_digests_the_list_of_rejects_tells_what_is_not_there(boxes, tmp_
     boxes["2.png"] = GOOD
     result = tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1)
     assert (result.added, result.skipped) == (1, 4)
+
+
+class Signed(SimpleHTTPRequestHandler):
+    """Files for those whose URL is signed; the server does not say what version they are."""
+
+    def send_head(self):
+        query = parse_qs(urlsplit(self.path).query)
+        if not query.get("X-Goog-Signature", [""])[0].startswith("sEcReT"):
+            self.send_error(404)
+            return None
+        return super().send_head()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def sign(tmp_path):
+    """`sign(count, signature)` makes a table of signed URLs of so many images and of their masks."""
+    draw(tmp_path / "www", [f"{number}.png" for number in range(14)])
+    for number in range(14):
+        Image.new("L", (12, 12), number).save(tmp_path / f"www/mask{number}.png")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Signed, directory=str(tmp_path / "www"))) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+
+        def make(count, signature):
+            def signed(name, place):
+                query = f"X-Goog-Date={signature}{place}&id=7&X-Goog-Signature=sEcReT{signature}{place}"
+                return f"http://127.0.0.1:{server.server_port}/{name}.png?{query}"
+
+            rows = [f"{signed(number, number)},{signed(f'mask{number}', number)}" for number in range(count)]
+            (tmp_path / "t.csv").write_text("\n".join(["path,mask", *rows, f"{signed('lost', 0)},", ""]))
+            return tmp_path / "t.csv"
+
+        yield make
+        server.shutdown()
+        thread.join()
+
+
+SIGNED = {"shares": "train=0.5,val=0.5", "image_columns": {"mask": "mask:mask"}, "workers": 1, "max_rejects": 1}
+
+
+def test_urls_that_are_signed_again_are_the_same_images(sign, tmp_path):
+    first = tpufeed.shard(sign(10, "a"), tmp_path / "d", **SIGNED)
+    names = {split: samples_of(tmp_path / "d", split) for split in ("train", "val")}
+    assert all(name.endswith("png?id=7") for several in names.values() for name in several)
+    again = tpufeed.shard(sign(10, "b"), tmp_path / "d", **SIGNED)
+    assert again.earlier_images == first.images == 10, "it is recognised"
+    result = tpufeed.append(sign(12, "c"), tmp_path / "d", workers=1, max_rejects=0)
+    assert (result.added, result.skipped) == (2, 10)
+    assert any(said.startswith("1 inputs are left out, as this dataset has rejected") for said in result.warnings)
+    tpufeed.shard(sign(12, "e"), tmp_path / "at-once", **SIGNED)
+    for split in names:
+        assert sorted(samples_of(tmp_path / "d", split)) == sorted(samples_of(tmp_path / "at-once", split))
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.suffix != ".csv" and path.name != "plan.jsonl":
+            assert b"sEcReT" not in path.read_bytes(), path
+
+
+def test_a_build_of_signed_urls_goes_on_when_they_are_signed_again(sign, tmp_path):
+    tpufeed.shard(sign(10, "a"), tmp_path / "d", shards=2, **SIGNED)
+    whole = bytes_below(tmp_path / "d")
+    for name in ("manifest.json", "_tpufeed/reports/000000.json"):
+        (tmp_path / "d" / name).unlink()
+    tpufeed.shard(sign(10, "b"), tmp_path / "d", shards=2, **SIGNED)
+    now = bytes_below(tmp_path / "d")
+    assert {name: now[name] for name in now if name.endswith(".tfrecord")} == {
+        name: whole[name] for name in whole if name.endswith(".tfrecord")
+    }
+    (tmp_path / "d/manifest.json").unlink()
+    with pytest.raises(ManifestError, match="which is none of its"):
+        tpufeed.shard(sign(9, "b"), tmp_path / "d", shards=2, **SIGNED)
+
+
+def test_a_file_that_was_signed_twice_is_listed_twice(sign, tmp_path):
+    table = sign(4, "a")
+    table.write_text(table.read_text() + "".join(sign(4, "b").read_text().splitlines(keepends=True)[1:3]))
+    result = tpufeed.shard(table, tmp_path / "d", **SIGNED)
+    assert (result.images, result.listed_twice) == (6, 2)
+    assert result.duplicates is None, "each pair is in one split"
 
 
 def test_a_reader_goes_on_with_the_version_that_it_has_opened(grown, tmp_path):

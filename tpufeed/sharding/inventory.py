@@ -51,6 +51,7 @@ _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
 _COLUMNS = "path, bytes, version, label, file, offset, columns, problem, labels, images"
 _FIRST_REJECTS = 3  # that an error shows
+_IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers say no version
 _IS_ESTIMATE = f"substr(inputs.file, 1, {len(PREFIX)}) = '{PREFIX}'"  # the size of a row of Parquet is a mean
 _IN_DATASET = -1  # in the place of a row
 _Line = tuple[Any, ...]
@@ -271,7 +272,7 @@ class Inventory:
         self._database.executescript("DROP TABLE IF EXISTS equal; CREATE TABLE equal(row INTEGER PRIMARY KEY);")
         self._database.execute("BEGIN")
         self._database.execute(
-            f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} WHERE known.version = inputs.version"
+            f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} WHERE {_IS_UNCHANGED}"
         )
         self.compared_by_size = self._database.execute(
             f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} WHERE known.digest IS NULL"
@@ -279,7 +280,7 @@ class Inventory:
         self._database.execute("COMMIT")
         changed = (
             f"SELECT inputs.rowid FROM {same} AND inputs.rowid NOT IN equal AND known.digest IS NOT NULL "
-            "AND known.version IS NOT inputs.version"
+            f"AND {_IS_UNCHANGED} IS NOT TRUE"
         )
         if are_rows:
             changed += (
@@ -327,7 +328,7 @@ class Inventory:
         self._database.execute(
             "INSERT OR IGNORE INTO used SELECT known.rowid FROM equal CROSS JOIN inputs ON inputs.rowid = equal.row "
             "CROSS JOIN known ON known.path = inputs.path LEFT JOIN digests ON digests.row = inputs.rowid "
-            "WHERE known.version = inputs.version OR known.digest = digests.digest"
+            f"WHERE {_IS_UNCHANGED} OR known.digest = digests.digest"
         )
         rows = self._query(
             "SELECT row, file_of_row(path) AS place, digest FROM digests JOIN inputs ON inputs.rowid = row "
@@ -356,7 +357,7 @@ class Inventory:
         They would be rejected again, and fill the budget of each append.
         """
         lines = (
-            f"SELECT inputs.rowid, known.fate, known.version = inputs.version OR known.digest = digests.digest, "
+            f"SELECT inputs.rowid, known.fate, {_IS_UNCHANGED} OR known.digest = digests.digest, "
             f"{', '.join(f'inputs.{name}' for name in _COLUMNS.split(', '))} FROM inputs "
             "LEFT JOIN digests ON digests.row = inputs.rowid JOIN known ON known.{} "
             f"WHERE known.outcome = {REJECTED[0]}"

@@ -1,6 +1,7 @@
 """A dataset that stands and is to grow: what its classes, columns and samples are."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -63,7 +64,9 @@ def fate_of(item: Input, class_names: Sequence[str], options: Mapping[str, Any],
         tool_version: of the tpufeed that decides.
     """
     names = [class_names[each] if 0 <= each < len(class_names) else None for each in (item.label, *item.labels)]
-    problem = None if item.problem is None or item.is_left_out else (item.problem[0], url_identity(item.problem[1]))
+    problem = None
+    if item.problem is not None and not item.is_left_out:
+        problem = item.problem[0], re.sub(r"\brow [0-9]+", "row", url_identity(item.problem[1]))  # rows may move
     images = [(url_identity(image.file), image.bytes, image.version, image.offset) for image in item.images]
     deciding = {name: value for name, value in sorted(options.items()) if name not in _NO_FATE}
     parts = msgspec.json.encode([tool_version, names, item.columns, problem, images, deciding])
