@@ -73,6 +73,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
         problem: why it is rejected without being read, as (reason code, message), or left out, see `DUPLICATE`.
         labels: ids of classes, in a dataset whose samples have several; `label` is -1 there.
         images: the sample's further images, in the order of their features in the header.
+        pixels: height and width of the image that boxes and keypoints are of, if the source says it.
     """
 
     path: str
@@ -85,6 +86,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     problem: tuple[str, str] | None = None
     labels: tuple[int, ...] = ()
     images: tuple[ImageRef, ...] = ()
+    pixels: tuple[int, int] | None = None
 
     @property
     def is_left_out(self) -> bool:

@@ -132,6 +132,7 @@ class StoredImage:
         added_bytes: by restart markers to a JPEG that is kept; None where it is stored without new ones.
         unmarked: why such a JPEG could not get any.
         source: height and width of the file's image, turned as `ImagePolicy.exif` says, before presizing.
+        orientation: of the file by EXIF, 1 to 8, whether it was applied or not.
     """
 
     data: bytes
@@ -145,6 +146,7 @@ class StoredImage:
     added_bytes: int | None = None
     unmarked: str = ""
     source: tuple[int, int] = (0, 0)
+    orientation: int = 1
 
 
 def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage:
@@ -182,7 +184,16 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
         if header.orientation != 1 and policy.encode != "exact":  # ignored, and left in for no decoder to apply
             stored = data[: header.orientation_at] + b"\1" + data[header.orientation_at + 1 :]
         size = (header.height, header.width)
-        image = StoredImage(stored, stored_format, *size, header.channels, stored is data, odd, source=size)
+        image = StoredImage(
+            stored,
+            stored_format,
+            *size,
+            header.channels,
+            stored is data,
+            odd,
+            source=size,
+            orientation=header.orientation,
+        )
         marked = _mark(image, policy.progressive == "baseline") if policy.restart_markers else image
         if policy.check == "full" and not is_sound(stored, marked.data, header):
             check_pixels(data, header)
@@ -194,7 +205,9 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     encoded = encode(pixels, stored_format, policy.quality)
     turned = policy.exif == "apply" and header.orientation >= 5
     source = (header.width, header.height) if turned else (header.height, header.width)
-    return StoredImage(encoded, stored_format, height, width, channels, False, odd, source=source)
+    return StoredImage(
+        encoded, stored_format, height, width, channels, False, odd, source=source, orientation=header.orientation
+    )
 
 
 def _mark(image: StoredImage, baseline: bool) -> StoredImage:
@@ -208,10 +221,19 @@ def _mark(image: StoredImage, baseline: bool) -> StoredImage:
     return image if marked is image.data else replace(image, data=marked, added_bytes=len(marked) - len(image.data))
 
 
-def stored_geometry(image: StoredImage, policy: ImagePolicy) -> Geometry:
-    """Return where each place of a stored image lies in the upright image of its file."""
+def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> Geometry:
+    """Return where each place of a stored image lies in the image of its file, upright if `policy.exif` is "apply".
+
+    Args:
+        image: the stored image.
+        policy: it was stored by this one.
+        turn: an EXIF orientation; the places are of the image that becomes this one when it is turned so.
+    """
     height, width = image.source
-    geometry = Geometry.identity(height, width)
+    if turn == 1:
+        geometry = Geometry.identity(height, width)
+    else:
+        geometry = Geometry.identity(*((width, height) if turn >= 5 else (height, width))).turned(turn)
     if (image.height, image.width) == image.source:
         return geometry
     top = left = 0

@@ -30,6 +30,7 @@ from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import POLICIES, ROLES, Handling, Role, ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_options, plan_shards, probe_images
 from tpufeed.sharding.preview import Preview, preview_build
+from tpufeed.sharding.sample import iter_turn_warnings
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
 from tpufeed.storage.registry import open_store
@@ -176,7 +177,7 @@ class AppendRun:
                 preview,
                 destination=store.url,
                 version=base.number + bool(inventory.count),
-                warnings=(*preview.warnings, *_warnings(inventory.compared_by_size, inventory.renewed)),
+                warnings=(*preview.warnings, *_warnings(inventory)),
             )
 
     def _open(self, src: str | Path, dst: str | Path) -> tuple[Store, Store, Engine]:
@@ -228,7 +229,13 @@ class AppendRun:
             manifest=grown.manifest,
             skipped=about.skipped,
             added=sum(about.records.values()),
-            warnings=(*options.warnings, *warnings, *plan.header.warnings, *result.warnings),
+            warnings=(
+                *options.warnings,
+                *warnings,
+                *plan.header.warnings,
+                *iter_turn_warnings(result.manifest.odd),
+                *result.warnings,
+            ),
         )
 
     def _build(  # of one append

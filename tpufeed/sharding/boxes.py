@@ -170,6 +170,11 @@ class BoxMover:
         """Return true where samples have boxes or keypoints."""
         return self._boxes is not None or bool(self._points)
 
+    def has_any(self, features: Mapping[str, Feature]) -> bool:
+        """Return true for a sample with a box or keypoint."""
+        marks = self._points if self._boxes is None else [self._boxes, *self._points]
+        return any(features[spec.name].values for spec in marks)
+
     def move(
         self, features: Mapping[str, Feature], source: tuple[int, int], stored: Geometry
     ) -> tuple[dict[str, Feature], int]:
@@ -179,7 +184,7 @@ class BoxMover:
 
         Args:
             features: with the numbers of the source.
-            source: height and width of the upright image, which these are of.
+            source: height and width of the image that these are of.
             stored: leads from there to the stored image.
 
         Raises:
@@ -201,6 +206,11 @@ class BoxMover:
             points[:, :2] *= scale
             points = stored.move_points(points.astype(np.float32))[0]
             points[unset] = 0
+            if stored.is_mirrored and spec.flip_pairs:  # who looked at the mirror image took left for right
+                order = np.arange(spec.each[0] if len(spec.each) > 1 else len(points))
+                for one, other in spec.flip_pairs:
+                    order[[one, other]] = order[[other, one]]
+                points = points.reshape(-1, len(order), spec.each[-1])[:, order] if len(points) else points
             moved[spec.name] = Feature("float", points.ravel().tolist())
         if self._boxes is not None:
             boxes = _numbers(self._boxes, features, _BOX)

@@ -30,6 +30,7 @@ from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import Handling, ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_shards, probe_images
 from tpufeed.sharding.preview import Preview, preview_build
+from tpufeed.sharding.sample import iter_turn_warnings
 from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -241,7 +242,8 @@ def shard(  # noqa: PLR0913  # the public face
             listener=listener,
             conclude=None if options.duplicates == "keep" else partial(report_duplicates, destination, plan),
         )
-    return replace(result, warnings=(*options.warnings, *plan.header.warnings, *result.warnings))
+    found = *iter_turn_warnings(result.manifest.odd), *result.warnings
+    return replace(result, warnings=(*options.warnings, *plan.header.warnings, *found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,11 @@ _MOST_FOLDERS = 1000  # that are looked into for the images
 _AT_ONCE = 2048
 _EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
 _BOX = 4
+_MOST_POINTS = 512  # keypoints of an object: a face has up to 478
+_MOST_POINTS_OF_IMAGE = 200_000  # an object without keypoints takes as many numbers as the others
+_SAID = 40  # characters of a value
+_MOST_PIXELS = 1 << 31  # of a side
+_INT64 = 1 << 63
 _LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
 _POINT = 3
 
@@ -36,6 +41,8 @@ _POINT = 3
 class _Image(msgspec.Struct, gc=False):
     id: int
     file_name: str
+    width: Any = None
+    height: Any = None
 
 
 class _Annotation(msgspec.Struct, gc=False):
@@ -73,9 +80,11 @@ class Coco:
         labels: of each annotation, its category's place, or -1.
         boxes: (annotations, 4) left, top, width and height, in pixels.
         crowds: of each annotation, 1 for one box around many objects.
-        points: (annotations, keypoints, 3), or None where no annotation has any.
+        points: keypoints of annotations that have some, (keypoints, 3) each, by their place.
+        keypoints: how many an annotation has; 0 if none has any.
         flip_pairs: keypoints that are the left and the right of the same, by their names; None if these do not say it.
         odd: annotations that are not of these shapes: what is wrong, by their place.
+        sizes: (images, 2) height and width that the file says, 0 if it says none, and -1 for what is no size.
     """
 
     where: str
@@ -85,16 +94,18 @@ class Coco:
     labels: npt.NDArray[np.int64]
     boxes: npt.NDArray[np.float64]
     crowds: npt.NDArray[np.int64]
-    points: npt.NDArray[np.float64] | None
+    points: dict[int, npt.NDArray[np.float64]]
+    keypoints: int
     flip_pairs: FlipPairs | None
     odd: dict[int, str]
+    sizes: npt.NDArray[np.int64]
 
     @property
     def columns(self) -> dict[str, str]:
         """Its columns besides the label, and their types."""
         columns = {IMAGE_ID: "int64", BOXES: f"float32[,{_BOX}]", CROWD: "int64[]"}
-        if self.points is not None:
-            columns[KEYPOINTS] = f"float32[,{self.points.shape[1]},{_POINT}]"
+        if self.keypoints:
+            columns[KEYPOINTS] = f"float32[,{self.keypoints},{_POINT}]"
         return columns
 
 
@@ -153,19 +164,22 @@ def _arrange(content: _Content, where: str) -> Coco:
     order = np.argsort(of_images, kind="stable")
     annotations = [content.annotations[number] for number in order]
     each = next((len(one.keypoints) // _POINT for one in annotations if one.keypoints), 0)
+    if each > _MOST_POINTS:
+        raise SourceError(f"{where}: an annotation has {each:,} keypoints; at most {_MOST_POINTS:,} are taken")
     boxes = np.zeros((len(annotations), _BOX))
-    points = np.zeros((len(annotations), each, _POINT)) if each else None
-    odd = dict[int, str]()
+    points, odd = dict[int, npt.NDArray[np.float64]](), dict[int, str]()
     for place, one in enumerate(annotations):
         if len(one.bbox) == _BOX:
             boxes[place] = one.bbox
         else:
             odd[place] = f"'bbox' {one.bbox[: _BOX + 1]}; expected left, top, width and height"
-        if one.keypoints and points is not None:
+        if one.keypoints and each:
             if len(one.keypoints) == each * _POINT:
                 points[place] = np.reshape(one.keypoints, (each, _POINT))
             else:
                 odd[place] = f"'keypoints' of {len(one.keypoints)} numbers; expected {each * _POINT}, as others have"
+        if not -_INT64 <= one.iscrowd < _INT64:
+            odd[place] = f"'iscrowd' {str(one.iscrowd)[:_SAID]}; expected 0 or 1"
         if one.category_id not in labels:
             odd[place] = f"'category_id' {one.category_id}, which is none of its {len(labels)} categories"
     return Coco(
@@ -175,11 +189,23 @@ def _arrange(content: _Content, where: str) -> Coco:
         np.cumsum(np.bincount(of_images, minlength=len(places))),
         np.array([labels.get(one.category_id, -1) for one in annotations], np.int64),
         boxes,
-        np.array([one.iscrowd for one in annotations], np.int64),
+        np.array([0 if place in odd else one.iscrowd for place, one in enumerate(annotations)], np.int64),
         points,
+        each,
         _find_pairs(content, each),
         odd,
+        np.array([(_side(image.height), _side(image.width)) for image in content.images], np.int64),
     )
+
+
+def _side(value: Any) -> int:
+    """Return a width or height: 0 where none is said, -1 for what cannot be one."""
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _SAID:
+        value = int(value)
+    if value is None or value == 0:
+        return 0
+    is_side = isinstance(value, int | float) and 0 < value < _MOST_PIXELS and value == int(value)
+    return int(value) if is_side else -1
 
 
 def _find_pairs(content: _Content, points: int) -> FlipPairs | None:
@@ -292,9 +318,12 @@ def _to_row(
         BOXES: np.hstack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]]).tolist(),
         CROWD: coco.crowds[start:stop].tolist(),
     }
-    if coco.points is not None:
-        columns[KEYPOINTS] = coco.points[start:stop].tolist()
+    if coco.keypoints:
+        unmarked = [[0.0] * _POINT] * coco.keypoints  # one list for all annotations without
+        marked = (coco.points.get(place) for place in range(start, stop))
+        columns[KEYPOINTS] = [unmarked if one is None else one.tolist() for one in marked]
     label = tuple(coco.categories[label] for label in coco.labels[start:stop] if label >= 0) if labelled else None
+    height, width = coco.sizes[place].tolist()
     problem = None
     if isinstance(info, TpufeedError):
         problem = "unreadable", f"the image {number} of {coco.where}: {info}"
@@ -304,5 +333,12 @@ def _to_row(
         wrong = next((coco.odd[one] for one in range(start, stop) if one in coco.odd), None) if coco.odd else None
         if wrong is not None:
             problem = "bad_box", f"an annotation of the image {number} of {coco.where} has the {wrong}"
+        elif min(height, width) < 0:
+            problem = "bad_box", f"the image {number} of {coco.where} has a 'width' or 'height' that is no size"
+        elif (stop - start) * coco.keypoints > _MOST_POINTS_OF_IMAGE:
+            said = f"{stop - start:,} annotations, which is more than {_MOST_POINTS_OF_IMAGE:,} keypoints"
+            problem = "bad_box", f"the image {number} of {coco.where} has {said} at {coco.keypoints} for each"
+            columns[KEYPOINTS] = []
     size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-    return Row(path, size, version, label, None, "" if file == path else file, 0, columns, problem)
+    row = Row(path, size, version, label, None, "" if file == path else file, 0, columns, problem)
+    return row._replace(pixels=(height, width)) if min(height, width) > 0 else row

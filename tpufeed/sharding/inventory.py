@@ -49,7 +49,7 @@ _ROWS_AT_ONCE = 4096
 _SAY_SECONDS = 10.0  # between lines on the progress of a reading pass
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
-_COLUMNS = "path, bytes, version, label, file, offset, columns, problem, labels, images"
+_COLUMNS = "path, bytes, version, label, file, offset, columns, problem, labels, images, pixels"
 _FIRST_REJECTS = 3  # that an error shows
 _IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers say no version
 _IS_ESTIMATE = f"substr(inputs.file, 1, {len(PREFIX)}) = '{PREFIX}'"  # the size of a row of Parquet is a mean
@@ -133,12 +133,13 @@ class Inventory:
         )
         self._database.execute("BEGIN")
         while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-            chunk = [_learn(row, types) for row in chunk]
             labels.update(iter_labels(row.label for row in chunk))
             list_lengths.update(len(row.label) for row in chunk if isinstance(row.label, tuple))
-            lines = [_to_line(row, options.seed, shares, self.base if self._by_file else None) for row in chunk]
+            # Row by row: converted columns take much more memory than their text.
+            base = self.base if self._by_file else None
+            lines = [_to_line(_learn(row, types), options.seed, shares, base) for row in chunk]
             try:
-                self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 14)})", lines)
+                self._database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
             except UnicodeEncodeError as error:
                 raise SourceError(f"{error.object!r} in the source is not UTF-8; mend it") from error
             if source.splits:
@@ -585,10 +586,11 @@ class Inventory:
         return self._to_input(self._query(f"SELECT {_COLUMNS} FROM inputs WHERE rowid = ?", row).fetchone())
 
     def _to_input(self, line: Sequence[Any]) -> Input:
-        path, size, version, label, file, offset, columns, problem, listed, images = line
+        path, size, version, label, file, offset, columns, problem, listed, images, sides = line
         values = encode_values(None if columns is None else json.loads(columns, object_hook=revive), self.schema)
         wrong = None if problem is None else tuple(json.loads(problem))
         further = () if images is None else tuple(ImageRef(*image) for image in json.loads(images))
+        pixels = None if sides is None else tuple(json.loads(sides))
         if self.several_labels:
             found = json.loads(listed) if listed is not None else [] if label is None else [label]
             unknown = [each for each in found if each not in self.classes.ids]
@@ -597,11 +599,11 @@ class Inventory:
                 if unknown[0] is None:
                     wrong = "bad_label", f"one of its {len(found)} labels is empty"
             numbers = tuple(self.classes.ids.get(each, -1) for each in found)
-            return Input(path, size, version, -1, file, offset, values, wrong, numbers, further)
+            return Input(path, size, version, -1, file, offset, values, wrong, numbers, further, pixels)
         number = self.classes.ids.get(label, -1)
         if self.labelled and number < 0 and wrong is None:
             wrong = bad_label(label, self.classes)
-        return Input(path, size, version, number, file, offset, values, wrong, (), further)
+        return Input(path, size, version, number, file, offset, values, wrong, (), further, pixels)
 
     def _query(self, statement: str, *values: Any) -> sqlite3.Cursor:
         return self._database.execute(statement, values)
@@ -662,6 +664,8 @@ def input_digest(base: str, inputs: Iterable[Input]) -> str:
             )
         if item.labels:
             line += f"\0{item.labels}"
+        if item.pixels is not None:
+            line += f"\0{item.pixels}"
         digest.update(f"{line}\n".encode())
     return digest.hexdigest()
 
@@ -705,6 +709,7 @@ def _to_line(row: Row, seed: int, shares: dict[str, float] | None, base: str | N
         json.dumps([(image.file, image.bytes, image.version, image.offset) for image in row.images])
         if row.images
         else None,
+        None if row.pixels is None else json.dumps(row.pixels),
     )
 
 

@@ -36,6 +36,7 @@ class Row(NamedTuple):
         problem: why the sample cannot be taken, as (reason code, message).
         images: its further images, in the order of `ShardOptions.pictures`; none where one of them is missing.
         group: rows of one group stand side by side in the global order, as they are read together; by their paths.
+        pixels: height and width of the image that boxes and keypoints are of, if the source says it.
     """
 
     path: str
@@ -49,6 +50,7 @@ class Row(NamedTuple):
     problem: tuple[str, str] | None = None
     images: tuple[ImageRef, ...] = ()
     group: str = ""
+    pixels: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """The bytes of an input's files become what its record holds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tpufeed.dataset.plan import Input
@@ -13,6 +13,13 @@ from tpufeed.sharding.boxes import BoxMover
 from tpufeed.sharding.inputs import InputFeatures
 from tpufeed.tfrecord.example import Feature
 
+_BACK = {6: 8, 8: 6}  # the orientations that undo one another; each other one undoes itself
+# Among the odd cases of images with boxes whose source says the sizes of images:
+_TURNED = (
+    "boxes turned by exif"  # they are of the image as it is stored, and the upright one is kept, or other way round
+)
+_UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which they are of
+
 
 class StoredSample(NamedTuple):
     """A sample as its record holds it.
@@ -22,12 +29,14 @@ class StoredSample(NamedTuple):
         rest: the features besides image, label and sizes.
         bytes: of its image and its further images.
         dropped_boxes: lie outside the stored image, and were left out.
+        odd: an odd case of its boxes.
     """
 
     image: StoredImage
     rest: dict[str, Feature]
     bytes: int
     dropped_boxes: int = 0
+    odd: tuple[str, ...] = ()
 
 
 class SampleMaker:
@@ -72,8 +81,14 @@ class SampleMaker:
         rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.columns(item)}
         if not self._pictures and not self._boxes:
             return StoredSample(image, rest, len(image.data))
-        geometry, size, dropped = stored_geometry(image, self._policy), len(image.data), 0
-        if self._boxes:
+        geometry, size = stored_geometry(image, self._policy), len(image.data)
+        dropped, odd = 0, tuple[str, ...]()
+        if item.pixels is not None:
+            turn, odd = self._find_turn(item.pixels, image)
+            odd = odd if self._boxes.has_any(rest) else ()
+            of_source = geometry if turn == 1 else stored_geometry(image, self._policy, turn)
+            rest, dropped = self._boxes.move(rest, item.pixels, of_source)
+        elif self._boxes:
             rest, dropped = self._boxes.move(rest, image.source, geometry)
         for spec, file, part in zip(self._pictures, item.images, data[1:], strict=True):
             try:
@@ -81,9 +96,45 @@ class SampleMaker:
             except ImageError as error:
                 raise ImageError(error.reason, f"{spec.name!r}, {file.file}: {error}") from error
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
-        return StoredSample(image, rest, size, dropped)
+        return StoredSample(image, rest, size, dropped, odd)
+
+    def _find_turn(self, said: tuple[int, int], image: StoredImage) -> tuple[int, tuple[str, ...]]:
+        """Return the orientation that turns the image of which the source says this size to that of the file.
+
+        Raises:
+            ImageError: bad_box: it is an image of another size.
+        """
+        orientation = image.orientation
+        if said == image.source:
+            is_told = orientation == 1 or (orientation >= 5 and said[0] != said[1])
+            return 1, () if is_told else (_UNSURE,)
+        if said == image.source[::-1] and orientation >= 5:
+            turn = orientation if self._policy.exif == "apply" else _BACK.get(orientation, orientation)
+            return turn, (_TURNED,)
+        (height, width), (there, across) = said, image.source
+        scale = f", {across / width:.4g} of it" if width and height * across == width * there else ""
+        raise ImageError(
+            "bad_box",
+            f"boxes are of an image of {width}x{height} pixels, as the source says, and the file has {across}x{there}"
+            f"{scale}. Give the images that the boxes are of, or correct the sizes, boxes and keypoints in the source",
+        )
 
     def _store(self, spec: FeatureSpec, data: bytes, name: str, image: StoredImage, geometry: Geometry) -> bytes:
         if spec.kind == "image":
             return store_image(data, self._policy, name).data
         return store_mask(data, "mask" if spec.kind == "mask" else "depth", geometry).data
+
+
+def iter_turn_warnings(odd: Mapping[str, int]) -> Iterator[str]:
+    """Yield a sentence on images of which nobody can tell whether their boxes have to be turned.
+
+    Args:
+        odd: the odd cases of a build, counted.
+    """
+    if odd.get(_UNSURE):
+        others = f", and {odd[_TURNED]:,} others were of the other one and were turned" if odd.get(_TURNED) else ""
+        yield (
+            f"{odd[_UNSURE]:,} images with boxes have an EXIF orientation, and their sizes do not tell whether the boxes "
+            f"are of the stored or of the upright image (upside down, mirrored, or square): they were not turned{others}. "
+            "Look at some: tpufeed show; to be sure, turn such images and their boxes in the source"
+        )

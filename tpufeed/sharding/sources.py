@@ -150,7 +150,7 @@ def _coco_source(store: Store, files: Sequence[ObjectInfo], options: ShardOption
         classes=content.categories if labelled and not is_named else options.classes,
         columns=content.columns,
         boxes=coco.BOXES,
-        keypoints=None if content.points is None else coco.KEYPOINTS,
+        keypoints=coco.KEYPOINTS if content.keypoints else None,
         flip_pairs=content.flip_pairs if options.flip_pairs is None else options.flip_pairs,
         box_columns=(coco.CROWD,),
     )

@@ -79,7 +79,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
                     continue
                 image = sample.image
                 images[image.format + ("" if image.kept else ", mended" if image.mended else ", encoded anew")] += 1
-                odd.update(image.odd)
+                odd.update((*image.odd, *sample.odd))
                 if sample.dropped_boxes:
                     odd[DROPPED] += sample.dropped_boxes
                 if image.added_bytes is not None:
