@@ -167,6 +167,7 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
         "retries": result.retries,
         "duplicates": None if result.duplicates is None else asdict(result.duplicates),
         "read_before": result.read_before,
+        **({"images_from": result.images_from} if result.images_from else {}),
         "seconds": result.seconds,
         "images_per_second": done / result.seconds if done and result.seconds else None,
         "content_digest": manifest.content_digest,
@@ -194,6 +195,8 @@ def _print_build(result: "BuildResult") -> None:
     for what, counts in (("stored", manifest.images), ("odd images", manifest.odd)):
         if counts:
             echo(f"{what}: {_say(counts)}")
+    if result.images_from:
+        echo(f"names of images are relative to: {result.images_from}")
     say_columns(further_columns(manifest.features))
     say_left_out(result.ignored_files)
     if result.listed_twice:

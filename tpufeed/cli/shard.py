@@ -267,6 +267,8 @@ def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -
     def say_details() -> None:
         classes = number_of(preview.classes, "class", "classes")
         echo(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
+        if preview.images_from:
+            echo(f"names of images are relative to: {preview.images_from}")
         say_columns(preview.columns)
         say_left_out(preview.ignored_files)
         if preview.listed_twice:

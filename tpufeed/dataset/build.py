@@ -87,6 +87,7 @@ class BuildResult:
         read_before: images that were read before the plan, to find duplicates or to deal them to splits.
         rejected: inputs that this build has not taken, counted by reason; of a dataset that has grown `manifest` counts
             those of all versions.
+        images_from: the folder that file names in COCO's JSON were taken to be relative to; else empty.
     """
 
     url: str
@@ -104,6 +105,7 @@ class BuildResult:
     duplicates: Duplicates | None = None
     read_before: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    images_from: str = ""
 
     @property
     def rejects(self) -> int:

@@ -23,7 +23,7 @@ from tpufeed.errors import (
     ObjectNotFoundError,
     OptionError,
 )
-from tpufeed.sharding.coco import SUFFIXES as COCO
+from tpufeed.sharding.coco import is_coco
 from tpufeed.sharding.duplicates import report_duplicates
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined
@@ -229,6 +229,7 @@ class AppendRun:
             manifest=grown.manifest,
             skipped=about.skipped,
             added=sum(about.records.values()),
+            images_from=plan.header.base if is_coco(source) else "",
             warnings=(
                 *options.warnings,
                 *warnings,
@@ -338,7 +339,7 @@ def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequ
     both = sorted(left_out & given.keys())
     if both:
         raise OptionError(f"{both[0]} is given, and to be unset; leave out either")
-    is_of_coco = any(url.lower().endswith(COCO) for url in (source, str(stored.get("source"))))
+    is_of_coco = is_coco(source) or is_coco(str(stored.get("source")))
     places = {Role.PLACE, Role.COCO_PLACE} if is_of_coco else {Role.PLACE}
     inherited = {name for name, role in ROLES.items() if role not in places} - left_out
     options: dict[str, Any] = {

@@ -24,6 +24,7 @@ from tpufeed.errors import DatasetExistsError, ObjectNotFoundError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.keywords import named_options
 from tpufeed.sharding.append import AppendRun
+from tpufeed.sharding.coco import is_coco
 from tpufeed.sharding.duplicates import find_duplicates, report_duplicates
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
@@ -242,8 +243,9 @@ def shard(  # noqa: PLR0913  # the public face
             listener=listener,
             conclude=None if options.duplicates == "keep" else partial(report_duplicates, destination, plan),
         )
-    found = *iter_turn_warnings(result.manifest.odd), *result.warnings
-    return replace(result, warnings=(*options.warnings, *plan.header.warnings, *found))
+    of_images = *iter_turn_warnings(result.manifest.odd), *result.warnings
+    said = (*options.warnings, *plan.header.warnings, *of_images)
+    return replace(result, warnings=said, images_from=plan.header.base if is_coco(source) else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError, TpufeedError, UnavailableError
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.rows import Row, identity_of, is_hidden, listing, resolve
+from tpufeed.sharding.rows import Row, identity_of, is_hidden, listing, resolve, splits_mentioned
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
@@ -27,6 +27,13 @@ _TRIED_IMAGES = 16
 _LEVELS = 3
 _MOST_FOLDERS = 1000  # that are looked into for the images
 _AT_ONCE = 2048
+_SHOWN = 3
+# Words in the names of folders and files, without a plural's s.
+_ANNOTATIONS = frozenset(("annotation", "annot", "anno", "ann", "label", "json", "gt"))
+_IMAGES = frozenset(
+    ("image", "img", "jpegimage", "jpeg", "jpg", "png", "photo", "picture", "pic", "frame", "data", "raw", "rgb")
+)
+_GENERAL = _IMAGES | _ANNOTATIONS | {"coco", "instance", "keypoint", "person", "default", "result"}
 _EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
 _BOX = 4
 _MOST_POINTS = 512  # keypoints of an object: a face has up to 478
@@ -224,11 +231,19 @@ def _pair_names(names: Any, points: int) -> FlipPairs | None:
     return tuple((at, places[name]) for at, name in opposite if places.get(name, at) != at) or None
 
 
+def is_coco(url: str) -> bool:
+    """Return true for the URL of a file, or of several, that is read as COCO's JSON."""
+    return url.lower().endswith(SUFFIXES)
+
+
 def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     """Find the folder that the names of images are relative to.
 
-    COCO's files lie in `annotations`, next to `train2017` and the like. The folder of the file is looked into and the
-    one above it; then the folders in these two; then those in one of them that is called `images`.
+    That is the folder of the file, if they are there; else a folder in it, or in one of them that is called `images`.
+    COCO's own files lie in `annotations`, next to `train2017` and the like: the folder above one that is called so is
+    looked into as well. Annotation tools call the images of every project alike. So a folder is only taken if nothing
+    speaks against it: it holds all images that are looked for, or is called like the file; it is not called like
+    another split; no other one holds them as well; and it is called like one of images, or is the only one there.
 
     Args:
         coco: names the images.
@@ -236,7 +251,7 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
         folder: the folder of the images, where the user says it.
 
     Raises:
-        OptionError: there is none, or more than one; says what to give.
+        OptionError: there is none, or nobody can tell which; says what to give.
         UnavailableError, AccessError: the store does not answer, or refuses.
     """
     if folder is not None:
@@ -245,31 +260,101 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     names = [name for _, name in coco.images[::step][:_TRIED_IMAGES]]
     if all(file.startswith("/") or "://" in file for file in (resolve(store.url, name) for name in names)):
         return store  # they are no relative names
-    roots = [store.url]
-    parent = store.url.rstrip("/").rpartition("/")[0]
-    if parent and not parent.endswith((":", "/")):  # above a bucket is nothing
-        roots.append(parent)
-    tried, found = set[str](), dict[str, int]()
+    around = _look_around(coco, store, names)
+    found, stem = around.found, coco.where.rpartition("/")[2].rpartition(".")[0]
+    if found.get(store.url) == len(names):  # they are relative to their file
+        return store
+
+    def is_meant(url: str) -> bool:
+        return url in around.tops or _is_called_like(url.rpartition("/")[2], stem)
+
+    def is_of_another_split(url: str) -> bool:
+        splits, own = splits_mentioned([url.rpartition("/")[2]]), splits_mentioned([stem])
+        return url not in around.tops and len(splits) == len(own) == 1 and splits != own
+
+    fit = [url for url in found if not is_of_another_split(url)]
+    whole, meant = [url for url in fit if found[url] == len(names)], [url for url in fit if is_meant(url)]
+    if len(meant) == 1 and set(whole) <= set(meant):
+        return open_store(meant[0])
+    rival = next((url for url in around.looked if url not in found and url not in around.tops and is_meant(url)), None)
+    if len(fit) == len(whole) == 1 and rival is None and (whole[0] in around.alone or _is_of_images(whole[0])):
+        return open_store(whole[0])
+    give = "say which folder its file names are relative to: --image DIR"
+    like = f"{coco.where}: images like {names[0]} are in"
+    if len(fit) > 1:
+        best = whole if len(whole) > 1 else fit
+        raise OptionError(f"{like} {' and in '.join(best[:_SHOWN])}; {give}")
+    if fit and not whole:
+        raise OptionError(f"{like} {fit[0]}, but only {found[fit[0]]} of {len(names)} that were looked for; {give}")
+    if fit:
+        other = f", and {rival} is called like it and does not hold them" if rival else ""
+        raise OptionError(f"{like} {fit[0]}, and nothing says that they are those of this file{other}; {give}")
+    if found:
+        raise OptionError(f"{like} {next(iter(found))}, which is called like another split; {give}")
+    raise OptionError(
+        f"{coco.where}: its images, like {names[0]}, are in none of {len(around.looked)} folders around {store.url}; "
+        f"{give}"
+    )
+
+
+class _Around(NamedTuple):
+    """Folders around a file of COCO.
+
+    Attributes:
+        tops: its own, and the one above it if that may hold its images.
+        looked: those that were looked into.
+        found: how many of the images are in those that have some.
+        alone: those that have no other folder beside them, but for that of the file.
+    """
+
+    tops: list[str]
+    looked: list[str]
+    found: dict[str, int]
+    alone: set[str]
+
+
+def _look_around(coco: Coco, store: Store, names: Sequence[str]) -> _Around:
+    parent, _, own = store.url.rstrip("/").rpartition("/")
+    tops = [store.url]
+    if parent and not parent.endswith((":", "/")) and not _ANNOTATIONS.isdisjoint(_kinds(own)):  # no bucket's parent
+        tops.append(parent)
+    around, roots = _Around(tops, [], {}, set()), tops
     with listing(f"the images of {coco.where} cannot be looked for"):
         for _ in range(_LEVELS):
-            for url in roots[: _MOST_FOLDERS - len(tried)]:
-                found |= {url: count} if (count := _count_files(url, names)) else {}
-                if found.get(store.url) == len(names):  # they are relative to their file
-                    return store
-            if found:
+            roots = roots[: _MOST_FOLDERS - len(around.looked)]
+            inner = [url for url in roots if not around.looked or url.rpartition("/")[2].lower() == "images"]
+            for url in roots:
+                around.looked.append(url)
+                if count := _count_files(url, names):
+                    around.found[url] = count
+                if around.found.get(store.url) == len(names):
+                    return around
+            if len(names) in around.found.values():
                 break
-            inner = roots if not tried else [url for url in roots if url.rpartition("/")[2].lower() == "images"]
-            tried.update(roots)
-            roots = [url for root in inner for url in _folders_in(root) if url not in tried]
-    best = [url for url, count in found.items() if count == max(found.values())]
-    if len(best) == 1:
-        return open_store(best[0])
-    give = "say which folder its file names are relative to: --image DIR"
-    if best:
-        raise OptionError(f"{coco.where}: images like {names[0]} are in {' and in '.join(best[:3])}; {give}")
-    raise OptionError(
-        f"{coco.where}: its images, like {names[0]}, are in none of {len(tried)} folders around {store.url}; {give}"
-    )
+            in_each = [[url for url in _folders_in(root) if url not in around.looked] for root in inner]
+            around.alone.update(urls[0] for urls in in_each if len(urls) == 1)
+            roots = [url for urls in in_each for url in urls]
+    return around
+
+
+def _is_of_images(url: str) -> bool:
+    name = url.rpartition("/")[2]
+    return bool(splits_mentioned([name])) or not _IMAGES.isdisjoint(_kinds(name))
+
+
+def _words(name: str) -> set[str]:
+    return {word.removesuffix("s") for word in re.findall("[a-z0-9]+", name.lower())}
+
+
+def _kinds(name: str) -> set[str]:
+    return _words(re.sub("[0-9]+", " ", name))
+
+
+def _is_called_like(folder: str, stem: str) -> bool:
+    """Return true for `val2017` and `instances_val2017`, `images_val` and `val`, `site3` and `site3_boxes`."""
+    parts, said = (_words(name) - _GENERAL for name in (folder, stem))
+    splits = splits_mentioned([folder])
+    return (bool(parts) and parts <= said) or (len(splits) == 1 and splits == splits_mentioned([stem]))
 
 
 def _count_files(base: str, names: Sequence[str]) -> int:

@@ -12,7 +12,8 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget, too_many
 from tpufeed.dataset.schema import further_columns
 from tpufeed.engines.engine import available_cores
-from tpufeed.errors import BuildError
+from tpufeed.errors import BuildError, mask_secrets
+from tpufeed.sharding.coco import is_coco
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import count_shards, plan_shards, probe_images
@@ -56,6 +57,7 @@ class Preview:
         skipped: images of an append that are in the dataset already.
         read_before: images that are read before the build, to find duplicates or to deal them to splits by content.
         version: the dataset's number after an append; None of another build.
+        images_from: the folder that file names in COCO's JSON are taken to be relative to; else empty.
     """
 
     source: str
@@ -75,6 +77,7 @@ class Preview:
     skipped: int = 0
     read_before: int = 0
     version: int | None = None
+    images_from: str = ""
 
     @property
     def bytes(self) -> int:
@@ -155,4 +158,5 @@ def preview_build(  # noqa: PLR0913  # what is known of a build before it begins
         complete=complete,
         skipped=inventory.skipped,
         read_before=0 if complete or plan is not None else inventory.count_reads(options),
+        images_from=mask_secrets(inventory.base) if is_coco(source) else "",
     )

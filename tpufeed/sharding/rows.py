@@ -4,7 +4,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +19,27 @@ Labels = tuple[Label, ...]  # of a sample of several classes
 _ROW_DIGITS = 9  # so that the order of names is that of rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# Folders that other programs put among images: thumbnails of a Synology or QNAP, bins, snapshots.
+HIDDEN_FOLDERS = frozenset(
+    (
+        "__macosx",
+        ".appledouble",
+        "@eadir",
+        "@tmp",
+        "@recycle",
+        "@recently-snapshot",
+        "#recycle",
+        "#snapshot",
+        "$recycle.bin",
+        "system volume information",
+        "lost+found",
+    )
+)
 
 
 class Row(NamedTuple):
@@ -82,13 +103,19 @@ def listing(what: str = "the source cannot be listed") -> Iterator[None]:
 
 
 def is_image_name(name: str) -> bool:
-    """Return true for an image's name. Hidden files and folders (.ipynb_checkpoints, ._x.jpg) are no images."""
+    """Return true for an image's name. Hidden files and folders (.ipynb_checkpoints, ._x.jpg, @eaDir) are no images."""
     return name.lower().endswith(IMAGE_SUFFIXES) and not any(map(is_hidden, name.split("/")))
 
 
 def is_hidden(part: str) -> bool:
     """Return true for a name that other programs hide."""
-    return (part.startswith(".") and not part.startswith("..")) or part == "__MACOSX"
+    return (part.startswith(".") and not part.startswith("..")) or part.lower() in HIDDEN_FOLDERS
+
+
+def splits_mentioned(names: Iterable[str]) -> set[str]:
+    """Return those of train, val and test that some names mention: `flowers-train` is no split's usual name."""
+    words = (word for name in names for word in re.findall("[a-z]+", name.lower()))
+    return {SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD}
 
 
 def name_of_row(file: str, row: int) -> str:

@@ -134,7 +134,8 @@ def iter_turn_warnings(odd: Mapping[str, int]) -> Iterator[str]:
     if odd.get(_UNSURE):
         others = f", and {odd[_TURNED]:,} others were of the other one and were turned" if odd.get(_TURNED) else ""
         yield (
-            f"{odd[_UNSURE]:,} images with boxes have an EXIF orientation, and their sizes do not tell whether the boxes "
-            f"are of the stored or of the upright image (upside down, mirrored, or square): they were not turned{others}. "
+            f"{odd[_UNSURE]:,} images with boxes have an EXIF orientation, and their sizes do not tell whether the "
+            "boxes are of the stored or of the upright image (upside down, mirrored, or square): they were not "
+            f"turned{others}. "
             "Look at some: tpufeed show; to be sure, turn such images and their boxes in the source"
         )

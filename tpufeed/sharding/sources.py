@@ -5,7 +5,7 @@ import itertools
 import posixpath
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,16 @@ from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding import coco, huggingface, tables, tars
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import open_masks
-from tpufeed.sharding.rows import IMAGE_SUFFIXES, Found, Row, is_hidden, is_image_name, listing
+from tpufeed.sharding.rows import (
+    IMAGE_SUFFIXES,
+    SPLIT_OF_WORD,
+    Found,
+    Row,
+    is_hidden,
+    is_image_name,
+    listing,
+    splits_mentioned,
+)
 from tpufeed.storage.local import is_folder, mode_of
 from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
@@ -27,14 +36,9 @@ _BRACES = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_FILES = 10**6
 _SHOWN, _MANY_SHOWN = 3, 8
 _MOST_NESTED = 1000
-_SPLIT_OF_WORD = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 # train, Training_Set, trainset, test_images, val2017
 _SPLIT_NAME = re.compile(
-    rf"({'|'.join(_SPLIT_OF_WORD)})(?:_?(?:sets?|data|dataset|images?|imgs?|split|[0-9]{{4}}))?", re.IGNORECASE
+    rf"({'|'.join(SPLIT_OF_WORD)})(?:_?(?:sets?|data|dataset|images?|imgs?|split|[0-9]{{4}}))?", re.IGNORECASE
 )
 
 
@@ -281,7 +285,7 @@ def _has_split_folders(store: Store) -> bool:
 def _split_named(folder: str) -> str | None:
     """Return train, val or test where a folder is called as one of these is; None for any other name."""
     match = _SPLIT_NAME.fullmatch(folder)
-    return None if match is None else _SPLIT_OF_WORD[match[1].lower()]
+    return None if match is None else SPLIT_OF_WORD[match[1].lower()]
 
 
 def _iter_folder(
@@ -400,7 +404,7 @@ def iter_source_warnings(
             way = "folders in a tar are no classes, so unpack it to have them"
         yield f"no labels: no sample has a .cls; {way}, or say --label none"
     if source.kind == "tars" and options.split_shares is None:
-        mentioned = _splits_mentioned(found.tars)
+        mentioned = splits_mentioned(found.tars)
         if len(mentioned) > 1:
             yield (
                 f"tars are called like splits ({', '.join(sorted(mentioned))}), and all of them become train: shard "
@@ -408,9 +412,9 @@ def iter_source_warnings(
             )
     if source.kind == "folder" and labelled and options.class_names is None:
         folders = sorted({folder for _, folder in found.nested})
-        if len(_splits_mentioned(classes)) > 1 or any(_split_named(label) for label, _ in found.nested):
+        if len(splits_mentioned(classes)) > 1 or any(_split_named(label) for label, _ in found.nested):
             yield (
-                f"classes are called like splits: {_show([name for name in classes if _splits_mentioned([name])])}; if "
+                f"classes are called like splits: {_show([name for name in classes if splits_mentioned([name])])}; if "
                 "they are splits, say --split-by folder, which makes every folder that holds images a split, with the "
                 "classes inside"
             )
@@ -422,12 +426,6 @@ def iter_source_warnings(
                 f"all images lie in one folder, {name}, and so are of one class; {inner}to take all images without "
                 "labels, say --label none"
             )
-
-
-def _splits_mentioned(names: Iterable[str]) -> set[str]:
-    """Return those of train, val and test that some names mention: `flowers-train` is no split's usual name."""
-    words = (word for name in names for word in re.findall("[a-z]+", name.lower()))
-    return {_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD}
 
 
 def _show(names: Sequence[str]) -> str:

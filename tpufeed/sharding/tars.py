@@ -12,7 +12,7 @@ from tpufeed.dataset.naming import count_ending
 from tpufeed.dataset.plan import ImageRef
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.pictures import Picture
-from tpufeed.sharding.rows import IMAGE_SUFFIXES, Found, Row, listing
+from tpufeed.sharding.rows import HIDDEN_FOLDERS, IMAGE_SUFFIXES, Found, Row, listing
 from tpufeed.sharding.tables import LOADERS_OWN, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo, Store
@@ -106,7 +106,7 @@ def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[st
             continue
         folder, slash, name = member.name.rpartition("/")
         stem, dot, extension = name.partition(".")
-        if not dot or not stem or "__MACOSX" in folder:
+        if not dot or not stem or not HIDDEN_FOLDERS.isdisjoint(folder.lower().split("/")):
             count_ending(found.ignored_files, member.name)
             continue
         if key != folder + slash + stem:
