@@ -467,3 +467,33 @@ def test_without_the_client_of_the_hub_the_error_says_what_to_install(tmp_path, 
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)
     with pytest.raises(StoreError, match="pip install huggingface_hub"):
         tpufeed.shard("hf://datasets/me/flowers@v1", tmp_path / "d")
+
+
+# Splits in the names of files.
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["test_tubes.parquet"], {"train"}),
+        (["dev_kits.parquet", "train-stations.parquet"], {"train"}),
+        (["test tubes/0.parquet"], {"train"}),
+        (["flowers_test.parquet", "flowers_train.parquet"], {"train", "test"}),
+        (["train_en.parquet", "test_en.parquet"], {"train", "test"}),
+        (["train_v2.parquet", "val_images_0.parquet"], {"train", "validation"}),
+        (["train-00000-of-00001-a09b74b3ef9c3b56.parquet", "test-dev.parquet"], {"train", "test"}),
+        (["train/test_tubes.parquet", "val/test_tubes.parquet"], {"train", "validation"}),
+    ],
+)
+def test_splits_that_names_of_files_say(names, splits, small_jpegs, tmp_path):
+    for place, name in enumerate(names):
+        write(tmp_path / "hub" / name, hub_table(embed([small_jpegs[place]]), label=[1], caption=["a"]))
+    tpufeed.shard(tmp_path / "hub", tmp_path / "d", workers=1)
+    assert set(open_dataset(tmp_path / "d").manifest.splits) == splits
+
+
+def test_a_name_that_says_no_split_among_others(small_jpegs, tmp_path):
+    for name in ("train.parquet", "test_tubes.parquet"):
+        write(tmp_path / "hub" / name, hub_table(embed(small_jpegs[:1]), label=[1], caption=["a"]))
+    with pytest.raises(OptionError, match=r"test_tubes\.parquet"):
+        tpufeed.shard(tmp_path / "hub", tmp_path / "d", workers=1)

@@ -74,6 +74,13 @@ def test_tfrecords_in_place_of_images_are_for_adopt(tree, take):
         "cat/.ipynb_checkpoints/1.jpg",
         "__MACOSX/1.jpg",
         "__MACOSX/cat/._1.jpg",
+        "@eaDir/1.jpg",
+        "cat/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg",
+        ".AppleDouble/1.jpg",
+        "#recycle/cow/1.jpg",
+        "$RECYCLE.BIN/1.jpg",
+        "lost+found/1.jpg",
+        ".@__thumb/1.jpg",
     ],
 )
 def test_other_programs_leavings_are_no_images_and_no_classes(leaving, tree, take):

@@ -181,7 +181,7 @@ def test_types_of_parquet_that_no_feature_has_become_text(table, take):
             "price": [decimal.Decimal("1.50"), decimal.Decimal(2)],
             "big": pa.array([2**64 - 1, 1], pa.uint64()),
             "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
-            "inner": [{"a": 1, "b": b"\xff"}, None],
+            "mixed": [[{"a": 1, "b": b"\xff"}], None],
         }
     )
     inventory, inputs = take(table(content, "parquet"))
@@ -363,12 +363,14 @@ def test_a_missing_value_among_ids_is_a_reject(table, take):
         text = "path,label,fold\n" + "".join(f"{n % 10}.jpg,{n},0\n" for n in range(12)) + f"0.jpg,{missing},0\n"
         inventory, inputs = take(table(text))
         assert inventory.classes.names == tuple(map(str, range(12)))
-        assert (sorted(item.label for item in inputs), inventory.warnings) == ([-1, *range(12)], ())
+        assert sorted(item.label for item in inputs) == [-1, *range(12)]
+        assert ["2 images are in several rows" in said for said in inventory.warnings] == [True]
 
 
 def test_labels_that_are_several_or_written_in_several_ways_are_told(table, tmp_path):
     pairs = table([{"path": f"{n % 10}.jpg", "label": f"red,{n}"} for n in range(30)], "jsonl")
-    (said,) = preview_shard(pairs, tmp_path / "d").warnings
+    said, repeated = preview_shard(pairs, tmp_path / "d").warnings
+    assert "10 images are in several rows" in repeated
     assert said.startswith("30 of 30 classes have fewer than 5 images, like 'red,0': labels of several parts (',')")
     (said,) = tpufeed.shard(table("path,label\n0.jpg,1\n1.jpg,01\n"), tmp_path / "d", workers=1).warnings
     assert said.startswith("the labels '01', '1' are one class;")
@@ -427,6 +429,86 @@ def test_columns_that_differ_by_capitals_only(header, table, take):
 def test_columns_that_differ_by_capitals_and_are_named(table, take):
     inventory, _ = take(table("path,LABEL,Label\n0.jpg,a,b\n"), label="LABEL")
     assert (inventory.classes.names, [f.name for f in inventory.schema]) == (("a",), ["Label"])
+
+
+def test_fields_of_objects_are_columns_in_json_lines_and_in_parquet(table, tmp_path):
+    rows = [
+        {"path": "0.jpg", "objects": {"bbox": [[1, 2, 3, 4], [2, 3, 4, 5]], "kind": {"name": ["a", "b"]}}, "n": 1},
+        {"path": "1.jpg", "objects": None, "n": 2},
+        {"path": "2.jpg", "objects": {"bbox": [], "kind": {"name": []}}, "n": 3},
+    ]
+    options = {"boxes": "objects.bbox", "box_format": "xywh", "label": "objects.kind.name", "workers": 1}
+    found = []
+    for suffix in ("jsonl", "parquet"):
+        result = tpufeed.shard(table(rows, suffix), tmp_path / suffix, **options)
+        found.append(list(result.manifest.features))
+        sample = samples_of(result.url)["0.jpg"]
+        assert sample["objects.bbox"] == [1, 2, 4, 6, 2, 3, 6, 8]
+        assert sample["image/class/text"] == [b"a", b"b"]
+        assert samples_of(result.url)["1.jpg"]["objects.bbox"] == []
+    assert found[0] == found[1]
+
+
+def test_objects_whose_keys_are_data_stay_text(table, take):
+    rows = [{"path": f"{n}.jpg", "seen": {f"id{n}-{key}": key for key in range(40)}} for n in range(2)]
+    inventory, _ = take(table(rows, "jsonl"))
+    assert [feature.name for feature in inventory.schema] == ["seen"]
+
+
+def test_a_field_that_is_called_as_another_column(table, take):
+    with pytest.raises(SourceError, match=r"table\.jsonl: two columns have the same name: a\.b"):
+        take(table([{"path": "0.jpg", "a.b": 1, "a": {"b": 2}}], "jsonl"))
+
+
+def test_objects_in_objects_without_end(table, take):
+    text = '{"path":"0.jpg","a":' + '{"a":' * 400 + "1" + "}" * 400 + "}\n"
+    assert len(take(table(text, "jsonl"))[0].schema) == 1
+
+
+# Several rows of one image.
+
+
+def boxes_csv(labels, header="path,class,xmin,ymin,xmax,ymax"):
+    rows = [f"{n}.jpg,{label},1,1,9,{9 + at}" for n in range(3) for at, label in enumerate(labels)]
+    return "\n".join([header, *rows]) + "\n"
+
+
+@pytest.mark.parametrize("labels", [("cat", "cow"), ("cat", "cat")])
+@pytest.mark.parametrize(
+    "header", ["path,class,xmin,ymin,xmax,ymax", "image,class,XMin,YMin,XMax,YMax", "path,class,x1,y1,x2,y2"]
+)
+def test_a_row_for_each_box_is_said(labels, header, table, tmp_path):
+    result = tpufeed.shard(table(boxes_csv(labels, header)), tmp_path / "d", workers=1)
+    (said,) = (warning for warning in result.warnings if "rows" in warning and "box" in warning)
+    assert "3 images" in said
+    assert "--boxes boxes" in said
+
+
+def test_a_box_as_a_list_in_each_row_is_said(table, tmp_path):
+    rows = [{"path": f"{n % 3}.jpg", "bbox": [1, 2, 3, 4 + n]} for n in range(6)]
+    result = tpufeed.shard(table(rows, "jsonl"), tmp_path / "d", workers=1)
+    assert any("3 images" in warning and "--boxes boxes" in warning for warning in result.warnings)
+
+
+def test_rows_of_one_image_that_contradict_each_other_are_said(table, tmp_path):
+    content = "path,label\n0.jpg,cat\n./0.jpg,cow\n1.jpg,cat\n1.jpg,cat\n2.jpg,cow\n"
+    result = tpufeed.shard(table(content), tmp_path / "d", workers=1)
+    (said,) = (warning for warning in result.warnings if "rows with different labels" in warning)
+    assert "1 images" in said
+    assert "0.jpg" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "path,label\n0.jpg,cat\n0.jpg,cat\n1.jpg,cow\n",  # more often
+        "path,text\n0.jpg,a\n0.jpg,b\n1.jpg,c\n",  # several descriptions
+        "path,label,xmin,ymin,xmax,ymax\n0.jpg,cat,1,1,9,9\n1.jpg,cow,1,1,9,9\n",  # a box an image
+    ],
+)
+def test_rows_of_which_there_is_nothing_to_say(content, table, tmp_path):
+    result = tpufeed.shard(table(content), tmp_path / "d", workers=1, label="auto" if "label" in content else "none")
+    assert not [warning for warning in result.warnings if "rows" in warning]
 
 
 @pytest.mark.parametrize("label", ['{"a":1}', '[{"a":1}]'])

@@ -145,12 +145,23 @@ def test_what_is_no_part_of_a_sample_is_counted(make_tar, sample, take):
         ("README", b"no extension"),
         (".hidden.jpg", b"x"),
         ("__MACOSX/000000.jpg", b"x"),
+        ("@eaDir/000000.jpg/SYNOPHOTO_THUMB_M.jpg", b"x"),
         ("000000.jpg.link", LINK),
         *sample(0, npy=b"unknown"),
     ]
     inventory, inputs = take(make_tar(members))
     assert list(by_path(inputs)) == ["a.tar/000000.jpg"]
-    assert inventory.ignored_files == {"": 2, ".jpg": 1, ".link": 1, ".npy": 1}  # a folder is none
+    assert inventory.ignored_files == {"": 2, ".jpg": 2, ".link": 1, ".npy": 1}  # a folder is none
+
+
+def test_a_folder_of_tars_may_hold_what_others_put_there(make_tar, sample, take):
+    folder = make_tar(sample(0)).parent
+    (folder / "@eaDir/a.tar").mkdir(parents=True)
+    (folder / "@eaDir/a.tar/SYNOINDEX.jpg").write_bytes(b"x")
+    (folder / ".Trash/b").mkdir(parents=True)
+    (folder / ".Trash/b/c.tar").write_bytes(b"x")
+    _, inputs = take(folder)
+    assert list(by_path(inputs)) == ["a.tar/000000.jpg"]
 
 
 def test_a_sample_without_an_image_is_rejected(make_tar, sample, tmp_path):

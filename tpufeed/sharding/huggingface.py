@@ -41,6 +41,11 @@ _SPLIT_OF_WORD = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 _PART_OF_SPLIT = re.compile(r"(?:.*/)?data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}\b[^/]*")  # of a split of any name
+_PART_NUMBER = re.compile(r"[-_.]\d{5}-of-\d{5}\b.*")
+# Words that may follow that of the split, besides single letters: train_images, test-v2, val_part_3, train.snappy
+_OF_PARTS = frozenset(
+    ("set", "sets", "data", "dataset", "split", "images", "imgs", "part", "shard", "file", "chunk", "batch", "of")
+) | {"full", "all", "snappy", "zstd", "gzip", "brotli"}
 _NO_IMAGES = ("Audio", "Video", "Pdf", "Nifti", "Mesh")  # are structs of bytes and path as well
 
 
@@ -124,7 +129,9 @@ def read_folder(store: Store, found: Sequence[ObjectInfo], options: ShardOptions
 
 def name_files(store: Store, infos: Sequence[ObjectInfo], options: ShardOptions) -> Columnar:
     """The rows of some files, whose names may say their splits. Raises as `read_folder` does."""
-    files = [ColumnarFile(info, split_of_name(info.name)) for info in sorted(infos, key=lambda info: info.name)]
+    ordered = sorted(infos, key=lambda info: info.name)
+    splits = _splits_of_names([info.name for info in ordered])
+    files = [ColumnarFile(info, split) for info, split in zip(ordered, splits, strict=True)]
     return _describe(store, files, options)
 
 
@@ -135,16 +142,45 @@ def has_images(store: Store, name: str) -> bool:
 
 
 def split_of_name(name: str) -> str | None:
-    """Return the split that a path says, as the hub has it: `data/train-00000-of-00002.parquet`, `val/0.parquet`."""
+    """Return the split that a path says, as the hub has it: `data/train-00000-of-00002.parquet`, `val/0.parquet`.
+
+    `flowers_test.parquet` says test, and `test_tubes.parquet` says nothing: what follows counts or tells parts.
+    """
     part = _PART_OF_SPLIT.fullmatch(name)
     if part is not None:
         return _SPLIT_OF_WORD.get(part[1].lower(), part[1])
     for step in reversed(name.split("/")):
-        words = re.split(r"[^A-Za-z]+", step.lower())
-        found = next((_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD), None)
-        if found is not None:
-            return found
+        split, words = _split_words(step)
+        if split is not None and all(len(word) == 1 or word in _OF_PARTS or word in _SPLIT_OF_WORD for word in words):
+            return split
     return None
+
+
+def _split_words(step: str) -> tuple[str | None, list[str]]:
+    """Return the split that one step of a path mentions first, and the words that follow it there."""
+    words = [word for word in re.split(r"[^A-Za-z]+", _PART_NUMBER.sub("", _without_suffix(step)).lower()) if word]
+    place = min((at for at, word in enumerate(words) if word in _SPLIT_OF_WORD), default=None)
+    return (None, []) if place is None else (_SPLIT_OF_WORD[words[place]], words[place + 1 :])
+
+
+def _without_suffix(name: str) -> str:
+    return name[: name.rindex(".")] if name.lower().endswith((PARQUET, ARROW)) else name
+
+
+def _splits_of_names(names: Sequence[str]) -> list[str | None]:
+    """Return the split of each path: also of train_en.parquet where there is a test_en.parquet."""
+    pattern = re.compile(rf"(?<![a-z])(?:{'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
+    alike = [pattern.sub("*", name.lower()) for name in names]
+    loose = [
+        next((split for step in reversed(name.split("/")) if (split := _split_words(step)[0])), None) for name in names
+    ]
+    of_pattern: dict[str, set[str | None]] = {}
+    for like, split in zip(alike, loose, strict=True):
+        of_pattern.setdefault(like, set()).add(split)
+    return [
+        split_of_name(name) or (split if len(of_pattern[like]) > 1 else None)
+        for name, like, split in zip(names, alike, loose, strict=True)
+    ]
 
 
 def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) -> list[str]:

@@ -54,6 +54,10 @@ _FIRST_REJECTS = 3  # that an error shows
 _IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers say no version
 _IS_ESTIMATE = f"substr(inputs.file, 1, {len(PREFIX)}) = '{PREFIX}'"  # the size of a row of Parquet is a mean
 _IN_DATASET = -1  # in the place of a row
+_FILE = "CASE file WHEN '' THEN path ELSE identity_of(file) END"
+# Names of columns that hold a side of a box, in small letters and without "_" and "bbox".
+_SIDES = ({"xmin", "ymin"}, {"x1", "y1"}, {"x", "y", "w", "h"}, {"x", "y", "width", "height"}, {"left", "top"})
+_BOX_NAMES = frozenset(("bbox", "box", "boundingbox"))
 _Line = tuple[Any, ...]
 
 
@@ -181,8 +185,38 @@ class Inventory:
 
         self.digest = input_digest(self.base, iter_inputs())
         if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
-            each = "SELECT COUNT(*) AS rows FROM inputs GROUP BY CASE file WHEN '' THEN path ELSE identity_of(file) END"
+            each = f"SELECT COUNT(*) AS rows FROM inputs GROUP BY {_FILE}"
             (self.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
+        if self._by_file and self.listed_twice:
+            self.warnings += tuple(self._iter_repeats(options))
+
+    def _iter_repeats(self, options: ShardOptions) -> Iterator[str]:
+        """Yield a sentence on images that a table names in several rows, each of which becomes a sample."""
+        names = [spec.name.lower().replace("_", "") for spec in self.schema]
+        bare = {name.removeprefix("bbox") for name in names}
+        has_box = any(sides <= bare for sides in _SIDES) or not _BOX_NAMES.isdisjoint(names)
+        if has_box and options.boxes is None:
+            each = f"SELECT COUNT(*) AS rows, MIN(path) AS path FROM inputs GROUP BY {_FILE} HAVING rows > 1"
+            images, rows, path = self._query(f"SELECT COUNT(*), SUM(rows), MIN(path) FROM ({each})").fetchone()
+            yield (
+                f"{images:,} images are in {rows:,} rows, each with a box, like {path}: every row becomes a sample of "
+                "its own, with one label and a box that does not move with the crop. For a sample with all boxes of "
+                "its image, make JSON lines with a row for each image (docs/samples.md has a program), and run: "
+                "tpufeed shard boxes.jsonl DST --boxes boxes --label label"
+            )
+        elif self.labelled:
+            self._database.create_function("class_of", 1, self.classes.ids.get)
+            each = (
+                f"SELECT MIN(path) AS path FROM inputs WHERE problem IS NULL GROUP BY {_FILE} "
+                "HAVING COUNT(DISTINCT COALESCE(labels, class_of(label))) > 1"
+            )
+            images, path = self._query(f"SELECT COUNT(*), MIN(path) FROM ({each})").fetchone()
+            if images:
+                yield (
+                    f"{images:,} images are in several rows with different labels, like {path}: every row becomes a "
+                    "sample of its own, and they contradict each other. For a sample with several labels give a list "
+                    "of them, in JSON lines with a row for each image: docs/samples.md"
+                )
 
     def _sum_up(self) -> None:
         sums = self._query(

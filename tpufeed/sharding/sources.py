@@ -230,9 +230,11 @@ def _only_tars(store: Store) -> list[ObjectInfo]:
     """The tars of a folder that holds some and no folders: cheap to know of a folder that holds class folders."""
     infos = []
     with listing():
-        if any(True for _ in store.iter_folders()):
+        if not all(map(is_hidden, store.iter_folders())):
             return []
         for info in store.iter_objects():
+            if "/" in info.name:
+                continue
             if is_image_name(info.name):
                 return []
             if info.name.lower().endswith(tars.SUFFIXES):

@@ -44,6 +44,8 @@ _LONGEST_FIELD = 16 << 20  # characters: the mask of an object as text takes up 
 _BEYOND_PYTHON = (ValueError, OverflowError, LookupError)  # a year beyond 9999, a time zone that is not known here
 _ROWS_AT_ONCE = 2048
 _NO_FILE = "there is no such file"
+_MOST_FIELDS = 64  # of a column of objects, which is else taken for one whose keys are data
+_MOST_LEVELS = 8
 
 Record = Mapping[str, Any]
 
@@ -155,7 +157,7 @@ def iter_table(
     where = f"{store.url}/{name}"
     files = Files(store.url)
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
-        records = _iter_records(file, name, where)
+        records = iter_flat(_iter_records(file, name, where), where)
         first = list(itertools.islice(records, _ROWS_AT_ONCE))
         if not first:
             raise NoInputsError(f"{where}: the table has no rows")
@@ -174,7 +176,7 @@ def iter_files(store: Store, name: str, image: str | None, pictures: Sequence[Pi
     """
     where = f"{store.url}/{name}"
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
-        records = _iter_records(file, name, where)
+        records = iter_flat(_iter_records(file, name, where), where)
         first = list(itertools.islice(records, _ROWS_AT_ONCE))
         names = list(dict.fromkeys(itertools.chain.from_iterable(first)))
         columns = TableColumns(where, names, image, "none", None, pictures).files
@@ -268,6 +270,47 @@ def to_label(value: Any) -> Label | Labels:
     if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
         return value
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def iter_flat(records: Iterator[Record], where: str) -> Iterator[Record]:
+    """The records, with the fields of a column of objects as columns of their own: `objects.bbox`.
+
+    Parquet files with images inside have them so as well. A column stays as it is if it has other values, too, or if
+    its objects have so many keys that these are data.
+
+    Raises:
+        SourceError: a field is called as another column is.
+    """
+    first = list(itertools.islice(records, _ROWS_AT_ONCE))
+    fields, kept = dict[str, set[str]](), set[str]()
+    for record in first:
+        for name, value in record.items():
+            if isinstance(value, dict):
+                fields.setdefault(name, set()).update(field for field, _ in _iter_fields(name, value))
+            elif value is not None:
+                kept.add(name)
+    kept.update(name for name, found in fields.items() if len(found) > _MOST_FIELDS)
+    for record in itertools.chain(first, records):
+        if not any(isinstance(value, dict) or name in fields for name, value in record.items()):
+            yield record
+            continue
+        flat: dict[str, Any] = {}
+        for name, value in record.items():
+            is_flat = name not in kept and (isinstance(value, dict) or (value is None and name in fields))
+            for field, item in _iter_fields(name, value) if is_flat else [(name, value)]:
+                if field in flat:
+                    raise SourceError(f"{where}: two columns have the same name: {field}")
+                flat[field] = item
+        yield flat
+
+
+def _iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the values of an object, of objects in it and so on, by name; of a missing one nothing."""
+    for key, item in (value or {}).items():
+        if isinstance(item, dict) and level < _MOST_LEVELS:
+            yield from _iter_fields(f"{name}.{key}", item, level + 1)
+        else:
+            yield f"{name}.{key}", item
 
 
 def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
