@@ -41,6 +41,7 @@ from tpufeed.sharding.rows import Found, Label, Row, file_of_row, identity_of
 from tpufeed.sharding.sample import SampleMaker
 from tpufeed.sharding.sources import Source, find_source, iter_source_warnings
 from tpufeed.sharding.standing import StandingDataset, fate_of
+from tpufeed.sharding.tables import has_box
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import READS, DamagedReadError
 
@@ -55,9 +56,6 @@ _IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # s
 _IS_ESTIMATE = f"substr(inputs.file, 1, {len(PREFIX)}) = '{PREFIX}'"  # the size of a row of Parquet is a mean
 _IN_DATASET = -1  # in the place of a row
 _FILE = "CASE file WHEN '' THEN path ELSE identity_of(file) END"
-# Names of columns that hold a side of a box, in small letters and without "_" and "bbox".
-_SIDES = ({"xmin", "ymin"}, {"x1", "y1"}, {"x", "y", "w", "h"}, {"x", "y", "width", "height"}, {"left", "top"})
-_BOX_NAMES = frozenset(("bbox", "box", "boundingbox"))
 _Line = tuple[Any, ...]
 
 
@@ -192,10 +190,7 @@ class Inventory:
 
     def _iter_repeats(self, options: ShardOptions) -> Iterator[str]:
         """Yield a sentence on images that a table names in several rows, each of which becomes a sample."""
-        names = [spec.name.lower().replace("_", "") for spec in self.schema]
-        bare = {name.removeprefix("bbox") for name in names}
-        has_box = any(sides <= bare for sides in _SIDES) or not _BOX_NAMES.isdisjoint(names)
-        if has_box and options.boxes is None:
+        if options.boxes is None and has_box(spec.name for spec in self.schema):
             each = f"SELECT COUNT(*) AS rows, MIN(path) AS path FROM inputs GROUP BY {_FILE} HAVING rows > 1"
             images, rows, path = self._query(f"SELECT COUNT(*), SUM(rows), MIN(path) FROM ({each})").fetchone()
             yield (

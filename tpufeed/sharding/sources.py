@@ -15,6 +15,7 @@ from tpufeed.dataset.plan import ImageRef
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding import coco, huggingface, tables, tars
+from tpufeed.sharding.annotations import AnnotationFiles
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import open_masks
 from tpufeed.sharding.rows import (
@@ -306,13 +307,14 @@ def _iter_folder(
         SourceError: some images lie in class folders and some beside them, or in no split's folder.
         NoInputsError: there is none.
     """
-    images = classed = 0
+    images, classed, annotations = 0, 0, AnnotationFiles()
     tfrecords = False
     beside: list[str] = []
     with listing():
         for info in objects:
             if not is_image_name(info.name):
                 count_ending(found.ignored_files, info.name)
+                annotations.add(info.name)
                 tfrecords = tfrecords or (not images and is_tfrecord_name(info.name))  # for an error: no image is there
                 continue
             images += 1
@@ -335,6 +337,7 @@ def _iter_folder(
                 )
             yield Row(info.name, info.size_bytes, info.version, label, split, problem=_problem(info))
     if images:
+        found.notes.extend(annotations.iter_notes(store, bool(classed)) if labelled else ())
         return
     among = f"{store.url}: no images found among {found.ignored_files.total()} files{show_endings(found.ignored_files)}"
     if store.stat(MANIFEST) is not None:

@@ -25,7 +25,7 @@ from tpufeed.errors import (
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.pictures import Picture
 from tpufeed.sharding.rows import Label, Labels, Row, identity_of, listing, resolve
-from tpufeed.storage.reading import open_compared
+from tpufeed.storage.reading import open_compared, open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
 LABEL_COLUMNS = ("label", "class", "category", "cls")
 LOADERS_OWN = ("image", "sample", "mask")
+# Names of columns that hold a side of a box, in small letters and without "_" and "bbox".
+_SIDES = ({"xmin", "ymin"}, {"x1", "y1"}, {"x", "y", "w", "h"}, {"x", "y", "width", "height"}, {"left", "top"})
+_BOX_NAMES = frozenset(("bbox", "box", "boundingbox"))
 _SEPARATORS = {
     ".csv": {";": "with commas, or with tabs as .tsv", "\t": "with commas, or under a name that ends in .tsv"},
     ".tsv": {",": "with tabs, or under a name that ends in .csv", ";": "with tabs"},
@@ -270,6 +273,24 @@ def to_label(value: Any) -> Label | Labels:
     if isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63:
         return value
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def iter_head(store: Store, name: str) -> Iterator[Record]:
+    """The first records of the table `name`, of one that is text those in its first MB. Raises as `iter_table` does."""
+    where = f"{store.url}/{name}"
+    with listing(f"{where} cannot be read"), open_object(store, name) as file:
+        if not name.lower().endswith(".parquet"):
+            head = file.read(_BYTES_AT_ONCE)
+            whole = head if len(head) < _BYTES_AT_ONCE else head[: head.rfind(b"\n") + 1]
+            yield from iter_flat(_iter_records(io.BytesIO(whole), name, where), where)
+        else:
+            yield from iter_flat(_iter_records(file, name, where), where)
+
+
+def has_box(names: Iterable[str]) -> bool:
+    """Return true where columns are called like the sides of one box, or like one box."""
+    bare = {name.lower().replace("_", "") for name in names}
+    return any(sides <= {name.removeprefix("bbox") for name in bare} for sides in _SIDES) or bool(bare & _BOX_NAMES)
 
 
 def iter_flat(records: Iterator[Record], where: str) -> Iterator[Record]:

@@ -1,0 +1,182 @@
+"""A folder of images with annotations among them: each kind is recognised, and the command that it names takes it."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import tpufeed
+from tests.sharding.test_boxes import samples_of
+from tpufeed.cli.app import app
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """`photos(folder=...)`: four images in a folder."""
+
+    def make(folder="photos"):
+        place = tmp_path / folder
+        place.mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(np.full((48, 64, 3), number * 50 + len(folder), np.uint8)).save(place / f"{number}.png")
+        return place
+
+    return make
+
+
+def said_of(folder, **options):
+    result = tpufeed.shard(folder, folder.parent / "of-folder", workers=1, **options)
+    return [warning for warning in result.warnings if "not read" in warning]
+
+
+def run(warning, folder):
+    """Run the commands that a warning names; return the dataset of each."""
+    found = []
+    for number, command in enumerate(warning.rpartition(": ")[2].split("; ")):
+        _, *words = shlex.split(command)
+        destination = folder.parent / f"taken-{number}"
+        done = CliRunner().invoke(app, [str(destination) if word == "DST" else word for word in words])
+        assert done.exit_code == 0, done.stderr
+        found.append(destination)
+    return found
+
+
+def coco(names):
+    return json.dumps(
+        {
+            "info": {},
+            "categories": [{"id": 0, "name": "car"}],
+            "images": [{"id": n, "file_name": name, "width": 64, "height": 48} for n, name in enumerate(names)],
+            "annotations": [
+                {"id": n, "image_id": n, "category_id": 0, "bbox": [1, 2, 3, 4]} for n in range(len(names))
+            ],
+        }
+    )
+
+
+NAMES = [f"{number}.png" for number in range(4)]
+
+
+def test_metadata_of_objects(photos):
+    folder = photos("my photos")
+    rows = [
+        {"file_name": name, "objects": {"bbox": [[1, 2, 10, 12]], "categories": [n % 2]}}
+        for n, name in enumerate(NAMES)
+    ]
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (said,) = said_of(folder)
+    (taken,) = run(said, folder)
+    sample = samples_of(taken)["3.png"]
+    assert (sample["objects.bbox"], sample["image/class/label"]) == ([1, 2, 11, 14], [1])
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "labels.csv", "train.tsv", "metadata.jsonl"])
+def test_tables_of_labels(name, photos):
+    folder = photos()
+    if name.endswith("jsonl"):
+        text = "".join(json.dumps({"file_name": file, "label": "ab"[n % 2]}) + "\n" for n, file in enumerate(NAMES))
+    else:
+        comma = "\t" if name.endswith("tsv") else ","
+        rows = [("file_name", "label"), *((file, "ab"[n % 2]) for n, file in enumerate(NAMES))]
+        text = "".join(comma.join(row) + "\n" for row in rows)
+    (folder / name).write_text(text)
+    (said,) = said_of(folder)
+    (taken,) = run(said, folder)
+    assert tpufeed.open_dataset(taken).manifest.class_names == ("a", "b")
+
+
+def test_metadata_without_labels(photos):
+    folder = photos()
+    (folder / "metadata.csv").write_text("file_name,text\n" + "".join(f"{name},of {name}\n" for name in NAMES))
+    (said,) = said_of(folder)
+    (taken,) = run(said, folder)
+    assert samples_of(taken)["2.png"]["text"] == ["of 2.png"]
+
+
+def test_files_of_coco_in_the_folders_of_splits(photos):
+    for split in ("train", "valid", "test"):
+        folder = photos(f"roboflow/{split}")
+        (folder / "_annotations.coco.json").write_text(coco(NAMES))
+    (said,) = said_of(folder.parent)
+    taken = run(said, folder.parent)
+    assert [tpufeed.open_dataset(url).manifest.class_names for url in taken] == [("car",)] * 3
+
+
+def test_files_of_coco_beside_the_folders_of_images(photos):
+    folder = photos("coco/val2017")
+    photos("coco/train2017")
+    (folder.parent / "annotations").mkdir()
+    (folder.parent / "annotations/instances_val2017.json").write_text(coco(NAMES))
+    captions = {"images": [{"id": 0}], "annotations": [{"image_id": 0, "caption": "a"}]}
+    (folder.parent / "annotations/captions_val2017.json").write_text(json.dumps(captions))
+    (said,) = said_of(folder.parent)
+    (taken,) = run(said, folder.parent)
+    assert len(samples_of(taken)) == 4
+
+
+def test_tables_with_a_row_for_each_box(photos):
+    folder = photos()
+    rows = [f"{name},64,48,{label},4,4,20,20\n" for name in NAMES for label in ("cat", "cow")]
+    (folder / "_annotations.csv").write_text("filename,width,height,class,xmin,ymin,xmax,ymax\n" + "".join(rows))
+    (said,) = said_of(folder)
+    assert "--boxes boxes" in said
+    assert "_annotations.csv" in said
+
+
+OTHERS = {
+    "voc": ("{}.xml", "<annotation>\n<object><name>cat</name></object></annotation>"),
+    "yolo": ("{}.txt", "0 0.5 0.5 0.1 0.2\n1 0.1 0.1 0.1 0.1\n"),
+    "labelme": ("{}.json", '{"version": "5.0", "shapes": [], "imagePath": "x"}'),
+}
+
+
+@pytest.mark.parametrize("where", ["photos", "labels/deeper"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_files_that_no_command_takes(kind, where, photos):
+    folder = photos("project/photos")
+    name, text = OTHERS[kind]
+    (folder.parent / where).mkdir(parents=True, exist_ok=True)
+    (folder.parent / "classes.txt").write_text("cat\ndog\n")
+    for number in range(4):
+        (folder.parent / where / name.format(number)).write_text(text)
+    (said,) = said_of(folder.parent)
+    assert "no command" in said
+    assert name[2:] in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("README.txt", "500 photographs\n"),
+        ("notes.csv", "day,place\n1,here\n"),
+        ("table.csv", "path,label\nelsewhere.png,cat\n"),  # of other images
+        ("metadata.jsonl", "{"),
+        ("metadata.jsonl", '{"file_name": 7}\n'),
+        ("metadata.csv", ""),
+        ("metadata.parquet", "PAR1"),
+        ("settings.json", '{"images": []}'),
+        ("@eaDir/metadata.csv", "file_name,label\n0.png,cat\n"),
+        ("broken.json", "\xff"),
+        ("x.xml", "<html/>"),
+    ],
+)
+def test_other_files_are_only_counted(name, text, photos):
+    folder = photos()
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(text, encoding="latin-1")
+    assert said_of(folder) == []
+
+
+def test_a_table_of_what_class_folders_say_already(photos):
+    folder = photos("photos/cat")
+    (folder.parent / "index.csv").write_text("path,label\ncat/0.png,cat\n")
+    assert said_of(folder.parent) == []
+
+
+def test_who_wants_no_labels_hears_of_none(photos):
+    folder = photos()
+    (folder / "metadata.csv").write_text("file_name,label\n0.png,a\n")
+    assert said_of(folder, label="none") == []

@@ -1,0 +1,163 @@
+"""Files of labels, boxes and texts among the images of a folder: what they are, and which command reads them."""
+
+import itertools
+import posixpath
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpufeed.errors import TpufeedError
+from tpufeed.sharding.coco import SUFFIXES as COCO_SUFFIXES
+from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.rows import is_hidden, resolve
+from tpufeed.sharding.tables import LABEL_COLUMNS, SUFFIXES, TableColumns, has_box, iter_head
+from tpufeed.storage.reading import open_object
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
+
+_MOST_KEPT = 32  # names of a kind, of which the beginnings are read
+_HEAD_BYTES = 1 << 16
+_ROWS = 100
+_SHOWN = 3
+_BOX = 4
+_COCO_KEY = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
+_NO_BOXES = re.compile(r"(?:.*/)?(captions|panoptic|image_info)_[^/]*")  # files of COCO's annotations
+_YOLO = re.compile(rb"\s*(\d+(\s+[-+0-9.eE]+){4,}\s*)+")
+_OWN_NAMES = ("metadata", "_annotations")  # of the Hugging Face imagefolder, of Roboflow
+_OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "category_id", "name")
+_ROW_A_BOX = "a row for each box"
+_OWN_FORMATS = {".xml": ".xml files of Pascal VOC", ".txt": ".txt files of YOLO", ".json": ".json files of labelme"}
+
+
+@dataclass(slots=True)
+class AnnotationFiles:
+    """Takes note of the files of a folder that are no images, and says which of them annotate images.
+
+    Attributes:
+        names: by their endings, a few of each.
+        counts: how many there are of each ending.
+    """
+
+    names: dict[str, list[str]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str) -> None:
+        """Take note of a file."""
+        suffix = posixpath.splitext(name)[1].lower()
+        if suffix in (*SUFFIXES, *_OWN_FORMATS) and not any(map(is_hidden, name.split("/"))):
+            self.counts[suffix] += 1
+            kept = self.names.setdefault(suffix, [])
+            if len(kept) == _MOST_KEPT:
+                kept.pop()
+            kept.append(name)
+
+    def iter_notes(self, store: Store, classed: bool) -> Iterator[str]:
+        """Yield a sentence on each kind of annotations, which are not read as the source is a folder of images.
+
+        Args:
+            store: the folder.
+            classed: its images have classes by their folders: a table of labels adds nothing then.
+        """
+        commands, with_boxes = list[str](), list[str]()
+        for name in itertools.chain.from_iterable(self.names.get(suffix, []) for suffix in SUFFIXES):
+            with suppress(TpufeedError):  # no table of images, or one that cannot be read: the folder is none the worse
+                options = _read_table(store, name, classed)
+                if options == _ROW_A_BOX:
+                    with_boxes.append(name)
+                elif options is not None:
+                    commands.append(_command(store, name, options))
+        if commands:
+            yield _say("tables", commands)
+        if with_boxes:
+            yield (
+                f"tables with a row for each box are not read, like {with_boxes[0]}: make JSON lines with a row for "
+                "each image (docs/samples.md has a program), and run: tpufeed shard boxes.jsonl DST --boxes boxes "
+                "--label label"
+            )
+        documents = {name: _read_head(store, name) for name in self.names.get(COCO_SUFFIXES[0], [])}
+        files = [name for name, head in documents.items() if _is_coco(head) and not _NO_BOXES.fullmatch(name)]
+        if files:
+            yield _say("files of COCO", [_command(store, name) for name in files])
+        is_there = {
+            ".json": any(b'"shapes"' in head for head in documents.values()),
+            ".xml": any(b"<annotation" in _read_head(store, name) for name in self._some(".xml")),
+            ".txt": any(_YOLO.fullmatch(_read_head(store, name)) for name in self._some(".txt")),
+        }
+        for suffix in (suffix for suffix, found in is_there.items() if found):
+            yield (
+                f"{_OWN_FORMATS[suffix]} among the images ({self.counts[suffix]:,} {suffix}) are not read, with the "
+                "labels and boxes in them, and no command reads them: convert them to a file of COCO, as CVAT and "
+                "Roboflow export it, or to JSON lines with a row for each image (docs/samples.md)"
+            )
+
+    def _some(self, suffix: str) -> list[str]:
+        """Return a few names: a classes.txt may come first or last."""
+        names = self.names.get(suffix, [])
+        return [*names[:_SHOWN], *names[_SHOWN:][-_SHOWN:]]
+
+
+def _say(what: str, commands: Sequence[str]) -> str:
+    apart = ", each apart" if len(commands) > 1 else ""
+    more = f"; and {len(commands) - _SHOWN} more" if len(commands) > _SHOWN else ""
+    return (
+        f"{what} among the images are not read, with the labels and boxes in them. To take them{apart}: "
+        f"{'; '.join(commands[:_SHOWN])}{more}"
+    )
+
+
+def _command(store: Store, name: str, options: str = "") -> str:
+    url = f"{store.url.rstrip('/')}/{name}"
+    return f"tpufeed shard {shlex.quote(url)} DST{options}"
+
+
+def _read_table(store: Store, name: str, classed: bool) -> str | None:
+    """Return the options that take a table of images, or `_ROW_A_BOX`; None if it says nothing of these images.
+
+    Raises:
+        TpufeedError: it is no table of images.
+    """
+    folder, _, file = name.rpartition("/")
+    if name.lower().endswith(".parquet") and not file.startswith(_OWN_NAMES):  # it may hold anything, of any size
+        return None
+    base = f"{store.url.rstrip('/')}/{folder}".rstrip("/")
+    rows = list(itertools.islice(iter_head(store, name), _ROWS))
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+    image = TableColumns(name, columns, None, "none", None).files[0]
+    paths = [row.get(image) for row in rows]
+    looked = Files(base).stats([resolve(base, path) for path in paths[:1] if isinstance(path, str) and path])
+    if not any(isinstance(info, ObjectInfo) and info.version != BROKEN_LINK for info in looked):
+        return None
+    if has_box(columns) and len(set(map(str, paths))) < len(paths):
+        return _ROW_A_BOX
+    boxes = _boxes_of(rows, columns)
+    if classed and not boxes and not file.startswith(_OWN_NAMES):
+        return None
+    return boxes or ("" if any(column.lower() in LABEL_COLUMNS for column in columns) else " --label none")
+
+
+def _boxes_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Return the options for a column of boxes, and for that of their labels; empty if there is none."""
+    for name in columns:
+        lists = [row[name] for row in rows if isinstance(row.get(name), list) and row[name]]
+        if not lists or not all(isinstance(box, list) and len(box) == _BOX for boxes in lists for box in boxes):
+            continue
+        owner, dot, _ = name.rpartition(".")
+        label = next((f"{owner}{dot}{last}" for last in _OF_BOXES if f"{owner}{dot}{last}" in columns), None)
+        form = " --box-format xywh" if name.endswith("bbox") else ""  # as `datasets` and COCO have them
+        said = " --label none" if label is None else f" --label {shlex.quote(label)}"
+        return f" --boxes {shlex.quote(name)}{form}{said}"
+    return ""
+
+
+def _is_coco(head: bytes) -> bool:
+    keys = {found[1] for found in _COCO_KEY.finditer(head)}
+    return len(keys) > 1 or (len(keys) == 1 and len(head) == _HEAD_BYTES)
+
+
+def _read_head(store: Store, name: str) -> bytes:
+    with suppress(TpufeedError), open_object(store, name) as file:
+        return file.read(_HEAD_BYTES)
+    return b""
