@@ -112,6 +112,7 @@ def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path,
     printed = run_program("\n".join(blocks("samples.md")), tmp_path)
     assert "boxes float32 (4, 8, 4)\n" in printed
     assert "poses_visible bool (4, 8, 2)\n" in printed
+    assert tpufeed.open_dataset(tmp_path / "out/by-image").split("train").records == 12
     assert "(4, 2, 64, 64, 3) (4, 4, 32, 32, 3)\n" in printed
 
 
@@ -266,6 +267,8 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     (folder / "road/frames.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sides = (f"{row['path']},{kind},{left},0,{left + 20},30" for row in rows for kind, left in (("car", 1), ("bus", 40)))
+    (folder / "road/boxes.csv").write_text("\n".join(["filename,class,xmin,ymin,xmax,ymax", *sides, ""]))
     images = [{"id": number, "file_name": f"{number:012d}.jpg"} for number in range(len(photos))]
     content = {"images": images, "annotations": annotations, "categories": [{"id": 3, "name": "car"}]}
     (folder / "coco/annotations/instances_val2017.json").write_text(json.dumps(content))
