@@ -197,8 +197,8 @@ class RecordCheck:
             if spec.is_raw or spec.is_picture:
                 count = 1  # all of it is one bytes value
             problem = ""
-            if feature is None or (feature.kind is None and not feature.values):
-                # An empty list is often left out: to TensorFlow it is the same.
+            if feature is None or (not len(feature.values) and (feature.kind is None or not count)):
+                # An empty list is often left out, and says no type: to TensorFlow it is the same.
                 problem = "is missing" if count else ""
             elif feature.kind != spec.stored_kind:
                 problem = f"holds {feature.kind}, not {spec.dtype}"

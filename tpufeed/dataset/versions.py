@@ -34,7 +34,7 @@ from tpufeed.dataset.manifest import (
 from tpufeed.dataset.naming import MANIFEST, version_index_name, version_name
 from tpufeed.dataset.plan import Owner
 from tpufeed.dataset.reader import Dataset, find_dataset
-from tpufeed.dataset.schema import LABEL, FeatureSpec, flip_problem
+from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -70,13 +70,18 @@ def append_layout(base: Manifest, part: Manifest) -> Layout:
 
 
 def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) -> tuple[FeatureSpec, ...]:
-    """Return the features of records of both; lists have the lengths of either.
+    """Return the features of records of both.
+
+    The type of an item never changes, and the number of items only widens: one value in each sample, lists of one
+    length, lists of several lengths.
 
     Raises:
         OptionError: a column is missing in one of them, or has another type; it names both sides.
     """
     there, here = {spec.name: spec for spec in base}, {spec.name: spec for spec in part}
     for name in (*there, *here):
+        if name in there and name not in here and _is_optional(there[name]):
+            continue
         if name not in there or name not in here:
             has, lacks = ("the dataset has", "the new images do not")
             if name in here:
@@ -85,7 +90,7 @@ def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) 
                 f"{has} the column {name!r} and {lacks}; nothing was changed. Append what has the "
                 "same columns, or shard it as a dataset of its own and mix both with tpufeed.Mixture"
             )
-    return tuple(_join_feature(spec, here[spec.name]) for spec in base)
+    return tuple(_join_feature(spec, here[spec.name]) if spec.name in here else spec for spec in base)
 
 
 def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
@@ -98,6 +103,11 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
     if msgspec.structs.replace(base, lengths=part.lengths) == part and base.shape is not None:
         return base
     (low, high, each), (own_low, own_high, own_each) = _as_list(base), _as_list(part)
+    typed, other = (base, part) if high else (part, base)
+    if not (high and own_high) and not other.is_raw and (base.kind, base.of) == (part.kind, part.of):
+        # The records of the other side have no item, so that they say no type.
+        most, each = max((high, each), (own_high, own_each))
+        return msgspec.structs.replace(typed, shape=None, lengths=(0, most), item_shape=each or msgspec.UNSET)
     alike = (base.dtype, base.kind, base.of, each) == (part.dtype, part.kind, part.of, own_each)
     alike = alike and base.flip_pairs == part.flip_pairs
     joined = msgspec.structs.replace(
@@ -116,6 +126,13 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
             f"{flip_problem(joined)}; nothing was changed"
         )
     return joined
+
+
+def _is_optional(spec: FeatureSpec) -> bool:
+    """Return true for a column of which some samples have no item: all of a part may be such."""
+    return (
+        spec.shape is None and not _as_list(spec)[0] and not (spec.kind or spec.of) and spec.name not in (LABEL, TEXT)
+    )
 
 
 def _as_list(spec: FeatureSpec) -> tuple[int, int, tuple[int, ...]]:

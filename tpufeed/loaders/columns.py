@@ -100,7 +100,7 @@ class Sample:
     def values(self, spec: FeatureSpec) -> Any:
         """Return a feature's values. Raises RecordError where it holds another kind of list."""
         feature = self._features.get(spec.key)
-        if feature is None or (feature.kind is None and not len(feature.values)):
+        if feature is None or not len(feature.values):  # of any kind: it says no type
             return np.empty(0, np.int64)
         if feature.kind != spec.stored_kind:
             raise RecordError(f"{self.where}: {spec.key} holds {feature.kind}, not {spec.dtype}")

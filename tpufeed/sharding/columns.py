@@ -29,6 +29,7 @@ _LARGEST_FLOAT = 3.4028234663852886e38  # of 32 bits
 _EXACT_FLOAT = 1 << 24  # up to this, float32 holds all whole numbers
 _KEPT_DIGITS = 7  # by float32
 _EXACT_DOUBLE = 1 << 53  # up to this, float64 holds all whole numbers
+_TEXT = (None, "bytes", "string")  # of columns with nothing but nulls as well
 _WIDER: dict[tuple[DType, DType], DType] = {("int64", "float32"): "float32", ("float32", "int64"): "float32"}
 
 
@@ -51,6 +52,8 @@ class Declared(NamedTuple):
         shape: () for one value, None for any number of items.
         each: the shape of an item; None where the values say it.
         kind: boxes, or keypoints.
+        grows: it is a column of a dataset that grows, whose types were found in its values: an item keeps its type, and
+            a row has one value, a list of any length, or none.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Declared(NamedTuple):
     shape: tuple[int, ...] | None = ()
     each: tuple[int, ...] | None = ()
     kind: Kind | None = None
+    grows: bool = False
 
     @classmethod
     def parse(cls, name: str, text: str) -> "Declared":
@@ -88,6 +92,8 @@ class Declared(NamedTuple):
 
     def convert(self, value: Any) -> Any:
         """Return a value as numbers, in lists of lists; None where there is none. Raises BadValue."""
+        if self.grows:
+            return self._convert_any(value)
         if self.dtype in ("bytes", "string"):
             return None if _is_missing(value) else self._check_text(value)
         if _is_missing(value):
@@ -105,7 +111,21 @@ class Declared(NamedTuple):
             raise BadValue(f"has the shape {list(array.shape)}")
         return array.tolist()
 
+    def _convert_any(self, value: Any) -> Any:
+        """Return one value, or a list of any length, as items of the type; None for no value. Raises BadValue."""
+        is_list = isinstance(value, list | tuple)
+        if not is_list and _is_missing(value):
+            return None
+        if self.dtype == "string" and is_list:  # a list within it becomes JSON
+            return [item if isinstance(item, list | tuple) else self._check_text(item) for item in value]
+        if self.dtype in ("bytes", "string"):
+            return [self._check_text(item) for item in value] if is_list else self._check_text(value)
+        is_list = is_list or isinstance(value, bytes) or (isinstance(value, str) and value.lstrip().startswith("["))
+        return self._replace(shape=None if is_list else self.each, grows=False).convert(value)
+
     def _check_text(self, value: Any) -> Any:
+        if value is None:  # within a list
+            return None
         if isinstance(value, list | tuple) or (self.dtype == "bytes" and not isinstance(value, bytes)):
             raise BadValue(f"is {str(value)[:_SAID]!r}")
         if self.dtype == "string" and isinstance(value, bytes):
@@ -151,8 +171,10 @@ class Declared(NamedTuple):
             item = _to_int(text) if _WHOLE.fullmatch(text) and len(text) <= _LONGEST_INTEGER else float(text)
             if isinstance(item, float) and math.isinf(item) and "n" not in text.lower():
                 raise BadValue(f"holds {text[:_SAID]}")
+        if item is None and self.kind is None and self.dtype in ("float16", "float32"):
+            return math.nan
         if not isinstance(item, int | float):
-            raise BadValue(f"is {str(item)[:_SAID]!r}")
+            raise BadValue(f"is {str(item)[:_SAID]!r}" if item is not None else f"has null for a value of {self.dtype}")
         try:
             return float(item) if self.dtype in ("float16", "float32") else item
         except OverflowError:
@@ -184,6 +206,8 @@ class _Column:
     shortest: int = 0
     longest: int = 0
     values: int = 0
+    holes: int = 0  # nulls within lists
+    first_hole: int = 0  # its row
     numbers: int = 0
     odd: tuple[int, str] | None = None  # row and value of the first that is no number
     rounded: Any = None  # the first number of which float32 does not keep the digits
@@ -195,11 +219,13 @@ class ColumnTypes:
     Floats without a fraction are whole numbers: pandas writes `7.0` for each 7 of a column that lacks a value. A type
     that holds all values of the column is taken: float32 for whole and other numbers together, strings where anything
     else meets, and where a number is too large for both. A column with lists, or with missing values, is of any length.
+    A list keeps its places: null among numbers is NaN, which makes them float32, and null among texts is "".
     """
 
-    def __init__(self, declared: Sequence[Declared] = ()) -> None:
+    def __init__(self, declared: Sequence[Declared] = (), of_boxes: Sequence[str] = ()) -> None:
         self._columns: dict[str, _Column] = {}
         self._declared = {each.name: each for each in declared}
+        self._of_boxes = of_boxes  # columns with a value for each box: there null is a value that is missing
         self._met = set[str]()  # columns of rows, where some are declared
         self._rows = 0
 
@@ -214,7 +240,14 @@ class ColumnTypes:
                 converted[name] = declared.convert(converted.get(name))
             except BadValue as error:
                 reason = "bad_column" if declared.kind is None else "bad_box"
-                problem = problem or (reason, f"the column {name!r} {error}; it was declared as {declared}")
+                said = f"is {declared.dtype} in the dataset" if declared.grows else f"was declared as {declared}"
+                problem = problem or (reason, f"the column {name!r} {error}; it {said}")
+        for name in self._of_boxes:
+            value = (values or {}).get(name)
+            if isinstance(value, list | tuple) and None in value:
+                found = [item for item in value if item is not None]
+                has = f"{str(found)[:_SAID]}, {len(found)} for the {len(value)} boxes, and null"
+                problem = problem or ("bad_box", f"the column {name!r} has {has}; expected a value for each box")
         return converted, problem
 
     def add(self, values: Mapping[str, Any] | None) -> None:
@@ -235,18 +268,16 @@ class ColumnTypes:
                     raise SourceError(f"a column is called {name!r}; name it in UTF-8")
                 column = self._columns[name] = _Column()
             if isinstance(value, list | tuple):
-                before = column.values
                 shape = tensor_shape(value) if value and isinstance(value[0], list | tuple) else None
                 if shape is not None:
                     column.each.add(shape[1:])
                     for number in flatten(value):
                         _widen(column, number, self._rows)
-                    length = shape[0]
                 else:
                     for item in value:
                         _widen(column, item, self._rows)
-                    length = column.values - before
-                    column.flat |= length > 0
+                    column.flat |= len(value) > 0
+                length = len(value)
                 column.shortest = min(length, column.shortest) if column.lists else length
                 column.longest = max(length, column.longest)
                 column.lists += 1
@@ -272,10 +303,15 @@ class ColumnTypes:
         for name, column in self._columns.items():
             if name in missing:
                 continue
-            if name in self._declared:
-                specs.append(self._declared_spec(self._declared[name], column))
+            declared = self._declared.get(name)
+            if declared is not None and not declared.grows:
+                specs.append(self._declared_spec(declared, column))
                 continue
             dtype = column.dtype or "string"
+            if dtype == "int64" and column.holes:
+                dtype = "float32"
+            if declared is not None:
+                dtype = declared.dtype
             if column.each:
                 if column.flat or len(column.each) > 1 or dtype in ("bytes", "string"):
                     dtype = "string"  # each item is JSON
@@ -293,7 +329,7 @@ class ColumnTypes:
         return tuple(specs)
 
     def _declared_spec(self, declared: Declared, column: _Column) -> FeatureSpec:
-        name, dtype, shape, each, kind = declared
+        name, dtype, shape, each, kind, _ = declared
         if shape:
             return FeatureSpec(name, dtype, shape)
         if shape == ():
@@ -311,8 +347,14 @@ class ColumnTypes:
         return spec if kind is None else msgspec.structs.replace(spec, kind=kind)
 
     def iter_warnings(self) -> Iterator[str]:
-        """About text of which more than half are numbers (rows count from 1), and digits that are lost."""
+        """About text of which more than half are numbers (rows count from 1), nulls in lists, and digits lost."""
         for name, column in self._columns.items():
+            if column.holes:
+                is_text = (self._declared[name].dtype if name in self._declared else column.dtype) in _TEXT
+                yield (
+                    f"{name} has {column.holes:,} nulls in lists, the first in row {column.first_hole}: each is "
+                    + ("empty text" if is_text else "NaN, and the column float32")
+                )
             if name in self._declared:
                 continue
             if column.each and (column.flat or len(column.each) > 1):
@@ -324,7 +366,8 @@ class ColumnTypes:
             if column.dtype == "string" and column.odd is not None and column.numbers * 2 > column.values:
                 row, value = column.odd
                 yield f"{name} is text: row {row} says {value}; {column.numbers:,} of {column.values:,} are numbers"
-            if column.dtype == "float32" and column.rounded is not None:
+            is_float = column.dtype == "float32" or (column.dtype == "int64" and column.holes)
+            if is_float and column.rounded is not None:
                 said, (becomes,) = str(column.rounded)[:_SAID], _to_float32(float(column.rounded))
                 yield (
                     f"{name} is float32, which keeps {_KEPT_DIGITS} digits: {said} becomes {becomes}. A column of "
@@ -339,14 +382,14 @@ def encode_values(
     encoded = list[tuple[ColumnValue, ...]]()
     for spec in schema:
         value = (values or {}).get(spec.name)
-        items = value if isinstance(value, list | tuple) else [value]
+        items = value if isinstance(value, list | tuple) else [] if _is_missing(value) else [value]
         if spec.is_raw:
             packed = np.array(() if value is None else value, np.dtype(spec.dtype).newbyteorder("<")).tobytes()
             encoded.append((base64.b64encode(packed).decode(),))
             continue
         if spec.each or (spec.shape is not None and len(spec.shape) > 1):
             items = flatten(items)
-        encoded.append(tuple(_encode_item(item, spec.dtype) for item in items if not _is_missing(item)))
+        encoded.append(tuple(_encode_item(item, spec.dtype) for item in items))
     return tuple(encoded)
 
 
@@ -362,7 +405,7 @@ def tensor_shape(value: Sequence[Any]) -> tuple[int, ...] | None:
 
 
 def _shape_of(value: Any) -> tuple[int, ...] | None:
-    if isinstance(value, int | float):
+    if value is None or isinstance(value, int | float):
         return ()
     if not isinstance(value, list | tuple) or not value:
         return None
@@ -404,7 +447,10 @@ def _is_missing(value: Any) -> bool:
 
 
 def _widen(column: _Column, value: Any, row: int) -> None:
-    if _is_missing(value):
+    """Take note of a value, or of an item of a list, of which only that may be None or empty text."""
+    if value is None:
+        column.holes += 1
+        column.first_hole = column.first_hole or row
         return
     found = _type_of(value)
     column.values += 1
@@ -471,6 +517,8 @@ def _fits_float(value: float) -> bool:
 
 
 def _encode_item(item: Any, dtype: DType) -> ColumnValue:
+    if item is None:  # within a list
+        return "nan" if dtype in ("float32", "float16") else ""
     if dtype in ("int64", "int32", "uint8", "bool"):
         return _to_int(item)
     if dtype in ("float32", "float16"):
@@ -491,6 +539,8 @@ def _encode_item(item: Any, dtype: DType) -> ColumnValue:
 
 def _to_feature(items: Sequence[ColumnValue], spec: FeatureSpec) -> Feature:
     kind = spec.stored_kind
+    if spec.lengths == (0, 0) and not spec.is_raw:  # no row says a type, which a version with values does
+        return Feature(None, ())
     if kind == "int64":
         return Feature("int64", [int(item) for item in items])
     if kind == "float":

@@ -20,7 +20,7 @@ from tpufeed.dataset.commit import Reject
 from tpufeed.dataset.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
 from tpufeed.dataset.naming import DUPLICATES, check_split_name
 from tpufeed.dataset.plan import DUPLICATE, ImageRef, Input
-from tpufeed.dataset.schema import kaggle_keys, record_schema
+from tpufeed.dataset.schema import kaggle_keys, record_schema, several_labels
 from tpufeed.dataset.versions import join_features
 from tpufeed.errors import BuildError, ImageError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.boxes import mark_boxes
@@ -125,7 +125,7 @@ class Inventory:
     def _read(self, source: Source, options: ShardOptions) -> None:
         standing = self._standing
         declared = options.declared if standing is None else standing.declare(options.declared)
-        found, types, splits = Found(), ColumnTypes(declared), set[str]()
+        found, types, splits = Found(), ColumnTypes(declared, options.box_columns or ()), set[str]()
         labels, list_lengths = Counter[Label](), set[int]()
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         rows = source.iter_rows(found)
@@ -236,13 +236,14 @@ class Inventory:
         self.labelled = options.label != "none" and (set(labels) != {None} or options.class_names is not None)
         if options.label not in ("auto", "none") and set(labels) == {None}:
             raise OptionError(f"no sample has a label in {options.label!r}")
-        self.several_labels = self.labelled and bool(list_lengths)
+        of_lists = self._standing is not None and several_labels(self._standing.manifest.features)
+        self.several_labels = self.labelled and (of_lists or bool(list_lengths))
         if self.several_labels:  # a sample without a list has one label, or none
             alone = self._query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
             list_lengths.update(number for (number,) in alone)
             del labels[None]
         self.classes = self._find_classes(labels, options, are_folders) if self.labelled else Classes((), {})
-        several = (min(list_lengths), max(list_lengths)) if self.several_labels else None
+        several = (min(list_lengths, default=0), max(list_lengths, default=0)) if self.several_labels else None
         own = record_schema(self.labelled, several, options.boxes)
         columns = types.schema(needs_all=self._standing is None)
         features = (*own, *columns, *(picture.spec for picture in options.pictures))

@@ -104,7 +104,8 @@ class StandingDataset:
 
     def declare(self, given: Sequence[Declared]) -> tuple[Declared, ...]:
         """Return the types that columns have in the dataset, so that new values become the same."""
-        declared = {spec.name: _declared(spec) for spec in self.manifest.features if _is_column(spec)}
+        columns = (spec for spec in self.manifest.features if _is_column(spec))
+        declared = {spec.name: _declared(spec) for spec in columns if spec.lengths != (0, 0) or spec.kind}
         return tuple((declared | {each.name: each for each in given}).values())
 
     @property
@@ -178,10 +179,8 @@ def _is_column(spec: FeatureSpec) -> bool:
 
 def _declared(spec: FeatureSpec) -> Declared:
     """Return the declaration that gives a column the type of a feature."""
-    is_list = spec.shape is None
-    if is_list and not spec.each and isinstance(spec.lengths, tuple) and spec.lengths[1] <= 1 and spec.kind != "boxes":
-        is_list = False  # a value that some samples lack
-    kind = spec.kind if spec.kind in ("boxes", "keypoints") else None
-    if is_list:
-        return Declared(spec.name, spec.dtype, None, spec.each, kind)
-    return Declared(spec.name, spec.dtype, spec.shape or (), (), kind)
+    if spec.kind in ("boxes", "keypoints"):
+        return Declared(spec.name, spec.dtype, None, spec.each, spec.kind)
+    # A single number of few bits is stored otherwise than a list of them.
+    grows = spec.shape in ((), None) and spec.dtype not in ("uint8", "float16")
+    return Declared(spec.name, spec.dtype, spec.shape, spec.each, None, grows)
