@@ -4,6 +4,7 @@ import io
 import itertools
 import re
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -143,8 +144,12 @@ def test_a_first_image_that_is_none(refused, photo, tmp_path, write_tfrecords):
 def test_compressed_shards(refused, photo, tmp_path, write_tfrecords):
     for name in ("x.tfrecord", "y.tfrecord.gz"):
         path = write_tfrecords(tmp_path / name, [{"image": photo}], "GZIP")
-        refused(OptionError, rf"{name} is compressed \(gzip\); .* cannot be adopted. First gunzip")
+        error = refused(OptionError, rf"{name} is compressed \(gzip\); .* cannot be adopted. First gunzip")
+        subprocess.run(re.search(r"mkdir .*", error)[0], shell=True, cwd=tmp_path, check=True)
         path.unlink()
+        assert [found.name for found in (tmp_path / "unpacked").iterdir()] == [name.removesuffix(".gz")]
+        assert sum(split.records for split in tpufeed.adopt(tmp_path / "unpacked").manifest.splits.values()) == 1
+        shutil.rmtree(tmp_path / "unpacked")
     write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}], "ZLIB")
     refused(RecordError, r"x\.tfrecord, record 0, byte 0: .*; this is no TFRecord file, or a damaged or compressed one")
 

@@ -428,3 +428,28 @@ def test_the_command(doubled, tmp_path):
     found = json.loads(run(app, [*words, "--json"]).stdout)["duplicates"]
     assert (found["groups"], found["images"], found["dropped"], found["labels"]) == (20, 20, 0, 2)
     assert run(app, [*words, "--duplicates", "some"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("splits", "measured"),
+    [
+        ({"train": 4, "test": 12}, {"test"}),
+        ({"train": 4, "val": 12, "test": 6}, {"val", "test"}),
+        ({"training_set": 4, "test": 12}, {"test"}),
+        ({"mine": 4, "holdout_test": 12}, {"holdout_test"}),
+        ({"a": 4, "b": 12}, {"a"}),
+    ],
+)
+def test_what_is_measured_is_what_is_not_trained_on(splits, measured, small_jpegs, tmp_path):
+    """Few images are trained on where only few are labelled."""
+    for split, count in splits.items():
+        for number in range(count):
+            path = tmp_path / "photos" / split / "ab"[number % 2] / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(small_jpegs[number])
+    result = tpufeed.shard(tmp_path / "photos", tmp_path / "d", split_by="folder", workers=1)
+    assert result.duplicates.crossing.keys() == measured
+    again = tpufeed.shard(tmp_path / "photos", tmp_path / "d", split_by="folder", workers=1)
+    assert again.duplicates == result.duplicates
+    said = " ".join(result.warnings)
+    assert all((f"measured on {split} is" in said) == (split in measured) for split in splits)

@@ -1,6 +1,7 @@
 """Folders of splits, folders without labels, and what lies in them besides."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -237,10 +238,24 @@ def test_a_zip_is_read_through_fsspec(small_jpegs, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(small_jpegs[number])
     archive = Path(shutil.make_archive(str(tmp_path / "photos"), "zip", tmp_path / "source"))
-    with pytest.raises(SourceError, match=r"photos\.zip is compressed.*zip::URL"):
+    with pytest.raises(SourceError, match=r"photos\.zip is compressed") as caught:
         tpufeed.shard(archive, tmp_path / "d", workers=1)
-    result = tpufeed.shard(f"zip::file://{archive}", tmp_path / "d", workers=1)
-    assert (result.images, result.manifest.class_names) == (4, ("a", "b"))
+    unpack, url = re.search(r"\((unzip .*)\), or shard (\S+),", str(caught.value)).groups()
+    for number, source in enumerate((url, f"zip::file://{archive}")):
+        result = tpufeed.shard(source, tmp_path / f"d{number}", workers=1)
+        assert (result.images, result.manifest.class_names) == (4, ("a", "b"))
+    assert unpack == f"unzip {archive} -d {tmp_path / 'photos'}"  # Info-ZIP's, which not each machine has
+
+
+def test_the_advice_on_one_folder_in_a_zip_leads_to_its_classes(small_jpegs, tmp_path):
+    for number in range(4):
+        path = tmp_path / "source/photos" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(small_jpegs[number])
+    archive = shutil.make_archive(str(tmp_path / "photos"), "zip", tmp_path / "source")
+    (said,) = tpufeed.shard(f"zip::{archive}", tmp_path / "one", workers=1).warnings
+    url = re.search(r" shard (\S+);", said)[1]
+    assert tpufeed.shard(url, tmp_path / "d", workers=1).manifest.class_names == ("a", "b")
 
 
 def test_a_folder_called_like_a_file_is_a_folder(tree, take, tmp_path):

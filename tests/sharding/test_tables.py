@@ -124,7 +124,7 @@ def test_lists_missing_values_and_bytes(table, tmp_path):
     ]
     found = samples_of(result.url)
     assert (found["0.jpg"]["ids"], found["1.jpg"]["ids"]) == ([1, 2], [])
-    assert (found["0.jpg"]["names"], found["1.jpg"]["names"]) == ([b"a"], [])
+    assert (found["0.jpg"]["names"], found["1.jpg"]["names"]) == ([b"a", b""], [])
     assert (found["0.jpg"]["raw"], found["1.jpg"]["raw"]) == ([b"\0\xff"], [b""])
     assert math.isnan(found["0.jpg"]["x"][0])
     assert found["0.jpg"]["y"] == []
@@ -688,8 +688,8 @@ def test_several_tables_are_one_source(images, take):
         ("nope-*.csv", NoInputsError, r"no file is called like nope-\*\.csv"),
         ("part-{00..03}.csv", SourceError, r"3 files are missing: part-01\.csv, part-02\.csv, part-03\.csv"),
         ("part-{0..999999999}.csv", OptionError, "stands for 1,000,000,000 files"),
-        ("table.csv.gz", SourceError, r"is compressed.*unpack it first \(gunzip"),
-        ("table.jsonl.zst", SourceError, "is compressed"),
+        ("table.csv.gz", SourceError, r"is compressed.*unpack it first \(gunzip -k .*table\.csv\.gz\)"),
+        ("table.jsonl.zst", SourceError, r"is compressed.*\(unzstd "),
     ],
 )
 def test_tables_that_are_not_there(pattern, error, message, images, take):
@@ -752,3 +752,43 @@ def test_where_a_path_leads(base, path, file):
 def test_a_source_that_nothing_opens(take):
     with pytest.raises(UnknownSchemeError, match=r"nothing opens foo://"):
         take("foo://bucket/table.csv")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "image, label, note\n0.jpg, cat, x\n1.jpg, dog, \n",
+        'image, label, note\n0.jpg, "cat", "x"\n1.jpg, "dog",\n',
+        '"image", "label", "note"\n0.jpg,cat,x\n1.jpg,dog,\n',
+        "image , label , note \n0.jpg  , cat   , x\n1.jpg  , dog   , \n",
+        "\ufeff image,label\u00a0,note\r\n0.jpg,cat,x\r\n\r\n1.jpg,dog,\r\n",
+        "image,label ,note\n0.jpg,cat,x\n1.jpg,dog,\n",
+    ],
+)
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_blanks_around_the_names_of_columns(delimiter, text, table, take):
+    suffix = "csv" if delimiter == "," else "tsv"
+    inventory, inputs = take(table(text.replace(",", delimiter).encode(), suffix), label="label")
+    assert (inventory.classes.names, inventory.warnings) == (("cat", "dog"), ())
+    assert {name: item.columns for name, item in by_path(inputs).items()} == {"0.jpg": (("x",),), "1.jpg": ((),)}
+    assert take(table(text.replace(",", delimiter).encode(), suffix))[0].classes.names == ("cat", "dog")
+
+
+def test_blanks_in_a_table_whose_header_has_none_are_values_and_said(table, take):
+    inventory, inputs = take(table("image,label\n0.jpg, cat\n1.jpg,cat\n"))
+    assert inventory.classes.names == (" cat", "cat")
+    assert any("blanks around their names, like ' cat'" in said for said in inventory.warnings)
+    assert len(by_path(inputs)) == 2
+
+
+def test_names_of_columns_that_are_one_without_their_blanks(table, take):
+    with pytest.raises(SourceError, match="two columns have the same name: image, label, label"):
+        take(table("image,label, label\n0.jpg,a,b\n"))
+    with pytest.raises(OptionError, match="blanks or capitals only"):
+        take(table('{"image":"0.jpg","label":1," label":2}\n', "jsonl"))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_blanks_around_a_key_do_not_hide_the_labels(suffix, table, take):
+    inventory, _ = take(table([{" image": "0.jpg", "label ": "cat"}], suffix))
+    assert inventory.classes.names == ("cat",)

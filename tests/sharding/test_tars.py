@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -428,6 +429,18 @@ def test_tars_that_are_not_there(pattern, error, message, make_tar, sample, take
     folder = make_tar(sample(0), "2.tar").parent
     with pytest.raises(error, match=message):
         take(folder / pattern)
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"), [("a.tar", "unpacked/a.tar"), ("a.tar.gz", "tars/a.tar"), ("a.tgz", "tars/a.tar")]
+)
+def test_the_command_that_an_error_gives_unpacks_a_tar(name, taken, make_tar, sample, take, tmp_path):
+    path = make_tar(gzip.compress(encode_tar(sample(0))), name)
+    with pytest.raises(SourceError, match="is compressed") as caught:
+        take(path)
+    command = re.search(r"(mkdir .*|gunzip [^)]*)", str(caught.value))[1]
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert len(take(tmp_path / taken)[1]) == 1
 
 
 def test_a_tar_that_changes_after_the_plan(make_tar, sample, monkeypatch, tmp_path):

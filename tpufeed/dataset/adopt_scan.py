@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tpufeed.dataset.advice import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.dataset.index import Offsets
 from tpufeed.dataset.object_boxes import Told, tell_image
 from tpufeed.dataset.schema import OBJECT_TEXT, OBJECT_XMIN
@@ -222,8 +223,8 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
             if not number and walked.data[:2] == _GZIP:
                 raise OptionError(
                     f"{walker.where} is compressed (gzip); records of such a file cannot be read at random places, so "
-                    "it cannot be adopted. First gunzip a copy (its name should then not end in .gz): gunzip -k "
-                    f"{walker.where}"
+                    "it cannot be adopted. First gunzip each file into a folder, and adopt that: "
+                    f"{unpack_elsewhere(walker.where, bytes(walked.data[:MAGIC_BYTES]))}"
                 )
             wrong = "; this is no TFRecord file, or a damaged or compressed one"
             place = f"{walker.where}, record {number}, byte {walked.offsets[-1]}"

@@ -1,10 +1,41 @@
-"""Advice on shards: sizes and numbers that would serve training better."""
+"""Advice: sizes and numbers of shards that would serve training better, and how compressed files are unpacked."""
 
+import posixpath
+import shlex
 from collections.abc import Iterator
 
 from tpufeed.dataset.manifest import Manifest
 
 _SMALL_BYTES, _GOOD_BYTES, _LARGE_BYTES = 10 * 10**6, 128 * 10**6, 10**9
+
+_UNPACKERS = {"gz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "zst": "unzstd"}
+_MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0", "zst": b"\x28\xb5\x2f\xfd"}
+MAGIC_BYTES = 6
+
+
+def unpack_beside(url: str) -> str:
+    """Return the command that unpacks a file next to itself, by its ending; after a copy, if it is not local."""
+    first, path = _copied(url)
+    ending = path.rpartition(".")[2].lower()
+    if ending == "zip":
+        return f"{first}unzip {shlex.quote(path)} -d {shlex.quote(path[: -len('.zip')])}"
+    return f"{first}{_UNPACKERS['gz' if ending == 'tgz' else ending]} -k {shlex.quote(path)}"
+
+
+def unpack_elsewhere(url: str, head: bytes) -> str:
+    """Return the command that unpacks a file of any name into a folder; "" if its first bytes are of no such file."""
+    kind = next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
+    if kind is None:
+        return ""
+    first, path = _copied(url)
+    name = posixpath.basename(path).removesuffix(f".{kind}")
+    into = shlex.quote(f"unpacked/{name}")
+    return f"{first}mkdir -p unpacked && {_UNPACKERS[kind]} -c < {shlex.quote(path)} > {into}"
+
+
+def _copied(url: str) -> tuple[str, str]:
+    """Return what is to be done before, and the path of the file then."""
+    return ("", url) if "://" not in url else ("copy it to this machine, then: ", posixpath.basename(url))
 
 
 def manifest_warnings(manifest: Manifest) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ class Duplicates:
         groups: of equal images.
         images: in the dataset, besides the first of each group.
         dropped: left out of the dataset.
-        crossing: by split, but for the largest, where images of it lie in another split as well.
+        crossing: by split, but for the one that is trained on, where images of it lie in another split as well.
         labels: groups whose images have different labels.
         report: URL of the lines that name all of them.
     """
@@ -72,7 +72,7 @@ class Duplicates:
         said = [
             f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
             f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is "
-            "too good. --duplicates drop keeps one of each, and --split-by-content keeps equal images in one split"
+            "too good. --duplicates drop keeps one of each; with --shares, --split-by-content keeps equal images in one split"
             for split, found in self.crossing.items()
         ]
         if self.labels:

@@ -17,6 +17,7 @@ from tpufeed.dataset.naming import DUPLICATES
 from tpufeed.dataset.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ObjectNotFoundError, mask_secrets
+from tpufeed.sharding.sources import splits_mentioned
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -68,14 +69,22 @@ class _Tally:
         """Return the sums; `records` are the images of each split."""
         if not self.groups:
             return None
-        largest = max(records, key=records.__getitem__, default="")
+        training = _training_split(records)
         crossing = {
             split: Crossing(self.crossing[split], records.get(split, 0), tuple(sorted(self.others[split])))
             for split in sorted(self.crossing)
-            if split != largest
+            if split != training
         }
         report = f"{mask_secrets(store.url)}/{DUPLICATES}"
         return Duplicates(self.groups, self.images, self.dropped, crossing, self.labels, report)
+
+
+def _training_split(records: dict[str, int]) -> str:
+    """Return the split that is trained on, by its name, else by its size: what is measured is measured on the others."""
+    mentioned = {split: splits_mentioned([split]) for split in records}
+    named = [split for split, words in mentioned.items() if "train" in words]
+    others = [split for split, words in mentioned.items() if not words]
+    return max(named or others or records, key=records.__getitem__, default="")
 
 
 def report_duplicates(

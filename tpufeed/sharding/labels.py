@@ -174,6 +174,9 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
             f"labels are names, not ids (10 sorts before 2): {odd[:_SAID]!r} is no whole number; {of_numbers:,} of "
             f"{of_all:,} are. Mend it, leave it empty, or fix the ids with --classes FILE"
         )
+    padded = [repr(name[:_SAID]) for name in classes.names if name != name.strip()]
+    if padded and not are_names:
+        yield f"{len(padded):,} classes have blanks around their names, like {padded[0]}; take them out of the labels"
     spellings: dict[int, set[str]] = {}
     for label in numbers:
         spellings.setdefault(classes.ids[label], set()).add(texts[label].strip().partition(".")[0])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from tpufeed.dataset.advice import unpack_beside
 from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
 from tpufeed.dataset.plan import ImageRef
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
@@ -75,9 +76,10 @@ def find_source(url: str, options: ShardOptions) -> Source:
     """
     image, label, split_by, pictures = options.image, options.label, options.split_by, options.pictures
     if _COMPRESSED.search(url.rpartition("/")[2]) and "::" not in url and not _is_folder(url):
+        in_place = f", or shard zip::{url}, which reads the files in the zip" if url.lower().endswith(".zip") else ""
         raise SourceError(
             f"{url} is compressed, so that its parts cannot be read in place; unpack it first "
-            "(gunzip, unzip, tar -x), or give zip::URL for the folder in a zip"
+            f"({unpack_beside(url)}){in_place}"
         )
     named = named_files(url)
     if named is None:
@@ -425,12 +427,21 @@ def iter_source_warnings(
             )
         elif len(classes) == 1:
             (name,) = classes
-            way = "move them one folder up" if source.splits else f"shard {posixpath.join(source.base, name)}"
+            way = "move them one folder up" if source.splits else f"shard {_below(source.base, name)}"
             inner = f"to have its folders ({_show(folders)}) as classes or splits, {way}; " if folders else ""
             yield (
                 f"all images lie in one folder, {name}, and so are of one class; {inner}to take all images without "
                 "labels, say --label none"
             )
+
+
+def _below(base: str, folder: str) -> str:
+    """Return the URL of a folder below a source, which may be a chain: zip::x.zip, zip://inner::x.zip."""
+    outer, chain, rest = base.partition("::")
+    if not chain:
+        return posixpath.join(base, folder)
+    scheme, _, inner = outer.partition("://")
+    return f"{scheme}://{posixpath.join(inner, folder)}::{rest}"
 
 
 def _show(names: Sequence[str]) -> str:

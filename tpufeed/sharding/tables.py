@@ -5,6 +5,7 @@ import csv
 import io
 import itertools
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -127,11 +128,12 @@ class TableColumns:
 
     def _guess(self, what: str, candidates: Sequence[str]) -> str | None:
         for candidate in candidates:
-            found = [name for name in self._names if name.lower() == candidate]
+            found = [name for name in self._names if name.strip().lower() == candidate]
             if len(found) > 1:
+                how = "capitals" if all(name == name.strip() for name in found) else "blanks or capitals"
                 raise OptionError(
-                    f"{self._where}: the columns {', '.join(found)} differ by capitals only; say which one: --{what} "
-                    f"{found[0]}"
+                    f"{self._where}: the columns {', '.join(found)} differ by {how} only; say which one: --{what} "
+                    f"{shlex.quote(found[0])}"
                 )
             if found:
                 return found[0]
@@ -374,6 +376,12 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
     begin = 0  # the line before the row that is being read
     try:
         first = next((fields for fields in rows if fields), [])
+        has_blanks = any(name != name.strip() for name in first)
+        if has_blanks:  # who writes `image, label` writes `a.jpg, cat`, and maybe `a.jpg, "cat, grey"`
+            text.seek(0)
+            reader = csv.reader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
+            rows = reader if delimiter == "," else _iter_lines(reader, where)
+            first = [name.strip() for name in next(fields for fields in rows if fields)]
         begin = reader.line_num
         header = [name or f"column_{place}" for place, name in enumerate(first)]  # as pandas' index has none
         _check_names(header, where)
@@ -389,7 +397,8 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
             begin = reader.line_num
             if not fields:
                 continue
-            yield dict(zip(header, (field or None for field in fields), strict=True))
+            values = map(str.strip, fields) if has_blanks else fields
+            yield dict(zip(header, (value or None for value in values), strict=True))
     except csv.Error as error:
         if reader.line_num > begin + 1:
             raise SourceError(

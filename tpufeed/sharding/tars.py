@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
+from tpufeed.dataset.advice import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.dataset.naming import count_ending
 from tpufeed.dataset.plan import ImageRef
 from tpufeed.errors import NoInputsError, OptionError, SourceError
@@ -148,8 +149,12 @@ def _iter_members(file: BinaryIO, where: str) -> Iterator[tarfile.TarInfo]:
                 yield member
             _check_end(file, tar.offset, where)
     except tarfile.TarError as error:
+        place = file.tell()
+        file.seek(0)
+        unpack = unpack_elsewhere(where, file.read(MAGIC_BYTES))
         raise SourceError(
-            f"{where}, byte {file.tell()}: not a sound tar: {error}. Compressed tars have to be unpacked first (gunzip)"
+            f"{where}, byte {place}: not a sound tar: {error}"
+            + (f". It is compressed; unpack it: {unpack}" if unpack else "")
         ) from error
 
 

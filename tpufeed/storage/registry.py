@@ -11,6 +11,8 @@ from tpufeed.storage.store import Store
 def open_store(url: str | Path) -> Store:
     """Return the store at `url`: a path, `file://`, `memory://`, or any scheme that fsspec knows. Touches nothing.
 
+    `zip::PATH` is what a zip holds.
+
     Raises:
         UnknownSchemeError: nothing opens this scheme.
         OptionError: it names no bucket, or is no text or path, as a list of URLs.
@@ -21,6 +23,8 @@ def open_store(url: str | Path) -> Store:
             f"one URL or path is wanted, like gs://bucket/flowers, not a {type(url).__name__}: {url!r:.80}"
         )
     text = str(url)
+    if text.startswith("zip::") and "://" not in text:  # of a path, for which fsspec wants a scheme
+        text = f"zip::file://{Path(text.removeprefix('zip::')).absolute()}"
     scheme = url_scheme(text)
     if "://" in text:
         text = scheme + text[len(scheme) :]
