@@ -293,7 +293,7 @@ class ImageError(TpufeedError, ValueError):
     """One image that cannot be taken.
 
     `reason` is one of unreadable, truncated, not_an_image, zero_bytes, unsupported, too_large, too_small, bad_mask,
-    bad_box, changed_during_build.
+    bad_box, changed_during_build, unreachable.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -19,6 +19,7 @@ from tpufeed.errors import (
     UnknownSchemeError,
     UsageError,
 )
+from tpufeed.storage import filesystem
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.memory import MemoryStore
@@ -116,9 +117,19 @@ def test_a_web_server_s_folder_is_a_store_to_read_from(web_folder):
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(503, UnavailableError), (429, UnavailableError), (403, AccessError), (404, None)]
+    ("status", "error"),
+    [
+        (503, UnavailableError),
+        (429, UnavailableError),
+        (522, UnavailableError),
+        (403, AccessError),
+        (401, AccessError),
+        (404, None),
+        (410, None),
+    ],
 )
 def test_an_outage_of_a_server_says_nothing_of_its_objects(status, error, web_folder, monkeypatch):
+    monkeypatch.setattr(filesystem, "_WEB_WAITS_SECONDS", (0.0, 0.0))
     folder, url = web_folder
     (folder / "a.txt").write_bytes(b"0123456789")
     store = open_store(url)

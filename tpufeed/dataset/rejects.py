@@ -90,8 +90,10 @@ def too_many(
     by_reason: Mapping[str, int], some: Sequence[Reject], inputs: int, allowed: int, advice: str
 ) -> TooManyRejectsError:
     """Return the error for rejects beyond the budget: `by_reason` counts them, the first of `some` are shown."""
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in by_reason.items())
-    first = "; ".join(f"{reject.path}: {reject.message}" for reject in some[:_SHOWN])
+    counted = Counter(by_reason).most_common()  # what most died of comes first
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counted)
+    shown = sorted(some, key=lambda reject: -by_reason[reject.reason])[:_SHOWN]
+    first = "; ".join(f"{reject.path}: {reject.message}" for reject in shown)
     return TooManyRejectsError(
         f"{sum(by_reason.values()):,} of {inputs:,} inputs cannot be taken so far ({reasons}); {allowed:,} are "
         f"allowed. The first: {first}. {advice}"

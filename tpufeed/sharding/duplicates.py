@@ -17,7 +17,7 @@ from tpufeed.dataset.naming import DUPLICATES
 from tpufeed.dataset.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ObjectNotFoundError, mask_secrets
-from tpufeed.sharding.sources import splits_mentioned
+from tpufeed.sharding.rows import splits_mentioned
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c

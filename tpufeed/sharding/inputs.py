@@ -22,12 +22,14 @@ from tpufeed.errors import (
 from tpufeed.sharding.columns import decode_values
 from tpufeed.sharding.row_groups import PREFIX, RowStore
 from tpufeed.storage.reading import settle
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import ObjectInfo, Span, Store, check_name, read_span
 from tpufeed.tfrecord.example import Feature
 
 T = TypeVar("T")
 _STATS_AT_ONCE = 32
+UNREACHABLE = "unreachable"  # the reason of a web URL whose server refuses, or does not answer
+_WEB = ("http", "https")
 # Maybe every second image of a source, by a header that is as it should be.
 _SOUND = ("too_small", "unsupported", "bad_box")
 
@@ -65,6 +67,8 @@ class Files:
     def stats(self, files: list[str]) -> list[ObjectInfo | TpufeedError | None]:
         """Return what each file is now, or why that is unknown; many remote files are asked for at once.
 
+        A web URL whose server refuses, or does not answer, is an ImageError: other rows have other servers.
+
         Raises:
             MissingExtraError: what opens their URLs is not installed.
         """
@@ -76,7 +80,10 @@ class Files:
     def _stat(self, file: str) -> ObjectInfo | TpufeedError | None:
         try:
             store, name = self.find(file)
-            return store.stat(name)
+            try:
+                return store.stat(name)
+            except (UnavailableError, AccessError) as error:
+                return ImageError(UNREACHABLE, str(error)) if is_web(store) else error
         except MissingExtraError:
             raise
         except TpufeedError as error:
@@ -169,7 +176,7 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, l
                 data = [next(results[store]) for store in place]  # all of them: the next input's come behind
             except MemoryError as error:
                 raise _out_of_memory(item) from error
-            yield item, _all_of(item, [_checked(*part) for part in zip(item.files, data, strict=True)])
+            yield item, _all_of(item, [_checked(*part) for part in zip(place, item.files, data, strict=True)])
 
 
 def _all_of(item: Input, data: Sequence[bytes | ImageError]) -> list[bytes] | ImageError:
@@ -185,7 +192,7 @@ def _all_of(item: Input, data: Sequence[bytes | ImageError]) -> list[bytes] | Im
 def _read_again(files: Files, file: ImageRef, data: bytes) -> bytes | ImageError:
     """Return the bytes of a file, of which `data` is the first reading, read until they are sure."""
     store, span = _find(files, file)
-    reads = itertools.chain([data], (_checked(file, read_span(store, span)) for _ in itertools.count()))
+    reads = itertools.chain([data], (_checked(store, file, read_span(store, span)) for _ in itertools.count()))
     return settle(
         f"{store.url}/{span.name}, byte {span.start}",
         lambda: next(reads),
@@ -208,8 +215,15 @@ def _find(files: Files, file: ImageRef) -> tuple[Store, Span]:
     return store, Span(check_name(name), file.offset, stop, file.version)
 
 
-def _checked(file: ImageRef, data: bytes | StoreError) -> bytes | ImageError:
+def is_web(store: Store) -> bool:
+    """Return true for a web server: of what it does not give nobody can say more, as a user can of a bucket."""
+    return url_scheme(store.url) in _WEB
+
+
+def _checked(store: Store, file: ImageRef, data: bytes | StoreError) -> bytes | ImageError:
     if isinstance(data, UnavailableError | AccessError):  # says nothing of the image
+        if is_web(store) and not file.offset and not file.file.startswith(PREFIX):  # tars and Parquet hold many
+            return ImageError(UNREACHABLE, str(data))
         raise data
     if isinstance(data, ObjectNotFoundError):
         return ImageError("changed_during_build", f"the file is gone, or a link to nothing: {data}")

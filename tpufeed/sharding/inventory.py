@@ -25,7 +25,7 @@ from tpufeed.dataset.versions import join_features
 from tpufeed.errors import BuildError, ImageError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json
-from tpufeed.sharding.inputs import Files, iter_read, iter_taken
+from tpufeed.sharding.inputs import UNREACHABLE, Files, iter_read, iter_taken
 from tpufeed.sharding.labels import (
     Classes,
     bad_label,
@@ -686,7 +686,9 @@ def input_digest(base: str, inputs: Iterable[Input]) -> str:
     for item in inputs:
         line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
         if item.file or item.columns or item.problem or item.images:
+            # What a web server says of its refusal may be another sentence each time.
             problem = None if item.problem is None else (item.problem[0], url_identity(item.problem[1]))
+            problem = UNREACHABLE if problem is not None and problem[0] == UNREACHABLE else problem
             line += f"\0{identity_of(base, item.file)}\0{item.offset}\0{item.columns}\0{problem}"
             line += "".join(
                 f"\0{identity_of(base, image.file)}\0{image.bytes}\0{image.version}\0{image.offset}"

@@ -14,6 +14,7 @@ from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.plan import ImageRef
 from tpufeed.errors import (
     AccessError,
+    ImageError,
     MissingExtraError,
     NoInputsError,
     OptionError,
@@ -219,7 +220,8 @@ def to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: F
             path = url_identity(f"{where}, row {number}")
             problem = "unreadable", f"{row} has {wrong} in its column {columns.image!r}; expected {columns.expected}"
         elif wrong is not None:
-            problem = "unreadable", f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"
+            reason = wrong.reason if isinstance(wrong, ImageError) else "unreadable"
+            problem = reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"
         for (picture, column), (name, found, lack) in zip(columns.pictures, further, strict=True):
             if problem is None and lack is not None:
                 said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {columns.expected}"
@@ -235,7 +237,7 @@ def to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: F
 
 def _look(
     path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]
-) -> tuple[Any, ImageRef | None, str | None]:
+) -> tuple[Any, ImageRef | None, str | ImageError | None]:
     """Return a path, where its file lies, and what is wrong with either; takes the file's next one of `stats`."""
     if isinstance(path, Embedded):
         return path.name, path.ref, None
@@ -245,7 +247,7 @@ def _look(
     if isinstance(info, UnavailableError | AccessError):  # says nothing of the file
         raise info
     if isinstance(info, Exception):
-        return path, ImageRef(file, 0, ""), str(info)
+        return path, ImageRef(file, 0, ""), info if isinstance(info, ImageError) else str(info)
     if info is None:
         return path, ImageRef(file, 0, ""), _NO_FILE
     return path, ImageRef(file, info.size_bytes, info.version), _NO_FILE if info.version == BROKEN_LINK else None

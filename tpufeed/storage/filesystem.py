@@ -1,10 +1,11 @@
 """Objects through fsspec: any URL that it knows. It has no preconditions, so one writer at a time."""
 
-from collections.abc import Generator, Iterable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import fsspec
@@ -25,7 +26,14 @@ from tpufeed.storage.store import ObjectInfo, Span, Store, check_name
 
 # By name, as no backend is imported for them: of Python, botocore and aiohttp.
 _NETWORK_ERRORS = {"ConnectionError", "TimeoutError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError"}
-_PASSING = {408, 429, 500, 502, 503, 504}  # of HTTP
+_PASSING = {408, 425, 429, 500, 502, 503, 504, *range(520, 528)}  # of HTTP; the last are Cloudflare's
+_ABSENT = {404, 410}
+_WEB = ("http", "https")
+_WEB_WAITS_SECONDS = (0.5, 2.0)  # before the second and the third try
+_WEB_TIMEOUTS = {"total": 300, "connect": 30, "sock_connect": 10, "sock_read": 60}  # in seconds, of aiohttp
+_DEAD_AFTER = 8  # requests in a row, each with all of its tries
+_REST_SECONDS = 60.0  # between requests to a server that looks dead
+T = TypeVar("T")
 # `blob_id` is of Hugging Face's hub.
 _VERSION_KEYS = ("generation", "blob_id", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
 
@@ -33,18 +41,27 @@ _VERSION_KEYS = ("generation", "blob_id", "ETag", "etag", "mtime", "LastModified
 class FsspecStore(Store):
     """A `Store` over an fsspec file system.
 
-    The query of an `http(s)://` URL, where tokens are, goes with every object that is read.
+    The query of an `http(s)://` URL, where tokens are, goes with every object that is read. No client asks a web server
+    again, so this does: up to three times. If a server has not answered several requests in a row, further ones fail at
+    once, but for one a minute: a table may name a dead host a hundred thousand times.
     """
 
     def __init__(self, url: str) -> None:
         protocol, _, path = url.partition("://")
-        path, mark, query = path.partition("?") if protocol in ("http", "https") else (path, "", "")
+        self._is_web = protocol in _WEB
+        path, mark, query = path.partition("?") if self._is_web else (path, "", "")
         self._base, self._query = f"{protocol}://{path.rstrip('/')}", mark + query
         self.url = self._base + self._query
         self._has_secret = mask_secrets(self.url) != self.url
+        self._unanswered, self._asks_from = 0, 0.0
+        options: dict[str, Any] = {}
+        if self._is_web:
+            import aiohttp
+
+            options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(**_WEB_TIMEOUTS)}
         try:
             # Listings never expire by default: a stale one would hide what another process has just written.
-            self._fs, self._root = fsspec.core.url_to_fs(self._base, use_listings_cache=False)
+            self._fs, self._root = fsspec.core.url_to_fs(self._base, use_listings_cache=False, **options)
         except ImportError as error:
             remedy = ": pip install huggingface_hub" if protocol == "hf" else ""
             raise StoreError(f"{url}: {error}{remedy}") from self._cause(error)
@@ -52,28 +69,28 @@ class FsspecStore(Store):
             raise StoreError(f"{url}: {type(error).__name__}: {error}") from self._cause(error)
 
     def read(self, name: str, version: str = "") -> bytes:
-        with self._errors(name):
-            return bytes(self._fs.cat_file(self._path(name)))
+        return self._ask(name, lambda: bytes(self._fs.cat_file(self._path(name))))
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
-        with self._errors(name):
-            data = bytes(self._fs.cat_file(self._path(name), start=start, end=stop))
-            if len(data) > stop - start:
-                raise StoreError(f"{self._where(name)}: the server sends the whole object when asked for a range of it")
+        data = self._ask(name, lambda: bytes(self._fs.cat_file(self._path(name), start=start, end=stop)))
+        if len(data) > stop - start:
+            raise StoreError(f"{self._where(name)}: the server sends the whole object when asked for a range of it")
         return data
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
         return read_by_threads(self, spans)
 
     def stat(self, name: str) -> ObjectInfo | None:
-        with self._errors(name):
+        def find() -> dict[str, Any] | None:
             try:
-                found = self._fs.info(self._path(name))
+                return dict(self._fs.info(self._path(name)))
             except (FileNotFoundError, NotADirectoryError) as error:
                 if _kind_of(error) is ObjectNotFoundError:
                     return None
                 raise
-        return None if found.get("type") == "directory" else _to_info(name, found)
+
+        found = self._ask(name, find)
+        return None if found is None or found.get("type") == "directory" else _to_info(name, found)
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         with self._errors(prefix):
@@ -134,6 +151,36 @@ class FsspecStore(Store):
     def _where(self, name: str) -> str:
         return f"{self._base}/{name}{self._query}"
 
+    def _ask(self, name: str, request: Callable[[], T]) -> T:
+        """Return what a request gives. Raises as `_errors` does; UnavailableError after the last try."""
+        waits: list[float] = []
+        if self._is_web and self._unanswered < _DEAD_AFTER:
+            waits += _WEB_WAITS_SECONDS
+        elif self._is_web:
+            now = time.monotonic()
+            if now < self._asks_from:
+                raise UnavailableError(
+                    f"{self._where(name)}: not asked for, as the server has not answered {_DEAD_AFTER} requests in a row"
+                )
+            self._asks_from = now + _REST_SECONDS  # the others wait for what becomes of this one
+        while True:
+            try:
+                with self._errors(name):
+                    answer = request()
+            except UnavailableError:
+                if not waits or self._unanswered >= _DEAD_AFTER:
+                    self._unanswered += 1
+                    self._asks_from = time.monotonic() + _REST_SECONDS
+                    raise
+                time.sleep(waits.pop(0))
+                self.retries += 1
+            except StoreError:  # an answer, if not the one that was wanted
+                self._unanswered = 0
+                raise
+            else:
+                self._unanswered = 0
+                return answer
+
     def _cause(self, error: Exception) -> Exception | None:
         """Return what a trace shows as the cause. A backend's own message may name the whole URL."""
         return None if self._has_secret else error
@@ -153,14 +200,16 @@ class FsspecStore(Store):
 
 def _kind_of(error: Exception) -> type[StoreError]:
     """Return the kind of a backend's error: an outage and a refusal say nothing of the object."""
-    for each in (error.__cause__, error):  # over HTTP fsspec's FileNotFoundError may stand for an answer of any status
-        status = getattr(each, "status", None)
+    status = None
+    for each in (error, error.__cause__):  # over HTTP fsspec's FileNotFoundError may stand for an answer of any status
+        status = getattr(each, "status", status)
         if isinstance(each, PermissionError) or status in (401, 403):
             return AccessError
         if status in _PASSING or any(base.__name__ in _NETWORK_ERRORS for base in type(each).__mro__):
             return UnavailableError
-    absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-    return ObjectNotFoundError if absent else StoreError
+    is_absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+    is_other = isinstance(status, int) and status not in _ABSENT
+    return ObjectNotFoundError if (is_absent and not is_other) or status in _ABSENT else StoreError
 
 
 def _to_prefix(path: str) -> str:
