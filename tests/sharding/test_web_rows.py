@@ -89,7 +89,7 @@ def write_table(tmp_path):
     ],
 )
 def test_a_url_that_is_refused_is_a_reject_that_names_row_and_cause(
-    bad, reason, cause, start_web, write_table, small_jpegs, tmp_path
+    bad, reason, cause, start_web, write_table, tmp_path
 ):
     web = start_web()
     urls = [f"{web.url}/{number}.jpg?size=large" for number in range(6)]
@@ -103,7 +103,7 @@ def test_a_url_that_is_refused_is_a_reject_that_names_row_and_cause(
     assert "row 2 of " in message
     assert cause in message.lower()
     assert sorted(each["image/encoded"][0] for each in samples_of(tmp_path / "d").values()) == sorted(
-        small_jpegs[number] for number in (0, 2, 3, 4, 5)
+        web.jpegs[number] for number in (0, 2, 3, 4, 5)
     )
     again = tpufeed.shard(write_table(urls), tmp_path / "d", encode="exact", max_rejects=1, workers=1)
     assert (again.seconds, again.manifest) == (0, result.manifest)

@@ -80,7 +80,7 @@ class _Tally:
 
 
 def _training_split(records: dict[str, int]) -> str:
-    """Return the split that is trained on, by its name, else by its size: what is measured is measured on the others."""
+    """Return the split that is trained on, by its name, else by its size; the others are measured."""
     mentioned = {split: splits_mentioned([split]) for split in records}
     named = [split for split, words in mentioned.items() if "train" in words]
     others = [split for split, words in mentioned.items() if not words]

@@ -160,7 +160,7 @@ class FsspecStore(Store):
             now = time.monotonic()
             if now < self._asks_from:
                 raise UnavailableError(
-                    f"{self._where(name)}: not asked for, as the server has not answered {_DEAD_AFTER} requests in a row"
+                    f"{self._where(name)}: not asked for: its server has not answered {_DEAD_AFTER} requests in a row"
                 )
             self._asks_from = now + _REST_SECONDS  # the others wait for what becomes of this one
         while True:
