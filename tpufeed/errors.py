@@ -15,6 +15,7 @@ TpufeedError                        exit code 1: the work failed
 |   +-- ObjectNotFoundError (FileNotFoundError)
 |   +-- ObjectExistsError (FileExistsError)      a create-only put met an object
 |   +-- ObjectChangedError                        another version than the one asked for
+|   +-- LinkError                                 a symbolic link within a dataset
 |   +-- AccessError (PermissionError)             credentials that are missing, expired or not enough
 |   +-- UnavailableError (ConnectionError)        no answer, or only failures, until a deadline
 |   +-- DatasetUnreadableError                    files that `verify` could not read; carries each
@@ -202,6 +203,10 @@ class ObjectExistsError(StoreError, FileExistsError):
 
 class ObjectChangedError(StoreError):
     """The object is not the version that was asked for: replaced or removed since."""
+
+
+class LinkError(StoreError):
+    """A symbolic link below a dataset's folder, where none is followed."""
 
 
 class AccessError(StoreError, PermissionError):

@@ -102,7 +102,7 @@ def run():
 # Faults in this process. Python's audit events come just before the calls that they name; nothing of tpufeed is
 # replaced. A hook cannot be removed, so there is one, and it does nothing while there is no order.
 
-_PATH_OF = {"open": 0, "os.link": 1, "os.remove": 0, "os.rename": 1, "os.mkdir": 0}
+_PATH_OF = {"open": 0, "os.link": 1, "os.remove": 0, "os.rename": 1, "os.mkdir": 0, "os.scandir": 0}
 _orders = []
 
 

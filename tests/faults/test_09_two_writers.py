@@ -33,6 +33,28 @@ def test_another_build_that_is_quicker_by_a_moment_keeps_the_place(photo_folder,
     assert tpufeed.verify(folder).records == 40
 
 
+@pytest.mark.parametrize(("listed", "nth"), [("", 2), ("/_tpufeed", 1), ("/_tpufeed", 2)])
+@pytest.mark.parametrize("rival_shards", ["30KB", "20KB"])
+def test_what_a_run_with_overwrite_puts_while_another_looks_is_no_foreign_file(
+    listed, nth, rival_shards, photo_folder, fault, bytes_of, tmp_path
+):
+    """The second of two runs with --overwrite lists the folder while the first one puts its shards there."""
+    folder, ours = tmp_path / "d", {**OPTIONS, "seed": 2, "overwrite": True}
+    theirs = {**ours, "shard_bytes": rival_shards}
+    tpufeed.shard(photo_folder, folder, seed=1, **OPTIONS)
+    with pytest.raises(TpufeedError), fault("os.link", r"-00003-of-\d+\.tfrecord$", 28):
+        tpufeed.shard(photo_folder, folder, **theirs)  # the rival is at work, and has put some of its shards
+
+    def rival():
+        tpufeed.shard(photo_folder, folder, **{**theirs, "overwrite": False})  # it goes on
+
+    with fault("os.scandir", rf"^{folder}{listed}$", rival, nth):
+        tpufeed.shard(photo_folder, folder, **ours)
+    tpufeed.shard(photo_folder, tmp_path / "alone", **ours)
+    assert bytes_of(folder) == bytes_of(tmp_path / "alone")
+    assert tpufeed.verify(folder).records == 40
+
+
 def test_two_builds_of_other_options_at_once_leave_one_dataset(photo_folder, bytes_of, tmp_path):
     """Whichever it is, it is whole; the other has failed, and nothing of it is there."""
     folder, start, results = tmp_path / "d", threading.Barrier(3), {}

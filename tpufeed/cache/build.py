@@ -273,7 +273,7 @@ def _check_request(  # noqa: PLR0913, PLR0917  # those of `warmup`
 ) -> _Request:
     """Check all that `warmup` and its preview check before they make a plan."""
     budget = parse_budget(max_rejects)
-    source, destination = Warmable(src, raw, allow_augmented), open_store(dst)
+    source, destination = Warmable(src, raw, allow_augmented), open_store(dst, follow=False)
     size = options.output_size(source.size)
     chosen = choose_engine(engine, workers, *source.stores, destination)
     # Every option that decides bytes, as it comes back from JSON.

@@ -76,7 +76,7 @@ class Warmable:
             OptionError: options for raw images, where there is a dataset; or an augmented cache that is not allowed.
             DatasetNotFoundError: a dataset that is not finished.
         """
-        store = open_store(src)
+        store = open_store(src, follow=False)
         self._raw, self._dataset, self._digest = raw, find_dataset(store), ""
         self.url = store.url
         self.before, self.follows = dict[str, int](), dict[str, Any]()

@@ -42,7 +42,7 @@ class CacheContext:
 
 def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
     """Make the shards that `ref` refers to."""
-    destination = open_store(context.destination)
+    destination = open_store(context.destination, follow=False)
     if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
         return
     task = read_task(destination, ref)
@@ -86,7 +86,7 @@ def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgr
 
 def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
     """Return what this host sees of the cache's destination and of the source, see `Job.reach`."""
-    destination = open_store(context.destination)
+    destination = open_store(context.destination, follow=False)
     seen = see_destination(destination, context.header.run_id)
     return seen | context.source.see(context.header, read_task(destination, ref)) if seen else seen
 

@@ -129,8 +129,8 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     _check_choices(image_key, exif, boxes_of)
     names = None if classes is None else read_classes(classes)
     told = {"image": image_key, "label": label_key, "text": text_key, "filename": filename_key}
-    source = open_store(url)
-    target = source if dst is None else open_store(dst)
+    source = open_store(url, follow=dst is not None)  # beside the files a dataset stands, which no link may leave
+    target = source if dst is None else open_store(dst, follow=False)
     path = source.local_path(MANIFEST)
     if path is not None and is_file(path.parent):
         raise NoInputsError(f"{source.url} is a file; adopt takes the folder: tpufeed adopt {path.parent.parent}")

@@ -353,13 +353,15 @@ def _finish(  # noqa: PLR0913, PLR0917  # what a build ends with
         )
     variants = [variant for split in manifest.splits.values() for variant in split.variants]
     for file in (file for variant in variants for file in variant.files) if fsync else ():
-        path = store.local_path(file.name)
-        if path is None:
-            break
         try:
-            with path.open("rb") as opened:
+            opened = store.open_local(file.name)
+            if opened is None:
+                break
+            with opened:
                 os.fsync(opened.fileno())
+        except StoreError:
+            raise
         except OSError as error:
-            raise StoreError(f"{path}: {error.strerror or error}") from error
+            raise StoreError(f"{store.url}/{file.name}: {error.strerror or error}") from error
     put_data(store, MANIFEST, encode_manifest(manifest), plan.owner)
     return manifest, duplicates

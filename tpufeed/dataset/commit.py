@@ -27,11 +27,12 @@ from tpufeed.dataset.naming import (
     REMOVALS,
     REPORTS,
     VERSIONS,
+    is_build_name,
+    parse_version_index,
     part_folder,
     removals_name,
     report_name,
     uncounted,
-    version_index_name,
 )
 from tpufeed.dataset.plan import (
     Owner,
@@ -185,6 +186,15 @@ def find_build(store: Store) -> list[ObjectInfo]:
     Raises:
         DatasetExistsError: a manifest that cannot be read, and no plan to say what it is.
     """
+    while True:
+        plan = store.stat(PLAN)
+        found = _find_build(store)
+        if store.stat(PLAN) == plan:
+            return found
+        # Another run with --overwrite has taken the place over meanwhile: a listing of before fits no plan of after.
+
+
+def _find_build(store: Store) -> list[ObjectInfo]:
     present = {info.name: info for info in store.iter_objects()}
     noted = _noted_names(store, present).items()
     names = [name for name, version in noted if not version or (name in present and present[name].version == version)]
@@ -202,22 +212,24 @@ def find_build(store: Store) -> list[ObjectInfo]:
         variants = [variant for split in dataset.manifest.splits.values() for variant in split.variants]
         names += [file.name for variant in variants for file in ([variant.index] if adopted else variant.files)]
         names += _names_of_growth(store, dataset, present)
-    names = [MANIFEST, *names, REJECTS, DIGESTS, DUPLICATES] if names else []
+    names = [MANIFEST, *filter(is_build_name, names), REJECTS, DIGESTS, DUPLICATES] if names else []
     reports = [name for name in present if name.startswith((f"{REPORTS}/", f"{REMOVALS}-", f"{VERSIONS}/"))]
     return [present[name] for name in dict.fromkeys((*names, *reports, PLAN)) if name in present]
 
 
 def _names_of_growth(store: Store, dataset: Dataset, present: Mapping[str, ObjectInfo]) -> list[str]:
     """Return what the versions of a dataset have put, and what an append that was interrupted has left."""
+    numbers, splits = range(2, dataset.number + 2), dataset.manifest.splits
     indexes = [
-        version_index_name(split, variant, number)
-        for number in range(2, dataset.number + 2)
-        for split in dataset.manifest.splits
-        for variant in (None, *range(len(dataset.manifest.splits[split].variants)))
+        name
+        for name in present
+        if (found := parse_version_index(name)) is not None and found[0] in splits and found[1] in numbers
     ]
+    folders = {name.partition("/")[0] for name in present}
     parts = [
         name
-        for number in range(2, dataset.number + 2)
+        for number in numbers
+        if part_folder(number) in folders
         for name in (f"{part_folder(number)}/{info.name}" for info in find_build(open_part(store, number)))
     ]
     return [name for name in (*indexes, *parts) if name in present]
@@ -330,6 +342,8 @@ def remove_old(store: Store, header: PlanHeader) -> None:
     for name, info in present.items():
         if name not in noted and uncounted(name) not in noted and not name.startswith(f"{REPORTS}/"):
             continue
+        if not is_build_name(name):  # the note was forged
+            continue
         if not store.conditional:
             store.delete(name)
         elif noted.get(name) == info.version or uncounted(name) not in ours:
@@ -363,7 +377,7 @@ def remove_orphans(store: Store, header: PlanHeader, manifest: Manifest) -> None
 
 def open_part(store: Store, version: int) -> Store:
     """Return the store below a dataset in which this version is built."""
-    return open_store(f"{store.url.rstrip('/')}/{part_folder(version)}")
+    return open_store(f"{store.url.rstrip('/')}/{part_folder(version)}", follow=False)
 
 
 def foreign_names(store: Store, old: Sequence[ObjectInfo]) -> set[str]:
@@ -375,6 +389,10 @@ def check_names(store: Store, header: PlanHeader, foreign: set[str], old: Sequen
     """Raises DuplicateWriterError where one of the `foreign` files has a name that the plan needs."""
     outputs = header.output_names
     taken = sorted(name for name in foreign if uncounted(name) in outputs)
+    if taken and old:
+        # The build that stands may be at work: what it has put since `old` was listed is no foreign file.
+        known = {info.name for info in find_build(store)}
+        taken = [name for name in taken if name not in known and store.stat(name) is not None]
     if taken and (old or store.stat(PLAN) is None):
         raise DuplicateWriterError(
             f"{store.url} holds {taken[0]} ({len(taken)} such files) of no build that is known here; take another "

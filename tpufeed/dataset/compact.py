@@ -124,7 +124,7 @@ def compact(
         RecordError, ShardError: a record is damaged, and no version is published.
         TaskError, BuildError: the work failed; what is done stays, and the same call goes on.
     """
-    start, store = time.monotonic(), open_store(url)
+    start, store = time.monotonic(), open_store(url, follow=False)
     chosen = choose_engine(engine, workers, store)
     with chosen.prepare(ENTRY):
         for _ in range(_TRIES):
@@ -205,7 +205,7 @@ def compact_layout(base: Manifest, runs: Mapping[str, list[Run]]) -> Layout:
 
 def run(context: CompactContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
     """Make the shards that `ref` refers to: one, or one of each variant."""
-    destination, dataset, header = open_store(context.part), context.dataset, context.header
+    destination, dataset, header = open_store(context.part, follow=False), context.dataset, context.header
     if read_report(destination, ref, context.owner.run_id) is not None:  # another run was quicker
         return
     task = read_task(destination, ref)
@@ -230,7 +230,7 @@ def run(context: CompactContext, ref: TaskRef, report_progress: engine.ReportPro
 
 def reach(context: CompactContext, _: TaskRef) -> dict[str, str]:
     """Return what this host sees of the destination, see `Job.reach`."""
-    return see_destination(open_store(context.part), context.header.run_id)
+    return see_destination(open_store(context.part, follow=False), context.header.run_id)
 
 
 def _find_base(store: Store) -> Dataset:

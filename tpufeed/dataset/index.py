@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
-from tpufeed.storage.local import open_plain
 from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.stage import ShardStage, StageOfStore
 from tpufeed.storage.stage_folder import RemoteShard
@@ -195,10 +194,14 @@ class Index:
             return None
         advice = f"Run: tpufeed verify {self._store.url}"
         try:
-            with open(path, "rb", opener=open_plain) as file:
+            file = self._store.open_local(self._variant.index.name)
+            assert file is not None, "it has a local path"
+            with file:
                 mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (FileNotFoundError, ValueError) as error:
             raise ShardError(f"{self._where}: {error}. {advice}") from error
+        except StoreError:
+            raise
         except OSError as error:  # says nothing of its bytes
             raise StoreError(f"{self._where}: {error.strerror}") from error
         offsets = max(0, len(mapped) - self._header_bytes) / ITEM_BYTES

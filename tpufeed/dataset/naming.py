@@ -22,8 +22,34 @@ _ENDING = re.compile(r"\.[A-Za-z0-9_]{1,12}")
 _MOST_ENDINGS, _SHOWN_ENDINGS = 1000, 4
 _PART = re.compile(r"part-[0-9]{5,}")
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
+_DATA = re.compile(
+    rf"(?:{_PART.pattern}/)?{_SPLIT.pattern}"
+    r"(?:(?:-v[0-9]+)?-[0-9]{5,}-of-[0-9]{5,}\.tfrecord|[0-9]{2,}-[0-9]+\.tfrec|"
+    r"(?:-v[0-9]+)?(?:-version-[0-9]+)?\.index\.npy)"
+)
+_VERSION_INDEX = re.compile(rf"({_SPLIT.pattern})(?:-v[0-9]+)?-version-([0-9]+)\.index\.npy")
 _COUNT = re.compile(r"-[0-9]+\.tfrec\Z")
 _UNCOUNTED = "-*.tfrec"
+
+
+def is_data_name(name: str) -> bool:
+    """Return true for a name that a build gives to a shard or an index, also in the folder of a part."""
+    return _DATA.fullmatch(name) is not None
+
+
+def is_build_name(name: str) -> bool:
+    """Return true for a name that a build gives to any of its files.
+
+    A manifest, a plan or a note that somebody has forged may name other files. None of these is ever removed.
+    """
+    folder, slash, inner = name.partition("/")
+    if slash and is_part_folder(folder):
+        name = inner
+    return (
+        is_data_name(name)
+        or name in (MANIFEST, REJECTS, PLAN, DIGESTS, DUPLICATES)
+        or name.startswith((f"{REPORTS}/", f"{REMOVALS}-", f"{VERSIONS}/"))
+    )
 
 
 def is_own(name: str) -> bool:
@@ -111,6 +137,12 @@ def version_name(version: int) -> str:
 def version_index_name(split: str, variant: int | None, version: int) -> str:
     """`train-version-2.index.npy`, or `train-v0-version-2.index.npy`; a split's name has no hyphen."""
     return f"{_part(split, variant)}-version-{version}{_INDEX}"
+
+
+def parse_version_index(name: str) -> tuple[str, int] | None:
+    """Return the split and the version of such a name; None for others."""
+    match = _VERSION_INDEX.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]))
 
 
 def report_name(task: int) -> str:

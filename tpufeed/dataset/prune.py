@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tpufeed.dataset.commit import find_finished
 from tpufeed.dataset.manifest import Manifest, decode_manifest
-from tpufeed.dataset.naming import MANIFEST, VERSIONS, index_name, is_part_folder, version_name
+from tpufeed.dataset.naming import MANIFEST, VERSIONS, index_name, is_data_name, is_part_folder, version_name
 from tpufeed.dataset.reader import find_versions, open_dataset
 from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, OptionError
 from tpufeed.storage.registry import open_store
@@ -51,7 +51,7 @@ def prune(url: str | Path, *, keep: int = 1, dry_run: bool = False) -> PruneResu
     """
     if keep < 1:
         raise OptionError(f"keep is at least 1, as a dataset has a newest version; not {keep}")
-    store = open_store(url)
+    store = open_store(url, follow=False)
     newest = find_finished(store)
     if newest is None:
         raise DatasetNotFoundError(f"{store.url} holds no dataset to prune")
@@ -62,9 +62,10 @@ def prune(url: str | Path, *, keep: int = 1, dry_run: bool = False) -> PruneResu
     manifests = [open_dataset(store.url, number).manifest for number in dropped]
     manifests += [decode_manifest(store.read(name), f"{store.url}/{name}") for name in begun]
     present = {info.name: info for info in store.iter_objects()}
-    unneeded = {name for manifest in manifests for name in _names_of(manifest)} - needed
-    unneeded |= set(_own_names(unneeded, manifests)) - needed
-    unneeded &= present.keys()
+    # What a manifest names may be forged: only what a build can have put is removed.
+    named = {name for manifest in manifests for name in _names_of(manifest) if is_data_name(name)}
+    unneeded = (named - needed) & present.keys()
+    unneeded |= (set(_own_names(unneeded, manifests)) - needed) & present.keys()
     numbers = sorted({*dropped, *(manifest.number for manifest in manifests)})
     result = PruneResult(
         store.url, tuple(kept), tuple(numbers), len(unneeded), sum(present[name].size_bytes for name in unneeded)

@@ -161,7 +161,7 @@ def open_dataset(url: str | Path, version: int | None = None, *, grown: bool = F
         ManifestError: a manifest that is damaged, or of another format version.
         StoreError: the store cannot be read.
     """
-    store = open_store(url)
+    store = open_store(url, follow=False)
     found = find_dataset(store)
     if found is None:
         raise DatasetNotFoundError(f"{store.url} holds no dataset: there is no {MANIFEST}. {_how_to_make_one(store)}")

@@ -15,7 +15,7 @@ from tpufeed.dataset.index import Index, Offsets
 from tpufeed.dataset.manifest import Shard
 from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, OptionError, RecordError, ShardError, StoreError
-from tpufeed.storage.local import map_file, open_plain
+from tpufeed.storage.local import map_file
 from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.stage import ShardStage, StageOfStore
 from tpufeed.storage.stage_folder import RemoteShard
@@ -263,7 +263,9 @@ class Reader:
         if path is None:
             return None
         try:
-            with open(path, "rb", opener=open_plain) as file:
+            file = self._store.open_local(entry.name)
+            assert file is not None, "it has a local path"
+            with file:
                 size = file.seek(0, 2)
                 if size != entry.bytes:
                     raise ShardError(
@@ -275,6 +277,8 @@ class Reader:
             raise ShardError(
                 f"{path}: {error.strerror}; the manifest names this shard. Is the dataset complete?"
             ) from error
+        except StoreError:
+            raise
         except OSError as error:  # says nothing of its bytes
             raise StoreError(f"{path}: {error.strerror}") from error
 

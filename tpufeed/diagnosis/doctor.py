@@ -105,7 +105,7 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
         measured = _examine_mixture(mixture, split or "train", ops, batch, each, tell)
         measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
         return predict(measured, goal, str(url), about, evidence)
-    store = open_store(url)
+    store = open_store(url, follow=False)
     dataset = find_dataset(store)
     if dataset is None:
         measured = _examine_files(store.url, ops, batch, each, tell)

@@ -86,7 +86,7 @@ class PortableSamples:
                     # Not while unpickling: a worker that fails there dies without saying why.
                     self._dataset = reopen_dataset(self.url, self._digest, self._version)
                 else:  # forked: the manifest stays in memory that both have
-                    self._dataset = replace(self._dataset, store=open_store(self.url))
+                    self._dataset = replace(self._dataset, store=open_store(self.url, follow=False))
                 self._opened = SplitSamples(self._dataset, self.split, self.options, self._decode, workers)
             return self._opened
 

@@ -99,7 +99,9 @@ class SourceAddress:
 
     def open(self, manifest: Manifest) -> Source:
         """Open it in another process."""
-        return Source(Dataset(open_store(self.url), manifest, self.version), self.split, self.classes, self.root)
+        return Source(
+            Dataset(open_store(self.url, follow=False), manifest, self.version), self.split, self.classes, self.root
+        )
 
 
 def draws_seed(seed: int, root: int) -> int:

@@ -181,7 +181,7 @@ class AppendRun:
             )
 
     def _open(self, src: str | Path, dst: str | Path) -> tuple[Store, Store, Engine]:
-        source, store = open_store(src), open_store(dst)
+        source, store = open_store(src), open_store(dst, follow=False)
         refuse_source(store, source)
         return source, store, choose_engine(self.engine, self.workers, source, store)
 

@@ -273,7 +273,7 @@ def _check_request(  # noqa: PLR0913, PLR0917  # those of `shard`
     """Check all that `shard` and its preview check before they list the source, unless they append."""
     if allow_different:
         raise OptionError("allow_different is for append=True")
-    budget, source, destination = parse_budget(max_rejects), open_store(src), open_store(dst)
+    budget, source, destination = parse_budget(max_rejects), open_store(src), open_store(dst, follow=False)
     chosen = choose_engine(engine, workers, source, destination)
     refuse_source(destination, source)
     finished = None if overwrite else find_finished(destination)

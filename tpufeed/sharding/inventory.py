@@ -688,7 +688,8 @@ def input_digest(base: str, inputs: Iterable[Input]) -> str:
         if item.file or item.columns or item.problem or item.images:
             # What a web server says of its refusal may be another sentence each time.
             problem = None if item.problem is None else (item.problem[0], url_identity(item.problem[1]))
-            problem = UNREACHABLE if problem is not None and problem[0] == UNREACHABLE else problem
+            if problem is not None and problem[0] == UNREACHABLE:
+                problem = (UNREACHABLE, "")
             line += f"\0{identity_of(base, item.file)}\0{item.offset}\0{item.columns}\0{problem}"
             line += "".join(
                 f"\0{identity_of(base, image.file)}\0{image.bytes}\0{image.version}\0{image.offset}"

@@ -124,7 +124,7 @@ class StandingDataset:
         """The folder and store of each part that has brought new images."""
         store = self.dataset.store
         return [
-            (part.folder, open_store(f"{store.url.rstrip('/')}/{part.folder}") if part.folder else store)
+            (part.folder, open_store(f"{store.url.rstrip('/')}/{part.folder}", follow=False) if part.folder else store)
             for part in self.manifest.history
             if part.kind != "compact"
         ]

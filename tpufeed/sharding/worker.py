@@ -44,7 +44,7 @@ class ShardContext:
 def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
     """Make the shard that `ref` refers to."""
     _check_rewriting(context.policy)
-    destination = open_store(context.destination)
+    destination = open_store(context.destination, follow=False)
     if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
         return
     task = read_task(destination, ref)
@@ -118,7 +118,7 @@ def run(context: ShardContext, ref: TaskRef, report_progress: engine.ReportProgr
 def reach(context: ShardContext, ref: TaskRef) -> dict[str, str]:
     """Return what this host sees of the build's destination and of the first files of a task, see `Job.reach`."""
     _check_rewriting(context.policy)
-    destination = open_store(context.destination)
+    destination = open_store(context.destination, follow=False)
     seen = see_destination(destination, context.header.run_id)
     return seen | see_inputs(context.header, read_task(destination, ref)) if seen else seen
 

@@ -13,35 +13,55 @@ import shutil
 import stat
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, OptionError, StoreError
+from tpufeed.errors import (
+    LinkError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    OptionError,
+    StoreError,
+)
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
 _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_SYSTEM_PREFIX = "tpufeed-put-"
+_PREFIX = "tpufeed-put-"
+_OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no folder of anyone else is called so by chance
+_PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset.naming`
 _TRIES = 100
 _ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host has made
 
 
 class LocalStore(Store):
-    """A `Store` over a local folder. A create-only put is a hard link, which fails where the name is taken."""
+    """A `Store` over a local folder. A create-only put is a hard link, which fails where the name is taken.
+
+    The folder may be a link. Nothing is written or removed through a link below it, as a dataset from elsewhere may
+    hold one to any place.
+
+    Args:
+        url: the folder.
+        follow: read through links below the folder, as from a folder of images. A dataset is opened without.
+    """
 
     conditional = True
     pins = True
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, follow: bool = True) -> None:
         self.url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))  # noqa: PTH100, PTH111  # resolves '..'
         self._root = Path(self.url)
         self._prefix = self.url.rstrip("/") + "/"
+        self._follow = follow
+        # Where links are trusted: up to the dataset, where this is the folder of one of its parts.
+        self._trusted = len(str(self._root.parent)) if _PART.fullmatch(self._root.name) else len(self.url.rstrip("/"))
 
     def read(self, name: str, version: str = "") -> bytes:
         with self._opened(name, version) as file:
@@ -69,18 +89,22 @@ class LocalStore(Store):
 
     @contextmanager
     def _opened(self, name: str, version: str) -> Iterator[FileIO]:
-        path = self._path(name)
-        with self._errors(name), open(path, "rb", buffering=0, opener=open_plain) as file:  # not Path.open: 10 us less
+        with self._errors(name), self.open_local(name) as file:
             yield file
             if version and version != str(os.fstat(file.fileno()).st_mtime_ns):  # after reading: it may be written to
                 raise ObjectChangedError(f"{self._prefix}{name}: it is another file than was listed: its mtime differs")
 
     def stat(self, name: str) -> ObjectInfo | None:
+        path = self._path(name)
         with self._errors(name):
             try:
-                found = os.stat(self._path(name))  # noqa: PTH116
+                if not self._follow:
+                    self._check_folders(path)
+                found = os.stat(path, follow_symlinks=self._follow)  # noqa: PTH116
             except (FileNotFoundError, NotADirectoryError):
                 return None
+        if stat.S_ISLNK(found.st_mode):
+            raise _link_error(path)
         if not stat.S_ISREG(found.st_mode):  # a folder, or what could be read without end
             return None
         return ObjectInfo(name, found.st_size, str(found.st_mtime_ns))
@@ -88,8 +112,10 @@ class LocalStore(Store):
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start = self._path(prefix.rstrip("/")) if prefix else self.url
         with self._errors(prefix):
+            if not self._follow:
+                self._check_folders(f"{start}/")
             if is_folder(start):
-                yield from _walk(start, len(self._prefix), frozenset())
+                yield from _walk(start, len(self._prefix), frozenset(), self._follow)
 
     def iter_folders(self) -> Iterator[str]:
         with self._errors(""):
@@ -116,10 +142,10 @@ class LocalStore(Store):
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
         final = Path(self._path(name))
         with self._errors(name):
-            final.parent.mkdir(parents=True, exist_ok=True)
+            self._make_folders(str(final))
             status = path.stat()
             with _locked(final.parent, replaces is not None) as descriptor:
-                if replaces is not None and self.stat(name) == replaces:
+                if replaces is not None and self.stat(name) == replaces:  # a link itself, not what it leads to
                     path.replace(final)
                 else:
                     _move_to_new(path, final)
@@ -132,13 +158,29 @@ class LocalStore(Store):
         with (
             self._errors(name),
             suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
-            _locked(path.parent, bool(version)),
         ):
-            if version in ("", str(path.stat().st_mtime_ns)):
-                path.unlink()
+            self._check_folders(str(path))
+            with _locked(path.parent, bool(version)):
+                status = path.lstat()
+                if stat.S_ISLNK(status.st_mode):
+                    raise _link_error(str(path))
+                if version in ("", str(status.st_mtime_ns)):
+                    path.unlink()
 
     def local_path(self, name: str) -> Path:
         return Path(self._path(name))
+
+    def open_local(self, name: str) -> FileIO:
+        path = self._path(name)
+        if self._follow:
+            return open(path, "rb", buffering=0, opener=open_plain)  # not Path.open: 10 us less
+        self._check_folders(path)
+        try:
+            return open(path, "rb", buffering=0, opener=_open_no_link)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _link_error(path) from None
+            raise
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
@@ -148,7 +190,8 @@ class LocalStore(Store):
         try:
             with ExitStack() as stack:
                 with self._errors(_TEMPORARY):
-                    folder = stack.enter_context(temporary_folder(self._root / _TEMPORARY))
+                    make = partial(self._make_folders, f"{self._prefix}{_TEMPORARY}/")
+                    folder = stack.enter_context(temporary_folder(self._root / _TEMPORARY, make))
                 yield folder
         finally:
             with suppress(OSError):  # another process at work has a temporary folder of its own in them: they stay
@@ -157,6 +200,28 @@ class LocalStore(Store):
 
     def _path(self, name: str) -> str:
         return self._prefix + check_name(name)
+
+    def _folders_above(self, path: str) -> Iterator[str]:
+        """Yield the folders that hold `path`, the outermost first: none of them may be a link."""
+        start = path.find("/", self._trusted + 1)
+        while start >= 0:
+            yield path[:start]
+            start = path.find("/", start + 1)
+
+    def _check_folders(self, path: str) -> None:
+        """Raises LinkError where a folder that holds `path` is a link."""
+        with suppress(FileNotFoundError, NotADirectoryError):  # whoever opens `path` is told so
+            for folder in self._folders_above(path):
+                if stat.S_ISLNK(os.lstat(folder).st_mode):
+                    raise _link_error(folder)
+
+    def _make_folders(self, path: str) -> None:
+        """Make the folders that hold `path`. Raises LinkError where one of them is a link."""
+        self._root.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.url[: self._trusted] or "/", *self._folders_above(path)):
+            with suppress(FileExistsError):
+                os.mkdir(folder)  # noqa: PTH102
+        self._check_folders(path)
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -170,10 +235,18 @@ class LocalStore(Store):
             raise StoreError(f"{self._prefix}{name}: {error.strerror or error}") from error
 
 
-def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]]) -> Iterator[ObjectInfo]:
+def _link_error(path: str) -> LinkError:
+    return LinkError(
+        f"{path} is a symbolic link; below a dataset's folder none is followed, as it may lead anywhere. Put what it "
+        "leads to in its place, or remove it. The folder itself may be a link"
+    )
+
+
+def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]], follow: bool) -> Iterator[ObjectInfo]:
     """Yield the files below a folder. Links are followed, but never in a circle; a broken link is an empty object.
 
-    A folder of a million files is not held in memory, and while one is walked no folder above it is open.
+    So is each link where none is followed. A folder of a million files is not held in memory, and while one is walked
+    no folder above it is open.
     """
     try:
         status = os.stat(folder)  # noqa: PTH116
@@ -183,6 +256,9 @@ def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]]) -> Iterator
         folders = []
         with os.scandir(folder) as entries:
             for entry in entries:
+                if not follow and entry.is_symlink():
+                    yield ObjectInfo(entry.path[skip:], 0, BROKEN_LINK)
+                    continue
                 try:
                     status = entry.stat()
                 except OSError as error:
@@ -198,7 +274,7 @@ def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]]) -> Iterator
     except FileNotFoundError:  # removed since it was listed
         return
     for path in folders:
-        yield from _walk(path, skip, above | {here})
+        yield from _walk(path, skip, above | {here}, follow)
 
 
 @contextmanager
@@ -258,6 +334,10 @@ def open_plain(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "it is no plain file but a pipe or a device", path)
 
 
+def _open_no_link(path: str, flags: int) -> int:
+    return open_plain(path, flags | os.O_NOFOLLOW)
+
+
 def mode_of(path: str | Path) -> int:
     """Return the mode of what is at a path, links followed; 0 if there is nothing.
 
@@ -297,28 +377,27 @@ def find_mount(folder: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None] | None = None) -> Iterator[Path]:
     """Make a folder in `parent` that is removed on exit, and remove those of killed processes.
 
     On a network disk a lock of a folder holds on one host only. So a folder of another host, or of an earlier boot of
     this one, is removed only if nothing in it has changed for a day.
 
     Args:
-        parent: holds nothing else, is made where it is missing and removed where this leaves it empty. None is where
-            the system keeps temporary files.
+        parent: is removed where this leaves it empty. None is where the system keeps temporary files.
+        make_parent: makes it where it is missing.
 
     Raises:
         OSError: it cannot be made.
         OptionError: the system has no place for temporary files.
     """
-    prefix = _SYSTEM_PREFIX if parent is None else ""
     try:
         where = Path(tempfile.gettempdir()) if parent is None else parent
     except FileNotFoundError as error:  # the root is read-only, say
         raise OptionError(f"{error.strerror}. Set TMPDIR to a folder that can be written") from error
-    folder, descriptor = _make_locked(where, prefix)
+    folder, descriptor = _make_locked(where, make_parent or (lambda: where.mkdir(parents=True, exist_ok=True)))
     try:
-        _remove_abandoned(folder, prefix)
+        _remove_abandoned(folder)
         yield folder
     finally:
         # Under the lock to the end, or another process would take the rest for a dead one's.
@@ -329,12 +408,12 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def _make_locked(parent: Path, prefix: str) -> tuple[Path, int]:
+def _make_locked(parent: Path, make_parent: Callable[[], None]) -> tuple[Path, int]:
     for tries_left in reversed(range(_TRIES)):
         try:
             with suppress(FileExistsError):  # exist_ok=True fails where another thread removes it at this moment
-                parent.mkdir(parents=True)
-            folder = parent / f"{prefix}{_lock_domain(parent)}_{secrets.token_hex(8)}"
+                make_parent()
+            folder = parent / f"{_PREFIX}{_lock_domain(parent)}_{secrets.token_hex(8)}"
             folder.mkdir(mode=0o700)
             descriptor = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
@@ -362,14 +441,14 @@ def _lock_domain(folder: Path) -> str:
     return hashlib.blake2b(f"{kernel} {folder.stat().st_dev}".encode(), digest_size=8).hexdigest()
 
 
-def _remove_abandoned(ours: Path, prefix: str) -> None:
+def _remove_abandoned(ours: Path) -> None:
     """Remove the folders of dead processes beside `ours`: their locks have ended with them, see `temporary_folder`."""
     same_domain = ours.name.rpartition("_")[0]
     for path in ours.parent.iterdir():
-        if not path.name.startswith(prefix):
+        if not _OURS.fullmatch(path.name):
             continue
         with suppress(OSError), ExitStack() as stack:
-            # In the system's folder any user may have put a link of such a name.
+            # In the system's folder any user may have put a link of such a name, and so may who gives a dataset.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             stack.callback(os.close, descriptor)
             if os.fstat(descriptor).st_uid != os.getuid():  # the system's folder is everyone's

@@ -14,7 +14,6 @@ from typing import BinaryIO, TypeVar, cast
 from crc32c import crc32c
 
 from tpufeed.errors import ObjectNotFoundError, StoreError, UnavailableError
-from tpufeed.storage.local import open_plain
 from tpufeed.storage.store import ObjectInfo, Span, Store, read_span
 
 READS = 3  # of what looks damaged, before it is given up
@@ -122,14 +121,16 @@ def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
         StoreError: it cannot be read; reading from it later may raise this as well.
         DamagedReadError: in reading: what came is not the object.
     """
-    path = store.local_path(name)
-    if path is not None:
-        try:
-            return open(path, "rb", opener=open_plain)
-        except FileNotFoundError as error:
-            raise ObjectNotFoundError(f"{path}: {error.strerror}") from error
-        except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}") from error
+    try:
+        file = store.open_local(name)
+    except StoreError:
+        raise
+    except FileNotFoundError as error:
+        raise ObjectNotFoundError(f"{store.local_path(name)}: {error.strerror}") from error
+    except OSError as error:
+        raise StoreError(f"{store.local_path(name)}: {error.strerror}") from error
+    if file is not None:
+        return io.BufferedReader(file)
     info = store.stat(name)
     if info is None:
         raise ObjectNotFoundError(f"{store.url}/{name}: no such object")

@@ -8,10 +8,15 @@ from tpufeed.errors import OptionError, UnknownSchemeError
 from tpufeed.storage.store import Store
 
 
-def open_store(url: str | Path) -> Store:
+def open_store(url: str | Path, follow: bool = True) -> Store:
     """Return the store at `url`: a path, `file://`, `memory://`, or any scheme that fsspec knows. Touches nothing.
 
     `zip::PATH` is what a zip holds.
+
+    Args:
+        url: where it is.
+        follow: read through symbolic links below a local folder. A dataset is opened without: who gives it to us could
+            have put a link to any file of ours into it.
 
     Raises:
         UnknownSchemeError: nothing opens this scheme.
@@ -28,10 +33,10 @@ def open_store(url: str | Path) -> Store:
     scheme = url_scheme(text)
     if "://" in text:
         text = scheme + text[len(scheme) :]
-    if scheme == "file":
+    if scheme in ("file", "local"):  # fsspec's second name for it
         from tpufeed.storage.local import LocalStore
 
-        return LocalStore(text)
+        return LocalStore(text.removeprefix("local://"), follow)
     if scheme == "memory":
         from tpufeed.storage.memory import MemoryStore
 

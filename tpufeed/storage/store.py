@@ -5,12 +5,13 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
 from tpufeed.errors import OptionError, StoreError
 
-BROKEN_LINK = "broken link"  # the version of a link to nothing
+BROKEN_LINK = "broken link"  # the version of a link to nothing, or of one that is not followed
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
@@ -119,6 +120,14 @@ class Store(Protocol):
 
     def local_path(self, name: str) -> Path | None:
         """Return the object's path as a local file, or None where the store is not a local folder."""
+        return None
+
+    def open_local(self, name: str) -> FileIO | None:
+        """Open the object, unbuffered, where it is a local file; None where the store is not a local folder.
+
+        Raises:
+            OSError: it cannot be opened; LinkError where it, or a folder that holds it, is a link not to be followed.
+        """
         return None
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
