@@ -99,6 +99,9 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
                 raise
             _report(type(error), limit, as_lines)
             raise SystemExit(1) from None
+        except MemoryError as error:
+            _report(type(error), f"there is not enough memory: {error or 'the system gives no more'}", as_lines)
+            raise SystemExit(1) from None
         except (KeyboardInterrupt, Stopped) as stop:
             said = "interrupted" if kwargs.get("dry_run") else interrupted
             if as_lines:

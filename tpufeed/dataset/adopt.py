@@ -257,7 +257,7 @@ def _are_shards(present: Dataset, source: Store, files: ForeignFiles) -> bool:
     if set(present.manifest.splits) != set(files.splits):
         return False
     for split, infos in files.splits.items():
-        (variant,) = present.manifest.splits[split].variants
+        variant = present.manifest.splits[split].variants[0]
         found = [(info.name, info.size_bytes, info.version if source.generations else None) for info in infos]
         index = present.store.stat(variant.index.name)
         if index is None or index.size_bytes != variant.index.bytes:

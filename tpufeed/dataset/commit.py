@@ -58,7 +58,7 @@ from tpufeed.errors import (
     SourceError,
     mask_secrets,
 )
-from tpufeed.storage.reading import READS
+from tpufeed.storage.reading import READS, read_document
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -334,7 +334,7 @@ def remove_old(store: Store, header: PlanHeader) -> None:
     manifest = present.pop(MANIFEST, None)
     if manifest is not None:
         try:  # a twin of this run may have put its manifest
-            of_twin = _RUN_ID.decode(store.read(MANIFEST, manifest.version)).run_id == header.run_id
+            of_twin = _RUN_ID.decode(read_document(store, MANIFEST, manifest.version)).run_id == header.run_id
         except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             of_twin = False
         if not of_twin:
@@ -354,7 +354,7 @@ def remove_old(store: Store, header: PlanHeader) -> None:
 
 def _read_removals(store: Store, name: str) -> dict[str, str] | None:
     try:
-        return _REMOVALS.decode(store.read(name))
+        return _REMOVALS.decode(read_document(store, name))
     except ObjectNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -468,7 +468,7 @@ def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
     name, data = report_name(task.number), b""
     for _ in range(READS):
         try:
-            data = store.read(name)
+            data = read_document(store, name)
             report = _REPORT.decode(data)
         except ObjectNotFoundError:
             return None

@@ -79,7 +79,7 @@ def refuse_source(destination: Store, *sources: Store) -> None:
 
 def _place(store: Store) -> PurePath:
     path = store.local_path(MANIFEST)
-    return PurePosixPath(store.url) if path is None else path.resolve().parent
+    return PurePosixPath(store.url) if path is None else PurePosixPath(os.path.realpath(path.parent))
 
 
 def see_destination(store: Store, run_id: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tpufeed.dataset.commit import put_made
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.dataset.plan import Owner
-from tpufeed.errors import ManifestError, ObjectNotFoundError
+from tpufeed.errors import ManifestError
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
 
@@ -122,14 +122,13 @@ def read_digests(store: Store, inputs: int) -> InputDigests | None:
     Raises:
         ManifestError: they are not those of so many inputs.
     """
-    try:
-        data = store.read(DIGESTS)
-    except ObjectNotFoundError:
+    found = store.stat(DIGESTS)
+    if found is None:
         return None
-    if len(data) != inputs * _ENTRY_BYTES:
+    if found.size_bytes != inputs * _ENTRY_BYTES:  # before it is read: a file may be a hole of terabytes
         raise ManifestError(
-            f"{store.url}/{DIGESTS} has {len(data)} bytes; {inputs:,} inputs take {inputs * _ENTRY_BYTES}. The file "
-            "was damaged: remove it, and images are compared by path and size"
+            f"{store.url}/{DIGESTS} has {found.size_bytes} bytes; {inputs:,} inputs take {inputs * _ENTRY_BYTES}. The "
+            "file was damaged: remove it, and images are compared by path and size"
         )
-    entries = np.frombuffer(data, np.uint8).reshape(inputs, _ENTRY_BYTES)
+    entries = np.frombuffer(store.read(DIGESTS, found.version), np.uint8).reshape(inputs, _ENTRY_BYTES)
     return InputDigests(entries[:, 0], np.ascontiguousarray(entries[:, 1:]))

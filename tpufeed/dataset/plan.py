@@ -26,7 +26,7 @@ from tpufeed.errors import (
     mask_secrets,
     url_identity,
 )
-from tpufeed.storage.reading import READS, open_object
+from tpufeed.storage.reading import READS, open_object, read_line
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
@@ -276,7 +276,7 @@ def read_plan_file(path: Path) -> Plan:
 
 def _read_plan(file: BinaryIO, where: str) -> Plan:
     """Read a plan of any size line by line; raises ValueError, or as the parser does, where it is none."""
-    first = file.readline()
+    first = read_line(file)
     version = _FIELDS.decode(first).get("plan_version")
     if version != PLAN_VERSION:
         raise ManifestVersionError(
@@ -300,7 +300,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
     refs: list[TaskRef] = []
     start, crc = len(first), crc32c(first)
     for place in expected:
-        line = file.readline()
+        line = read_line(file)
         if not line:
             raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
         crc = crc32c(line, crc)
@@ -311,7 +311,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
         name = header.shard_names(task)[0]
         refs.append(TaskRef(task.number, task.split, start, stop, name, _digest(line[:-1])))
         start += len(line)
-    last = file.readline()
+    last = read_line(file)
     if not last:
         raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
     end = _END.decode(last)
@@ -329,8 +329,8 @@ def read_run_id(store: Store) -> str:
     """
     try:
         with open_object(store, PLAN) as file:
-            return _HEADER.decode(file.readline()).run_id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return _HEADER.decode(read_line(file)).run_id
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ManifestError(f"{store.url}/{PLAN}: not a readable plan: {error}") from error
 
 
@@ -352,12 +352,24 @@ def read_task(store: Store, ref: TaskRef) -> Task:
 
 def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
     """Yield all tasks in turn; of a remote plan many are read at once. Raises as `read_task` does."""
+    inputs, classes = 0, range(-1, len(plan.header.class_names))
     with closing(store.read_many(Span(PLAN, ref.start, ref.stop) for ref in plan.tasks)) as read:
         for ref, data in zip(plan.tasks, read, strict=True):
             if isinstance(data, StoreError) or _digest(data) != ref.digest:
-                yield read_task(store, ref)
+                task = read_task(store, ref)
             else:
-                yield _decode_task(store, ref, data)
+                task = _decode_task(store, ref, data)
+            inputs += len(task.inputs)
+            # Who takes these looks up a class, and as many digests as the header says.
+            are_known = all(
+                item.label in classes and all(each in classes for each in item.labels) for item in task.inputs
+            )
+            if inputs > plan.header.notes["images"] or not are_known:
+                raise ManifestError(
+                    f"{store.url}/{PLAN}: task {task.number} has an input too many for {plan.header.notes['images']} "
+                    f"images, or of none of {len(classes) - 1} classes. It was forged, or written by another program"
+                )
+            yield task
 
 
 def _decode_task(store: Store, ref: TaskRef, data: bytes) -> Task:

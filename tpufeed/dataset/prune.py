@@ -9,6 +9,7 @@ from tpufeed.dataset.manifest import Manifest, decode_manifest
 from tpufeed.dataset.naming import MANIFEST, VERSIONS, index_name, is_data_name, is_part_folder, version_name
 from tpufeed.dataset.reader import find_versions, open_dataset
 from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, OptionError
+from tpufeed.storage.reading import read_document
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
@@ -60,7 +61,7 @@ def prune(url: str | Path, *, keep: int = 1, dry_run: bool = False) -> PruneResu
     begun = [name for name in (info.name for info in store.iter_objects(VERSIONS)) if name.endswith(_PRUNED)]
     needed = {name for number in kept for name in _names_of(open_dataset(store.url, number).manifest)}
     manifests = [open_dataset(store.url, number).manifest for number in dropped]
-    manifests += [decode_manifest(store.read(name), f"{store.url}/{name}") for name in begun]
+    manifests += [decode_manifest(read_document(store, name), f"{store.url}/{name}") for name in begun]
     present = {info.name: info for info in store.iter_objects()}
     # What a manifest names may be forged: only what a build can have put is removed.
     named = {name for manifest in manifests for name in _names_of(manifest) if is_data_name(name)}
@@ -74,7 +75,7 @@ def prune(url: str | Path, *, keep: int = 1, dry_run: bool = False) -> PruneResu
         return result
     for number in dropped:  # from here on no reader opens it, and what names its files stays until they are gone
         name = f"{VERSIONS}/{number}{_PRUNED}"
-        _put_new(store, name, store.read(version_name(number)))
+        _put_new(store, name, read_document(store, version_name(number)))
         store.delete(version_name(number))
         begun.append(name)
     for name in sorted(unneeded):

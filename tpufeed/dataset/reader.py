@@ -23,6 +23,7 @@ from tpufeed.errors import (
 )
 from tpufeed.images.header import format_of_name
 from tpufeed.storage.local import is_file
+from tpufeed.storage.reading import read_document
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage, StageOfStore
 from tpufeed.storage.store import Store
@@ -173,7 +174,7 @@ def _open_older(store: Store, number: int, newest: Dataset) -> Dataset:
     name = version_name(number)
     try:
         info = None if store.local_path(name) is None else store.stat(name)
-        data = store.read(name)
+        data = read_document(store, name)
     except (ObjectNotFoundError, OptionError):
         kept = ", ".join(map(str, find_versions(store, newest)))
         raise DatasetNotFoundError(f"{store.url} has no version {number}; it has {kept}") from None
@@ -226,7 +227,7 @@ def find_dataset(store: Store) -> Dataset | None:
     try:
         info = None if store.local_path(MANIFEST) is None else store.stat(MANIFEST)
         version = "" if info is None else info.version
-        data = store.read(MANIFEST, version)
+        data = read_document(store, MANIFEST, version)
     except ObjectNotFoundError:
         return None
     return Dataset(store, decode_manifest(data, f"{store.url}/{MANIFEST}"), version)

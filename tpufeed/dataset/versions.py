@@ -36,6 +36,7 @@ from tpufeed.dataset.plan import Owner
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
+from tpufeed.storage.reading import read_document
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.crc32c import crc32c
 
@@ -300,7 +301,7 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
     store = base.store
     standing = store.stat(MANIFEST)
     try:
-        data = store.read(MANIFEST, "" if standing is None else standing.version)
+        data = read_document(store, MANIFEST, "" if standing is None else standing.version)
         if standing is None or decode_manifest(data, f"{store.url}/{MANIFEST}") != base.manifest:
             raise ObjectChangedError(MANIFEST)
         _put_same(store, version_name(base.number), data)

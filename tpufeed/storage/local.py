@@ -297,7 +297,7 @@ def _move_to_new(path: Path, final: Path) -> None:
     try:
         os.link(path, final)
     except FileExistsError:
-        raise ObjectExistsError(f"{final} exists already") from None
+        raise _taken(final) from None
     except OSError as error:
         if error.errno == errno.EIO:  # rclone says so; a disk that fails does, too, and a rename would not mend that
             mount, kind = find_mount(final.parent)
@@ -310,11 +310,21 @@ def _move_to_new(path: Path, final: Path) -> None:
         if error.errno not in _NO_HARD_LINKS:
             raise
         # Drive mounts and some FUSE systems have no hard links: there one writer at a time is the user's duty.
-        if mode_of(final):
-            raise ObjectExistsError(f"{final} exists already") from None
+        if os.path.lexists(final):
+            raise _taken(final) from None
         path.rename(final)
         return
     path.unlink()
+
+
+def _taken(final: Path) -> StoreError:
+    """Return the error for a name that is taken. A folder or a pipe is no object, which `stat` would find there."""
+    with suppress(FileNotFoundError):
+        mode = final.lstat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+            return StoreError(f"{final} cannot be written: {what} has that name; remove it")
+    return ObjectExistsError(f"{final} exists already")
 
 
 def open_plain(path: str, flags: int) -> int:
