@@ -101,7 +101,7 @@ def make_bases(folder: Path) -> Bases:
         put(bases.source("third") / "bc"[number % 2] / f"{number}-new.png", picture(number))
     for number in range(40, 44):
         put(bases.source("other") / "ab"[number % 2] / f"{number}.png", picture(number))
-    tpufeed.shard(bases.source("first"), bases.of("grown"), shards=2, seed=3, **serial)
+    tpufeed.shard(bases.source("first"), bases.of("grown"), seed=3, **serial)
     tpufeed.append(bases.source("second"), bases.of("grown"), **serial)
     shutil.copytree(bases.of("grown"), bases.of("begun"))
     (bases.of("begun") / "manifest.json").unlink()
@@ -250,6 +250,10 @@ def forge(folder: Path, name: str, draw: random.Random, bases: Bases) -> str:
     data = path.read_bytes()
     if way < 0.35:
         return replace_whole(path, way / 0.35, draw, bases)
+    if name.endswith("manifest.json") and way < 0.5:
+        return lie_at_large(path, draw)
+    if name.endswith("plan.jsonl") and way < 0.45:
+        return plan_at_large(path, draw)
     if name.endswith((".jsonl", ".json")):
         lines = [json.loads(line) for line in data.splitlines()] if name.endswith("l") else [json.loads(data)]
         for _ in range(draw.choice([1, 1, 2])):
@@ -278,6 +282,39 @@ def forge(folder: Path, name: str, draw: random.Random, bases: Bases) -> str:
     if draw.random() < 0.7:
         reseal(folder, name, bytes(changed))
     return "bytes"
+
+
+def lie_at_large(path: Path, draw: random.Random) -> str:
+    """Let a manifest count more records than there are, without a contradiction, and files be as long as it says."""
+    document, records = json.loads(path.read_text()), draw.choice([10**4, 10**7, 10**9, 10**12])
+    name = draw.choice(sorted(document["splits"]))
+    split = document["splits"][name]
+    added = records - split["variants"][0]["shards"][0]["records"]
+    split["records"] += added
+    split["class_counts"] = [split["records"], *(0 for _ in split["class_counts"][1:])]
+    if document.get("parts"):
+        document["parts"][0]["records"][name] = document["parts"][0]["records"].get(name, 0) + added
+    for variant in split["variants"]:
+        shard, index = variant["shards"][0], variant["index"]
+        shard.update(records=records, bytes=max(shard["bytes"], 16 * records))
+        index["bytes"] += 8 * added
+        for file in (shard, index) if draw.random() < 0.7 else ():
+            with (path.parent / file["name"]).open("r+b") as opened:
+                opened.truncate(file["bytes"])  # a hole
+    path.write_text(json.dumps(document))
+    return "consistent lies"
+
+
+def plan_at_large(path: Path, draw: random.Random) -> str:
+    """Let a plan make many files."""
+    header, *_ = (json.loads(line) for line in path.read_bytes().splitlines())
+    shards, variants = draw.choice([(20_000, None), (20_000, 1000), (10**12, None), (1, 1000), (2, 10**9)])
+    header.update(splits={"train": shards}, variants=variants)
+    header["notes"]["images"] = draw.choice([0, 8, 10**12])
+    count = min(shards, 20_000)
+    tasks = [{"number": each, "split": "train", "shard": each, "shards": shards} for each in range(count)]
+    path.write_bytes(sealed_plan([header, *tasks, {}]))
+    return "many files"
 
 
 def reseal(folder: Path, name: str, data: bytes) -> None:
@@ -332,7 +369,7 @@ def command_line(*words: str | Path) -> None:
 Command = Callable[[Path, Path, Bases], object]
 SERIAL: dict[str, Any] = {"engine": SerialEngine()}
 COMMANDS: dict[str, Command] = {
-    "shard again": lambda url, _, bases: tpufeed.shard(bases.source("first"), url, shards=2, seed=3, **SERIAL),
+    "shard again": lambda url, _, bases: tpufeed.shard(bases.source("first"), url, seed=3, **SERIAL),
     "overwrite": lambda url, _, bases: tpufeed.shard(bases.source("other"), url, overwrite=True, **SERIAL),
     "append": lambda url, _, bases: tpufeed.append(bases.source("third"), url, **SERIAL),
     "append, drop": lambda url, _, bases: tpufeed.append(bases.source("third"), url, duplicates="drop", **SERIAL),
@@ -441,7 +478,7 @@ def unread(folder: Path, may_read: bool) -> Iterator[None]:
     for path, (_, _, changed, _) in before.items():
         os.utime(path, ns=(1, changed))  # a time of access that is long past is set by the next read
     yield
-    was_read = [path for path in before if os.path.exists(path) and os.stat(path).st_atime_ns != 1]  # noqa: PTH110, PTH116
+    was_read = [path for path in before if Path(path).exists() and Path(path).stat().st_atime_ns != 1]
     assert look(folder) == before, "what lies outside was changed"
     assert may_read or not was_read, f"read outside: {was_read}"
 

@@ -34,6 +34,7 @@ PLAN_VERSION = 1
 DUPLICATE = "duplicate"  # the problem of an input that is left out: its message is the digest of its image
 _DIGEST_BYTES = 16
 _MOST_VARIANTS = 1000
+_MOST_OUTPUTS = 1 << 21  # files whose names are in memory: a cache of 200 TB has fewer
 _SAID = 200  # characters of an option's value in a message
 # What builds did that do not name an option yet.
 _BEFORE = {"damaged": "reject", "progressive": "keep", "restart_markers": False}
@@ -296,6 +297,8 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
             raise ValueError(str(error)) from error
         if shards < 0:
             raise ValueError(f"split {split!r} has {shards} shards")
+    if sum(header.splits.values()) * (header.variants or 1) > _MOST_OUTPUTS:
+        raise ValueError(f"it makes {sum(header.splits.values()):,} shards of {header.variants or 1} variants")
     expected = ((split, shard, shards) for split, shards in header.splits.items() for shard in range(shards))
     refs: list[TaskRef] = []
     start, crc = len(first), crc32c(first)

@@ -211,7 +211,8 @@ class _CheckedShard:
 
     Attributes:
         entry: the shard.
-        labels: of each record that the manifest counts, `_UNKNOWN` where it is not known.
+        labels: of the first records, `_UNKNOWN` where it is not known; of those beyond none is known. They are counted
+            by what was read: a forged manifest may count any number.
         offsets: where the records start, and where the last one ends.
         damages: of the shard.
         another: its bytes are not the manifest's although no record is damaged; to be listed unless the comparison of
@@ -261,7 +262,7 @@ class _ShardCheck:
     def __call__(self, shard: _NumberedShard, stop: threading.Event) -> _CheckedShard:
         """Check all of a shard."""
         entry, indexed, problem = shard.entry, None, ""
-        found = _CheckedShard(entry, np.full(entry.records, _UNKNOWN), np.zeros(0, np.int64))
+        found = _CheckedShard(entry, np.zeros(0, np.int64), np.zeros(0, np.int64))
         try:
             info = self._store.stat(entry.name)
             if info is None:
@@ -305,13 +306,13 @@ class _ShardCheck:
                     lost = f"; {entry.records - count} records are lost" if entry.records - count > 1 else ""
                     message = f"truncated; the shard ends at byte {size} of {entry.bytes}{lost}"
                     found.add(count, int(indexed[count]), message)
-                found.labels[:count], found.offsets = walk.labels, indexed
+                found.labels, found.offsets = walk.labels, indexed
                 return
             walk, found.damages = again, damages
         count, found.offsets = len(walk.labels), walk.offsets
         is_indexed = indexed is None or np.array_equal(walk.offsets, indexed[: count + 1])
         if is_indexed or not walk.is_complete:  # in another file no record is the one of its number
-            found.labels[:count] = walk.labels[: entry.records]
+            found.labels = walk.labels[: entry.records]
         if not walk.is_complete:
             return
         if count != entry.records or size != entry.bytes:
@@ -319,7 +320,7 @@ class _ShardCheck:
             if is_indexed and indexed is not None:
                 found.add(count, size, f"{message}It was cut here")
             else:
-                found.labels[:] = _UNKNOWN
+                found.labels = walk.labels[:0]
                 found.add(None, None, message + _ANOTHER)
             return
         record, byte, where = None, None, ""
@@ -369,8 +370,10 @@ def _compare_variants(shards: Sequence[_CheckedShard]) -> Iterator[Damage]:
     """Yield the damages of the variants of one shard, and the records on whose labels variants disagree."""
     base, differing = shards[0], dict[tuple[str, int], Damage]()
     for found in shards[1:]:
-        known = (base.labels != _UNKNOWN) & (found.labels != _UNKNOWN)
-        for record in map(int, np.flatnonzero(known & (base.labels != found.labels))):
+        count = min(len(base.labels), len(found.labels))
+        ours, theirs = base.labels[:count], found.labels[:count]
+        known = (ours != _UNKNOWN) & (theirs != _UNKNOWN)
+        for record in map(int, np.flatnonzero(known & (ours != theirs))):
             blamed, other = (base, found) if base.another and not found.another else (found, base)
             name = blamed.entry.name
             message = f"label {blamed.labels[record]}; {other.entry.name} has {other.labels[record]}"
@@ -397,7 +400,7 @@ class _ClassCounts:
         for variant, found in enumerate(shards) if self._counted else ():
             known = found.labels[found.labels != _UNKNOWN]
             self._counts[variant] += np.bincount(known, minlength=len(self._names))
-            self._complete[variant] &= len(known) == len(found.labels)
+            self._complete[variant] &= len(known) == found.entry.records
 
     def iter_damages(self) -> Iterator[Damage]:
         """Yield a damage for each variant whose counts are wrong."""
