@@ -87,6 +87,7 @@ def test_an_append_tells_its_own_rejects_and_those_of_all_versions(run, grown, p
             (target / f"{folder}{bad}.jpg").write_bytes(f"no image {folder} {bad}".encode())
     told = json.loads(run("append", tmp_path / "first", grown, "--dry-run", "--json").stdout)
     assert (told["version"], told["probed_rejects"]) == (4, 1)
+    assert "version 4: 2 images to add" in run("append", tmp_path / "first", grown, "--dry-run").stdout
     assert json.loads(run("append", tmp_path / "first", grown, "--json").stdout)["rejects"] == {"not_an_image": 1}
     done = run("append", tmp_path / "second", grown)
     assert "rejected: 2 images (2 not_an_image)" in done.stdout

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 import tpufeed
 from tests.sharding.test_joined import forge
-from tpufeed.errors import BuildError, OptionError, SourceError, TooManyRejectsError
+from tpufeed.errors import BuildError, DatasetDamagedError, OptionError, SourceError, TooManyRejectsError
 
 LABEL, TEXT, NAME = "image/class/label", "image/class/text", "image/filename"
 WORDS = ["ant", "bee", "cow", "dog", "emu", "fox", "gnu", "hen"]
@@ -232,3 +232,15 @@ def test_names_and_ids_do_not_mix(tmp_path):
     with pytest.raises(SourceError, match="ids"):
         tpufeed.append(ids / "table.csv", tmp_path / "named", workers=1)
     assert not list(tmp_path.glob("*/part-*"))
+
+
+@pytest.mark.parametrize("make", [folder, several, coco])
+def test_verify_finds_names_that_an_older_append_has_replaced(make, tmp_path):
+    tpufeed.shard(make(tmp_path / "a", ["bee", "cow"], 0, random.Random(7)), tmp_path / "d", workers=1)
+    path = tmp_path / "d/manifest.json"
+    content = json.loads(path.read_text())
+    content["class_names"].append(content["class_names"].pop(0))
+    path.write_text(json.dumps(content))
+    with pytest.raises(DatasetDamagedError) as caught:
+        tpufeed.verify(tmp_path / "d")
+    assert len([damage for damage in caught.value.damages if TEXT in damage.message]) == 6

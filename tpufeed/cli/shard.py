@@ -273,6 +273,9 @@ def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -
         say_left_out(preview.ignored_files)
         if preview.listed_twice:
             echo(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
+        if preview.version is not None:
+            new = sum(split.inputs for split in preview.splits.values())
+            echo(f"version {preview.version}: {number_of(new, 'image')} to add")
         echo(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
 
     columns = ("split", "images", "shards", "MB, about", "MB a shard")
