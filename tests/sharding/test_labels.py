@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from tpufeed.dataset.classes import read_classes
 from tpufeed.errors import OptionError, SourceError
-from tpufeed.sharding.labels import bad_label, iter_class_warnings, make_classes
+from tpufeed.sharding.labels import (
+    are_renamed,
+    bad_label,
+    extend_classes,
+    iter_class_warnings,
+    join_names,
+    make_classes,
+)
 from tpufeed.sharding.tables import to_label
 
 
@@ -39,6 +46,59 @@ def test_folders_called_by_numbers_are_names():
 
 def test_one_name_among_numbers_makes_all_of_them_names():
     assert ids([1, "1", "10", "cat"]) == {1: 0, "1": 0, "10": 1, "cat": 2}
+
+
+@pytest.mark.parametrize(
+    ("known", "own", "names", "ids"),
+    [
+        (["a", "b"], ["b", "c", "a"], ("a", "b", "c"), {"a": 0, "b": 1, "c": 2}),
+        (["a", "b"], ["z", "b", "y"], ("a", "b", "z", "y"), {"b": 1, "z": 2, "y": 3}),
+        (["caf\u00e9"], ["x", "cafe\u0301"], ("caf\u00e9", "x"), {"cafe\u0301": 0, "x": 1}),
+        (["0", "1"], ["3", "0"], ("0", "1", "2", "3"), {"3": 3, "0": 0}),
+        (["1", "cat"], ["cat", "7"], ("1", "cat", "7"), {"cat": 1, "7": 2}),
+    ],
+)
+def test_a_list_of_a_further_source_is_known_by_its_names(known, own, names, ids):
+    classes = extend_classes([*ids, -1, 9, "not in the list"], known, are_names=False, own=own)
+    assert (classes.names, classes.ids) == (names, ids)
+
+
+@pytest.mark.parametrize(("known", "own"), [(["0", "1"], ["0", "a"]), (["a", "b"], ["0", "1"])])
+def test_a_list_of_ids_is_none_of_names(known, own):
+    with pytest.raises(SourceError, match="ids"):
+        extend_classes([], known, are_names=False, own=own)
+
+
+@pytest.mark.parametrize(
+    ("known", "fixed", "joined"),
+    [
+        (["a", "b"], ["a", "b", "c"], ("a", "b", "c")),
+        (["a", "b"], ["a"], ("a", "b")),
+        (["caf\u00e9"], ["cafe\u0301", "b"], ("caf\u00e9", "b")),
+    ],
+)
+def test_a_list_that_begins_as_the_dataset_s_names(known, fixed, joined):
+    assert join_names(known, fixed) == joined
+
+
+@pytest.mark.parametrize("fixed", [["b", "a"], ["a", "c", "b"], ["c"]])
+def test_a_list_that_contradicts_the_dataset_s_names(fixed):
+    with pytest.raises(OptionError, match="of the dataset"):
+        join_names(["a", "b"], fixed)
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "renamed"),
+    [
+        (["n01", "n02"], ["cat", "dog"], True),
+        (["cat", "n02"], ["cat", "dog"], True),
+        (["cat", "dog"], ["cat", "dog"], True),
+        (["dog", "cat"], ["cat", "dog"], False),
+        (["bird", "cat"], ["cat", "dog"], False),
+    ],
+)
+def test_a_given_list_renames_or_orders(own, given, renamed):
+    assert are_renamed(own, given) is renamed
 
 
 @pytest.mark.parametrize("missing", ["nan", "NaN", "NA", "null", "None", "<NA>", "#N/A"])

@@ -125,6 +125,9 @@ def _extend_by_list(found: Sequence[Label], known: Sequence[str], own: Sequence[
             f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new source's are ids like "
             f"{own[0]!r}; nothing was changed. Give the new images names"
         )
+    if are_ids:  # 3 stays the id 3, wherever it is in the list
+        ids = make_classes(own, None, are_names=False)
+        return Classes(max(ids.names, tuple(known), key=len), {one: ids.ids[one] for one in found if one in ids.ids})
     there, listed = set(map(_normalize, known)), set(map(_normalize, own))
     names = (*known, *(name for name in own if _normalize(name) not in there))
     places = {_normalize(name): place for place, name in enumerate(names)}
