@@ -131,4 +131,4 @@ def read_digests(store: Store, inputs: int) -> InputDigests | None:
             "file was damaged: remove it, and images are compared by path and size"
         )
     entries = np.frombuffer(store.read(DIGESTS, found.version), np.uint8).reshape(inputs, _ENTRY_BYTES)
-    return InputDigests(entries[:, 0], np.ascontiguousarray(entries[:, 1:]))
+    return InputDigests(entries[:, 0], entries[:, 1:])

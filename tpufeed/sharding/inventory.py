@@ -181,7 +181,7 @@ class Inventory:
                         self.first_rejects.append(Reject(item.path, *item.problem))
                 yield item
 
-        self.digest = input_digest(self.base, iter_inputs())
+        self.digest = input_digest(iter_inputs(), self.base)
         if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
             each = f"SELECT COUNT(*) AS rows FROM inputs GROUP BY {_FILE}"
             (self.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
@@ -680,7 +680,7 @@ def split_of(path: str, splits: dict[str, float]) -> str:
     return list(splits)[-1]
 
 
-def input_digest(base: str, inputs: Iterable[Input]) -> str:
+def input_digest(inputs: Iterable[Input], base: str = "") -> str:
     """Hash inputs in the order of their paths: what they are, and what becomes of them; `base` is their source's."""
     digest = hashlib.blake2b(digest_size=16)
     for item in inputs:

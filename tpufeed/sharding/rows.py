@@ -17,7 +17,7 @@ Label = str | int | None
 Labels = tuple[Label, ...]  # of a sample of several classes
 
 _ROW_DIGITS = 9  # so that the order of names is that of rows
-_ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE)
+_ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 SPLIT_OF_WORD = {
     **dict.fromkeys(("train", "training"), "train"),
