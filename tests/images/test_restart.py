@@ -216,7 +216,8 @@ def test_what_is_sound_by_its_first_row_decodes_strictly():
     counts = {"both": 0, "strict alone": 0, "neither": 0}
     for mutant in mutants(originals, 1500, 3):
         marked = sound_by(mutant, mark_jpeg)
-        fast = marked is not None and is_sound(mutant, marked, read_header(mutant))
+        header = sound_by(mutant, read_header)  # refuses some that can be rewritten
+        fast = marked is not None and header is not None and is_sound(mutant, marked, header)
         strict = sound_by(mutant, lambda data: check_pixels(data, read_header(data)) or True) is True
         assert strict or not fast
         if fast:

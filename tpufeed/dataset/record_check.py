@@ -144,8 +144,11 @@ class RecordCheck:
                 image = mend(image, error)  # as loaders do
                 height, width, channels = decode(image, buffer=self._memory).shape
             if CHANNELS in sample.sizes:
-                header = read_header(bytes(image))
-                channels = header.channels if header is not None else sample.sizes[CHANNELS]
+                try:
+                    header = read_header(bytes(image))
+                except ImageError as error:
+                    header = read_header(mend(image, error))  # an empty comment, which decoders pass over
+                channels = header.channels
         except ImageError as error:
             raise RecordError(f"the image does not decode ({error.reason}): {error}") from error
         sizes = sample.sizes

@@ -525,7 +525,7 @@ static Reason append_category(Table *table, int symbol) {
 }
 
 /* Write all segments before the scan again: DC tables with what was appended, and one DRI, before SOS. */
-static void put_header(Writer *writer, const Jpeg *jpeg, size_t scan, uint32_t mcus, const bool *appended) {
+static Reason put_header(Writer *writer, const Jpeg *jpeg, size_t scan, uint32_t mcus, const bool *appended) {
     const uint8_t *data = jpeg->data;
     put_bytes(writer, data, 2);
     for (size_t at = 2; at < scan;) {
@@ -554,10 +554,12 @@ static void put_header(Writer *writer, const Jpeg *jpeg, size_t scan, uint32_t m
                 entry += size;
             }
             size_t written = (size_t)(writer->at - head) - 2;
+            if (written > 0xFFFF) return TABLE_FULL; /* of a segment with all that one can have, before categories came */
             if (!writer->full) head[2] = (uint8_t)(written >> 8), head[3] = (uint8_t)written;
         } else if (marker != DRI) put_bytes(writer, data + at, next - at);
         at = next;
     }
+    return NULL;
 }
 
 static Reason read_single_scan(Jpeg *jpeg, size_t *scan) {
@@ -616,7 +618,8 @@ static Reason add_markers(Jpeg *jpeg, uint32_t mcus, Writer *writer) {
         if (reason) goto done;
         appended[table] = true;
     }
-    put_header(writer, jpeg, scan, mcus, appended);
+    reason = put_header(writer, jpeg, scan, mcus, appended);
+    if (reason) goto done;
     for (size_t i = 0, segment = 0; i < count; i++) {
         const Splice *splice = &splices[i];
         if (splice->begins && i) put_marker(writer, RST0 + (int)(segment++ & 7));

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,9 @@ from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
 from tpufeed.images.header import ImageHeader, read_header, sniff
+from tpufeed.images.jpeg_header import MAX_PIXELS, read_jpeg_header
 from tpufeed.images.orientation import Pixels, turn
+from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, to_baseline
 
 __all__ = [
     "MAX_PIXELS",
@@ -27,7 +29,6 @@ __all__ = [
     "make_scratch",
 ]
 _LINE_BYTES = 32  # of AVX2's stores
-MAX_PIXELS = 178_956_970  # where Pillow, too, takes an image for an attack
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
 
 
@@ -49,7 +50,8 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
     Args:
         data: an encoded image.
         reduce: 1, 2, 4 or 8: a JPEG comes out at 1/reduce of its size (each side rounded up), averaged in the DCT
-            domain, which is both faster and free of aliasing. Other formats and CMYK come out at full size.
+            domain, which is both faster and free of aliasing. Other formats, CMYK and lossless JPEGs come out at full
+            size.
         buffer: gives memory to decode into, to spare page faults; the pixels are then a view of it.
         fast: repeat a JPEG's colour samples in place of interpolating between them: 4 % faster, 0.4 levels off on
             average once a crop is resized. TensorFlow's default, the fast inverse transform, is 1.3 levels off for
@@ -58,14 +60,12 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
     Raises:
         ImageError: not_an_image, unreadable, truncated, unsupported or too_large.
     """
-    header = _read_jpeg_header(data) if sniff(data) == "jpeg" else None
-    if header is None:
+    jpeg = _read_jpeg(data) if sniff(data) == "jpeg" else None
+    if jpeg is None or not jpeg.scales:
+        if jpeg is not None and (jpeg.space or CAN_REWRITE):
+            _check_jpeg(data, jpeg)  # Pillow fills what it cannot decode with grey; this raises
         return decode_by_pillow(data, "RGB")
-    height, width, colorspace = header
-    if colorspace in ("CMYK", "YCCK"):
-        _decode_jpeg(data, "CMYK", 1, 1, 8)  # Pillow fills what it cannot decode with grey; this raises
-        return decode_by_pillow(data, "RGB")
-    height, width = -(-height // reduce), -(-width // reduce)
+    height, width = -(-jpeg.height // reduce), -(-jpeg.width // reduce)
     memory = None if buffer is None else buffer(height * width * 3)
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
@@ -92,10 +92,11 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
         ImageError: unreadable, truncated, unsupported or too_large.
     """
     if header.format == "jpeg":
-        colorspace = "CMYK" if "cmyk" in header.odd else "GRAY" if header.channels == 1 else "RGB"
-        if _read_jpeg_header(data) is not None and colorspace != "CMYK":
+        jpeg = _read_jpeg(data)
+        if jpeg.scales:
+            colorspace = "GRAY" if header.channels == 1 else "RGB"
             return _decode_jpeg(data, colorspace, -(-header.height // reduce), -(-header.width // reduce), reduce)
-        check_pixels(data, header)  # Pillow fills what it cannot decode with grey
+        _check_jpeg(data, jpeg)  # Pillow fills what it cannot decode with grey
     mode = "L" if header.channels == 1 else "RGB"
     pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
@@ -123,45 +124,82 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
     Raises:
         ImageError: unreadable, truncated, unsupported or too_large.
     """
-    if header.format == "jpeg" and _read_jpeg_header(data) is not None:
-        _decode_jpeg(data, "CMYK" if "cmyk" in header.odd else "GRAY", 1, 1, 8)
+    if header.format == "jpeg":
+        _check_jpeg(data, _read_jpeg(data))
     else:
         _open_by_pillow(data, _load)
 
 
 def decodes_strictly(data: bytes) -> bool:
-    """Return true where a JPEG decodes by a decoder that passes over no damage, as Pillow does in rare subsamplings."""
+    """Return true where a JPEG decodes by a decoder that passes over no damage, as Pillow does."""
     try:
-        strict = _read_jpeg_header(data) is not None
         check_pixels(data, read_header(data))
     except ImageError:
         return False
-    return strict
+    return True
 
 
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
     """Return `(height, width)` of the stored pixels, from the header. Raises ImageError."""
-    header = _read_jpeg_header(data) if sniff(data) == "jpeg" else None
-    return _open_by_pillow(data, lambda image: image).size[::-1] if header is None else header[:2]
+    if sniff(data) == "jpeg":
+        header = read_jpeg_header(data)
+        return header.height, header.width
+    return _open_by_pillow(data, lambda image: image).size[::-1]
 
 
-def _read_jpeg_header(data: bytes | memoryview) -> tuple[int, int, str] | None:
-    """Return `(height, width, colorspace)`; None for the rare subsamplings that only Pillow knows."""
+class _Jpeg(NamedTuple):
+    """What libjpeg-turbo makes of a JPEG's header.
+
+    Attributes:
+        space: in which simplejpeg can decode all of it strictly; "" for the rare subsamplings that only Pillow knows.
+        scales: simplejpeg decodes it to grey or RGB, at any size.
+    """
+
+    height: int
+    width: int
+    space: str
+    scales: bool
+    is_lossless: bool
+
+
+def _read_jpeg(data: bytes | memoryview) -> _Jpeg:
+    header = read_jpeg_header(data)
+    space = ""
     try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+        space = simplejpeg.decode_jpeg_header(data)[2]
     except KeyError:  # 4:4:1
-        return None
+        pass
     except ValueError as error:
-        if "subsampling" in str(error):
-            return None
-        raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
-    if height * width > MAX_PIXELS:
-        raise ImageError("too_large", f"too many pixels: {height} x {width}")
-    return int(height), int(width), str(colorspace)
+        if "subsampling" not in str(error):
+            raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
+    if header.is_lossless and space in ("YCbCr", "YCCK"):
+        raise ImageError("unsupported", f"a lossless JPEG in {space}, which libjpeg-turbo does not convert to RGB")
+    scales = space in ("Gray", "RGB", "YCbCr") and not header.is_lossless
+    return _Jpeg(header.height, header.width, space, scales, header.is_lossless)
+
+
+def _check_jpeg(data: bytes | memoryview, jpeg: _Jpeg) -> None:
+    """Follow all codes of a JPEG, in the way that takes the least time. Raises ImageError where one is wrong."""
+    if jpeg.space:
+        space = "CMYK" if jpeg.space in ("CMYK", "YCCK") else "GRAY"
+        if jpeg.is_lossless:  # never reduced, see `jpeg_header`, nor its colours changed
+            _decode_jpeg(data, "RGB" if jpeg.space == "RGB" else space, jpeg.height, jpeg.width, 1)
+        else:
+            _decode_jpeg(data, space, 1, 1, 8)
+        return
+    if not CAN_REWRITE:
+        raise ImageError(
+            "unsupported", "a JPEG of a rare subsampling: to check it takes tpufeed's C extension (docs/install.md)"
+        )
+    try:
+        to_baseline(bytes(data))
+    except CannotRewrite as error:
+        reason = {"truncated": "truncated", "arithmetic, lossless or hierarchical": "unsupported"}.get(error.reason)
+        raise ImageError(reason or "unreadable", f"the JPEG does not decode: {error.reason}") from error
 
 
 def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min_width: int, reduce: int) -> Pixels:
-    """Decode a JPEG. Sides must be positive, as simplejpeg ignores `min_factor` otherwise."""
+    """Decode a JPEG at the smallest size of at least these sides: positive, or simplejpeg ignores `min_factor`."""
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(
             data, colorspace, min_height=min_height, min_width=min_width, min_factor=reduce

@@ -6,7 +6,7 @@ JPEG, PNG and WebP, whose bytes may be kept, are read here; Pillow reads BMP, GI
 import io
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,10 +14,12 @@ from typing import Any, Literal
 from PIL import Image
 
 from tpufeed.errors import ImageError
+from tpufeed.images.jpeg_header import JpegHeader, read_jpeg_header
 
 Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff"]
-_START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
+ALL_COEFFICIENTS = b"\0\x3f\0"  # what the header of a baseline file's scan ends with
+_APPLICATION = frozenset({0xFFE0, 0xFFE1, 0xFFE2, 0xFFEE})
+_SEQUENTIAL = frozenset({0xC0, 0xC1})
 _COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # Huffman-coded DCT; not every decoder knows arithmetic or lossless
 _NO_ODD: tuple[str, ...] = ()
 _GREY_MODES = ("1", "L", "LA", "La", "F")
@@ -135,41 +137,83 @@ def _find_orientation(data: bytes, start: int, stop: int) -> tuple[int, int]:
 
 
 def _read_jpeg(data: bytes) -> ImageHeader:
-    """Read the segments up to the first scan. Raises IndexError where the file ends within its header."""
-    offset, frame, kind, orientation, place = 2, 0, 0, 1, 0
-    while True:
-        if data[offset] != 0xFF:
-            raise ImageError("unreadable", f"no JPEG marker at byte {offset}")
-        marker = data[offset + 1]
-        if marker == 0xFF:  # fill byte
-            offset += 1
+    """Read the segments up to the first scan, and refuse those that strict decoders do."""
+    header = read_jpeg_header(data)
+    orientation, place, profile = 1, 0, list[bytes]()
+    jfif = adobe = b""
+    for marker, offset in header.segments:
+        length = data[offset + 2] << 8 | data[offset + 3]
+        if length < 2:
+            raise ImageError("unreadable", f"the JPEG's segment at byte {offset} says that it has {length} bytes")
+        if marker not in _APPLICATION:
             continue
-        if marker in _STANDALONE:
-            offset += 2
-            continue
-        if marker == 0xDA:
-            break
-        if marker in _START_OF_FRAME:
-            frame, kind = offset + 4, marker
-        elif marker == 0xE1 and not place and data.startswith(b"Exif\0\0", offset + 4):
-            stop = offset + 2 + (data[offset + 2] << 8 | data[offset + 3])
-            orientation, place = _find_orientation(data, offset + 10, stop)
-        offset += 2 + (data[offset + 2] << 8 | data[offset + 3])
-    if not frame:
-        raise ImageError("unreadable", "a JPEG without a frame header")
-    if data.rfind(b"\xff\xd9") < offset:
+        start = data[offset + 4 : offset + min(19, 2 + length)]
+        if marker == 0xFFE1 and not place and start.startswith(b"Exif\0\0"):
+            orientation, place = _find_orientation(data, offset + 10, offset + 2 + length)
+        elif marker == 0xFFE0 and is_jfif(start):
+            jfif = start
+        elif marker == 0xFFEE and is_adobe(start):
+            adobe = start
+        elif marker == 0xFFE2 and is_icc(start):
+            profile.append(start)
+    _check_what_decoders_warn_of(data, header, jfif, adobe, profile)
+    if data.rfind(b"\xff\xd9") < header.scan:
         raise ImageError("truncated", "the JPEG has no end marker; the file was cut short")
-    precision, components = data[frame], data[frame + 5]
-    height, width = data[frame + 1] << 8 | data[frame + 2], data[frame + 3] << 8 | data[frame + 4]
-    if not height or not width:
-        raise ImageError("unreadable", f"the JPEG's header says {width}x{height} pixels")
-    if precision != 8:
-        raise ImageError("unsupported", f"a JPEG of {precision} bits a channel; only those of 8 are decoded")
-    plain = kind in _COMMON_FRAMES and components in (1, 3)
+    components = header.components
+    plain = header.kind in _COMMON_FRAMES and components != 4
     odd = _NO_ODD
     if components != 3 or orientation != 1:
         odd = _odd_cases(exif=orientation != 1, cmyk=components == 4, greyscale=components == 1)
-    return ImageHeader("jpeg", width, height, 1 if components == 1 else 3, plain, orientation, place, odd)
+    channels = 1 if components == 1 else 3
+    return ImageHeader("jpeg", header.width, header.height, channels, plain, orientation, place, odd)
+
+
+def _check_what_decoders_warn_of(
+    data: bytes, header: JpegHeader, jfif: bytes, adobe: bytes, profile: Sequence[bytes]
+) -> None:
+    """Raise ImageError where libjpeg assumes something, with a warning that is an error to strict decoders.
+
+    `mending` writes what it assumes.
+    """
+    if jfif and jfif[5] != 1:
+        raise ImageError("unreadable", f"the JPEG says that it is of JFIF {jfif[5]}; there is only version 1")
+    if adobe and not is_known_transform(adobe, header.components, bool(jfif)):
+        raise ImageError(
+            "unreadable", f"the JPEG's colours are transformed in the way {adobe[11]}, which Adobe has not"
+        )
+    if profile and not is_whole_profile(profile):
+        raise ImageError("unreadable", "parts of the JPEG's ICC profile are misnumbered or missing")
+    if header.kind in _SEQUENTIAL:
+        stop = header.scan + 8 + 2 * data[header.scan + 4]
+        if data[stop - 3 : stop] != ALL_COEFFICIENTS:
+            raise ImageError("unreadable", "the header of the JPEG's scan does not say that it has all coefficients")
+
+
+def is_jfif(segment: bytes) -> bool:
+    """Return true for the contents of a JFIF segment; its sixth byte is the version, which is 1."""
+    return segment.startswith(b"JFIF\0") and len(segment) >= 14
+
+
+def is_adobe(segment: bytes) -> bool:
+    """Return true for the contents of Adobe's segment; its twelfth byte is the transform of colours."""
+    return segment.startswith(b"Adobe") and len(segment) >= 12
+
+
+def is_icc(segment: bytes) -> bool:
+    """Return true for the contents of a segment with a part of an ICC profile."""
+    return segment.startswith(b"ICC_PROFILE\0") and len(segment) >= 14
+
+
+def is_known_transform(adobe: bytes, components: int, jfif: bool) -> bool:
+    """Return true unless libjpeg has to assume a transform of colours. JFIF has one, whatever Adobe's segment says."""
+    return components == 1 or (components == 3 and jfif) or adobe[11] in ((0, 1) if components == 3 else (0, 2))
+
+
+def is_whole_profile(segments: Sequence[bytes]) -> bool:
+    """Return true where the parts of an ICC profile are all there once, by their numbers and their count."""
+    numbers = sorted(segment[12:14] for segment in segments)
+    in_turn = [bytes((number, len(segments) & 255)) for number in range(1, min(255, len(segments)) + 1)]
+    return numbers == in_turn and any(len(segment) > 14 for segment in segments)
 
 
 def _read_png(data: bytes) -> ImageHeader:

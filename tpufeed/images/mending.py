@@ -6,14 +6,27 @@ import numpy as np
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import decode_by_pillow, decodes_strictly, image_size
-from tpufeed.images.header import read_header, sniff
+from tpufeed.images.header import (
+    ALL_COEFFICIENTS,
+    is_adobe,
+    is_icc,
+    is_jfif,
+    is_known_transform,
+    is_whole_profile,
+    read_header,
+    sniff,
+)
+from tpufeed.images.jpeg_header import read_jpeg_header
 
 __all__ = ["mend", "orientation_of", "seen_size"]
 
-_MARKER = re.compile(rb"\xff+[^\x00\xff]")
-_END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
+# The last byte of a run of 0xFF, and what follows it. With the whole run in the pattern, the search went from each of
+# its bytes to its end: a photograph with 1 MB of erased flash behind it took hours.
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_END_OF_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _START_OF_FRAME = frozenset({0xC0, 0xC1, 0xC2})
+_SEQUENTIAL = frozenset({0xC0, 0xC1})
 _START, _END, _SCAN = 0xD8, 0xD9, 0xDA
 _NO_PIXELS = frozenset({*range(0xE0, 0xEE), 0xEF, 0xFE})  # application data and comments; 0xEE tells the colour space
 _LEAST_FILLING = 4  # decoders read up to three bytes ahead and say nothing of them
@@ -23,7 +36,9 @@ def mend(data: bytes | memoryview, error: ImageError) -> bytes:
     """Return a copy of a JPEG that decodes strictly, to the pixels that tolerant decoders see in `data`.
 
     Left out are bytes behind segments that tell no pixels (EXIF, comments), bytes of one value that fill the end of a
-    scan, and what follows the end marker. A missing end marker is added where no part of a scan is missing. Bytes
+    scan, an ICC profile with misnumbered or missing parts, and what follows the end marker. A JFIF version, an Adobe
+    transform and a range of coefficients that libjpeg does not know become what it takes them for. A missing end marker
+    is added where no part of a scan is missing. Bytes
     behind a table may be its end, and other bytes behind a scan the rest of it: a damaged bit makes decoders lose step,
     and they end early. Such a file stays refused.
 
@@ -86,11 +101,11 @@ def _copy_segments(data: bytes, trim: bool) -> bytes | None:
 
     `trim` leaves out bytes of one value at the ends of scans.
     """
-    copy, offset, marker = bytearray(b"\xff\xd8"), 2, _START
+    copy, offset, marker, kind = bytearray(b"\xff\xd8"), 2, _START, 0
     in_scan = scanned = False
     missing: dict[int, set[int]] = {}
     while found := (_END_OF_SCAN if in_scan else _MARKER).search(data, offset):
-        between = data[offset : found.start()]
+        between = data[offset : found.start()].rstrip(b"\xff")
         if in_scan:
             copy += _trimmed(between) if trim else between
         elif between and marker not in _NO_PIXELS and marker != _START:
@@ -108,6 +123,9 @@ def _copy_segments(data: bytes, trim: bool) -> bytes | None:
             continue
         body = data[offset : offset + max(2, int.from_bytes(data[offset : offset + 2], "big"))]
         offset += len(body)
+        kind = marker if marker in _START_OF_FRAME else kind
+        if marker == _SCAN and kind in _SEQUENTIAL:
+            body = body[:-3] + ALL_COEFFICIENTS  # some cameras write zeros
         _note(marker, body, missing)
         if len(body) > 2:
             copy += bytes((0xFF, marker)) + body
@@ -116,7 +134,33 @@ def _copy_segments(data: bytes, trim: bool) -> bytes | None:
     if found is None and in_scan:
         scan = data[offset:].rstrip(b"\xff")  # half of an end marker
         copy += _trimmed(scan) if trim else scan
-    return bytes(copy + b"\xff\xd9") if missing and not any(missing.values()) else None
+    if not missing or any(missing.values()):
+        return None
+    return _repaired(copy + b"\xff\xd9")
+
+
+def _repaired(copy: bytearray) -> bytes | None:
+    """Write what libjpeg assumes of a JFIF version, a transform of colours and an ICC profile that it warns of."""
+    try:
+        header = read_jpeg_header(bytes(copy))
+    except ImageError:
+        return None
+    jfif, adobe, profile = False, 0, list[tuple[int, int]]()
+    for marker, offset in header.segments:
+        start, stop = offset + 4, offset + 2 + int.from_bytes(copy[offset + 2 : offset + 4], "big")
+        segment = bytes(copy[start:stop])
+        if marker == 0xFFE0 and is_jfif(segment):
+            jfif, copy[start + 5] = True, 1
+        elif marker == 0xFFEE and is_adobe(segment):
+            adobe = start
+        elif marker == 0xFFE2 and is_icc(segment):
+            profile.append((offset, stop))
+    if adobe and not is_known_transform(bytes(copy[adobe : adobe + 12]), header.components, jfif):
+        copy[adobe + 11] = 1 if header.components == 3 else 2
+    if not is_whole_profile([bytes(copy[start + 4 : stop]) for start, stop in profile]):
+        for start, stop in reversed(profile):
+            del copy[start:stop]
+    return bytes(copy)
 
 
 def _note(marker: int, body: bytes, missing: dict[int, set[int]]) -> None:

@@ -196,7 +196,7 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
         )
         marked = _mark(image, policy.progressive == "baseline") if policy.restart_markers else image
         if policy.check == "full" and not is_sound(stored, marked.data, header):
-            check_pixels(data, header)
+            return _checked(image, marked, header)
         return marked
     pixels = _changed_pixels(data, header, policy)
     if pixels.shape[2] == 1 and (policy.greyscale == "rgb" or stored_format == "webp"):
@@ -219,6 +219,18 @@ def _mark(image: StoredImage, baseline: bool) -> StoredImage:
     except CannotRewrite as error:
         return replace(image, unmarked=error.reason)
     return image if marked is image.data else replace(image, data=marked, added_bytes=len(marked) - len(image.data))
+
+
+def _checked(image: StoredImage, marked: StoredImage, header: ImageHeader) -> StoredImage:
+    """Return `marked`, of which every code was followed now; or the image without markers where only that decodes."""
+    try:
+        check_pixels(marked.data, header)
+    except ImageError:
+        if marked is image:
+            raise
+        check_pixels(image.data, header)
+        return replace(image, unmarked="does not decode with markers")
+    return marked
 
 
 def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> Geometry:

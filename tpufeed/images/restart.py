@@ -1,6 +1,6 @@
 """Rewrite JPEGs without loss, by the C extension `_restart`: restart markers, and baseline for progressive."""
 
-from tpufeed.images.decoding import MAX_PIXELS
+from tpufeed.images.jpeg_header import MAX_PIXELS
 
 try:
     from tpufeed.images import _restart
