@@ -108,3 +108,54 @@ def test_damaged_files_are_images_that_decode_or_image_errors(kinds, data):
         return
     assert decode(image.data).shape == (image.height, image.width, 3)
     assert image.format in ("jpeg", "png", "webp")
+
+
+def rare(h, v, progressive=False, share=1.0, side=240):
+    """A JPEG of a luma of h x v blocks, at level 255 throughout, cut off after a share of its last scan.
+
+    Of 4:2:0 and the like simplejpeg sees every fault; of others Pillow alone can say what they look like.
+    """
+
+    def segment(marker, body):
+        return bytes((0xFF, marker)) + (len(body) + 2).to_bytes(2, "big") + body
+
+    def bits(text, share=1.0):
+        text = text[: int(len(text) * share)]
+        text += "1" * (-len(text) % 8)
+        return int(text, 2).to_bytes(len(text) // 8, "big").replace(b"\xff", b"\xff\0")
+
+    kind = 0xC2 if progressive else 0xC0
+    factors = bytes((1, h << 4 | v, 0, 2, 0x11, 0, 3, 0x11, 0))
+    size = side.to_bytes(2, "big")
+    data = b"\xff\xd8" + segment(0xDB, b"\0" + bytes([8] * 64)) + segment(kind, b"\x08" + size * 2 + b"\3" + factors)
+    data += segment(0xC4, b"\0" + bytes([0, 3] + [0] * 14) + b"\0\6\7")  # '00' is no difference, '01' one of 6 bits
+    data += segment(0xC4, b"\x10" + bytes([0, 1] + [0] * 14) + b"\0")  # '00' ends a block
+    mcus = -(-side // (8 * h)) * -(-side // (8 * v))
+    named = b"\3" + bytes((1, 0, 2, 0, 3, 0))
+    blocks = mcus * (h * v + 2) - 1
+    if not progressive:
+        text = "01" + "111111" + "00" + "0000" * blocks
+        return data + segment(0xDA, named + b"\0\x3f\0") + bits(text, share) + b"\xff\xd9"
+    data += segment(0xDA, named + b"\0\0\0") + bits("01" + "111111" + "00" * blocks)
+    for number, (across, down) in enumerate(((h, v), (1, 1), (1, 1)), 1):
+        wide, high = -(-side * across // (8 * h)), -(-side * down // (8 * v))
+        data += segment(0xDA, bytes((1, number, 0)) + b"\1\x3f\0") + bits("00" * wide * high, share)
+    return data + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("sampling", [(2, 2), (1, 3), (3, 1), (3, 2), (2, 3), (4, 2), (1, 4), (2, 4)])
+def test_half_a_scan_of_a_rare_subsampling_is_refused(sampling, progressive):
+    """Pillow fills in grey and says nothing."""
+    whole = rare(*sampling, progressive)
+    for policy in (ImagePolicy(), ImagePolicy(encode="exact"), ImagePolicy(encode="png"), ImagePolicy(presize_px=100)):
+        stored = store_image(whole, policy)
+        assert stored.kept == (policy.presize_px is None and policy.encode != "png")
+        assert decode(stored.data).min() > 180
+    for share in (0.5, 0.9):
+        cut = rare(*sampling, progressive, share)
+        assert refusal(lambda cut=cut: store_image(cut, ImagePolicy())) in ("truncated", "unreadable")
+        assert refusal(lambda cut=cut: decode(cut)) in ("truncated", "unreadable")
+    broken = bytearray(whole)
+    broken[-100:-90] = b"\xfe" * 10
+    assert refusal(lambda: store_image(bytes(broken), ImagePolicy())) == "unreadable"

@@ -130,6 +130,56 @@ def test_categories_that_a_table_lacks_are_appended():
     assert len(markers_of(marked)) == 63
 
 
+def with_full_tables(data, spare):
+    """A JPEG whose tables of codes are one segment of 65,535 bytes less `spare`, with tables that nothing uses."""
+    tables, rest = b"", data[:2]
+    at = 2
+    while data[at + 1] != 0xDA:
+        stop = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if data[at + 1] == 0xC4:
+            tables += data[at + 4 : stop]
+        else:
+            rest += data[at:stop]
+        at = stop
+    count, left = divmod(65_533 - spare - len(tables), 17)
+    codes = bytes([0] * 15 + [left]) + bytes(range(left))
+    filled = (b"\x13" + bytes(16)) * (count - 1) + b"\x12" + codes + tables
+    return rest + b"\xff\xc4" + (2 + len(filled)).to_bytes(2, "big") + filled + data[at:]
+
+
+@pytest.mark.parametrize("spare", [0, 40])
+def test_a_segment_of_tables_that_is_full_takes_no_further_category(spare):
+    """Its length went over 65,535 to 0, and nothing decoded what was stored."""
+    slope = np.add.outer(np.linspace(150, 240, 320), np.linspace(0, 10, 320)).astype(np.uint8)
+    full = with_full_tables(jpeg(Image.fromarray(slope), "grey", optimize=True), spare)
+    if not spare:
+        with pytest.raises(CannotRewrite) as caught:
+            add_markers(full, 1)
+        assert caught.value.reason == "no room in a Huffman table"
+    else:
+        check_same_picture(full, add_markers(full, 1))
+    for check in ("full", "header"):
+        np.testing.assert_array_equal(decode(store_image(full, ImagePolicy(check=check)).data), decode(full))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_what_is_stored_is_checked_and_not_what_was_read(monkeypatch, progressive):
+    """A rewriter that spoils a file costs its markers, and no image."""
+    data = jpeg(picture(300, 400), progressive=progressive)
+
+    def spoil(data, baseline):
+        rewritten = to_baseline(data) if progressive else add_markers(data, 5)
+        return rewritten[: rewritten.index(b"\xff\xda") + 40] + b"\xff\xd9"
+
+    monkeypatch.setattr("tpufeed.images.policy.mark_jpeg", spoil)
+    stored = store_image(data, ImagePolicy(progressive="baseline"))
+    assert stored.data == data
+    assert stored.unmarked
+    damaged = data[: len(data) // 2] + b"\xff\xd9"
+    with pytest.raises(ImageError):
+        store_image(damaged, ImagePolicy(progressive="baseline"))
+
+
 def patched(data, at, *values):
     return data[:at] + bytes(values) + data[at + len(values) :]
 

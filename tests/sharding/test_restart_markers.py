@@ -55,6 +55,27 @@ def test_the_manifest_and_info_count_what_was_rewritten(folder, tmp_path):
     assert "none in progressive 1, too small to gain by it 1" in said
 
 
+DAMAGE = {
+    "an empty comment": lambda data: data[:20] + b"\xff\xfe\0\0" + data[20:],
+    "stray bytes": lambda data: data[:20] + b"stray" + data[20:],
+    "no end marker": lambda data: data[:-2],
+    "JFIF 2.0": lambda data: data[:11] + b"\2\0" + data[13:],
+    "an ICC profile with a missing part": lambda data: data[:20] + b"\xff\xe2\0\x14ICC_PROFILE\0\1\2body" + data[20:],
+}
+
+
+def test_verify_finds_nothing_wrong_with_the_bytes_that_exact_stores(folder, tmp_path):
+    """What decoders pass over, or loaders mend, is no damage of a dataset."""
+    plain = (folder / "a" / "small.jpg").read_bytes()
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    for number, damage in enumerate(DAMAGE.values()):
+        (tmp_path / "in" / "a" / f"{number}.jpg").write_bytes(damage(plain))
+    tpufeed.shard(tmp_path / "in", tmp_path / "exact", encode="exact")
+    for name, data in stored(tmp_path / "exact").items():
+        assert data == (tmp_path / "in" / name).read_bytes()
+    assert tpufeed.verify(tmp_path / "exact", decode="all").decoded == len(DAMAGE)
+
+
 def test_exact_stores_the_very_bytes_and_baseline_all_but_the_small(folder, tmp_path):
     tpufeed.shard(folder, tmp_path / "exact", encode="exact")
     files = {path.name: path.read_bytes() for path in folder.rglob("*.*")}

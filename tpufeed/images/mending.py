@@ -184,4 +184,4 @@ def _trimmed(scan: bytes) -> bytes:
 
 def _is_segment(stray: bytes) -> bool:
     """Return true for a segment whose marker is damaged: a table or colour space that decoders would miss."""
-    return stray[2:4] == (len(stray) - 2).to_bytes(2, "big", signed=True) and stray[4:8] != b"Exif"
+    return len(stray) >= 4 and int.from_bytes(stray[2:4], "big") == len(stray) - 2 and stray[4:8] != b"Exif"

@@ -2,14 +2,15 @@
 
 from tpufeed.images.jpeg_header import MAX_PIXELS
 
-try:
-    from tpufeed.images import _restart
+try:  # by its own name: asked for a name, the package imports all ops first, and these need this file
+    from tpufeed.images._restart import add_markers as _add_markers
+    from tpufeed.images._restart import to_baseline as _to_baseline
+
+    CAN_REWRITE = True
 except ImportError:  # an sdist that was installed where no C compiler is
-    _restart = None  # type: ignore[assignment]
+    CAN_REWRITE = False
 
 __all__ = ["CAN_REWRITE", "CannotRewrite", "add_markers", "to_baseline"]
-
-CAN_REWRITE = _restart is not None
 
 
 class CannotRewrite(Exception):
@@ -39,10 +40,10 @@ def add_markers(data: bytes, mcus: int) -> bytes:
     """
     if not 1 <= mcus <= 65535:
         raise ValueError(f"a restart interval has 1 to 65,535 MCUs, not {mcus}")
-    if _restart is None:
+    if not CAN_REWRITE:
         raise CannotRewrite("no C extension")
     try:
-        return _restart.add_markers(data, mcus)
+        return _add_markers(data, mcus)
     except ValueError as error:
         raise CannotRewrite(str(error)) from None
 
@@ -56,9 +57,9 @@ def to_baseline(data: bytes) -> bytes:
     Raises:
         CannotRewrite: `data` is another JPEG, damaged, or none; or its scans leave out bits of coefficients.
     """
-    if _restart is None:
+    if not CAN_REWRITE:
         raise CannotRewrite("no C extension")
     try:
-        return _restart.to_baseline(data, MAX_PIXELS)
+        return _to_baseline(data, MAX_PIXELS)
     except ValueError as error:
         raise CannotRewrite(str(error)) from None
