@@ -19,6 +19,7 @@ POLICIES = {
     "deep": ("scale", "reject"),
     "greyscale": ("keep", "rgb", "reject"),
     "animated": ("first", "reject"),
+    "bands": ("drop", "reject"),
     "extension": ("sniff", "reject"),
     "damaged": ("mend", "reject"),
 }

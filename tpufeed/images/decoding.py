@@ -4,16 +4,18 @@ import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
-from tpufeed.images.header import ImageHeader, read_header, sniff
+from tpufeed.images.header import ImageHeader, has_unnamed_band, read_header, sniff
 from tpufeed.images.jpeg_header import MAX_PIXELS, read_jpeg_header
 from tpufeed.images.orientation import Pixels, turn
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, to_baseline
+from tpufeed.images.unwritten import check_ccitt, check_png_rows, iter_jpegs, load_whole, one_pixel_of
 
 __all__ = [
     "MAX_PIXELS",
@@ -29,6 +31,7 @@ __all__ = [
     "make_scratch",
 ]
 _LINE_BYTES = 32  # of AVX2's stores
+_PNG_SCALES = {"L;2": 85, "L;4": 17}  # of samples of 2 and 4 bits to 255
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
 
 
@@ -126,6 +129,9 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
     """
     if header.format == "jpeg":
         _check_jpeg(data, _read_jpeg(data))
+    elif header.format == "png" and header.plain and not data[28]:  # of 8 bits, neither animated nor interlaced
+        check_png_rows(data)
+        _open_by_pillow(one_pixel_of(data), _load)
     else:
         _open_by_pillow(data, _load)
 
@@ -144,7 +150,7 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     if sniff(data) == "jpeg":
         header = read_jpeg_header(data)
         return header.height, header.width
-    return _open_by_pillow(data, lambda image: image).size[::-1]
+    return _open_by_pillow(data, lambda image, _: image).size[::-1]
 
 
 class _Jpeg(NamedTuple):
@@ -211,16 +217,20 @@ def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min
 
 def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
     """Decode to pixels in `mode`, "RGB" or "L". Errors of our own scaling are not errors of the image."""
-    image = _open_by_pillow(data, lambda image: flatten(image, mode, backdrop))
+    image = _open_by_pillow(data, lambda image, data: flatten(_load(image, data), mode, backdrop))
     return np.asarray(image if image.mode == mode else to_8_bits(image, backdrop).convert(mode))
 
 
-def _open_by_pillow(data: bytes | memoryview, step: Callable[[Image.Image], Image.Image]) -> Image.Image:
+def _open_by_pillow(
+    data: bytes | memoryview, step: Callable[[Image.Image, bytes | memoryview], Image.Image]
+) -> Image.Image:
     image_format = sniff(data)
     if image_format is None:
         raise ImageError("not_an_image", f"no image format that tpufeed reads starts with {bytes(data[:8])!r}")
     try:
-        return step(Image.open(io.BytesIO(data), formats=(image_format,)))
+        return step(Image.open(io.BytesIO(data), formats=(image_format,)), data)
+    except ImageError:
+        raise
     except UnidentifiedImageError as error:
         raise ImageError("unreadable", f"Pillow does not take the file for a {image_format}") from error
     except Image.DecompressionBombError as error:
@@ -234,9 +244,37 @@ def _open_by_pillow(data: bytes | memoryview, step: Callable[[Image.Image], Imag
         raise ImageError(reason, f"Pillow does not decode the file: {error}") from error
 
 
-def _load(image: Image.Image) -> Image.Image:
-    image.load()
+def _load(image: Image.Image, data: bytes | memoryview) -> Image.Image:
+    """Load an image that has all of its rows, with the transparent level in the samples that Pillow gives."""
+    samples = image.tile[0][3] if image.format == "PNG" and image.tile else None  # type: ignore[attr-defined]
+    if image.format == "TIFF":
+        tags, whole = image.tag_v2, bytes(data)  # type: ignore[attr-defined]  # of TiffImageFile
+        check_ccitt(whole, tags)
+        for number, (stream, height, width) in enumerate(iter_jpegs(whole, tags)):
+            found = read_header(stream)
+            if found.height < height or found.width < width:
+                size = f"{found.width}x{found.height} pixels; expected {width}x{height}"
+                raise ImageError("truncated", f"strip or tile {number} of the TIFF has {size}")
+            check_pixels(stream, found)
+    load_whole(image, data)
+    level = image.info.get("transparency")
+    if samples in _PNG_SCALES and isinstance(level, int):
+        image.info["transparency"] = level % (1 + 255 // _PNG_SCALES[samples]) * _PNG_SCALES[samples]
+    elif samples == "RGB;16B" and isinstance(level, tuple):
+        image = _transparent_where(image, bytes(data), level)
     return image
+
+
+def _transparent_where(image: Image.Image, data: bytes, colour: tuple[int, ...]) -> Image.Image:
+    """Return an image in RGBA whose pixels of a colour of 16 bits are transparent: Pillow has only the upper 8."""
+    samples = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    if samples is None:
+        raise ImageError("unreadable", "the PNG does not decode by libpng")
+    is_clear = (samples[..., 2::-1] == colour).all(2)
+    result = image.convert("RGB")
+    del result.info["transparency"]
+    result.putalpha(Image.fromarray(np.where(is_clear, np.uint8(0), np.uint8(255))))
+    return result
 
 
 def _jpeg_reason(error: ValueError) -> str:
@@ -248,10 +286,9 @@ def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:
 
     Colour images of 16 bits are cut to 8 by Pillow itself, which is within one level of scaling.
     """
-    image.load()
     if image.mode == "F" or image.mode.startswith("I"):
         return image
-    if image.has_transparency_data:
+    if image.has_transparency_data and not has_unnamed_band(image):
         grey = image.mode in ("1", "L", "LA", "La")
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (backdrop, backdrop, backdrop, 255)), image)

@@ -15,6 +15,7 @@ from PIL import Image
 
 from tpufeed.errors import ImageError
 from tpufeed.images.jpeg_header import JpegHeader, read_jpeg_header
+from tpufeed.images.unwritten import check_segments
 
 Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff"]
 ALL_COEFFICIENTS = b"\0\x3f\0"  # what the header of a baseline file's scan ends with
@@ -22,7 +23,12 @@ _APPLICATION = frozenset({0xFFE0, 0xFFE1, 0xFFE2, 0xFFEE})
 _SEQUENTIAL = frozenset({0xC0, 0xC1})
 _COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # Huffman-coded DCT; not every decoder knows arithmetic or lossless
 _NO_ODD: tuple[str, ...] = ()
+_ODD_CASES = ("exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands")
 _GREY_MODES = ("1", "L", "LA", "La", "F")
+# Bits a sample by colour type (PNG, 3rd edition, table 8).
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+_PNG_CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
+_TIFF_COLOURS = {2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples by photometric interpretation; 1 of all others
 _SUFFIXES: dict[str, Format] = {
     **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "jpeg"),
     **dict.fromkeys(("png", "apng"), "png"),
@@ -44,8 +50,8 @@ class ImageHeader:
             kept.
         orientation: of EXIF or TIFF, 1 to 8.
         orientation_at: where the tag's value stands in the file: the one byte that holds 1 to 8; 0 where none is.
-        odd: which of exif, cmyk, alpha, deep, greyscale and animated the image shows, in this order. They follow from
-            the header: an alpha channel that is opaque throughout is alpha.
+        odd: which of exif, cmyk, alpha, deep, greyscale, animated and bands the image shows, in this order. They follow
+            from the header: an alpha channel that is opaque throughout is alpha.
     """
 
     format: Format
@@ -97,18 +103,9 @@ def format_of_name(name: str) -> Format | None:
     return _SUFFIXES.get(name.rpartition(".")[2].lower())
 
 
-def _odd_cases(
-    *,
-    exif: bool = False,
-    cmyk: bool = False,
-    alpha: bool = False,
-    deep: bool = False,
-    greyscale: bool = False,
-    animated: bool = False,
-) -> tuple[str, ...]:
-    """Return the names of the cases that are met."""
-    met = {"exif": exif, "cmyk": cmyk, "alpha": alpha, "deep": deep, "greyscale": greyscale, "animated": animated}
-    return tuple(name for name, is_met in met.items() if is_met)
+def _odd_cases(**met: bool) -> tuple[str, ...]:
+    """Return the names of the cases that are met, in the order of `ImageHeader.odd`."""
+    return tuple(name for name in _ODD_CASES if met.get(name))
 
 
 def _find_orientation(data: bytes, start: int, stop: int) -> tuple[int, int]:
@@ -218,10 +215,14 @@ def is_whole_profile(segments: Sequence[bytes]) -> bool:
 
 def _read_png(data: bytes) -> ImageHeader:
     """Read all chunks with their CRCs, of PNG and APNG. Raises struct.error where the file ends before the last one."""
-    width, height, depth, colour = struct.unpack_from(">IIBB", data, 16)
-    if data[12:16] != b"IHDR" or not width or not height:
+    width, height, depth, colour, compression, filters, interlace = struct.unpack_from(">IIBBBBB", data, 16)
+    if data[8:16] != b"\0\0\0\rIHDR" or not width or not height:
         raise ImageError("unreadable", "the PNG has no usable IHDR")
+    if depth not in _PNG_DEPTHS.get(colour, ()) or compression or filters or interlace > 1:
+        values = f"depth {depth}, colour {colour}, compression {compression}, filter {filters}, interlace {interlace}"
+        raise ImageError("unreadable", f"the PNG's IHDR has values that there are not: {values}")
     orientation, place, alpha, animated = 1, 0, colour in (4, 6), False
+    has_palette = has_pixels = False
     offset, kind = 8, b""
     view = memoryview(data)
     while kind != b"IEND":  # Pillow leaves out the CRCs of the pixels, libpng (TensorFlow) stops at them
@@ -229,11 +230,23 @@ def _read_png(data: bytes) -> ImageHeader:
         (crc,) = struct.unpack_from(">I", data, offset + 8 + length)
         if zlib.crc32(view[offset + 4 : offset + 8 + length]) != crc:
             raise ImageError("unreadable", f"the CRC of the PNG's chunk {kind!r} at byte {offset} does not match")
-        if kind == b"eXIf" and not place:
+        if kind == b"IDAT":
+            if colour == 3 and not has_palette:
+                raise ImageError("unreadable", "the PNG has no palette before its pixels")
+            has_pixels = True
+        elif kind == b"PLTE":
+            if has_palette or (colour == 3 and (has_pixels or length % 3 or not 3 <= length <= 768)):
+                raise ImageError("unreadable", f"the PNG's palette at byte {offset} is no palette, or late")
+            has_palette = True
+        elif kind not in _PNG_CRITICAL and not kind[0] & 0x20:
+            raise ImageError("unreadable", f"the PNG has a chunk {kind!r} that decoders must not pass over")
+        elif kind == b"eXIf" and not place:
             orientation, place = _find_orientation(data, offset + 8, offset + 8 + length)
         alpha = alpha or kind == b"tRNS"
         animated = animated or kind == b"acTL"
         offset += 12 + length
+    if not has_pixels:
+        raise ImageError("truncated", "the PNG has no pixels")
     odd = _odd_cases(
         exif=orientation != 1, alpha=alpha, deep=depth == 16, greyscale=colour in (0, 4), animated=animated
     )
@@ -295,7 +308,7 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
         with Image.open(io.BytesIO(data), formats=(image_format,)) as image:
             (width, height), mode, alpha = image.size, image.mode, image.has_transparency_data
             animated = getattr(image, "is_animated", False)
-            orientation, deep = 1, mode == "F"
+            orientation, deep, bands = 1, mode == "F", False
             if image_format == "tiff":
                 tags: Any = image.tag_v2  # type: ignore[attr-defined]  # of TiffImageFile
                 # Pillow's size is that of the turned image.
@@ -303,6 +316,12 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
                 width, height, orientation = (int(v[0] if isinstance(v, tuple) else v) for v in values)
                 orientation = orientation if 1 <= orientation <= 8 else 1
                 deep = deep or max(tags.get(258, (1,))) > 8
+                check_segments(tags)
+                alpha = alpha and not has_unnamed_band(image)
+                colours = _TIFF_COLOURS.get(tags.get(262), 1)
+                bands = int(tags.get(277, 1)) > colours + (1 if alpha else 0)
+    except ImageError:
+        raise
     except Image.DecompressionBombError as error:
         raise ImageError("too_large", f"too many pixels: {error}") from error
     except Exception as error:  # its plugins raise what they come across: TypeError, SyntaxError, struct.error, ...
@@ -312,9 +331,20 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
         raise ImageError("unreadable", f"the {image_format} header says {width}x{height} pixels")
     grey = mode in _GREY_MODES or mode.startswith("I")
     odd = _odd_cases(
-        exif=orientation != 1, cmyk=mode == "CMYK", alpha=alpha, deep=deep, greyscale=grey, animated=animated
+        exif=orientation != 1,
+        cmyk=mode == "CMYK",
+        alpha=alpha,
+        deep=deep,
+        greyscale=grey,
+        animated=animated,
+        bands=bands,
     )
     return ImageHeader(image_format, width, height, 1 if grey else 3, False, orientation, odd=odd)
+
+
+def has_unnamed_band(image: Image.Image) -> bool:
+    """Return true for a TIFF with a fourth band of which no tag says that it is alpha, as Pillow takes it to be."""
+    return image.format == "TIFF" and 338 not in image.tag_v2  # type: ignore[attr-defined]  # of TiffImageFile
 
 
 _READERS: dict[Format, Callable[[bytes], ImageHeader]] = {

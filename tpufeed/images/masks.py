@@ -14,12 +14,14 @@ from PIL import Image
 from tpufeed.errors import ImageError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import read_header
+from tpufeed.images.unwritten import load_whole
 
 MaskKind: TypeAlias = Literal["mask", "depth"]
 Array: TypeAlias = npt.NDArray[Any]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MODES = {"mask": ("1", "L", "P"), "depth": ("1", "L", "P", "I;16", "I")}
+_SCALES = {"L;2": 85, "L;4": 17}  # by which Pillow multiplies samples of 2 and 4 bits
 _NO_CHANGE: dict[str, tuple[str, ...]] = {"mask": ("L", "P"), "depth": ("I;16", "I")}
 
 
@@ -43,8 +45,8 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
     Raises:
         ImageError: bad_mask.
     """
-    image = _open(data, kind)
-    pixels = _pixels(image, kind)
+    image, scale = _open(data, kind)
+    pixels = _pixels(image, scale, kind)
     height, width = pixels.shape
     if (height, width) != moved.source:
         raise ImageError(
@@ -54,7 +56,7 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
         read_header(data)  # Pillow does not check the CRCs of pixels: it gives wrong values, or other decoders stop
     except ImageError as error:
         raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
-    if moved == Geometry.identity(height, width) and image.mode in _NO_CHANGE[kind]:
+    if moved == Geometry.identity(height, width) and image.mode in _NO_CHANGE[kind] and scale == 1:
         return StoredMask(data, height, width)
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(moved.warp(pixels, 0))).save(buffer, "PNG", compress_level=3)
@@ -67,16 +69,18 @@ def decode_mask(data: bytes | memoryview, kind: MaskKind) -> Array:
     Raises:
         ImageError: bad_mask.
     """
-    return _pixels(_open(data, kind), kind)
+    return _pixels(*_open(data, kind), kind)
 
 
-def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
+def _open(data: bytes | memoryview, kind: MaskKind) -> tuple[Image.Image, int]:
+    """Return the image, and what its samples were multiplied by."""
     if bytes(data[:8]) != _PNG:
         found = "a JPEG, which does not keep its values" if bytes(data[:2]) == b"\xff\xd8" else "no PNG"
         raise ImageError("bad_mask", f"the {kind} is {found}; expected a PNG of one channel")
     try:
         image = Image.open(io.BytesIO(data), formats=("PNG",))
-        image.load()
+        scale = _SCALES.get(str(image.tile[0][3]), 1) if image.tile else 1
+        load_whole(image, data)
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises what it comes across
@@ -85,9 +89,9 @@ def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
         deep = kind == "mask" and image.mode.startswith("I")
         said = "16 bits a pixel; declare it as depth" if deep else f"several channels ({image.mode})"
         raise ImageError("bad_mask", f"the {kind} has {said}; expected a PNG of one channel, or of a palette")
-    return image
+    return image, scale
 
 
-def _pixels(image: Image.Image, kind: MaskKind) -> Array:
-    values = np.asarray(image)
+def _pixels(image: Image.Image, scale: int, kind: MaskKind) -> Array:
+    values = np.asarray(image) // scale if scale > 1 else np.asarray(image)
     return values.astype(np.uint8 if kind == "mask" else np.uint16)

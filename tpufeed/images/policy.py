@@ -64,6 +64,7 @@ class ImagePolicy:
         deep: 16 bits a channel, 32-bit integers and floats (see `flattening.to_8_bits`) are scaled to 8 bits.
         greyscale: one channel stays one, or becomes three. WebP knows no grey and always has three.
         animated: the first frame, or page, is taken.
+        bands: of a TIFF with more bands than colours and alpha, like near infrared, those are left out.
         extension: the name says another format than the bytes do, which are believed. Names without a suffix of an
             image say nothing.
         damaged: a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, loses the bytes that strict
@@ -88,6 +89,7 @@ class ImagePolicy:
     deep: Literal["scale", "reject"] = "scale"
     greyscale: Literal["keep", "rgb", "reject"] = "keep"
     animated: Literal["first", "reject"] = "first"
+    bands: Literal["drop", "reject"] = "drop"
     extension: Literal["sniff", "reject"] = "sniff"
     damaged: Literal["mend", "reject"] = "mend"
     progressive: Literal["keep", "baseline"] = "keep"
@@ -113,8 +115,11 @@ class ImagePolicy:
                 raise OptionError(f"{name} is a whole number between {least} and {most}, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field by its name, as plain JSON data for plan and manifest."""
-        return asdict(self)
+        """Return the fields by their names, as plain JSON data for plan and manifest.
+
+        `bands` came later than others: it is there only if it is not the default, so that older datasets can grow.
+        """
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("bands", "drop")}
 
 
 # The options with a list of choices: those of the fields' types.

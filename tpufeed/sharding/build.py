@@ -36,7 +36,7 @@ from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
-_POLICIES = ("exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged")
+_POLICIES = ("exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged")
 RENAMED = {
     **{name: f"use policy={{{name!r}: ...}}" for name in _POLICIES},
     "split": "shares",

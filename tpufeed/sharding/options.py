@@ -39,7 +39,7 @@ class Role(Enum):
 
 _READING, _PLACE, _COCO_PLACE = ({"role": role} for role in (Role.READING, Role.PLACE, Role.COCO_PLACE))
 _DEFAULT_SHARD_BYTES = 128 * 10**6
-POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "extension", "damaged"})
+POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged"})
 _FORM = "write them like train=0.9,val=0.1"
 
 
