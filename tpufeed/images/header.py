@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
 from tpufeed.images.jpeg_header import JpegHeader, read_jpeg_header
@@ -322,6 +322,8 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
                 bands = int(tags.get(277, 1)) > colours + (1 if alpha else 0)
     except ImageError:
         raise
+    except UnidentifiedImageError as error:  # whose text has an address, which is another each time
+        raise ImageError("unreadable", f"Pillow does not know this kind of {image_format}") from error
     except Image.DecompressionBombError as error:
         raise ImageError("too_large", f"too many pixels: {error}") from error
     except Exception as error:  # its plugins raise what they come across: TypeError, SyntaxError, struct.error, ...

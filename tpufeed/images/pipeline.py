@@ -13,7 +13,15 @@ from tpufeed.images.mending import mend, orientation_of
 from tpufeed.images.ops import is_op
 from tpufeed.images.orientation import turn
 from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, keep
-from tpufeed.images.resizing import cut_padded, reduction, resize, resize_reduced
+from tpufeed.images.resizing import (
+    cut_padded,
+    cut_resized,
+    is_too_long,
+    reduction,
+    refuse_too_long,
+    resize,
+    resize_reduced,
+)
 from tpufeed.images.rng import uniforms
 from tpufeed.images.segments import Box, Cut, read_segments
 
@@ -69,6 +77,9 @@ class Pipeline:
         Args:
             height: of the image as ops see it, turned upright; likewise width.
             draws: one entry an op.
+
+        Raises:
+            ImageError: the result would be too large, as `run` says, too.
         """
         found = Geometry.identity(height, width)
         for (window_op, _, _), moving_op, drawn in zip(self._steps, self._moving, draws, strict=True):
@@ -77,6 +88,8 @@ class Pipeline:
             elif moving_op is not None:
                 for step in moving_op.maps(*found.size, drawn):
                     found = found.affine(step)
+        if is_too_long(found.size, found.source):
+            raise refuse_too_long(found.size, found.source)
         return found
 
     def run_encoded(
@@ -159,7 +172,10 @@ class Pipeline:
             if step[1] is None or not step[1].skips(drawn)
         ]
         sized = max((number for number, (step, _) in enumerate(live) if step[0] is not None), default=-1)
-        if window is not None:
+        long: tuple[int, int] | None = None  # what `pixels` are to be resized to, of which the next op cuts a part
+        if window is not None and reduced == 1 and _makes_too_long(window, pixels):
+            long = window[4:]
+        elif window is not None:
             memory = out if sized < 0 else None
             if reduced > 1:
                 pixels = resize_reduced(pixels, reduced, window, memory, origin)
@@ -172,10 +188,26 @@ class Pipeline:
                 return keep(pixels, out)
         for number, ((window_op, pixel_op, fill), drawn) in enumerate(live):
             memory = out if number >= sized else None
-            if window_op is not None:
-                pixels = _cut(pixels, window_op.window(pixels.shape[0], pixels.shape[1], drawn), fill, memory)
+            if long is not None:
+                if window_op is None:
+                    break
+                window = window_op.window(*long, drawn)
+                if window[:4] == (0, 0, *long):
+                    window = Window(0, 0, *pixels.shape[:2], *window[4:])
+                    pixels, long = _cut(pixels, window, fill, memory), None
+                else:
+                    pixels, long = cut_resized(pixels, long, window[:4], fill), None
+                    pixels = resize(pixels, window.out_height, window.out_width, memory)
+            elif window_op is not None:
+                window = window_op.window(pixels.shape[0], pixels.shape[1], drawn)
+                if _makes_too_long(window, pixels):
+                    long = window[4:]
+                    continue
+                pixels = _cut(pixels, window, fill, memory)
             elif pixel_op is not None:
                 pixels = pixel_op.apply(pixels, drawn, memory)
+        if long is not None:
+            raise refuse_too_long(long, pixels.shape[:2])
         return pixels
 
 
@@ -213,6 +245,10 @@ def run_views(
         pipeline._run(pixels, window, drawn, out, reduced, origin)
         for pipeline, window, drawn, out in zip(pipelines, windows, draws, outs, strict=True)
     ]
+
+
+def _makes_too_long(window: Window, pixels: Pixels) -> bool:
+    return window[:4] == (0, 0, *pixels.shape[:2]) and is_too_long(window[4:], pixels.shape[:2])
 
 
 def _check_fits(pixels: Pixels, out: Pixels | None) -> None:

@@ -4,8 +4,13 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.protocols import Fill, Window, apart
+
+MOST_ENLARGED_PIXELS = 1 << 26
+_MOST_ASPECT = 16
+_LONGEST_SIDE_PX = 32766  # of what OpenCV remaps
 
 
 def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) -> Pixels:
@@ -73,6 +78,56 @@ def short_side_size(height: int, width: int, short_side_px: int) -> tuple[int, i
     """Return `(height, width)` scaled, aspect kept, so that the shorter side is `short_side_px`."""
     scale = short_side_px / min(height, width)
     return max(short_side_px, round(height * scale)), max(short_side_px, round(width * scale))
+
+
+def is_too_long(size: tuple[int, int], image: tuple[int, int]) -> bool:
+    """Return true for a `size`, (height, width), that is too much to make of an image of few pixels, as it is thin.
+
+    With the shorter side brought to 256, one of 1x60000 pixels has four billion.
+    """
+    pixels = size[0] * size[1]
+    enlarged = pixels > max(MOST_ENLARGED_PIXELS, image[0] * image[1])
+    return enlarged and max(size) > _MOST_ASPECT * min(size)
+
+
+def refuse_too_long(size: tuple[int, int], image: tuple[int, int]) -> ImageError:
+    """Return the error of an image that `is_too_long`."""
+    return ImageError(
+        "too_large",
+        f"resized, the image of {image[1]}x{image[0]} pixels would have {size[1]}x{size[0]}, more than "
+        f"{MOST_ENLARGED_PIXELS}; put an op that crops right behind Resize, or leave the image out",
+    )
+
+
+def cut_resized(image: Pixels, size: tuple[int, int], box: tuple[int, int, int, int], fill: Fill) -> Pixels:
+    """Cut a box out of an enlarged image of which the rest is not made: bilinear, within a level of `resize`.
+
+    Args:
+        image: uint8 RGB.
+        size: (height, width) that all of it would have.
+        box: (top, left, height, width) in pixels of that; it may reach beyond.
+        fill: as in `cut_padded`.
+
+    Raises:
+        ImageError: the box itself is too large.
+    """
+    top, left, height, width = box
+    if is_too_long((height, width), image.shape[:2]) or max(height, width) > _LONGEST_SIDE_PX:
+        raise refuse_too_long((height, width), image.shape[:2])
+    spans = []
+    for axis, (start, length) in enumerate(((top, height), (left, width))):
+        low, high = (min(max(place, 0), size[axis]) for place in (start, start + length))
+        middles = (np.arange(low, max(high, low + 1)) + 0.5) * (image.shape[axis] / size[axis]) - 0.5
+        first = max(0, int(middles[0]))
+        stop = max(first + 1, min(image.shape[axis], int(middles[-1]) + 2))
+        spans.append((low, high, first, stop, (middles - first).astype(np.float32)))
+    (above, below, first_row, stop_row, rows), (before, behind, first_column, stop_column, columns) = spans
+    if above >= below or before >= behind:
+        return cut_padded(image, (image.shape[0], 0, height, width), fill)
+    x, y = np.meshgrid(columns, rows)
+    part = image[first_row:stop_row, first_column:stop_column]
+    inner: Pixels = cv2.remap(part, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)  # type: ignore[assignment]
+    return cut_padded(inner, (top - above, left - before, height, width), fill)
 
 
 def reduction(height: int, width: int, wanted_height: int, wanted_width: int) -> int:

@@ -19,6 +19,7 @@ from tpufeed.dataset.partition import Share, World
 from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op, WindowOp
+from tpufeed.images.resizing import MOST_ENLARGED_PIXELS
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Scalar
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.tf.stream import ENDLESS, OTHER_CHECKPOINT, HandedEpoch, place_identity
@@ -487,7 +488,11 @@ def find_window(op: WindowOp, size: Any, draws: Any) -> tuple[Any, Any]:
         whole = tf.concat([[0, 0], size], 0)
         if not isinstance(op.size, int):
             return whole, tf.constant(op.size, tf.int32)
-        return whole, tf.maximum(op.size, tf.cast(tf.round(sides * (op.size / tf.reduce_min(sides))), tf.int32))
+        out = tf.maximum(op.size, tf.cast(tf.round(sides * (op.size / tf.reduce_min(sides))), tf.int32))
+        # Like `is_too_long`. TensorFlow would take 12 bytes a pixel.
+        fits = tf.reduce_prod(tf.cast(out, tf.int64)) <= max(MOST_ENLARGED_PIXELS, 16 * op.size**2)
+        with tf.control_dependencies([tf.debugging.Assert(fits, ["resized, the image would be too large"])]):
+            return whole, tf.identity(out)
     out = tf.constant(op.output_size(None), tf.int32)
     if isinstance(op, images.CenterCrop):
         scale = tf.minimum(1.0, tf.reduce_min(sides / tf.cast(out, tf.float32)))
