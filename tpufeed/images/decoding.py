@@ -241,7 +241,8 @@ def _open_by_pillow(
         raise ImageError("unreadable", "the tags of the TIFF ask for more memory than there is") from error
     except Exception as error:  # its plugins raise what they come across: struct.error, KeyError, SyntaxError, ...
         reason = "truncated" if "truncated" in str(error) or isinstance(error, EOFError) else "unreadable"
-        raise ImageError(reason, f"Pillow does not decode the file: {error}") from error
+        # Its traceback holds the image: `mend` raises errors again, which then live until garbage is collected.
+        raise ImageError(reason, f"Pillow does not decode the file: {error}") from error.with_traceback(None)
 
 
 def _load(image: Image.Image, data: bytes | memoryview) -> Image.Image:

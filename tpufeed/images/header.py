@@ -309,6 +309,10 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
             (width, height), mode, alpha = image.size, image.mode, image.has_transparency_data
             animated = getattr(image, "is_animated", False)
             orientation, deep, bands = 1, mode == "F", False
+            if image_format == "bmp" and image.tile:  # of a small file that says so, Pillow would allocate gigabytes
+                codec, _, start, arguments = image.tile[0]  # type: ignore[attr-defined]  # of ImageFile
+                if codec == "raw" and start + arguments[1] * (height - 1) >= len(data):
+                    raise ImageError("truncated", f"the BMP says that it has {width}x{height} pixels, and ends before")
             if image_format == "tiff":
                 tags: Any = image.tag_v2  # type: ignore[attr-defined]  # of TiffImageFile
                 # Pillow's size is that of the turned image.
@@ -316,7 +320,7 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
                 width, height, orientation = (int(v[0] if isinstance(v, tuple) else v) for v in values)
                 orientation = orientation if 1 <= orientation <= 8 else 1
                 deep = deep or max(tags.get(258, (1,))) > 8
-                check_segments(tags)
+                check_segments(tags, len(data))
                 alpha = alpha and not has_unnamed_band(image)
                 colours = _TIFF_COLOURS.get(tags.get(262), 1)
                 bands = int(tags.get(277, 1)) > colours + (1 if alpha else 0)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
 from tpufeed.images.geometry import Geometry
@@ -83,6 +83,10 @@ def _open(data: bytes | memoryview, kind: MaskKind) -> tuple[Image.Image, int]:
         load_whole(image, data)
     except MemoryError:
         raise
+    except ImageError as error:
+        raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
+    except UnidentifiedImageError as error:  # whose text has an address, which is another each time
+        raise ImageError("bad_mask", f"the {kind} is no PNG that Pillow knows") from error
     except Exception as error:  # Pillow raises what it comes across
         raise ImageError("bad_mask", f"the {kind} does not decode: {error}") from error
     if image.mode not in _MODES[kind]:

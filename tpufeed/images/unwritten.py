@@ -35,7 +35,7 @@ def load_whole(image: Image.Image, data: bytes | memoryview) -> None:
     Good files cost no more than `load` does: the rows are only counted if one looks as if it had not been written.
     """
     if image.format == "TIFF":
-        check_segments(image.tag_v2)  # type: ignore[attr-defined]  # of TiffImageFile
+        check_segments(image.tag_v2, len(data))  # type: ignore[attr-defined]  # of TiffImageFile
         image.load()
         return
     extents = image.tile[0][1] if image.tile else None  # type: ignore[attr-defined]  # of ImageFile
@@ -84,30 +84,35 @@ def check_png_rows(data: bytes | memoryview) -> None:
 def one_pixel_of(data: bytes) -> bytes:
     """Return a copy of a PNG with one pixel, so that all else in the file is parsed in no time."""
     depth, colour = data[24:26]
-    start = data.index(b"IDAT", 33) - 4
-    stop = start
-    while data[stop + 4 : stop + 8] == b"IDAT":
-        stop += 12 + int.from_bytes(data[stop : stop + 4], "big")
     header = _png_chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, depth, colour, 0, 0, 0))
     pixel = _png_chunk(b"IDAT", zlib.compress(bytes(1 + (depth * _PNG_CHANNELS[colour] + 7) // 8), 0))
-    return b"".join((data[:8], header, data[33:start], pixel, data[stop:]))
+    spans = [(start, stop) for kind, start, stop in _iter_chunks(memoryview(data)) if kind == b"IDAT"]
+    first, last = spans[0][0], spans[-1][1]
+    return b"".join((data[:8], header, data[33:first], pixel, data[last:]))
 
 
 def _png_chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def _iter_pixels(data: bytes | memoryview) -> Iterator[bytes | memoryview]:
-    """Yield the IDAT chunks of a PNG that follow each other: decoders read no others."""
-    view, offset, seen = memoryview(data), 8, False
+def _iter_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the chunks of a PNG, of which the CRCs are checked elsewhere: kind, start and stop."""
+    offset = 8
     while offset + 8 <= len(view):
         length, kind = struct.unpack_from(">I4s", view, offset)
+        yield kind, offset, offset + 12 + length
+        offset += 12 + length
+
+
+def _iter_pixels(data: bytes | memoryview) -> Iterator[memoryview]:
+    """Yield the IDAT chunks of a PNG that follow each other: decoders read no others."""
+    view, seen = memoryview(data), False
+    for kind, start, stop in _iter_chunks(view):
         if kind == b"IDAT":
             seen = True
-            yield view[offset + 8 : offset + 8 + length]
+            yield view[start + 8 : stop - 4]
         elif seen:
             return
-        offset += 12 + length
 
 
 def _check_gif_rows(data: bytes, place: tuple[slice, slice]) -> None:
@@ -127,16 +132,24 @@ def _check_gif_rows(data: bytes, place: tuple[slice, slice]) -> None:
         raise ImageError("truncated", "the pixels of the GIF end before its last row")
 
 
-def check_segments(tags: Any) -> None:
-    """Check the strips or tiles of a TIFF by their tags alone. Raises ImageError: truncated, too_large, unreadable."""
+def check_segments(tags: Any, size: int) -> None:
+    """Check the strips or tiles of a TIFF of `size` bytes by its tags, before Pillow allocates what those ask for.
+
+    Raises:
+        ImageError: truncated, too_large, unreadable.
+    """
     width, height, across, down, _, starts, lengths = _layout(tags)
+    extra = tags.get(338, ())
+    unread = len(extra) if tags.get(284, 1) == 2 and not any(extra) else 0  # planes of which nothing is known
     planes = _samples(tags) if tags.get(284, 1) == 2 else 1
-    expected = planes * -(-width // across) * -(-height // down)
+    expected = (planes - unread) * -(-width // across) * -(-height // down)
     if len(starts) < expected or (lengths and len(lengths) < expected):
         raise ImageError("truncated", f"the TIFF has {len(starts)} strips or tiles; its size asks for {expected}")
-    if 0 in starts or (0 in lengths and tags.get(259, 1) != 1):
+    if 0 in starts[:expected] or (0 in lengths[:expected] and tags.get(259, 1) != 1):
         raise ImageError("truncated", "the TIFF leaves out strips or tiles")
     needed = across * down * max(tags.get(258, (1,))) * _samples(tags) // planes // 8
+    if tags.get(259, 1) == 1 and width * height * max(tags.get(258, (1,))) * (_samples(tags) - unread) // 8 > size:
+        raise ImageError("truncated", f"the TIFF says that it has {width}x{height} pixels, and ends before")
     if needed > _MOST_TILE_BYTES and across * down > 2 * width * height:
         raise ImageError("too_large", f"a tile of the TIFF has {across}x{down} pixels; its image has {width}x{height}")
 
