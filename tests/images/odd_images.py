@@ -1,4 +1,4 @@
-"""Odd images without end for `scripts/try-images`: formats, modes and depths with much that is rare, and broken ones."""
+"""Odd images without end for `scripts/try-images`: rare modes and depths of all formats, and broken files."""
 
 import io
 import random
@@ -52,20 +52,20 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
+def _iter_rows(rng: random.Random, width: int, height: int, bits: int, interlace: bool) -> Iterator[bytes]:
+    for top, left, down, across in _ADAM7 if interlace else ((0, 0, 1, 1),):
+        size = (-(-(width - left) // across) * bits + 7) // 8
+        if size > 0:
+            for _ in range(-(-(height - top) // down)):
+                yield bytes((rng.randrange(5),)) + (rng.randbytes(size) if rng.random() < 0.6 else bytes(size))
+
+
 def _png(rng: random.Random) -> tuple[str, bytes]:
     """Any bytes are rows of a PNG, but for the number of the filter."""
     colour, depth = rng.choice(_PNG_KINDS)
     width, height = _size(rng)
     interlace = rng.random() < 0.25
-    bits, rows = depth * _PNG_CHANNELS[colour], []
-    for top, left, down, across in _ADAM7 if interlace else ((0, 0, 1, 1),):
-        columns = -(-(width - left) // across)
-        if columns > 0:
-            for _ in range(-(-(height - top) // down)):
-                row = (
-                    rng.randbytes((columns * bits + 7) // 8) if rng.random() < 0.6 else bytes((columns * bits + 7) // 8)
-                )
-                rows.append(bytes((rng.randrange(5),)) + row)
+    rows = list(_iter_rows(rng, width, height, depth * _PNG_CHANNELS[colour], interlace))
     flaw = rng.choice(("", "", "", "rows", "filter", "stream", "chunk", "twice", "order", "IHDR"))
     if flaw == "rows":
         del rows[rng.randrange(len(rows)) :]

@@ -188,7 +188,7 @@ def test_no_option_is_left_out_of_the_plan():
         ({"shards": 12, "hosts": 8}, "shards are a multiple of the 8 hosts, not 12"),
         ({"hosts": 0}, "hosts are at least 1, not 0"),
         ({"shares": "train", "split_by": "fold"}, "either the splits' shares or what the source is split by"),
-        ({"policy": {"gamma": "keep"}}, "no policy for gamma; there are alpha, animated, bands, cmyk, damaged, deep, exif"),
+        ({"policy": {"gamma": "keep"}}, "no policy for gamma; there are alpha, animated, bands, cmyk, damaged, deep"),
         ({"policy": {"presize_px": 3}}, "no policy for presize_px"),
         ({"shard_bytes": "many"}, "'many' is no size"),
         ({"shares": ""}, "a split is named by letters"),

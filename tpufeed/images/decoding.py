@@ -241,8 +241,10 @@ def _open_by_pillow(
         raise ImageError("unreadable", "the tags of the TIFF ask for more memory than there is") from error
     except Exception as error:  # its plugins raise what they come across: struct.error, KeyError, SyntaxError, ...
         reason = "truncated" if "truncated" in str(error) or isinstance(error, EOFError) else "unreadable"
-        # Its traceback holds the image: `mend` raises errors again, which then live until garbage is collected.
-        raise ImageError(reason, f"Pillow does not decode the file: {error}") from error.with_traceback(None)
+        error.__traceback__ = (
+            None  # holds the image, and errors that `mend` raises again live until garbage is collected
+        )
+        raise ImageError(reason, f"Pillow does not decode the file: {error}") from error
 
 
 def _load(image: Image.Image, data: bytes | memoryview) -> Image.Image:

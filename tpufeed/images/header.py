@@ -309,10 +309,8 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
             (width, height), mode, alpha = image.size, image.mode, image.has_transparency_data
             animated = getattr(image, "is_animated", False)
             orientation, deep, bands = 1, mode == "F", False
-            if image_format == "bmp" and image.tile:  # of a small file that says so, Pillow would allocate gigabytes
-                codec, _, start, arguments = image.tile[0]  # type: ignore[attr-defined]  # of ImageFile
-                if codec == "raw" and start + arguments[1] * (height - 1) >= len(data):
-                    raise ImageError("truncated", f"the BMP says that it has {width}x{height} pixels, and ends before")
+            if image_format == "bmp":
+                _check_bmp_size(image, len(data))
             if image_format == "tiff":
                 tags: Any = image.tag_v2  # type: ignore[attr-defined]  # of TiffImageFile
                 # Pillow's size is that of the turned image.
@@ -346,6 +344,13 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
         bands=bands,
     )
     return ImageHeader(image_format, width, height, 1 if grey else 3, False, orientation, odd=odd)
+
+
+def _check_bmp_size(image: Any, size: int) -> None:
+    """Raise ImageError for a BMP of `size` bytes that says it has more pixels: Pillow would allocate all of them."""
+    codec, _, start, arguments = image.tile[0]
+    if codec == "raw" and start + arguments[1] * (image.height - 1) >= size:
+        raise ImageError("truncated", f"the BMP says that it has {image.width}x{image.height} pixels, and ends before")
 
 
 def has_unnamed_band(image: Image.Image) -> bool:

@@ -172,42 +172,28 @@ class Pipeline:
             if step[1] is None or not step[1].skips(drawn)
         ]
         sized = max((number for number, (step, _) in enumerate(live) if step[0] is not None), default=-1)
-        long: tuple[int, int] | None = None  # what `pixels` are to be resized to, of which the next op cuts a part
-        if window is not None and reduced == 1 and _makes_too_long(window, pixels):
-            long = window[4:]
-        elif window is not None:
+        size: tuple[int, int] | None = None  # that pixels are still to be brought to, see `_cut_lazily`
+        if window is not None:
             memory = out if sized < 0 else None
             if reduced > 1:
                 pixels = resize_reduced(pixels, reduced, window, memory, origin)
             else:
                 window = window._replace(top=window.top - origin[0], left=window.left - origin[1])
-                pixels = _cut(pixels, window, self._steps[0][2], memory)
+                pixels, size = _cut_lazily(pixels, window, self._steps[0][2], memory, None)
         elif sized < 0:
             _check_fits(pixels, out)
             if not live:
                 return keep(pixels, out)
         for number, ((window_op, pixel_op, fill), drawn) in enumerate(live):
             memory = out if number >= sized else None
-            if long is not None:
-                if window_op is None:
-                    break
-                window = window_op.window(*long, drawn)
-                if window[:4] == (0, 0, *long):
-                    window = Window(0, 0, *pixels.shape[:2], *window[4:])
-                    pixels, long = _cut(pixels, window, fill, memory), None
-                else:
-                    pixels, long = cut_resized(pixels, long, window[:4], fill), None
-                    pixels = resize(pixels, window.out_height, window.out_width, memory)
-            elif window_op is not None:
-                window = window_op.window(pixels.shape[0], pixels.shape[1], drawn)
-                if _makes_too_long(window, pixels):
-                    long = window[4:]
-                    continue
-                pixels = _cut(pixels, window, fill, memory)
+            if window_op is not None:
+                height, width = size or (pixels.shape[0], pixels.shape[1])
+                window = window_op.window(height, width, drawn)
+                pixels, size = _cut_lazily(pixels, window, fill, memory, size)
             elif pixel_op is not None:
+                _check_made(pixels, size)
                 pixels = pixel_op.apply(pixels, drawn, memory)
-        if long is not None:
-            raise refuse_too_long(long, pixels.shape[:2])
+        _check_made(pixels, size)
         return pixels
 
 
@@ -247,8 +233,36 @@ def run_views(
     ]
 
 
-def _makes_too_long(window: Window, pixels: Pixels) -> bool:
-    return window[:4] == (0, 0, *pixels.shape[:2]) and is_too_long(window[4:], pixels.shape[:2])
+def _cut_lazily(
+    pixels: Pixels, window: Window, fill: Fill, out: Pixels | None, size: tuple[int, int] | None
+) -> tuple[Pixels, tuple[int, int] | None]:
+    """Cut a window. A thin image that would become too large stays as it is, to be cut by the next op.
+
+    Args:
+        pixels: the image.
+        window: in pixels of the image once it has `size`.
+        fill: as in `_cut`, and `out`.
+        size: that an op before has given to the image.
+
+    Returns:
+        The result and None, or `pixels` and the size that they are to have.
+    """
+    height, width = pixels.shape[:2]
+    if size is not None and window[:4] != (0, 0, *size):
+        part = cut_resized(pixels, size, window[:4], fill)
+        return resize(part, window.out_height, window.out_width, out), None
+    if size is not None:
+        window = window._replace(height=height, width=width)
+    wanted = (window.out_height, window.out_width)
+    if window[:4] == (0, 0, height, width) and is_too_long(wanted, (height, width)):
+        return pixels, wanted
+    return _cut(pixels, window, fill, out), None
+
+
+def _check_made(pixels: Pixels, size: tuple[int, int] | None) -> None:
+    """Raise ImageError where all of an image that would be too large is needed."""
+    if size is not None:
+        raise refuse_too_long(size, (pixels.shape[0], pixels.shape[1]))
 
 
 def _check_fits(pixels: Pixels, out: Pixels | None) -> None:
