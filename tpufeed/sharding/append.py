@@ -332,6 +332,8 @@ def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequ
             to unset.
     """
     stored, given = base.manifest.options, {name: value for name, value in given.items() if value is not None}
+    if isinstance(unset, str):  # its letters would be taken for names
+        raise OptionError(f"unset is a list of names like ['image'], not {unset!r}")
     left_out = {name.replace("-", "_") for name in unset}
     unknown = sorted(left_out - (ROLES.keys() - {"keeps_classes"}))
     if unknown:
