@@ -4,6 +4,7 @@ import fnmatch
 import itertools
 import posixpath
 import re
+import shlex
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ def find_source(url: str, options: ShardOptions) -> Source:
     """
     image, label, split_by, pictures = options.image, options.label, options.split_by, options.pictures
     if _COMPRESSED.search(url.rpartition("/")[2]) and "::" not in url and not _is_folder(url):
-        in_place = f", or shard zip::{url}, which reads the files in the zip" if url.lower().endswith(".zip") else ""
+        in_place = f", or shard {shlex.quote(f'zip::{url}')}, which reads the files in the zip" if url.lower().endswith(".zip") else ""
         raise SourceError(
             f"{url} is compressed, so that its parts cannot be read in place; unpack it first "
             f"({unpack_beside(url)}){in_place}"
@@ -427,7 +428,7 @@ def iter_source_warnings(
             )
         elif len(classes) == 1:
             (name,) = classes
-            way = "move them one folder up" if source.splits else f"shard {_below(source.base, name)}"
+            way = "move them one folder up" if source.splits else f"shard {shlex.quote(_below(source.base, name))}"
             inner = f"to have its folders ({_show(folders)}) as classes or splits, {way}; " if folders else ""
             yield (
                 f"all images lie in one folder, {name}, and so are of one class; {inner}to take all images without "
