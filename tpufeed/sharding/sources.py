@@ -77,10 +77,10 @@ def find_source(url: str, options: ShardOptions) -> Source:
     """
     image, label, split_by, pictures = options.image, options.label, options.split_by, options.pictures
     if _COMPRESSED.search(url.rpartition("/")[2]) and "::" not in url and not _is_folder(url):
-        in_place = f", or shard {shlex.quote(f'zip::{url}')}, which reads the files in the zip" if url.lower().endswith(".zip") else ""
+        is_zip, chain = url.lower().endswith(".zip"), shlex.quote(f"zip::{url}")
         raise SourceError(
             f"{url} is compressed, so that its parts cannot be read in place; unpack it first "
-            f"({unpack_beside(url)}){in_place}"
+            f"({unpack_beside(url)})" + (f", or shard {chain}, which reads the files in the zip" if is_zip else "")
         )
     named = named_files(url)
     if named is None:

@@ -55,11 +55,11 @@ class FsspecStore(Store):
         self._has_secret = mask_secrets(self.url) != self.url
         self._unanswered, self._asks_from = 0, 0.0
         options: dict[str, Any] = {}
-        if self._is_web:
-            import aiohttp
-
-            options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(**_WEB_TIMEOUTS)}
         try:
+            if self._is_web:
+                import aiohttp
+
+                options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(**_WEB_TIMEOUTS)}
             # Listings never expire by default: a stale one would hide what another process has just written.
             self._fs, self._root = fsspec.core.url_to_fs(self._base, use_listings_cache=False, **options)
         except ImportError as error:
