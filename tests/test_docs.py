@@ -267,7 +267,8 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
     (folder / "road/frames.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sides = (f"{row['path']},{kind},{left},0,{left + 20},30" for row in rows for kind, left in (("car", 1), ("bus", 40)))
+    kinds = ("car", 1), ("bus", 40)
+    sides = (f"{row['path']},{kind},{left},0,{left + 20},30" for row in rows for kind, left in kinds)
     (folder / "road/boxes.csv").write_text("\n".join(["filename,class,xmin,ymin,xmax,ymax", *sides, ""]))
     images = [{"id": number, "file_name": f"{number:012d}.jpg"} for number in range(len(photos))]
     content = {"images": images, "annotations": annotations, "categories": [{"id": 3, "name": "car"}]}
