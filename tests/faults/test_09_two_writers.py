@@ -35,7 +35,7 @@ def test_another_build_that_is_quicker_by_a_moment_keeps_the_place(photo_folder,
 
 @pytest.mark.parametrize(("listed", "nth"), [("", 2), ("/_tpufeed", 1), ("/_tpufeed", 2)])
 @pytest.mark.parametrize("rival_shards", ["30KB", "20KB"])
-def test_what_a_run_with_overwrite_puts_while_another_looks_is_no_foreign_file(
+def test_what_a_run_with_overwrite_puts_while_another_looks_is_no_foreign_file(  # noqa: PLR0917
     listed, nth, rival_shards, photo_folder, fault, bytes_of, tmp_path
 ):
     """The second of two runs with --overwrite lists the folder while the first one puts its shards there."""

@@ -1,6 +1,7 @@
 """Hostile folders with a fresh seed, for as long as asked: python -m tests.hostile [--seconds 1800] [--seed N]."""
 
 import argparse
+import faulthandler
 import logging
 import os
 import random
@@ -15,7 +16,7 @@ from pathlib import Path
 
 os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"})
 
-from tests.hostile.machine import forged_step, link_steps, make_bases, take_step
+from tests.hostile.machine import MOST_SECONDS, forged_step, link_steps, make_bases, take_step
 
 SHOWN = 40
 
@@ -40,6 +41,7 @@ def main() -> None:
             step = links.pop() if links and draw.random() < 0.4 else forged_step(bases, draw)
             if options.only not in str(step):
                 continue
+            faulthandler.dump_traceback_later(4 * MOST_SECONDS, exit=True)  # where no signal gets through
             try:
                 counts[take_step(step, bases)] += 1
             except Exception as error:  # noqa: BLE001  # whatever a step comes upon

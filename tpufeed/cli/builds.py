@@ -199,6 +199,21 @@ def _print_build(result: "BuildResult") -> None:
         echo(f"names of images are relative to: {result.images_from}")
     say_columns(further_columns(manifest.features))
     say_left_out(result.ignored_files)
+    _say_not_taken(result)
+    done = result.images - result.earlier_images
+    if result.earlier_images:
+        echo(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
+    rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
+    again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
+    echo(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
+    if result.added is not None:
+        there = f"; {number_of(result.skipped, 'image')} were there already" if result.skipped else ""
+        echo(f"version {manifest.number}: {number_of(result.added, 'image')} added{there}")
+    echo(f"dataset: {result.url}")
+
+
+def _say_not_taken(result: "BuildResult") -> None:
+    manifest = result.manifest
     if result.listed_twice:
         echo(f"listed more than once: {number_of(result.listed_twice, 'row')}")
     if result.rejects:
@@ -212,16 +227,6 @@ def _print_build(result: "BuildResult") -> None:
         if result.duplicates.dropped:
             said += f", {number_of(result.duplicates.dropped, 'image')} left out"
         echo(f"duplicates: {said}; {result.duplicates.report} names each")
-    done = result.images - result.earlier_images
-    if result.earlier_images:
-        echo(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
-    rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
-    again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
-    echo(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
-    if result.added is not None:
-        there = f"; {number_of(result.skipped, 'image')} were there already" if result.skipped else ""
-        echo(f"version {manifest.number}: {number_of(result.added, 'image')} added{there}")
-    echo(f"dataset: {result.url}")
 
 
 def print_preview(

@@ -166,10 +166,16 @@ class Inventory:
         if standing is not None:
             self._skip_rejected()
         self._sum_up()
+        self._look_at_each()
+        if self._by_file and self.listed_twice:
+            self.warnings += tuple(self._iter_repeats(options))
+
+    def _look_at_each(self) -> None:
+        """Find what is rejected, what is listed twice, and the digest."""
         self.rejects, self.first_rejects, self.listed_twice = Counter[str](), list[Reject](), 0
 
         def iter_inputs() -> Iterator[Input]:
-            """One pass in the order of the paths tells what is rejected, what is listed twice, and the digest."""
+            """One pass in the order of the paths is enough for all three."""
             last = None
             for line in self._query(f"SELECT {_COLUMNS} FROM inputs ORDER BY {_COLUMNS}"):
                 self.listed_twice += line[0] == last
@@ -185,8 +191,6 @@ class Inventory:
         if self._by_file and self._query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
             each = f"SELECT COUNT(*) AS rows FROM inputs GROUP BY {_FILE}"
             (self.listed_twice,) = self._query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
-        if self._by_file and self.listed_twice:
-            self.warnings += tuple(self._iter_repeats(options))
 
     def _iter_repeats(self, options: ShardOptions) -> Iterator[str]:
         """Yield a sentence on images that a table names in several rows, each of which becomes a sample."""

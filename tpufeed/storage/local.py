@@ -38,6 +38,7 @@ _PREFIX = "tpufeed-put-"
 _OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no folder of anyone else is called so by chance
 _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset.naming`
 _TRIES = 100
+_LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 30, 16, 10_000
 _ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host has made
 
 
@@ -335,13 +336,39 @@ def open_plain(path: str, flags: int) -> int:
         OSError: a pipe, a device or a socket, as a link in a dataset from elsewhere may lead to.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
+    status = os.fstat(descriptor)
+    mode, size = status.st_mode, status.st_size
+    if stat.S_ISREG(mode) and (size < _LARGE_BYTES or not _is_hollow(descriptor, size)):
         return descriptor
     os.close(descriptor)
+    if stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"nearly all of its {size:,} bytes are a hole: it is a forged file", path)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "it is no plain file but a pipe or a device", path)
+
+
+def _is_hollow(descriptor: int, size: int) -> bool:
+    """Return true for a file of which nearly nothing is on the disk.
+
+    It costs nobody anything to make one of terabytes, which would be read for hours. A file system that does not know
+    the holes of a file has none.
+    """
+    data = at = 0
+    try:
+        for _ in range(_MOST_EXTENTS):
+            at = os.lseek(descriptor, at, os.SEEK_DATA)
+            end = os.lseek(descriptor, at, os.SEEK_HOLE)
+            data, at = data + end - at, end
+            if data * _HOLLOW >= size:
+                return False
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # there is no more data
+            return False
+        at = size
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    return data * _HOLLOW < at
 
 
 def _open_no_link(path: str, flags: int) -> int:
