@@ -135,6 +135,9 @@ def test_sizes_that_do_not_tell_are_said(orientation, source, tmp_path):
     result = shard(source(((64, 40), orientation, (64, 40))), tmp_path / "d")
     assert any("1 images with boxes have an EXIF orientation" in said for said in result.warnings)
     assert samples_of(result.url)["0.png"]["boxes"] == [8, 4, 32, 14]  # of the upright image, as the page says
+    result = shard(tmp_path / "a/x.json", tmp_path / "e", policy={"exif": "ignore"})
+    ((share, held, _),) = inside(result.url)  # and if they are of the stored one, there is a way
+    assert (share, held) == (1, 1)
 
 
 @pytest.mark.parametrize("sides", [None, (0, 0), (None, None), (64.0, 40.0), ("64", "40")])

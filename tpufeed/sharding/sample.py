@@ -136,6 +136,6 @@ def iter_turn_warnings(odd: Mapping[str, int]) -> Iterator[str]:
         yield (
             f"{odd[_UNSURE]:,} images with boxes have an EXIF orientation, and their sizes do not tell whether the "
             "boxes are of the stored or of the upright image (upside down, mirrored, or square): they were not "
-            f"turned{others}. "
-            "Look at some: tpufeed show; to be sure, turn such images and their boxes in the source"
+            f"turned{others}. Look at some: tpufeed show. If boxes are of stored images, build with --policy "
+            "exif=ignore, which stores images as they are"
         )
