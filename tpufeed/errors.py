@@ -111,7 +111,7 @@ def _digest_value(match: re.Match[str]) -> str:
     name, value = match[1], match[0][len(match[1]) :]
     if value.startswith(_MASK):  # an identity already
         return match[0]
-    return f"{name}{_MASK}{hashlib.blake2b(value.encode('utf-8', 'surrogateescape'), digest_size=4).hexdigest()}"
+    return f"{name}{_MASK}{hashlib.blake2b(value.encode('utf-8', 'surrogateescape'), digest_size=8).hexdigest()}"
 
 
 def printable(text: str) -> str:

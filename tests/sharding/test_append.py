@@ -279,9 +279,15 @@ def test_urls_that_are_signed_again_are_the_same_images(sign, tmp_path):
     result = tpufeed.append(sign(12, "c"), tmp_path / "d", workers=1, max_rejects=0)
     assert (result.added, result.skipped) == (2, 10)
     assert any(said.startswith("1 inputs are left out, as this dataset has rejected") for said in result.warnings)
+    draw(tmp_path / "www", ["3.png"], 9)
+    changed = tpufeed.append(sign(12, "d"), tmp_path / "d", workers=1)
+    assert (changed.added, changed.skipped) == (1, 11), "without a version its bytes tell"
+    draw(tmp_path / "www", [f"{number}.png" for number in range(14)])
+    assert tpufeed.append(sign(12, "e"), tmp_path / "d", workers=1).skipped == 12
+    names = {split: samples_of(tmp_path / "d", split, version=2) for split in ("train", "val")}
     tpufeed.shard(sign(12, "e"), tmp_path / "at-once", **SIGNED)
     for split in names:
-        assert sorted(samples_of(tmp_path / "d", split)) == sorted(samples_of(tmp_path / "at-once", split))
+        assert sorted(names[split]) == sorted(samples_of(tmp_path / "at-once", split))
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.suffix != ".csv" and path.name != "plan.jsonl":
             assert b"sEcReT" not in path.read_bytes(), path

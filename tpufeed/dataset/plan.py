@@ -64,7 +64,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         path: names it; of a URL its `errors.url_identity`, without signature and secrets.
-        bytes: of its image.
+        bytes: of its image; of a row of Parquet an estimate, which is never compared.
         version: of its file: equal means unchanged.
         label: the class's id.
         file: where its bytes lie, where that is not `path` below the plan's `base`. A URL of a table's own stands here

@@ -63,7 +63,8 @@ def append(  # noqa: PLR0913  # the public face
 
     The images are stored as the dataset's are: all options are those of its first build, except for places of its
     source (the folder of COCO's images, the folder of masks). Images that are in it already, of the same path with the
-    same bytes, are skipped and counted. Classes are known by their names, and new ones come behind the old ones, so
+    same bytes, are skipped and counted. An image that an earlier build has rejected is tried again, unless nothing has
+    changed that may have been the reason. Classes are known by their names, and new ones come behind the old ones, so
     that ids stay. Readers that have opened a version go on with it.
 
     An interrupted call, made again with the same arguments, goes on where it stopped. Made again when it is done, it

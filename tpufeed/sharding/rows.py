@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
     Attributes:
         path: names the sample: the global order, its split and `image/filename` follow from it. See `identity_of`.
-        bytes: of the encoded image.
+        bytes: of the encoded image; of a row of Parquet an estimate, which is never compared.
         version: equal means unchanged, see `storage.store.ObjectInfo`.
         label: a class's name or id, as the source says, or several; None where it says none.
         split: as the source says.
