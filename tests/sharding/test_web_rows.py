@@ -8,6 +8,7 @@ import pytest
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.sharding.previews import preview_shard
 from tests.sharding.test_tables import rejects_of, samples_of
 from tpufeed.errors import AccessError, SourceError, TooManyRejectsError
 from tpufeed.storage import filesystem
@@ -162,3 +163,26 @@ def test_a_bucket_that_refuses_stops_the_build(write_table, tmp_path, monkeypatc
         with pytest.raises((AccessError, SourceError), match="access denied"):
             tpufeed.shard(write_table(["gs://bucket/1.jpg", "gs://bucket/2.jpg"]), tmp_path / "d", max_rejects="100%")
     assert not (tmp_path / "d/manifest.json").exists()
+
+
+def test_a_mask_whose_server_refuses(start_web, small_jpegs, tmp_path):
+    web = start_web()
+    web.answers["/1.jpg"] = 403
+    (tmp_path / "0.jpg").write_bytes(small_jpegs[0])
+    lines = "".join(f"0.jpg,{web.url}/{number}.jpg\n" for number in range(3))
+    (tmp_path / "t.csv").write_text(f"path,other\n{lines}")
+    options = {"image_columns": {"other": "other:image"}, "max_rejects": 1, "workers": 1}
+    result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "d", **options)
+    assert result.manifest.rejects == {"unreachable": 1}
+    ((_, message),) = rejects_of(tmp_path / "d").values()
+    assert "row 2" in message
+    assert "'other'" in message
+
+
+def test_the_preview_keeps_to_the_same_budget(start_web, write_table, tmp_path):
+    web = start_web()
+    web.answers["/1.jpg"] = 403
+    table = write_table([f"{web.url}/{number}.jpg" for number in range(6)])
+    assert preview_shard(table, tmp_path / "d").splits["train"].inputs == 6
+    with pytest.raises(TooManyRejectsError, match="1 unreachable"):
+        preview_shard(table, tmp_path / "d", max_rejects=0)

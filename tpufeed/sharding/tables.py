@@ -225,7 +225,8 @@ def to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: F
         for (picture, column), (name, found, lack) in zip(columns.pictures, further, strict=True):
             if problem is None and lack is not None:
                 said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {columns.expected}"
-                problem = picture.missing, f"{row}, column {column!r}: {said}"
+                reason = lack.reason if isinstance(lack, ImageError) else picture.missing
+                problem = reason, f"{row}, column {column!r}: {said}"
         if ref is None:
             yield Row(path, 0, "", label, split, columns=others, problem=problem)
             continue
