@@ -33,10 +33,10 @@ def test_another_build_that_is_quicker_by_a_moment_keeps_the_place(photo_folder,
     assert tpufeed.verify(folder).records == 40
 
 
-@pytest.mark.parametrize(("listed", "nth"), [("", 2), ("/_tpufeed", 1), ("/_tpufeed", 2)])
+@pytest.mark.parametrize("looked", [("", 2), ("/_tpufeed", 1), ("/_tpufeed", 2)])
 @pytest.mark.parametrize("rival_shards", ["30KB", "20KB"])
-def test_what_a_run_with_overwrite_puts_while_another_looks_is_no_foreign_file(  # noqa: PLR0917
-    listed, nth, rival_shards, photo_folder, fault, bytes_of, tmp_path
+def test_what_a_run_with_overwrite_puts_while_another_looks_is_no_foreign_file(
+    looked, rival_shards, photo_folder, fault, bytes_of, tmp_path
 ):
     """The second of two runs with --overwrite lists the folder while the first one puts its shards there."""
     folder, ours = tmp_path / "d", {**OPTIONS, "seed": 2, "overwrite": True}
@@ -48,6 +48,7 @@ def test_what_a_run_with_overwrite_puts_while_another_looks_is_no_foreign_file( 
     def rival():
         tpufeed.shard(photo_folder, folder, **{**theirs, "overwrite": False})  # it goes on
 
+    listed, nth = looked
     with fault("os.scandir", rf"^{folder}{listed}$", rival, nth):
         tpufeed.shard(photo_folder, folder, **ours)
     tpufeed.shard(photo_folder, tmp_path / "alone", **ours)

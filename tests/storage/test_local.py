@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tpufeed.errors import ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.errors import LinkError, ObjectExistsError, ObjectNotFoundError, StoreError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.local import LocalStore, find_mount
 from tpufeed.storage.memory import MemoryStore
+from tpufeed.storage.store import BROKEN_LINK
 
 HOLD = """
 import sys
@@ -168,6 +169,104 @@ def test_a_broken_link_is_listed_and_cannot_be_read(tmp_path, target):
         store.read("link")
     with pytest.raises(ObjectExistsError):
         store.put("link", b"x")
+
+
+@pytest.fixture(params=[True, False], ids=["of images", "of a dataset"])
+def linked(request, tmp_path):
+    """A store with a link to a folder and one to a file, which lie in `tmp_path / "outside"`."""
+    (tmp_path / "outside/inner").mkdir(parents=True)
+    (tmp_path / "outside/inner/thesis").write_bytes(b"years of work")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/folder").symlink_to(tmp_path / "outside")
+    (tmp_path / "store/file").symlink_to(tmp_path / "outside/inner/thesis")
+    return LocalStore(str(tmp_path / "store"), follow=request.param)
+
+
+def test_nothing_is_written_or_removed_through_a_link(linked, tmp_path):
+    for work in (
+        lambda: linked.put("folder/new", b"1"),
+        lambda: linked.put("folder/a/new", b"1"),
+        lambda: linked.put("file", b"1"),
+        lambda: linked.delete("folder/inner/thesis"),
+        lambda: linked.delete("file"),
+    ):
+        with pytest.raises((LinkError, ObjectExistsError)):
+            work()
+    (tmp_path / "store/_tpufeed").symlink_to(tmp_path / "outside")
+    with pytest.raises(LinkError, match="_tpufeed"), linked.temporary_folder():
+        pass
+    assert [path.name for path in (tmp_path / "outside").rglob("*")] == ["inner", "thesis"]
+    assert (tmp_path / "store/file").is_symlink()
+
+
+def test_a_part_is_below_its_dataset(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/part-00002").symlink_to(tmp_path / "outside")
+    part = LocalStore(str(tmp_path / "dataset/part-00002"), follow=False)
+    for work in (lambda: part.put("new", b"1"), lambda: part.stat("new"), lambda: list(part.iter_objects())):
+        with pytest.raises(LinkError, match="part-00002"):
+            work()
+    assert not any((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("linked", [True], indirect=True)
+def test_images_are_read_through_links(linked):
+    assert linked.read("folder/inner/thesis") == linked.read("file") == b"years of work"
+
+
+@pytest.mark.parametrize("linked", [False], indirect=True)
+def test_a_dataset_is_read_through_no_link(linked):
+    for name in ("folder/inner/thesis", "file"):
+        for work in (linked.read, linked.stat, linked.open_local):
+            with pytest.raises(LinkError, match=name.partition("/")[0]):
+                work(name)
+    assert {(info.name, info.version) for info in linked.iter_objects()} == {
+        ("folder", BROKEN_LINK),
+        ("file", BROKEN_LINK),
+    }
+    with pytest.raises(LinkError):
+        list(linked.iter_objects("folder"))
+
+
+def test_the_folder_itself_may_be_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    store = LocalStore(str(tmp_path / "link"), follow=False)
+    put = store.put("a/b", b"1")
+    assert store.read("a/b") == b"1"
+    assert list(store.iter_objects()) == [put]
+    store.delete("a/b")
+    assert store.stat("a/b") is None
+
+
+def test_only_our_own_temporary_folders_are_tidied(tmp_path):
+    for name in ("thesis", "tpufeed-put-thesis", "0123456789abcdef_0123456789abcdef"):
+        (tmp_path / "_tpufeed/tmp" / name).mkdir(parents=True)
+    before = set((tmp_path / "_tpufeed/tmp").iterdir())
+    with LocalStore(str(tmp_path)).temporary_folder():
+        pass
+    assert set((tmp_path / "_tpufeed/tmp").iterdir()) == before
+
+
+def test_a_file_that_is_one_hole_is_not_read(tmp_path):
+    """It takes no room, and would be read for hours."""
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(1 << 40)
+        if file.seek(0, os.SEEK_HOLE) != 0:
+            pytest.skip("this file system has no holes")
+    store = LocalStore(str(tmp_path))
+    for work in (lambda: store.read("file"), lambda: store.read_range("file", 0, 10)):
+        with pytest.raises(StoreError, match="hole"):
+            work()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_a_put_where_a_folder_or_a_pipe_stands_ends(kind, tmp_path):
+    (tmp_path / "name").mkdir() if kind == "folder" else os.mkfifo(tmp_path / "name")
+    with pytest.raises(StoreError, match="remove it") as caught:
+        LocalStore(str(tmp_path)).put("name", b"1")
+    assert not isinstance(caught.value, ObjectExistsError)
 
 
 def test_what_is_no_file_is_no_object(tmp_path):

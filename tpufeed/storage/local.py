@@ -218,11 +218,12 @@ class LocalStore(Store):
 
     def _make_folders(self, path: str) -> None:
         """Make the folders that hold `path`. Raises LinkError where one of them is a link."""
-        self._root.parent.mkdir(parents=True, exist_ok=True)
-        for folder in (self.url[: self._trusted] or "/", *self._folders_above(path)):
+        Path(self.url[: self._trusted] or "/").mkdir(parents=True, exist_ok=True)
+        for folder in self._folders_above(path):
             with suppress(FileExistsError):
                 os.mkdir(folder)  # noqa: PTH102
-        self._check_folders(path)
+            if stat.S_ISLNK(os.lstat(folder).st_mode):  # before anything is made in it
+                raise _link_error(folder)
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
