@@ -198,6 +198,12 @@ def sealed_report(document: Any) -> bytes:
         return data
 
 
+def npy_header(count: int) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"shape": (count,), "fortran_order": False, "descr": "<u8"})
+    return buffer.getvalue()
+
+
 def whole_replacements(data: bytes) -> dict[str, bytes]:
     return {
         "empty": b"",
@@ -217,6 +223,8 @@ def whole_replacements(data: bytes) -> dict[str, bytes]:
         "zeros": bytes(4096),
         "doubled": data + data,
         "digits": b"9" * 100_000,
+        "an array of terabytes": npy_header(10**12) + bytes(64),
+        "an array of gigabytes": npy_header(10**9) + bytes(64),
     }
 
 

@@ -26,7 +26,7 @@ from tpufeed.dataset.commit import (
 )
 from tpufeed.dataset.destination import check_space, choose_engine, see_destination
 from tpufeed.dataset.manifest import Manifest, Part
-from tpufeed.dataset.naming import PLAN, counted, part_folder
+from tpufeed.dataset.naming import MANIFEST, PLAN, counted, part_folder
 from tpufeed.dataset.plan import Owner, Plan, PlanHeader, Task, TaskRef, iter_tasks, read_plan, read_task, write_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.rejects import RejectBudget
@@ -51,6 +51,7 @@ ENTRY = "tpufeed.dataset.compact:run"
 REACH = "tpufeed.dataset.compact:reach"
 _TRIES = 5  # where an append has been quicker
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64  # of a cache whose command says no size
+_MOST_HOSTS = 1 << 20
 _SMALL = 2  # a shard of less than one part in so many of the usual size is small
 
 
@@ -175,8 +176,14 @@ def usual_shard_bytes(manifest: Manifest) -> float:
 
 
 def find_runs(manifest: Manifest) -> dict[str, list[Run]]:
-    """Return by split the runs of adjacent small shards that become fewer. Pure."""
-    usual, hosts = usual_shard_bytes(manifest), int(manifest.options.get("hosts", 1))
+    """Return by split the runs of adjacent small shards that become fewer. Pure.
+
+    Raises:
+        ManifestError: the number of hosts is none.
+    """
+    usual, hosts = usual_shard_bytes(manifest), manifest.options.get("hosts", 1)
+    if not isinstance(hosts, int) or not 1 <= hosts <= _MOST_HOSTS:
+        raise ManifestError(f"{MANIFEST}: hosts is {hosts!r}, no number of hosts. The file was edited or damaged")
     found = dict[str, list[Run]]()
     for name, split in manifest.splits.items():
         stop = 0

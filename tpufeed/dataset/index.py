@@ -44,12 +44,18 @@ def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
 
 def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
     """Return whether an object is an index, of shards of these sizes in this order. Raises StoreError."""
+    data = store.read(name)
+    file = io.BytesIO(data)
     try:
-        offsets = np.lib.format.read_array(io.BytesIO(store.read(name)), allow_pickle=False)
-    except (ValueError, EOFError, SyntaxError):  # numpy's for what is no such file
+        if np.lib.format.read_magic(file) != (1, 0):
+            return False
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except (ValueError, EOFError, SyntaxError, RecursionError, MemoryError):  # numpy's for what is no such file
         return False
-    if offsets.dtype != _ITEM or offsets.ndim != 1:
+    # numpy would ask for the memory that the header speaks of.
+    if dtype != _ITEM or shape != ((len(data) - file.tell()) // ITEM_BYTES,):
         return False
+    offsets = np.frombuffer(data, _ITEM, shape[0], file.tell())
     # Each shard's offsets begin with 0 and end with its size; 0 stands nowhere else.
     starts = np.flatnonzero(offsets == 0)
     ends = offsets[np.append(starts[1:], len(offsets)) - 1] if len(starts) else offsets

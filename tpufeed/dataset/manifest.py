@@ -393,8 +393,8 @@ def _iter_split_problems(name: str, split: Split, several_labels: bool) -> Itera
             yield f"the variants of split {name!r} differ in their shards' records"
         for file in variant.files:
             is_name = file.name.isprintable() and not {"", ".", ".."}.intersection(file.name.split("/"))
-            if not is_name or not 0 <= file.bytes <= _FILE_BYTES:
-                yield f"{file.name!r} with {file.bytes} bytes is no file of a dataset"
+            if not is_name or not 0 <= file.bytes <= _FILE_BYTES or not 0 <= file.crc32c < 1 << 32:
+                yield f"{file.name!r} with {file.bytes} bytes of CRC-32C {file.crc32c} is no file of a dataset"
         for shard in variant.shards:
             if shard.records * OVERHEAD_BYTES > shard.bytes:  # readers ask for memory by the count
                 yield f"{shard.name} with {shard.bytes} bytes cannot hold {shard.records} records"

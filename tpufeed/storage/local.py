@@ -38,7 +38,7 @@ _PREFIX = "tpufeed-put-"
 _OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no folder of anyone else is called so by chance
 _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset.naming`
 _TRIES = 100
-_LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 30, 16, 10_000
+_LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 28, 16, 10_000
 _ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host has made
 
 
