@@ -95,7 +95,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
         ImageError: unreadable, truncated, unsupported or too_large.
     """
     if header.format == "jpeg":
-        jpeg = _read_jpeg(data)
+        jpeg = _read_jpeg(data, header)
         if jpeg.scales:
             colorspace = "GRAY" if header.channels == 1 else "RGB"
             return _decode_jpeg(data, colorspace, -(-header.height // reduce), -(-header.width // reduce), reduce)
@@ -128,7 +128,7 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
         ImageError: unreadable, truncated, unsupported or too_large.
     """
     if header.format == "jpeg":
-        _check_jpeg(data, _read_jpeg(data))
+        _check_jpeg(data, _read_jpeg(data, header))
     elif header.format == "png" and header.plain and not data[28]:  # of 8 bits, neither animated nor interlaced
         check_png_rows(data)
         _open_by_pillow(one_pixel_of(data), _load)
@@ -148,7 +148,7 @@ def decodes_strictly(data: bytes) -> bool:
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
     """Return `(height, width)` of the stored pixels, from the header. Raises ImageError."""
     if sniff(data) == "jpeg":
-        header = read_jpeg_header(data)
+        header = read_jpeg_header(data, check_scans=False)
         return header.height, header.width
     return _open_by_pillow(data, lambda image, _: image).size[::-1]
 
@@ -168,8 +168,13 @@ class _Jpeg(NamedTuple):
     is_lossless: bool
 
 
-def _read_jpeg(data: bytes | memoryview) -> _Jpeg:
-    header = read_jpeg_header(data)
+def _read_jpeg(data: bytes | memoryview, header: ImageHeader | None = None) -> _Jpeg:
+    """Read a JPEG's header; `header` is what `read_header` has made of it, or of one with the same frame and scans."""
+    if header is not None and header.plain:  # else a decoder may have to be kept from it
+        height, width, is_lossless = header.height, header.width, False
+    else:
+        found = read_jpeg_header(data)
+        height, width, is_lossless = found.height, found.width, found.is_lossless
     space = ""
     try:
         space = simplejpeg.decode_jpeg_header(data)[2]
@@ -178,10 +183,10 @@ def _read_jpeg(data: bytes | memoryview) -> _Jpeg:
     except ValueError as error:
         if "subsampling" not in str(error):
             raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
-    if header.is_lossless and space in ("YCbCr", "YCCK"):
+    if is_lossless and space in ("YCbCr", "YCCK"):
         raise ImageError("unsupported", f"a lossless JPEG in {space}, which libjpeg-turbo does not convert to RGB")
-    scales = space in ("Gray", "RGB", "YCbCr") and not header.is_lossless
-    return _Jpeg(header.height, header.width, space, scales, header.is_lossless)
+    scales = space in ("Gray", "RGB", "YCbCr") and not is_lossless
+    return _Jpeg(height, width, space, scales, is_lossless)
 
 
 def _check_jpeg(data: bytes | memoryview, jpeg: _Jpeg) -> None:

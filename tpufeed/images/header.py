@@ -19,7 +19,6 @@ from tpufeed.images.unwritten import check_segments
 
 Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff"]
 ALL_COEFFICIENTS = b"\0\x3f\0"  # what the header of a baseline file's scan ends with
-_APPLICATION = frozenset({0xFFE0, 0xFFE1, 0xFFE2, 0xFFEE})
 _SEQUENTIAL = frozenset({0xC0, 0xC1})
 _COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # Huffman-coded DCT; not every decoder knows arithmetic or lossless
 _NO_ODD: tuple[str, ...] = ()
@@ -138,12 +137,9 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     header = read_jpeg_header(data)
     orientation, place, profile = 1, 0, list[bytes]()
     jfif = adobe = b""
-    for marker, offset in header.segments:
-        length = data[offset + 2] << 8 | data[offset + 3]
-        if length < 2:
-            raise ImageError("unreadable", f"the JPEG's segment at byte {offset} says that it has {length} bytes")
-        if marker not in _APPLICATION:
-            continue
+    if header.empty:
+        raise ImageError("unreadable", f"the JPEG's segment at byte {header.empty} has no length")
+    for marker, offset, length in header.applications:
         start = data[offset + 4 : offset + min(19, 2 + length)]
         if marker == 0xFFE1 and not place and start.startswith(b"Exif\0\0"):
             orientation, place = _find_orientation(data, offset + 10, offset + 2 + length)

@@ -21,6 +21,8 @@ _SEGMENT = struct.Struct(">HH")  # its marker and its length
 _FRAME = struct.Struct(">BHHB")  # precision, height, width, components
 _FILL = re.compile(rb"\xff*")
 _NEXT = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # behind a scan: no stuffed byte, no restart marker
+_TABLES = frozenset({0xFFC4, 0xFFCC, 0xFFDB, 0xFFDD})
+_APPLICATIONS = frozenset({0xFFE0, 0xFFE1, 0xFFE2, 0xFFEE})
 _START_OF_FRAME = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
 _STANDALONE = frozenset({0xFF01, *range(0xFFD0, 0xFFD8)})
 _START, _END, _SCAN, _FILLED = 0xFFD8, 0xFFD9, 0xFFDA, 0xFFFF
@@ -44,7 +46,9 @@ class JpegHeader(NamedTuple):
         kind: the second byte of its frame's marker: 0xC0 and 0xC1 are baseline, 0xC2 progressive.
         height: in pixels; likewise width.
         components: 1, 3 or 4.
-        segments: (marker, offset) of each segment before the scan; the offset is that of its marker.
+        applications: (marker, offset, length) of each segment before the scan that may hold JFIF, EXIF, ICC or Adobe's
+            data, as its bytes have them; the offset is that of the marker.
+        empty: where the first segment with a length below 2 is; 0 if there is none.
         scan: where the first scan's marker is.
     """
 
@@ -52,7 +56,8 @@ class JpegHeader(NamedTuple):
     height: int
     width: int
     components: int
-    segments: list[tuple[int, int]]
+    applications: list[tuple[int, int, int]]
+    empty: int
     scan: int
 
     @property
@@ -61,8 +66,12 @@ class JpegHeader(NamedTuple):
         return self.kind == _LOSSLESS
 
 
-def read_jpeg_header(data: bytes | memoryview) -> JpegHeader:
+def read_jpeg_header(data: bytes | memoryview, check_scans: bool = True) -> JpegHeader:
     """Read the segments up to the first scan. A segment with a length below 2 ends behind its length, as for libjpeg.
+
+    Args:
+        data: a JPEG.
+        check_scans: refuse too many scans; what will not be decoded need not be searched for them.
 
     Raises:
         ImageError: unreadable; truncated, also if the file is too short for its blocks; unsupported, if it is
@@ -70,7 +79,7 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader:
             too many scans for them.
     """
     try:
-        segments, frame, offset = _walk(data)
+        applications, frame, empty, offset = _walk(data)
         precision, height, width, components = _FRAME.unpack_from(data, frame + 4)
         kind, in_scan = data[frame + 1], data[offset + 4]
     except (struct.error, IndexError) as error:
@@ -85,47 +94,51 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader:
         raise ImageError("unsupported", f"a JPEG of {components} channels; only those of 1, 3 or 4 are decoded")
     if height * width > MAX_PIXELS:
         raise ImageError("too_large", f"too many pixels: {height} x {width}; at most {MAX_PIXELS}")
-    header = JpegHeader(kind, height, width, components, segments, offset)
+    header = JpegHeader(kind, height, width, components, applications, empty, offset)
     has_scans = in_scan != components or kind in _PROGRESSIVE
     # Each block has a bit of its DC level at least, and one of its AC levels but in progressive scans. A header that
     # promises more would have the decoder fill an image of grey, or coefficients of a gigabyte.
     room = (len(data) - offset) * (8 if kind in (0xC2, _LOSSLESS) else 4)
-    if has_scans or components * -(-height // 8) * -(-width // 8) > room:  # else surely not: counting takes 3 us
+    if (has_scans and check_scans) or components * -(-height // 8) * -(
+        -width // 8
+    ) > room:  # else surely not: counting takes 3 us
         blocks = _count_blocks(header, bytes(data[frame + 10 : frame + 10 + 3 * components]))
         if kind in _HUFFMAN and sum(blocks.values()) > room:
             raise ImageError("truncated", f"{len(data)} bytes cannot hold {width}x{height} pixels: it was cut short")
-        if has_scans:
+        if has_scans and check_scans:
             _check_scans(data, header, blocks)
     return header
 
 
-def _walk(data: bytes | memoryview) -> tuple[list[tuple[int, int]], int, int]:
-    """Return the segments before the first scan, where the frame's marker is, and where the scan's.
+def _walk(data: bytes | memoryview) -> tuple[list[tuple[int, int, int]], int, int, int]:
+    """Return `applications`, where the frame's marker is, `empty`, and where the first scan's marker is.
 
     Raises struct.error or IndexError where the file ends before it.
     """
-    segments, offset, frame = list[tuple[int, int]](), 2, 0
+    applications, offset, frame, empty = list[tuple[int, int, int]](), 2, 0, 0
     while True:
         marker, length = _SEGMENT.unpack_from(data, offset)
-        if marker == _SCAN:
-            break
-        if marker == _FILLED:
-            offset = _FILL.match(data, offset).end() - 1  # type: ignore[union-attr]  # an empty match is one, too
-            continue
-        if marker in _STANDALONE:
-            offset += 2
-            continue
-        if marker < 0xFF02 or marker in (_START, _END):
-            raise ImageError("unreadable", f"no JPEG marker at byte {offset}")
-        if marker in _START_OF_FRAME:
-            if frame:
-                raise ImageError("unreadable", f"a second frame header at byte {offset}")
-            frame = offset
-        segments.append((marker, offset))
-        offset += 2 + max(2, length)
+        if marker not in _TABLES:
+            if marker in _APPLICATIONS:
+                applications.append((marker, offset, length))
+            elif marker == _SCAN:
+                break
+            elif marker in _STANDALONE:
+                offset += 2
+                continue
+            elif marker == _FILLED:
+                offset = _FILL.match(data, offset).end() - 1  # type: ignore[union-attr]  # it may match nothing
+                continue
+            elif marker < 0xFF02 or marker in (_START, _END) or (frame and marker in _START_OF_FRAME):
+                raise ImageError("unreadable", f"no JPEG marker at byte {offset}, or one too many")
+            elif marker in _START_OF_FRAME:
+                frame = offset
+        if length < 2:
+            empty, length = empty or offset, 2
+        offset += 2 + length
     if not frame:
         raise ImageError("unreadable", "a JPEG without a frame header")
-    return segments, frame, offset
+    return applications, frame, empty, offset
 
 
 def _count_blocks(header: JpegHeader, factors: bytes) -> dict[int, int]:

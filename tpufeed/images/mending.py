@@ -146,8 +146,8 @@ def _repaired(copy: bytearray) -> bytes | None:
     except ImageError:
         return None
     jfif, adobe, profile = False, 0, list[tuple[int, int]]()
-    for marker, offset in header.segments:
-        start, stop = offset + 4, offset + 2 + int.from_bytes(copy[offset + 2 : offset + 4], "big")
+    for marker, offset, length in header.applications:
+        start, stop = offset + 4, offset + 2 + length
         segment = bytes(copy[start:stop])
         if marker == 0xFFE0 and is_jfif(segment):
             jfif, copy[start + 5] = True, 1
