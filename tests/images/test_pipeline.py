@@ -1,11 +1,14 @@
 """Ops in a row: encoded against decoded pixels, memory, threads."""
 
 import random
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import tpufeed.images.resizing
 from tpufeed.errors import ImageError
 from tpufeed.images import (
     CenterCrop,
@@ -235,3 +238,59 @@ def test_damage_is_an_image_error(photos):
         for data in (photos["china.jpg"][:50_000], photos["chelsea.png"][:50_000], b"", b"text"):
             with pytest.raises(ImageError):
                 pipeline.run_encoded(data, drawn_for(pipeline, 0, 0))
+
+
+THIN = {
+    "middle": [Resize(64), CenterCrop(48)],
+    "padded": [Resize(64), RandomCrop(48, padding=9, fill=3)],
+    "resized": [Resize(64), RandomResizedCrop(32)],
+    "beyond": [Resize(64), RandomCrop((300, 90), fill=7)],
+    "turned after": [Resize(64), CenterCrop((64, 30)), HorizontalFlip(1.0)],
+    "turned before": [HorizontalFlip(1.0), Resize(64), CenterCrop((64, 30))],
+}
+
+
+@pytest.mark.parametrize("ops", THIN.values(), ids=THIN)
+@pytest.mark.parametrize("size", [(3, 400), (400, 5), (30, 900)])
+def test_what_is_cut_out_of_a_thin_image_is_what_would_be_cut_of_all_of_it(monkeypatch, ops, size):
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    pipeline = Pipeline(ops, 0)
+    for sample in range(3):
+        drawn = drawn_for(pipeline, 0, sample)
+        expected = pipeline.run(pixels, drawn)
+        with monkeypatch.context() as context:
+            context.setattr(tpufeed.images.resizing, "MOST_ENLARGED_PIXELS", 1000)
+            found = pipeline.run(pixels, drawn, np.empty_like(expected))
+        assert found.shape == expected.shape
+        assert np.abs(found.astype(int) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("size", [(1, 5000), (60_000, 1), (2, 60_000)])
+def test_a_thin_image_takes_no_more_memory_than_its_crop(encoded, size):
+    data = encoded(Image.new("RGB", size[::-1], (1, 2, 3)), "PNG")
+    pipeline = Pipeline([Resize(256), CenterCrop(224)], 0)
+    tracemalloc.start()
+    try:
+        found = pipeline.run_encoded(memoryview(data), [(), ()])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.shape == (224, 224, 3)
+    assert (found == (1, 2, 3)).all()
+    assert peak < 20_000_000  # numpy's and OpenCV's
+    squeezed = Pipeline([Resize(256), Resize((20, 30))], 0).run_encoded(memoryview(data), [(), ()])
+    assert (squeezed == (1, 2, 3)).all()
+
+
+@pytest.mark.parametrize("ops", [[Resize(256)], [Resize(256), HorizontalFlip(1.0), CenterCrop(224)]], ids=str)
+def test_a_thin_image_that_is_needed_whole_is_refused(ops):
+    pipeline = Pipeline(ops, 0)
+    drawn = drawn_for(pipeline, 0, 0)
+    with pytest.raises(ImageError) as caught:
+        pipeline.run(np.zeros((1, 5000, 3), np.uint8), drawn)
+    assert caught.value.reason == "too_large"
+    if len(ops) == 1:
+        with pytest.raises(ImageError):
+            pipeline.geometry(1, 5000, drawn)
+    else:
+        assert pipeline.geometry(1, 5000, drawn).size == (224, 224)

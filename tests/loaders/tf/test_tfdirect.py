@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 import tpufeed
 from tpufeed.dataset.reader import open_dataset
@@ -245,6 +246,17 @@ def test_an_image_that_does_not_decode_is_named(tmp_path):
             write(bad)
             with pytest.raises(tf.errors.InvalidArgumentError, match=r"a.tfrecord, record 2: its image cannot be deco"):
                 list(dataset)
+
+
+def test_a_thin_image_that_would_be_enlarged_to_gigabytes_is_named(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, width in enumerate((9, 60_000, 9, 9)):
+        Image.new("RGB", (width, 1), (1, 2, 3)).save(folder / f"{number}.png")
+    url = str(tmp_path / "dataset")
+    tpufeed.shard(folder, url)
+    with pytest.raises(tf.errors.OpError, match=r", record \d: its image"):
+        list(tpufeed.tf_dataset(url, direct=True, ops=[Resize(256), CenterCrop(224)], batch_size=4))
 
 
 def test_a_dataset_that_was_built_anew_is_not_read(copied, dataset_url):
