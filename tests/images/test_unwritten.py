@@ -121,6 +121,7 @@ def test_a_png_with_values_that_only_some_decoders_pass_over():
         data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
         assert refused(bytes(data)) == "unreadable"
     assert refused(png(32, 32, raw, before=[chunk(b"ABCD", b"x")])) == "unreadable"
+    assert refused(png(32, 32, raw, before=[png(32, 32, raw)[8:33]])) == "unreadable"  # IHDR again
     text = chunk(b"tEXt", b"a\0the word IDAT in a comment")
     assert store_image(png(32, 32, raw, before=[text], after=[text]), ImagePolicy()).kept
 

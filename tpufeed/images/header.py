@@ -234,8 +234,8 @@ def _read_png(data: bytes) -> ImageHeader:
             if has_palette or (colour == 3 and (has_pixels or length % 3 or not 3 <= length <= 768)):
                 raise ImageError("unreadable", f"the PNG's palette at byte {offset} is no palette, or late")
             has_palette = True
-        elif kind not in _PNG_CRITICAL and not kind[0] & 0x20:
-            raise ImageError("unreadable", f"the PNG has a chunk {kind!r} that decoders must not pass over")
+        elif (kind not in _PNG_CRITICAL and not kind[0] & 0x20) or (kind == b"IHDR" and offset > 8):
+            raise ImageError("unreadable", f"the PNG has a chunk {kind!r} at byte {offset}, which decoders refuse")
         elif kind == b"eXIf" and not place:
             orientation, place = _find_orientation(data, offset + 8, offset + 8 + length)
         alpha = alpha or kind == b"tRNS"

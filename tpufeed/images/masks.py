@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from tpufeed.errors import ImageError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import read_header
-from tpufeed.images.unwritten import load_whole
+from tpufeed.images.unwritten import check_png_rows, load_whole
 
 MaskKind: TypeAlias = Literal["mask", "depth"]
 Array: TypeAlias = npt.NDArray[Any]
@@ -53,7 +53,9 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
             "bad_mask", f"the {kind} has {width}x{height} pixels; its image has {moved.source[1]}x{moved.source[0]}"
         )
     try:
-        read_header(data)  # Pillow does not check the CRCs of pixels: it gives wrong values, or other decoders stop
+        # Pillow checks neither the CRCs of pixels nor zlib's checksum: it gives wrong values, or other decoders stop.
+        read_header(data)
+        check_png_rows(data)
     except ImageError as error:
         raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
     if moved == Geometry.identity(height, width) and image.mode in _NO_CHANGE[kind] and scale == 1:
