@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from tpufeed.errors import ImageError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import read_header
-from tpufeed.images.unwritten import check_png_rows, load_whole
+from tpufeed.images.unwritten import check_png_rows, load_whole, one_pixel_of
 
 MaskKind: TypeAlias = Literal["mask", "depth"]
 Array: TypeAlias = npt.NDArray[Any]
@@ -45,21 +45,23 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
     Raises:
         ImageError: bad_mask.
     """
-    image, scale = _open(data, kind)
-    pixels = _pixels(image, scale, kind)
-    height, width = pixels.shape
+    image = _open(data, kind)
+    width, height = image.size
     if (height, width) != moved.source:
         raise ImageError(
             "bad_mask", f"the {kind} has {width}x{height} pixels; its image has {moved.source[1]}x{moved.source[0]}"
         )
     try:
         # Pillow checks neither the CRCs of pixels nor zlib's checksum: it gives wrong values, or other decoders stop.
-        read_header(data)
+        header = read_header(data)
         check_png_rows(data)
     except ImageError as error:
         raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
-    if moved == Geometry.identity(height, width) and image.mode in _NO_CHANGE[kind] and scale == 1:
+    if moved == Geometry.identity(height, width) and image.mode in _NO_CHANGE[kind] and _scale(image) == 1:
+        whole = data[28] or "animated" in header.odd  # interlaced, or of several frames
+        _pixels(image if whole else _open(one_pixel_of(data), kind), kind)
         return StoredMask(data, height, width)
+    pixels = _pixels(image, kind)
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(moved.warp(pixels, 0))).save(buffer, "PNG", compress_level=3)
     return StoredMask(buffer.getvalue(), *moved.size)
@@ -71,22 +73,17 @@ def decode_mask(data: bytes | memoryview, kind: MaskKind) -> Array:
     Raises:
         ImageError: bad_mask.
     """
-    return _pixels(*_open(data, kind), kind)
+    image = _open(data, kind)
+    return _pixels(image, kind, data)
 
 
-def _open(data: bytes | memoryview, kind: MaskKind) -> tuple[Image.Image, int]:
-    """Return the image, and what its samples were multiplied by."""
+def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
+    """Open a mask without decoding its pixels. Raises ImageError."""
     if bytes(data[:8]) != _PNG:
         found = "a JPEG, which does not keep its values" if bytes(data[:2]) == b"\xff\xd8" else "no PNG"
         raise ImageError("bad_mask", f"the {kind} is {found}; expected a PNG of one channel")
     try:
         image = Image.open(io.BytesIO(data), formats=("PNG",))
-        scale = _SCALES.get(str(image.tile[0][3]), 1) if image.tile else 1
-        load_whole(image, data)
-    except MemoryError:
-        raise
-    except ImageError as error:
-        raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
     except UnidentifiedImageError as error:  # whose text has an address, which is another each time
         raise ImageError("bad_mask", f"the {kind} is no PNG that Pillow knows") from error
     except Exception as error:  # Pillow raises what it comes across
@@ -95,9 +92,27 @@ def _open(data: bytes | memoryview, kind: MaskKind) -> tuple[Image.Image, int]:
         deep = kind == "mask" and image.mode.startswith("I")
         said = "16 bits a pixel; declare it as depth" if deep else f"several channels ({image.mode})"
         raise ImageError("bad_mask", f"the {kind} has {said}; expected a PNG of one channel, or of a palette")
-    return image, scale
+    return image
 
 
-def _pixels(image: Image.Image, scale: int, kind: MaskKind) -> Array:
+def _scale(image: Image.Image) -> int:
+    """Return what Pillow multiplies the samples of an image by that is not loaded yet."""
+    return _SCALES.get(str(image.tile[0][3]), 1) if image.tile else 1  # type: ignore[attr-defined]  # of ImageFile
+
+
+def _pixels(image: Image.Image, kind: MaskKind, data: bytes | memoryview | None = None) -> Array:
+    """Decode the values; rows are counted if `data` is given. Raises ImageError."""
+    scale = _scale(image)
+    try:
+        if data is None:
+            image.load()
+        else:
+            load_whole(image, data)
+    except ImageError as error:
+        raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises what it comes across
+        raise ImageError("bad_mask", f"the {kind} does not decode: {error}") from error
     values = np.asarray(image) // scale if scale > 1 else np.asarray(image)
     return values.astype(np.uint8 if kind == "mask" else np.uint16)
