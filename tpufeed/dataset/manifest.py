@@ -349,6 +349,8 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 
 def _iter_problems(manifest: Manifest) -> Iterator[str]:
     """Yield what contradicts itself. What follows the first problem may not hold."""
+    if not _fits_64_bits(manifest):
+        yield "a number has more than 64 bits"
     if not manifest.features:
         yield "no features"
     image = manifest.features[0]
@@ -377,6 +379,15 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
         yield "a file stands for two"
+
+
+def _fits_64_bits(manifest: Manifest) -> bool:
+    """Return true where workers can be told of a manifest. The numbers of its splits are looked at one by one."""
+    try:
+        msgspec.msgpack.encode(msgspec.structs.replace(manifest, splits={}))
+    except OverflowError:
+        return False
+    return True
 
 
 def _iter_split_problems(name: str, split: Split, several_labels: bool) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from tpufeed.dataset.index import Index
 from tpufeed.dataset.manifest import Manifest, Split
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
@@ -145,10 +146,17 @@ def open_sources(sources: Sequence[str | Dataset], split: str) -> tuple[Dataset,
 
 
 def check_sources(sources: Sequence[Source]) -> None:
-    """Raise ObjectChangedError where a dataset was built anew since it was opened."""
+    """Raise ObjectChangedError where a dataset was built anew since it was opened.
+
+    Raises:
+        ShardError, StoreError: the index of a folder's dataset does not fit its manifest. A forged one may count any
+            number of records, and an order of so many takes memory.
+    """
     remote = list[Dataset]()
     for source in sources:
         source.dataset.check_current()
+        if not source.dataset.is_remote:
+            Index(source.dataset.store, source.dataset.split(source.split).variants[0]).offsets([])
         if not source.dataset.version:  # the check above has nothing to go by
             remote.append(source.dataset)
     if remote:
