@@ -349,10 +349,8 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 
 def _iter_problems(manifest: Manifest) -> Iterator[str]:
     """Yield what contradicts itself. What follows the first problem may not hold."""
-    if not _fits_64_bits(manifest):
-        yield "a number has more than 64 bits"
-    if not manifest.features:
-        yield "no features"
+    if not _fits_64_bits(manifest) or not manifest.features:
+        yield "no features, or a number of more than 64 bits"
     image = manifest.features[0]
     if image.dtype == "uint8" and not _is_image(image.shape):
         yield f"{image.name} of shape {image.shape} is no image"
