@@ -369,8 +369,9 @@ def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
             )
             if inputs > plan.header.notes["images"] or not are_known:
                 raise ManifestError(
-                    f"{store.url}/{PLAN}: task {task.number} has an input too many for {plan.header.notes['images']} "
-                    f"images, or of none of {len(classes) - 1} classes. It was forged, or written by another program"
+                    f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: it has an input too many for "
+                    f"{plan.header.notes['images']} images, or one of none of {len(classes) - 1} classes. It was "
+                    f"forged, or written by another program; remove {store.url}"
                 )
             yield task
 

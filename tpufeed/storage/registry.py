@@ -33,10 +33,10 @@ def open_store(url: str | Path, follow: bool = True) -> Store:
     scheme = url_scheme(text)
     if "://" in text:
         text = scheme + text[len(scheme) :]
-    if scheme in ("file", "local"):  # fsspec's second name for it
+    if scheme == "file":
         from tpufeed.storage.local import LocalStore
 
-        return LocalStore(text.removeprefix("local://"), follow)
+        return LocalStore(text, follow)
     if scheme == "memory":
         from tpufeed.storage.memory import MemoryStore
 
