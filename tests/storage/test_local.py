@@ -129,7 +129,7 @@ def test_what_is_not_ours_in_the_system_s_temporary_folder_stays(tmp_path, monke
         (tmp_path / name).mkdir()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (tmp_path / "tpufeed-put-link").symlink_to(elsewhere)
+    (tmp_path / f"tpufeed_put_{'0' * 16}_{'0' * 16}").symlink_to(elsewhere)
     (tmp_path / "tpufeed-put-file").write_bytes(b"")
     before = set(tmp_path.iterdir())
     with MemoryStore("memory://").temporary_folder() as folder:
@@ -241,7 +241,7 @@ def test_the_folder_itself_may_be_a_link(tmp_path):
 
 
 def test_only_our_own_temporary_folders_are_tidied(tmp_path):
-    for name in ("thesis", "tpufeed-put-thesis", "0123456789abcdef_0123456789abcdef"):
+    for name in ("thesis", "tpufeed_put_thesis", "0123456789abcdef_0123456789abcdef"):
         (tmp_path / "_tpufeed/tmp" / name).mkdir(parents=True)
     before = set((tmp_path / "_tpufeed/tmp").iterdir())
     with LocalStore(str(tmp_path)).temporary_folder():

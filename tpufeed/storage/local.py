@@ -34,8 +34,9 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
 _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_PREFIX = "tpufeed-put-"
-_OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no folder of anyone else is called so by chance
+_PREFIX = "tpufeed_put_"
+# No folder of anyone else is called so by chance. Older versions wrote hyphens, in the system's folder alone.
+_OURS = re.compile(r"tpufeed[-_]put[-_][0-9a-f]{16}_[0-9a-f]{16}")
 _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset.naming`
 _TRIES = 100
 _LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 28, 16, 10_000
