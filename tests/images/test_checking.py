@@ -110,7 +110,7 @@ def test_damaged_files_are_images_that_decode_or_image_errors(kinds, data):
     assert image.format in ("jpeg", "png", "webp")
 
 
-def rare(h, v, progressive=False, share=1.0, side=240):
+def rare(h, v, progressive=False, share=1.0, side=240, wide=1):
     """A JPEG of a luma of h x v blocks, at level 255 throughout, cut off after a share of its last scan.
 
     Of 4:2:0 and the like simplejpeg sees every fault; of others Pillow alone can say what they look like.
@@ -125,14 +125,14 @@ def rare(h, v, progressive=False, share=1.0, side=240):
         return int(text, 2).to_bytes(len(text) // 8, "big").replace(b"\xff", b"\xff\0")
 
     kind = 0xC2 if progressive else 0xC0
-    factors = bytes((1, h << 4 | v, 0, 2, 0x11, 0, 3, 0x11, 0))
+    factors = bytes((1, h << 4 | v, 0, 2, wide << 4 | 1, 0, 3, 0x11, 0))
     size = side.to_bytes(2, "big")
     data = b"\xff\xd8" + segment(0xDB, b"\0" + bytes([8] * 64)) + segment(kind, b"\x08" + size * 2 + b"\3" + factors)
     data += segment(0xC4, b"\0" + bytes([0, 3] + [0] * 14) + b"\0\6\7")  # '00' is no difference, '01' one of 6 bits
     data += segment(0xC4, b"\x10" + bytes([0, 1] + [0] * 14) + b"\0")  # '00' ends a block
     mcus = -(-side // (8 * h)) * -(-side // (8 * v))
     named = b"\3" + bytes((1, 0, 2, 0, 3, 0))
-    blocks = mcus * (h * v + 2) - 1
+    blocks = mcus * (h * v + wide + 1) - 1
     if not progressive:
         text = "01" + "111111" + "00" + "0000" * blocks
         return data + segment(0xDA, named + b"\0\x3f\0") + bits(text, share) + b"\xff\xd9"
@@ -159,3 +159,10 @@ def test_half_a_scan_of_a_rare_subsampling_is_refused(sampling, progressive):
     broken = bytearray(whole)
     broken[-100:-90] = b"\xfe" * 10
     assert refusal(lambda: store_image(bytes(broken), ImagePolicy())) == "unreadable"
+
+
+def test_a_subsampling_that_no_decoder_interpolates_is_refused():
+    """Its codes are all right: of three samples of luma there are two of one colour."""
+    data = rare(3, 1, wide=2)
+    for check in (lambda: store_image(data, ImagePolicy()), lambda: decode(data)):
+        assert refusal(check) == "unreadable"

@@ -127,12 +127,13 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
     Raises:
         ImageError: unreadable, truncated, unsupported or too_large.
     """
-    if header.format == "jpeg":
-        _check_jpeg(data, _read_jpeg(data, header))
-    elif header.format == "png" and header.plain and not data[28]:  # of 8 bits, neither animated nor interlaced
+    jpeg = _read_jpeg(data, header) if header.format == "jpeg" else None
+    if jpeg is not None:
+        _check_jpeg(data, jpeg)
+    if header.format == "png" and header.plain and not data[28]:  # of 8 bits, neither animated nor interlaced
         check_png_rows(data)
         _open_by_pillow(one_pixel_of(data), _load)
-    else:
+    elif jpeg is None or not jpeg.space:  # which libjpeg may not decode though all codes are right
         _open_by_pillow(data, _load)
 
 
