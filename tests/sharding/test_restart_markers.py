@@ -76,6 +76,18 @@ def test_verify_finds_nothing_wrong_with_the_bytes_that_exact_stores(folder, tmp
     assert tpufeed.verify(tmp_path / "exact", decode="all").decoded == len(DAMAGE)
 
 
+def test_verify_mends_further_images_as_loaders_do(folder, tmp_path):
+    plain = (folder / "a" / "small.jpg").read_bytes()
+    rows = ["path,other"]
+    for number, damage in enumerate(DAMAGE.values()):
+        (tmp_path / f"{number}.jpg").write_bytes(damage(plain))
+        rows.append(f"{number}.jpg,{number}.jpg")
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    columns = {"other": "other:image"}
+    tpufeed.shard(tmp_path / "table.csv", tmp_path / "exact", encode="exact", label="none", image_columns=columns)
+    assert tpufeed.verify(tmp_path / "exact", decode="all").decoded == len(DAMAGE)
+
+
 def test_exact_stores_the_very_bytes_and_baseline_all_but_the_small(folder, tmp_path):
     tpufeed.shard(folder, tmp_path / "exact", encode="exact")
     files = {path.name: path.read_bytes() for path in folder.rglob("*.*")}

@@ -137,12 +137,7 @@ class RecordCheck:
     def check_image(self, sample: Sample) -> None:
         """Decode the image. Raises RecordError where it does not, or has another size than its record says."""
         try:
-            image: bytes | memoryview = sample.image
-            try:
-                height, width, channels = decode(image, buffer=self._memory).shape
-            except ImageError as error:
-                image = mend(image, error)  # as loaders do
-                height, width, channels = decode(image, buffer=self._memory).shape
+            image, (height, width, channels) = self._decode_mended(sample.image)
             if CHANNELS in sample.sizes:
                 try:
                     header = read_header(bytes(image))
@@ -162,6 +157,14 @@ class RecordCheck:
         if problems:
             raise RecordError("; ".join(problems))
 
+    def _decode_mended(self, image: bytes | memoryview) -> tuple[bytes | memoryview, tuple[int, ...]]:
+        """Return the image as it decodes, mended where loaders mend it, and the shape of its pixels."""
+        try:
+            return image, decode(image, buffer=self._memory).shape
+        except ImageError as error:
+            image = mend(image, error)
+            return image, decode(image, buffer=self._memory).shape
+
     def _picture_problems(self, features: Mapping[str, Feature], size: tuple[int, int]) -> list[str]:
         """Decode further images and masks, of which the latter have the size of the image."""
         problems = []
@@ -169,7 +172,7 @@ class RecordCheck:
             (data,) = features[spec.key].values
             try:
                 if spec.kind == "image":
-                    decode(data, buffer=self._memory)  # type: ignore[arg-type]  # its kind was compared
+                    self._decode_mended(data)  # type: ignore[arg-type]  # its kind was compared
                     continue
                 found = decode_mask(data, "mask" if spec.kind == "mask" else "depth").shape  # type: ignore[arg-type]
             except ImageError as error:
