@@ -1,0 +1,640 @@
+"""Combinations of builds against a dict: sources of every kind that change, and every command, killed or twice at once.
+
+After each step all versions that are kept hold what the model says, `verify` says so, too, samples have kept their
+numbers and classes their ids, and nothing outside of the destination was touched.
+
+    python -m tests.oracle.builds [--seconds 1800] [--seed N] [--kinds folder,csv] [--shrink]
+"""
+
+import argparse
+import functools
+import io
+import itertools
+import json
+import logging
+import os
+import random
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3"})
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, note, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from PIL import Image
+
+import tpufeed
+from tests.oracle.commands import dawdle, kill_at, run
+from tests.oracle.records import features, payloads
+from tests.oracle.sources import BRINGS_CLASSES, EDITS, KINDS, SIDE, TRAITS, Sample, Source, number_of, same_path
+from tpufeed import cache
+from tpufeed.images import CenterCrop, HorizontalFlip
+
+OWN = ("image/encoded", "image/tensor", "image/class/label", "image/class/text", "image/height", "image/width")
+OWN += ("image/channels", "image/format", "image/filename")
+MODES = st.one_of(
+    st.just(("calm",)),
+    st.tuples(st.just("killed"), st.integers(1, 16), st.booleans(), st.booleans()),
+    st.tuples(st.just("twice"), st.integers(0, 999)),
+)
+SEEDS = st.integers(0, 1 << 16)
+COUNTS: Counter[str] = Counter()
+LAST: list[str] = []  # what the machine that failed last has done
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a version of a dataset holds: names of classes, and by split its samples in their order."""
+
+    classes: tuple[str, ...]
+    splits: dict[str, tuple[Sample, ...]]
+
+    @property
+    def samples(self):
+        return [sample for split in self.splits.values() for sample in split]
+
+    @property
+    def known(self):
+        return {(sample.path, sample.pixels) for sample in self.samples}
+
+    @property
+    def contents(self):
+        return {sample.pixels for sample in self.samples}
+
+    def grew_from(self, base):
+        """Whether the samples and classes of `base` are here under their old numbers."""
+        same_classes = self.classes[: len(base.classes)] == base.classes
+        return same_classes and all(self.splits[name][: len(of)] == of for name, of in base.splits.items())
+
+
+def manifest_of(folder, number):
+    """The manifest of a version, or None."""
+    found = folder / "manifest.json"
+    if not found.exists():
+        return None
+    newest = json.loads(found.read_text())
+    if newest.get("version", 1) == number or number is None:
+        return newest
+    found = folder / f"_tpufeed/versions/{number}.json"
+    return json.loads(found.read_text()) if found.exists() else None
+
+
+def numbers_of(folder):
+    """The versions that can be opened."""
+    newest = manifest_of(folder, None)
+    if newest is None:
+        return []
+    stems = [path.stem for path in folder.glob("_tpufeed/versions/*.json")]
+    return sorted({newest.get("version", 1), *(int(stem) for stem in stems if stem.isdecimal())})
+
+
+def read(manifest, folder, variant=0):
+    """A version by the letter of docs/format.md."""
+    splits = {}
+    for split, entry in manifest["splits"].items():
+        shards = entry["variants"][variant]["shards"]
+        found = [to_sample(payload, manifest) for shard in shards for payload in payloads(folder / shard["name"])]
+        COUNTS["samples compared"] += len(found)
+        splits[split] = tuple(found)
+    COUNTS["versions compared"] += 1
+    return Version(tuple(manifest["class_names"]), splits)
+
+
+def to_sample(payload, manifest):
+    found, columns = features(payload), {}
+    keys = {spec["name"]: spec.get("stored_as") or spec["name"] for spec in manifest["features"]}
+    image = found.get(keys.get("image/encoded"))
+    if image is None:
+        pixels = np.frombuffer(found["image/tensor"][0], np.uint8).reshape(SIDE, SIDE, 3)
+    else:
+        pixels = np.asarray(Image.open(io.BytesIO(image[0])).convert("RGB"))
+    names = tuple(manifest["class_names"][label] for label in found[keys["image/class/label"]])
+    text = tuple(each.decode() for each in found[keys["image/class/text"]])
+    path = found[keys["image/filename"]][0].decode()
+    assert names == text, f"{path}: the ids of {names} are beside the text {text}"
+    for name, key in keys.items():
+        if name == "mask":
+            data = found[key][0]
+            mask = np.frombuffer(data, np.uint8) if image is None else np.asarray(Image.open(io.BytesIO(data)))
+            assert mask.size == SIDE * SIDE
+            columns[name] = tuple(np.unique(mask).tolist())
+        elif name not in OWN:
+            values = found.get(key, ())
+            columns[name] = tuple(each.decode() if isinstance(each, bytes) else each for each in values)
+    return Sample(same_path(path), number_of(pixels), names, tuple(sorted(columns.items())))
+
+
+def tree(folder):
+    """All files below a folder: bytes, and when they were changed."""
+    return {path: (path.lstat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+@functools.cache
+def prepare():
+    """Do all once in this process, so that its forks have every module already."""
+    with tempfile.TemporaryDirectory(prefix="tpufeed-builds-") as folder:
+        source = Source("parquet", Path(folder, "source"), frozenset(), random.Random(0), itertools.count())
+        for _ in range(9):
+            source.add()
+        source.write()
+        to = Path(folder, "dataset")
+        tpufeed.shard(source.url, to, workers=1, **source.options)
+        tpufeed.append(source.url, to, workers=1)
+        tpufeed.verify(to, "all")
+        tpufeed.compact(to, workers=1)
+        tpufeed.prune(to)
+        cache.warmup(to, Path(folder, "cache"), ops=[CenterCrop(SIDE), HorizontalFlip()], workers=1)
+        with tpufeed.numpy_loader(to, batch_size=1, processes=0, ops=[CenterCrop(SIDE)]) as loader:
+            next(iter(loader))
+
+
+class Builds(RuleBasedStateMachine):
+    """A dataset, its sources and its cache."""
+
+    kinds, traits = KINDS, TRAITS
+
+    @initialize(data=st.data(), number=SEEDS)
+    def begin(self, data, number):
+        prepare()
+        kind = data.draw(st.sampled_from(self.kinds))
+        self.said = []
+        self.root = Path(tempfile.mkdtemp(prefix="tpufeed-builds-"))
+        self.dataset, self.cached = self.root / "out/dataset", self.root / "out/cache"
+        self.temporary = self.root / "temporary"
+        for name in ("out", "temporary", "canary/train/ant"):
+            (self.root / name).mkdir(parents=True)
+        (self.root / "canary/train/ant/1.png").write_bytes(b"none of yours")
+        (self.root / "canary/manifest.json").write_text("{}")
+        draw = self.draw = random.Random(number)
+        traits = {name for name in self.traits if draw.random() < 0.35}
+        pixels, splits = itertools.count(draw.randrange(5000)), draw.random() < 0.6
+        places = self.root / "source", self.root / "other/source"
+        self.sources = [Source(kind, place, frozenset(traits), draw, pixels) for place in places]
+        for source, count in zip(self.sources, (draw.randrange(7, 26), draw.randrange(1, 6)), strict=True):
+            for _ in range(count):
+                source.add()
+            source.write()
+        self.options = {
+            "shares": "train=0.7,val=0.3" if splits else None,
+            "split_by_content": splits and draw.random() < 0.2,
+            "encode": draw.choice(["keep", "keep", "exact", "png"]),
+            "seed": draw.randrange(3),
+            "classes": None,
+        }
+        if kind in ("folder", "csv"):
+            self.options["classes"] = draw.choice([None, None, list(self.sources[0].classes)])
+            self.options["names"] = draw.choice(["tpufeed", "tpufeed", "kaggle"])
+        self.redraw()
+        self.split_of = {}  # by path; by the pixels, where they decide
+        self.standing, self.warmed, self.is_stale = {}, {}, False
+        self.say(f"{kind}, {sorted(traits)}, {self.options}, rows {len(self.sources[0].rows)}")
+        self.shard(("calm",), overwrite=False)
+
+    def redraw(self):
+        """Options that another build of the same may have."""
+        self.options["shard_bytes"] = self.draw.choice([1500, 6000, None])
+        self.options["duplicates"] = self.draw.choice(["report", "report", "drop", "keep"])
+        self.options["hosts"] = self.draw.choice([1, 1, 2])
+
+    def say(self, text):
+        self.said.append(text)
+        LAST[:] = self.said
+        note(text)
+
+    # What is right.
+
+    @property
+    def newest(self):
+        return self.standing[max(self.standing)] if self.standing else Version((), {})
+
+    def expect(self, source, base, duplicates):
+        """What a build takes of a source: groups of samples of which one is taken, and paths that may be rejects.
+
+        The rejects are those that have to be, and those that can be.
+        """
+        groups, sure, maybe, first = [], set(), set(), {}
+        by_path = source.samples()
+        for path in sorted(by_path):
+            sample, bad = by_path[path]
+            said = self.options["classes"]
+            bad = bad or ("label" if said and not set(sample.labels) <= set(said) else "")
+            if (path, sample.pixels) in base.known:
+                continue
+            if bad:
+                maybe.add(path)
+                if bad == "image" or not (duplicates == "drop" and self.is_double(sample, by_path, base)):
+                    sure.add(path)
+            elif duplicates != "drop":
+                groups.append([sample])
+            elif sample.pixels in first:
+                if source.kind in ("parquet", "arrow"):  # the first by path, but paths may have their numbers padded
+                    first[sample.pixels].append(sample)
+            elif sample.pixels not in base.contents:
+                groups.append([sample])
+                first[sample.pixels] = groups[-1]
+        return groups, sure, maybe
+
+    @staticmethod
+    def is_double(sample, by_path, base):
+        return sample.pixels in base.contents or sum(each.pixels == sample.pixels for each, _ in by_path.values()) > 1
+
+    def check_taken(self, base, version, source, duplicates, rejects):
+        """Compare what a version has more than its base with what is right."""
+        groups, _, maybe = self.expect(source, base, duplicates)
+        added = Counter(version.samples) - Counter(base.samples)
+        wanted = Counter(next((each for each in group if added[each]), group[0]) for group in groups)
+        lacks, more = sorted((wanted - added).elements()), sorted((added - wanted).elements())
+        assert not lacks and not more, f"of {len(wanted)} new samples it lacks {lacks[:3]} and has {more[:3]}"
+        assert rejects <= maybe, f"rejected without reason: {sorted(rejects - maybe)}"
+        for name, samples in version.splits.items():
+            assert self.options["shares"] or name == "train"
+            for sample in samples:
+                key = sample.pixels if self.options["split_by_content"] else sample.path
+                there = self.split_of.setdefault(key, name)
+                assert there == name, f"{sample.path} was in {there} and is in {name} now"
+
+    @staticmethod
+    def rejects_of(folder):
+        lines = (folder / "rejects.jsonl").read_text().splitlines()
+        return {same_path(json.loads(line)["path"]) for line in lines}
+
+    # Commands.
+
+    def go(self, what, work, mode, between):
+        """Run a command as `mode` says; returns its outcomes. `between` looks at what stands after a kill."""
+        COUNTS["commands"] += 1
+        self.before = self.outside()
+        if mode[0] == "twice":
+            COUNTS["twin runs"] += 1
+            outcomes = run(self.temporary, *((partial(dawdle, mode[1] + twin), work) for twin in range(2)))
+        else:
+            strikes = [mode[1], mode[1] // 2][: 1 + mode[3]] if mode[0] == "killed" else []
+            for at in strikes:
+                (outcome,) = run(self.temporary, (partial(kill_at, at, mode[2]), work))
+                self.say(f"  {what}: at {at} {'killed' if outcome.killed else outcome.error[:300] or 'done'}")
+                if outcome.killed:
+                    COUNTS["kills"] += 1
+                    between()
+                elif not outcome.done:
+                    return [outcome]
+            outcomes = run(self.temporary, (lambda: None, work))
+        for outcome in outcomes:
+            self.say(f"  {what} {mode[0]}: {outcome.error[:300] or 'done'}")
+            assert not outcome.crashed, outcome.error
+        assert not list(self.dataset.glob("_tpufeed/tmp/*")), "temporary files are left"
+        self.untouched()
+        return outcomes
+
+    def outside(self):
+        return {folder: tree(self.root / folder) for folder in ("source", "other", "canary")} | {
+            "root": sorted(path.name for path in [*self.root.iterdir(), *(self.root / "out").iterdir()])
+        }
+
+    def untouched(self):
+        now = self.outside()
+        assert {*now.pop("root")} <= {*self.before["root"], "dataset", "cache"}, "something is beside the destination"
+        for folder, files in now.items():
+            assert files == self.before[folder], f"the folder {folder} was touched"
+
+    def sound(self, folder, numbers):
+        """`verify` finds the right number of records in each version."""
+
+        def work():
+            return [tpufeed.verify(folder, "all", version=number).records for number in numbers]
+
+        (outcome,) = run(self.temporary, (lambda: None, work))
+        assert outcome.done, f"verify of a sound dataset: {outcome.error}"
+        return outcome.value
+
+    def shard(self, mode, overwrite):
+        source, options = self.sources[0], {**self.options, **self.sources[0].options}
+        options = {name: value for name, value in options.items() if value is not None}
+        old = dict(self.standing)
+
+        def work():
+            tpufeed.shard(
+                source.url, self.dataset, **options, overwrite=overwrite, workers=1, max_rejects="100%"
+            )
+
+        def between():
+            self.untouched()
+            manifest = manifest_of(self.dataset, None)
+            if manifest is not None:
+                version = read(manifest, self.dataset)
+                self.sound(self.dataset, [manifest.get("version", 1)])
+                is_old = old and version == old[max(old)] and manifest.get("version", 1) == max(old)
+                if not is_old:
+                    self.check_taken(Version((), {}), version, source, options["duplicates"], set())
+
+        outcomes = self.go("shard", work, mode, between)
+        allowed = ("BuildError", "DuplicateWriterError") if overwrite and len(outcomes) == 2 else ()
+        assert any(each.done for each in outcomes), outcomes
+        assert all(each.done or each.is_a(*allowed) for each in outcomes), outcomes
+        assert numbers_of(self.dataset) == [1]
+        version = read(manifest_of(self.dataset, 1), self.dataset)
+        base, rejects = Version((), {}), self.rejects_of(self.dataset)
+        self.check_taken(base, version, source, options["duplicates"], rejects)
+        _, sure, _ = self.expect(source, base, options["duplicates"])
+        assert rejects >= sure, f"no rejects: {sorted(sure - rejects)}"
+        said = options.get("classes") or (source.classes if source.kind in BRINGS_CLASSES else None)
+        assert version.classes == tuple(said or sorted(version.classes)), version.classes
+        self.standing = {1: version}
+        self.rejected = rejects
+        self.look()
+
+    def look(self, may_lack=(), folder=None, standing=None):
+        """All versions that the model keeps are as they were, but for those in `may_lack`, which may be gone."""
+        folder, standing = folder or self.dataset, self.standing if standing is None else standing
+        there = numbers_of(folder)
+        lacking = sorted(standing.keys() - {*there, *may_lack})
+        assert not lacking, f"the versions {lacking} are gone"
+        numbers = sorted(standing.keys() & {*there})
+        for number in numbers:
+            assert read(manifest_of(folder, number), folder) == standing[number], f"version {number} has changed"
+        variants = 2 if folder == self.cached else 1
+        records = [len(standing[number].samples) * variants for number in numbers]
+        found = self.sound(folder, numbers)
+        assert found == records, f"verify counts {found} records, where {records} are right"
+        for number in standing.keys() - {*there}:
+            standing.pop(number)
+        return there
+
+    def absorb(self, may_lack=()):
+        """Look at the dataset, and take versions into the model that are new and right."""
+        new = sorted({*self.look(may_lack)} - self.standing.keys())
+        for number in new:
+            base, manifest = self.newest, manifest_of(self.dataset, number)
+            assert number == max(self.standing) + 1, f"the versions {new} follow on {max(self.standing)}"
+            version, part = read(manifest, self.dataset), manifest["parts"][-1]
+            assert version.grew_from(base), "samples or classes have changed their numbers"
+            if part["kind"] == "compact":
+                assert version == base, "a compaction has changed samples"
+            else:
+                source = next(each for each in self.sources if str(each.url) == part["source"])
+                rejects = self.rejects_of(self.dataset / part["folder"])
+                self.check_taken(base, version, source, self.handling, rejects)
+                self.rejected |= rejects
+            self.standing[number] = version
+        if new:
+            self.look()
+
+    def between(self, may_lack=()):
+        self.untouched()
+        self.absorb(may_lack)
+
+    def append_work(self, source, duplicates, **more):
+        self.handling = duplicates or self.options["duplicates"]
+        return lambda: tpufeed.append(
+            source.url, self.dataset, **source.further, duplicates=duplicates, workers=1, max_rejects="100%", **more
+        ).added
+
+    def may_refuse(self, source, outcome):
+        """A source that brings its own classes may be refused where they do not begin with the dataset's."""
+        base = self.newest.classes
+        brings = source.kind in BRINGS_CLASSES and tuple(source.classes[: len(base)]) != base
+        return brings and outcome.is_a("OptionError", "SourceError")
+
+    def after_append(self, source, outcomes, handling):
+        """All that was to be added is there."""
+        groups, sure, _ = self.expect(source, self.newest, handling)
+        if all(self.may_refuse(source, outcome) for outcome in outcomes):
+            COUNTS["classes refused"] += 1
+            return
+        left = [group[0] for group in groups]
+        assert not left, f"not added: {left[:3]}; {outcomes}"
+        has_news = max(self.standing) > self.stood
+        assert all(each.done or not has_news for each in outcomes), outcomes
+        assert not has_news or any(not each.done for each in outcomes) or sure <= self.rejected, f"no rejects: {sorted(sure - self.rejected)}"
+
+    # Rules.
+
+    @rule(which=st.sampled_from([0, 0, 0, 1]), edits=st.lists(st.sampled_from(EDITS), min_size=1, max_size=5), number=SEEDS)
+    def edit(self, which, edits, number):
+        source = self.sources[which]
+        self.draw.seed(number)
+        done = [source.edit(what) for what in edits]
+        source.write()
+        self.say(f"source {which}: {', '.join(filter(None, done))}")
+
+    @rule(which=st.sampled_from([0, 0, 1]), duplicates=st.sampled_from([None, None, "drop", "report", "keep"]), mode=MODES)
+    def append(self, which, duplicates, mode):
+        source, self.stood = self.sources[which], max(self.standing)
+        self.say(f"append {which} {duplicates} {mode}")
+        outcomes = self.go("append", self.append_work(source, duplicates), mode, self.between)
+        self.absorb()
+        self.after_append(source, outcomes, self.handling)
+
+    @rule(mode=MODES)
+    def compact(self, mode):
+        self.say(f"compact {mode}")
+        outcomes = self.go("compact", lambda: tpufeed.compact(self.dataset, workers=1).shards, mode, self.between)
+        assert all(each.done for each in outcomes), outcomes
+        self.absorb()
+
+    @rule(keep=st.integers(1, 3), mode=MODES)
+    def prune(self, keep, mode):
+        self.say(f"prune {keep} {mode}")
+        dropped = sorted(self.standing)[:-keep]
+        between = partial(self.between, dropped)
+        outcomes = self.go("prune", lambda: tpufeed.prune(self.dataset, keep=keep).kept, mode, between)
+        assert all(each.done for each in outcomes), outcomes
+        self.absorb(dropped)
+        assert not self.standing.keys() & {*dropped}, "versions stand that were to go"
+        manifests = [manifest_of(self.dataset, number) for number in self.standing]
+        named = {
+            self.dataset / shard["name"]
+            for manifest in manifests
+            for split in manifest["splits"].values()
+            for shard in split["variants"][0]["shards"]
+        }
+        there = {path for pattern in ("*.tfrecord", "*.tfrec") for path in self.dataset.rglob(pattern)}
+        assert there == named, f"shards of no version: {sorted(there - named)}"
+
+    @rule(mode=MODES, number=SEEDS)
+    def overwrite(self, mode, number):
+        self.draw.seed(number)
+        self.redraw()
+        self.say(f"overwrite {mode} {self.options}")
+        self.shard(mode, overwrite=True)
+        self.is_stale = True
+
+    @rule(first=st.sampled_from([0, 1]), other=st.sampled_from(["append", "compact", "prune"]), number=st.integers(0, 999))
+    def beside(self, first, other, number):
+        """Another command beside an append; both are done when they have been repeated."""
+        self.say(f"append {first} beside {other} {number}")
+        source, self.stood = self.sources[first], max(self.standing)
+        appends = [self.append_work(each, None) for each in (source, self.sources[1 - first])]
+        others = {
+            "append": appends[1],
+            "compact": lambda: tpufeed.compact(self.dataset, workers=1).shards,
+            "prune": lambda: tpufeed.prune(self.dataset, keep=1).kept,
+        }
+        works = [(partial(dawdle, number), appends[0]), (partial(dawdle, number + 1), others[other])]
+        COUNTS["twin runs"] += 1
+        COUNTS["commands"] += 2
+        self.before = self.outside()
+        may_lack = sorted(self.standing) if other == "prune" else ()
+        outcomes = run(self.temporary, *works)
+        for _ in range(3):
+            for outcome in outcomes:
+                self.say(f"  {outcome.error[:300] or 'done'}")
+                assert not outcome.crashed, outcome.error
+                assert outcome.done or outcome.is_a("DuplicateWriterError", "BuildError", "OptionError"), outcome
+            self.between(may_lack)
+            outcomes = [*run(self.temporary, works[0]), *run(self.temporary, works[1])]
+        if other == "append":
+            self.after_append(self.sources[1 - first], outcomes[1:], self.handling)
+        self.after_append(source, outcomes[:1], self.handling)
+
+    @rule(mode=MODES, flips=st.booleans())
+    def warm(self, mode, flips):
+        """Warm a cache, or let it grow; it equals one that is warmed at once."""
+        ops = [CenterCrop(SIDE), HorizontalFlip()] if flips else [CenterCrop(SIDE)]
+        overwrite = self.is_stale or flips != getattr(self, "flips", flips)
+        self.is_stale, self.flips = False, flips
+        self.say(f"warm {mode} flips {flips}, overwrite {overwrite}")
+
+        def work(to=self.cached, replaces=overwrite):
+            options = {"variants": 2, "shard_bytes": 12_000, "workers": 1, "max_rejects": "0"}
+            cache.warmup(self.dataset, to, ops=ops, overwrite=replaces, **options)
+
+        def between():
+            self.untouched()
+            if not overwrite:
+                self.look(folder=self.cached, standing=dict(self.warmed))
+
+        outcomes = self.go("warm", work, mode, between)
+        allowed = ("BuildError", "DuplicateWriterError") if overwrite and len(outcomes) == 2 else ()
+        assert any(each.done for each in outcomes), outcomes
+        assert all(each.done or each.is_a(*allowed) for each in outcomes), outcomes
+        if overwrite:
+            self.warmed = {}
+        there = self.look(folder=self.cached, standing=self.warmed)
+        manifest = manifest_of(self.cached, None)
+        fresh = self.root / "out/fresh"
+        (outcome,) = run(self.temporary, (lambda: None, partial(work, fresh, False)))
+        assert outcome.done, outcome.error
+        for variant in range(2):
+            found = read(manifest, self.cached, variant)
+            assert found == read(manifest_of(fresh, None), fresh, variant), "it is not as one that is warmed at once"
+            for name, samples in self.newest.splits.items():
+                assert list(map(plain, found.splits[name])) == list(map(plain, samples)), "it has other samples"
+        shutil.rmtree(fresh)
+        for number in sorted({*there} - self.warmed.keys()):
+            self.warmed[number] = read(manifest_of(self.cached, number), self.cached)
+        self.look(folder=self.cached, standing=self.warmed)
+        self.look()
+
+    @rule(number=SEEDS)
+    def harm(self, number):
+        """`verify` says so where a shard, an index or a manifest is harmed."""
+        shards = sorted(path for path in self.dataset.rglob("*") if path.name.endswith((".tfrecord", ".tfrec")))
+        named = json.dumps(manifest_of(self.dataset, None)["splits"])
+        shards = [path for path in shards if str(path.relative_to(self.dataset)) in named]
+        path = shards[number % len(shards)]
+        data, times = path.read_bytes(), path.stat()
+        at = number * 7 % len(data)
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << number % 8]) + data[at + 1 :])
+        (outcome,) = run(self.temporary, (lambda: None, lambda: tpufeed.verify(self.dataset).records))
+        assert outcome.is_a("DatasetDamagedError"), f"byte {at} of {path} was changed, and verify says {outcome}"
+        path.write_bytes(data)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        self.sound(self.dataset, sorted(self.standing))
+
+    @rule(number=SEEDS)
+    def load(self, number):
+        """A loader gives what the model says, of any version that is kept."""
+        number = sorted(self.standing)[number % len(self.standing)]
+
+        def work():
+            found = {}
+            for split in self.standing[number].splits:
+                data = tpufeed.open_dataset(self.dataset, version=number)
+                options = {"batch_size": 1, "shuffle": False, "processes": 0, "columns": ["image", "sample"]}
+                options["ops"] = [CenterCrop(SIDE)]
+                with tpufeed.numpy_loader(data, split=split, **options) as loader:
+                    found[split] = [(number_of(image[0]), int(sample[0])) for image, sample in loader]
+            return found
+
+        wanted = {
+            split: [(sample.pixels, at) for at, sample in enumerate(samples)]
+            for split, samples in self.standing[number].splits.items()
+            if samples
+        }
+        (outcome,) = run(self.temporary, (lambda: None, work))
+        assert outcome.done, outcome.error
+        assert outcome.value == wanted
+
+    def teardown(self):
+        COUNTS["machines"] += 1
+        COUNTS["steps"] += len(getattr(self, "said", []))
+        if hasattr(self, "root"):
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+def plain(sample):
+    """A sample without what a flip moves."""
+    columns = tuple(each for each in sample.columns if each[0] != "boxes")
+    return sample.path, sample.pixels, sample.labels, columns
+
+
+def machine(kinds, number=None, traits=TRAITS):
+    """The machine over these kinds of source, with a seed if there is one."""
+    found = type("Builds", (Builds,), {"kinds": tuple(kinds), "traits": tuple(traits)})
+    return found if number is None else seed(number)(found)
+
+
+def settings_of(examples, steps, shrink=False, **more):
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, *[Phase.shrink] * shrink],
+        **more,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1800.0)
+    parser.add_argument("--seed", type=int, default=None, help="of a run to be repeated; by default a fresh one")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--without", default="", help=f"no sources like this: {', '.join(TRAITS)}")
+    parser.add_argument("--shrink", action="store_true", help="look for the fewest steps that fail")
+    options = parser.parse_args()
+    first = secrets.randbits(32) if options.seed is None else options.seed
+    kinds = options.kinds.split(",")
+    traits = [trait for trait in TRAITS if trait not in options.without.split(",")]
+    print(f"builds: seed {first}, {options.seconds:g} s, kinds {options.kinds}", flush=True)
+    logging.getLogger("tpufeed").setLevel(logging.CRITICAL)
+    failed: list[int] = []
+    until, number = time.monotonic() + options.seconds, first
+    while time.monotonic() < until:
+        kind = kinds[number % len(kinds)]
+        try:
+            run_state_machine_as_test(machine([kind], number, traits), settings=settings_of(6, 14, options.shrink))
+        except Exception:  # noqa: BLE001  # whatever a machine comes upon
+            failed.append(number)
+            print(f"builds: failed with --seed {number} --kinds {options.kinds}\n{traceback.format_exc()}")
+            print("\n".join(LAST), flush=True)
+        number += 1
+    print("builds:", ", ".join(f"{count:,} {what}" for what, count in sorted(COUNTS.items())), flush=True)
+    if failed:
+        sys.exit(f"builds: {len(failed)} of {number - first} seeds failed: {failed}")
+
+
+if __name__ == "__main__":
+    main()
