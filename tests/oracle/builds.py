@@ -47,7 +47,9 @@ MODES = st.one_of(
     st.tuples(st.just("killed"), st.integers(1, 16), st.booleans(), st.booleans()),
     st.tuples(st.just("twice"), st.integers(0, 999)),
 )
-SEEDS = st.integers(0, 1 << 16)
+SEEDS = st.sampled_from(range(1 << 16))
+EDITED = st.lists(st.sampled_from(EDITS), max_size=6)
+HANDLINGS = st.sampled_from([None, None, "drop", "report", "keep"])
 COUNTS: Counter[str] = Counter()
 LAST: list[str] = []  # what the machine that failed last has done
 
@@ -228,11 +230,11 @@ class Builds(RuleBasedStateMachine):
             sample, bad = by_path[path]
             said = self.options["classes"]
             bad = bad or ("label" if said and not set(sample.labels) <= set(said) else "")
-            if (path, sample.pixels) in base.known:
+            if bad != "image" and (path, sample.pixels) in base.known:  # a damaged file has other bytes
                 continue
             if bad:
                 maybe.add(path)
-                if bad == "image" or not (duplicates == "drop" and self.is_double(sample, by_path, base)):
+                if duplicates != "drop" or not self.is_double(sample, by_path, base):
                     sure.add(path)
             elif duplicates != "drop":
                 groups.append([sample])
@@ -252,6 +254,8 @@ class Builds(RuleBasedStateMachine):
         """Compare what a version has more than its base with what is right."""
         groups, _, maybe = self.expect(source, base, duplicates)
         added = Counter(version.samples) - Counter(base.samples)
+        COUNTS["samples added"] += added.total()
+        COUNTS["rejects"] += len(rejects)
         wanted = Counter(next((each for each in group if added[each]), group[0]) for group in groups)
         lacks, more = sorted((wanted - added).elements()), sorted((added - wanted).elements())
         assert not lacks and not more, f"of {len(wanted)} new samples it lacks {lacks[:3]} and has {more[:3]}"
@@ -295,6 +299,13 @@ class Builds(RuleBasedStateMachine):
         self.untouched()
         return outcomes
 
+    @staticmethod
+    def check_done(outcomes, overwrites):
+        """All are done; of two that overwrite one may be replaced by the other."""
+        allowed = ("BuildError", "DuplicateWriterError") if overwrites and len(outcomes) == 2 else ()
+        assert any(each.done for each in outcomes), outcomes
+        assert all(each.done or each.is_a(*allowed) for each in outcomes), outcomes
+
     def outside(self):
         return {folder: tree(self.root / folder) for folder in ("source", "other", "canary")} | {
             "root": sorted(path.name for path in [*self.root.iterdir(), *(self.root / "out").iterdir()])
@@ -337,9 +348,7 @@ class Builds(RuleBasedStateMachine):
                     self.check_taken(Version((), {}), version, source, options["duplicates"], set())
 
         outcomes = self.go("shard", work, mode, between)
-        allowed = ("BuildError", "DuplicateWriterError") if overwrite and len(outcomes) == 2 else ()
-        assert any(each.done for each in outcomes), outcomes
-        assert all(each.done or each.is_a(*allowed) for each in outcomes), outcomes
+        self.check_done(outcomes, overwrite)
         assert numbers_of(self.dataset) == [1]
         version = read(manifest_of(self.dataset, 1), self.dataset)
         base, rejects = Version((), {}), self.rejects_of(self.dataset)
@@ -392,11 +401,19 @@ class Builds(RuleBasedStateMachine):
         self.untouched()
         self.absorb(may_lack)
 
-    def append_work(self, source, duplicates, **more):
-        self.handling = duplicates or self.options["duplicates"]
-        return lambda: tpufeed.append(
-            source.url, self.dataset, **source.further, duplicates=duplicates, workers=1, max_rejects="100%", **more
-        ).added
+    def is_unfinished(self):
+        """Whether an append has left a part, as it took none of its images, which docs/growing.md says to discard."""
+        part = f"part-{max(self.standing) + 1:05d}"
+        return (self.dataset / part / "_tpufeed/plan.jsonl").exists()
+
+    def append_work(self, source, duplicates):
+        self.handling, self.discards = duplicates or self.options["duplicates"], self.is_unfinished()
+        options = {"duplicates": duplicates, "overwrite": self.discards, "workers": 1, "max_rejects": "100%"}
+        return lambda: tpufeed.append(source.url, self.dataset, **source.further, **options).added
+
+    def compact_work(self):
+        self.discards = self.is_unfinished()
+        return lambda: tpufeed.compact(self.dataset, overwrite=self.discards, workers=1).shards
 
     def may_refuse(self, source, outcome):
         """A source that brings its own classes may be refused where they do not begin with the dataset's."""
@@ -412,36 +429,45 @@ class Builds(RuleBasedStateMachine):
             return
         left = [group[0] for group in groups]
         assert not left, f"not added: {left[:3]}; {outcomes}"
-        has_news = max(self.standing) > self.stood
-        assert all(each.done or not has_news for each in outcomes), outcomes
-        assert not has_news or any(not each.done for each in outcomes) or sure <= self.rejected, f"no rejects: {sorted(sure - self.rejected)}"
+        if max(self.standing) == self.stood:  # there was nothing to add, or nothing that could be taken
+            return
+        self.check_done(outcomes, self.discards)
+        assert sure <= self.rejected, f"no rejects: {sorted(sure - self.rejected)}"
 
     # Rules.
 
-    @rule(which=st.sampled_from([0, 0, 0, 1]), edits=st.lists(st.sampled_from(EDITS), min_size=1, max_size=5), number=SEEDS)
     def edit(self, which, edits, number):
-        source = self.sources[which]
         self.draw.seed(number)
-        done = [source.edit(what) for what in edits]
-        source.write()
+        done = [self.sources[which].edit(what) for what in edits]
+        self.sources[which].write()
         self.say(f"source {which}: {', '.join(filter(None, done))}")
 
-    @rule(which=st.sampled_from([0, 0, 1]), duplicates=st.sampled_from([None, None, "drop", "report", "keep"]), mode=MODES)
-    def append(self, which, duplicates, mode):
-        source, self.stood = self.sources[which], max(self.standing)
+    @rule(which=st.sampled_from([0, 0, 0, 1]), edits=EDITED, number=SEEDS, duplicates=HANDLINGS, mode=MODES)
+    def append(self, which, edits, number, duplicates, mode):
+        self.edit(which, edits, number)
         self.say(f"append {which} {duplicates} {mode}")
+        source, self.stood = self.sources[which], max(self.standing)
         outcomes = self.go("append", self.append_work(source, duplicates), mode, self.between)
         self.absorb()
         self.after_append(source, outcomes, self.handling)
 
-    @rule(mode=MODES)
+    @rule(edits=EDITED, number=SEEDS, mode=MODES)
+    def append_once_more(self, edits, number, mode):
+        self.append(0, edits, number, None, mode)
+
+    @rule(keep=st.sampled_from([0, 0, 1, 2, 3]), mode=MODES)
+    def tidy(self, keep, mode):
+        if keep:
+            self.prune(keep, mode)
+        else:
+            self.compact(mode)
+
     def compact(self, mode):
         self.say(f"compact {mode}")
-        outcomes = self.go("compact", lambda: tpufeed.compact(self.dataset, workers=1).shards, mode, self.between)
-        assert all(each.done for each in outcomes), outcomes
+        outcomes = self.go("compact", self.compact_work(), mode, self.between)
+        self.check_done(outcomes, self.discards)
         self.absorb()
 
-    @rule(keep=st.integers(1, 3), mode=MODES)
     def prune(self, keep, mode):
         self.say(f"prune {keep} {mode}")
         dropped = sorted(self.standing)[:-keep]
@@ -460,23 +486,29 @@ class Builds(RuleBasedStateMachine):
         there = {path for pattern in ("*.tfrecord", "*.tfrec") for path in self.dataset.rglob(pattern)}
         assert there == named, f"shards of no version: {sorted(there - named)}"
 
-    @rule(mode=MODES, number=SEEDS)
-    def overwrite(self, mode, number):
-        self.draw.seed(number)
+    @rule(edits=EDITED, mode=MODES, number=SEEDS)
+    def overwrite(self, edits, mode, number):
+        self.edit(0, edits, number)
         self.redraw()
         self.say(f"overwrite {mode} {self.options}")
         self.shard(mode, overwrite=True)
         self.is_stale = True
 
-    @rule(first=st.sampled_from([0, 1]), other=st.sampled_from(["append", "compact", "prune"]), number=st.integers(0, 999))
-    def beside(self, first, other, number):
+    @rule(
+        first=st.sampled_from([0, 1]),
+        edits=EDITED,
+        other=st.sampled_from(["append", "compact", "prune"]),
+        number=SEEDS,
+    )
+    def beside(self, first, edits, other, number):
         """Another command beside an append; both are done when they have been repeated."""
-        self.say(f"append {first} beside {other} {number}")
+        self.edit(first, edits, number)
+        self.say(f"append {first} beside {other}")
         source, self.stood = self.sources[first], max(self.standing)
         appends = [self.append_work(each, None) for each in (source, self.sources[1 - first])]
         others = {
             "append": appends[1],
-            "compact": lambda: tpufeed.compact(self.dataset, workers=1).shards,
+            "compact": self.compact_work(),
             "prune": lambda: tpufeed.prune(self.dataset, keep=1).kept,
         }
         works = [(partial(dawdle, number), appends[0]), (partial(dawdle, number + 1), others[other])]
@@ -514,9 +546,7 @@ class Builds(RuleBasedStateMachine):
                 self.look(folder=self.cached, standing=dict(self.warmed))
 
         outcomes = self.go("warm", work, mode, between)
-        allowed = ("BuildError", "DuplicateWriterError") if overwrite and len(outcomes) == 2 else ()
-        assert any(each.done for each in outcomes), outcomes
-        assert all(each.done or each.is_a(*allowed) for each in outcomes), outcomes
+        self.check_done(outcomes, overwrite)
         if overwrite:
             self.warmed = {}
         there = self.look(folder=self.cached, standing=self.warmed)
@@ -536,6 +566,9 @@ class Builds(RuleBasedStateMachine):
         self.look()
 
     @rule(number=SEEDS)
+    def examine(self, number):
+        (self.harm if number % 2 else self.load)(number // 2)
+
     def harm(self, number):
         """`verify` says so where a shard, an index or a manifest is harmed."""
         shards = sorted(path for path in self.dataset.rglob("*") if path.name.endswith((".tfrecord", ".tfrec")))
@@ -551,7 +584,6 @@ class Builds(RuleBasedStateMachine):
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         self.sound(self.dataset, sorted(self.standing))
 
-    @rule(number=SEEDS)
     def load(self, number):
         """A loader gives what the model says, of any version that is kept."""
         number = sorted(self.standing)[number % len(self.standing)]
