@@ -178,7 +178,7 @@ class Builds(RuleBasedStateMachine):
         (self.root / "canary/train/ant/1.png").write_bytes(b"none of yours")
         (self.root / "canary/manifest.json").write_text("{}")
         draw = self.draw = random.Random(number)
-        traits = {name for name in self.traits if draw.random() < 0.35}
+        traits = {name for name in self.traits if draw.random() < 0.5}
         pixels, splits = itertools.count(draw.randrange(5000)), draw.random() < 0.6
         places = self.root / "source", self.root / "other/source"
         self.sources = [Source(kind, place, frozenset(traits), draw, pixels) for place in places]
@@ -204,7 +204,7 @@ class Builds(RuleBasedStateMachine):
 
     def redraw(self):
         """Options that another build of the same may have."""
-        self.options["shard_bytes"] = self.draw.choice([1500, 6000, None])
+        self.options["shard_bytes"] = self.draw.choice([4000, 9000, None])
         self.options["duplicates"] = self.draw.choice(["report", "report", "drop", "keep"])
         self.options["hosts"] = self.draw.choice([1, 1, 2])
 

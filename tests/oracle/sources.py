@@ -51,7 +51,7 @@ def image_file(number, is_broken=False):
         image.save(data, "JPEG", quality=95, subsampling=0)
     else:
         image.save(data, "PNG")
-    return data.getvalue()[: len(data.getvalue()) // 2] if is_broken else data.getvalue()
+    return data.getvalue()[:-30] if is_broken else data.getvalue()  # of each other bytes
 
 
 def is_jpeg(number):
@@ -241,7 +241,8 @@ class Source:
         if what == "change":
             self.rows[at] = replace(row, pixels=self.same_form(row.pixels))
         elif what == "mend":
-            self.rows[at] = replace(row, bad="")
+            self.rows = [replace(each, bad="") for each in self.rows]
+            return "mend all"
         elif what == "spoil":
             ways = ["image"]
             if "wrong boxes" in self.traits:
@@ -401,7 +402,7 @@ class Source:
 # What sources may have: images of COCO in a place that the command says, lists of text, empty text in these, columns
 # of boxes, boxes or masks that are wrong, other classes or another order of them.
 TRAITS = ("masks", "own place", "lists of one", "text lists", "holes", "box columns", "wrong boxes", "other classes")
-EDITS = ("add", "change", "spoil", "mend", "remove", "rename", "say", "double", "shuffle", "reclass")
+EDITS = ("add", "change", "spoil", "spoil", "mend", "mend", "remove", "rename", "say", "double", "shuffle", "reclass")
 
 
 def flat(value):
