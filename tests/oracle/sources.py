@@ -197,7 +197,10 @@ class Source:
             kinds=tuple(self.draw.choice(self.classes) for _ in boxes or [0]),
             text=self.draw.choice(["plain", "with, comma", "zwölf"]),
             count=self.draw.choice([None, *range(9)]),
-            tags=tuple(self.draw.choice(["p", "q", "r", "" if "holes" in self.traits else "s"]) for _ in range(1 if only else self.draw.randrange(4))),
+            tags=tuple(
+                self.draw.choice(["p", "q", "r", "" if "holes" in self.traits else "s"])
+                for _ in range(1 if only else self.draw.randrange(4))
+            ),
             nums=tuple(self.draw.randrange(99) for _ in range(1 if only else self.draw.randrange(4))),
             boxes=boxes,
             mask=self.draw.randrange(250),
@@ -209,57 +212,77 @@ class Source:
 
     def add(self):
         self.rows.append(self.make_row())
-
-    def pick(self, wanted=lambda row: True):
-        places = [place for place, row in enumerate(self.rows) if wanted(row)]
-        return self.draw.choice(places) if places else None
+        return self.rows[-1].name
 
     def edit(self, what):
         """Do one of `EDITS`; returns what was done, or nothing if there was nothing to do."""
-        if what == "add":
-            self.add()
-            return f"add {self.rows[-1].name}"
-        if what == "shuffle":
-            self.draw.shuffle(self.rows)
-            return what
-        if what == "reclass" and "other classes" not in self.traits:
+        done = getattr(self, what)()
+        return f"{what} {done}" if done else ""
+
+    def pick(self):
+        """The place of a row with which nothing is wrong."""
+        return self.draw.choice([at for at, row in enumerate(self.rows) if not row.bad])
+
+    def put(self, at, **values):
+        name = self.rows[at].name
+        self.rows[at] = replace(self.rows[at], **values)
+        return name
+
+    @property
+    def has_plenty(self):
+        return sum(not row.bad for row in self.rows) > 5
+
+    def shuffle(self):
+        self.draw.shuffle(self.rows)
+        return "rows"
+
+    def reclass(self):
+        """Another order of the classes, with a new one, or without one that no row has."""
+        if "other classes" not in self.traits:
             return ""
-        if what == "reclass":
-            used = {kind for row in self.rows for kind in row.kinds}
-            unused = [name for name in self.classes if name not in used]
-            if unused and self.draw.random() < 0.3:
-                self.classes.remove(unused[0])
-            self.draw.shuffle(self.classes)
-            if len(self.classes) < 7:
-                new = f"{self.draw.choice('abcz')}{len(self.classes)}"
-                self.classes.insert(self.draw.randrange(len(self.classes) + 1), new)
-            return f"classes {self.classes}"
-        at = self.pick(lambda row: bool(row.bad) == (what == "mend"))
-        if at is None or (what in ("remove", "spoil") and sum(not row.bad for row in self.rows) < 6):
+        used = {kind for row in self.rows for kind in row.kinds}
+        unused = [name for name in self.classes if name not in used]
+        if unused and self.draw.random() < 0.3:
+            self.classes.remove(unused[0])
+        self.draw.shuffle(self.classes)
+        if len(self.classes) < 7:
+            new = f"{self.draw.choice('abcz')}{len(self.classes)}"
+            self.classes.insert(self.draw.randrange(len(self.classes) + 1), new)
+        return str(self.classes)
+
+    def change(self):
+        at = self.pick()
+        return self.put(at, pixels=self.same_form(self.rows[at].pixels))
+
+    def mend(self):
+        self.rows = [replace(each, bad="") for each in self.rows]
+        return "all"
+
+    def spoil(self):
+        if not self.has_plenty:
             return ""
-        row = self.rows[at]
-        if what == "change":
-            self.rows[at] = replace(row, pixels=self.same_form(row.pixels))
-        elif what == "mend":
-            self.rows = [replace(each, bad="") for each in self.rows]
-            return "mend all"
-        elif what == "spoil":
-            ways = ["image"]
-            if "wrong boxes" in self.traits:
-                ways += [*["mask"] * self.has_masks, *["box"] * (self.has_boxes and bool(row.boxes))]
-            self.rows[at] = replace(row, bad=self.draw.choice(ways))
-        elif what == "remove":
-            self.rows.pop(at)
-        elif what == "rename":
-            self.named += 1
-            self.rows[at] = replace(row, name=f"{self.draw.choice('0n')}{self.named:03d}")
-        elif what == "say":  # other text to the same picture
-            new = self.make_row()
-            self.rows[at] = replace(new, name=row.name, pixels=row.pixels, kinds=row.kinds, boxes=row.boxes)
-        elif what == "double":
-            new = self.make_row()
-            self.rows.insert(self.draw.randrange(len(self.rows) + 1), replace(new, pixels=row.pixels))
-        return f"{what} {row.name}"
+        at, ways = self.pick(), ["image"]
+        if "wrong boxes" in self.traits:
+            ways += [*["mask"] * self.has_masks, *["box"] * (self.has_boxes and bool(self.rows[at].boxes))]
+        return self.put(at, bad=self.draw.choice(ways))
+
+    def remove(self):
+        return self.rows.pop(self.pick()).name if self.has_plenty else ""
+
+    def rename(self):
+        self.named += 1
+        return self.put(self.pick(), name=f"{self.draw.choice('0n')}{self.named:03d}")
+
+    def say(self):
+        """Other text to the same picture."""
+        new = self.make_row()
+        return self.put(self.pick(), text=new.text, count=new.count, tags=new.tags, nums=new.nums, mask=new.mask)
+
+    def double(self):
+        at = self.pick()
+        new = replace(self.make_row(), pixels=self.rows[at].pixels)
+        self.rows.insert(self.draw.randrange(len(self.rows) + 1), new)
+        return self.rows[at].name
 
     def same_form(self, pixels):
         return next(number for number in self.pixels if is_jpeg(number) == is_jpeg(pixels))
@@ -284,7 +307,11 @@ class Source:
     def write_jsonl(self):
         lines = []
         for row in self.rows:
-            said = {"path": f"im/{row.file}", "label": list(row.kinds) if row.boxes else [], "mask": f"m/{row.name}.png"}
+            said = {
+                "path": f"im/{row.file}",
+                "label": list(row.kinds) if row.boxes else [],
+                "mask": f"m/{row.name}.png",
+            }
             lines.append(json.dumps(said | self.values(row)))
         images = {f"im/{row.file}": row.data for row in self.rows}
         masks = {f"m/{row.name}.png": row.mask_data for row in self.rows}
