@@ -117,6 +117,7 @@ class Builds(RuleBasedStateMachine):
         self.options["shard_bytes"] = self.draw.choice([4000, 9000, None])
         self.unsure = set()  # path and pixels of what may be left out as there already
         self.refused = {}  # by source the path and pixels of rejects, and what is wrong
+        self.refused_ever = set()  # path and pixels; a file that is damaged as before is not counted again
         self.options["duplicates"] = self.draw.choice(["report", "report", "drop", "keep"])
         self.options["hosts"] = self.draw.choice([1, 1, 2])
 
@@ -193,6 +194,7 @@ class Builds(RuleBasedStateMachine):
         assert rejects <= maybe, f"rejected without reason: {sorted(rejects - maybe)}"
         before = self.refused.pop(str(source.url), set())
         for path, (sample, bad) in source.samples().items():
+            self.refused_ever |= {(path, sample.pixels)} if path in rejects else set()
             if path in rejects or (path, sample.pixels, bad) in before:
                 self.refused.setdefault(str(source.url), set()).add((path, sample.pixels, bad))
             elif duplicates == "drop" and (path, sample.pixels) not in version.known:
@@ -364,11 +366,14 @@ class Builds(RuleBasedStateMachine):
         assert not left, f"not added: {left[:3]}; {outcomes}"
         by_path = source.samples()
         refused = self.refused.get(str(source.url), set())
-        is_news = any((path, by_path[path][0].pixels, by_path[path][1]) not in refused for path in maybe)
+        # Elsewhere than in a folder anything of a row may have changed, so that it is tried again.
+        is_news = source.kind != "folder" or any(
+            (path, by_path[path][0].pixels, by_path[path][1]) not in refused for path in maybe
+        )
         if is_news and all(each.is_a("BuildError") for each in outcomes):  # none of the new ones could be taken
             return
         self.check_done(outcomes, self.discards)
-        lacking = sure - {path for path, *_ in refused}
+        lacking = {path for path in sure if (path, by_path[path][0].pixels) not in self.refused_ever}
         assert not lacking, f"no rejects: {sorted(lacking)}"
 
     # Rules.
