@@ -497,22 +497,3 @@ def test_a_name_that_says_no_split_among_others(small_jpegs, tmp_path):
         write(tmp_path / "hub" / name, hub_table(embed(small_jpegs[:1]), label=[1], caption=["a"]))
     with pytest.raises(OptionError, match=r"test_tubes\.parquet"):
         tpufeed.shard(tmp_path / "hub", tmp_path / "d", workers=1)
-
-
-def test_a_list_of_structs_is_read_as_a_struct_of_lists(small_jpegs, tmp_path):
-    """So `datasets` writes a List of a dict, and a Sequence of one as a struct of lists."""
-    features = {
-        "image": {"_type": "Image"},
-        "objects": {
-            "_type": "List",
-            "feature": {"bbox": {"_type": "List"}, "kind": {"names": ["cat", "dog"], "_type": "ClassLabel"}},
-        },
-    }
-    objects = [[{"bbox": [1, 2, 3, 4], "kind": 1}, {"bbox": [0, 1, 2, 2], "kind": 0}], [], None]
-    write(tmp_path / "hub/train.parquet", hub_table(embed(small_jpegs[:3]), features, objects=objects))
-    result = tpufeed.shard(tmp_path / "hub", tmp_path / "d", boxes="objects.bbox", label="objects.kind", workers=1)
-    assert result.manifest.class_names == ("cat", "dog")
-    first, *others = (samples_of(result.url)[name] for name in sorted(samples_of(result.url)))
-    assert first["objects.bbox"] == [1, 2, 3, 4, 0, 1, 2, 2]
-    assert first["image/class/label"] == [1, 0]
-    assert [one["objects.bbox"] for one in others] == [[], []]

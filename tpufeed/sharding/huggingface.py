@@ -25,16 +25,7 @@ from tpufeed.sharding.labels import are_renamed
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.row_groups import chunk_of, iter_leaf, name_row, open_parquet, parquet_errors
 from tpufeed.sharding.rows import Found, Row, is_hidden, is_image_name, listing, name_of_row
-from tpufeed.sharding.tables import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    Embedded,
-    Record,
-    TableColumns,
-    iter_fields,
-    to_python,
-    to_rows,
-)
+from tpufeed.sharding.tables import IMAGE_COLUMNS, LABEL_COLUMNS, Embedded, Record, TableColumns, to_python, to_rows
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import ObjectInfo, Store
 
@@ -431,17 +422,9 @@ def _holds_binary(kind: Any) -> bool:
     return _is_binary(kind) or any(_holds_binary(child.type) for child in _children(kind))
 
 
-def _struct_of(kind: Any) -> Any:
-    """Return a type that is a struct, or that of the structs in a list; None for any other."""
-    if str(kind).startswith(("list<", "large_list<", "fixed_size_list<")):
-        kind = _storage(kind.value_type)
-    return kind if _is_struct(kind) else None
-
-
 def _flat_names(name: str, kind: Any) -> list[str]:
-    """Return the names of the values of a column: those of a struct, or of a list of structs, are `column.field`."""
-    kind = _struct_of(kind)
-    if kind is None:
+    """Return the names of the values of a column: those of a struct are `column.field`."""
+    if not _is_struct(kind):
         return [name]
     return [flat for child in _children(kind) for flat in _flat_names(f"{name}.{child.name}", _storage(child.type))]
 
@@ -449,13 +432,7 @@ def _flat_names(name: str, kind: Any) -> list[str]:
 def _flat_values(name: str, array: Any, where: str) -> Iterator[tuple[str, list[Any]]]:
     array = getattr(array, "storage", array)
     if not _is_struct(array.type):
-        values = to_python(array, where)
-        if _struct_of(array.type) is None:
-            yield name, values
-            return
-        rows = [dict(iter_fields(name, value)) for value in values]
-        for flat in _flat_names(name, array.type):
-            yield flat, [row.get(flat) for row in rows]
+        yield name, to_python(array, where)
         return
     for child, values in zip(_children(array.type), array.flatten(), strict=True):
         yield from _flat_values(f"{name}.{child.name}", values, where)

@@ -163,7 +163,7 @@ def iter_table(
     where = f"{store.url}/{name}"
     files = Files(store.url)
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
-        records = _iter_records(file, name, where)
+        records = iter_flat(_iter_records(file, name, where), where)
         first = list(itertools.islice(records, _ROWS_AT_ONCE))
         if not first:
             raise NoInputsError(f"{where}: the table has no rows")
@@ -182,7 +182,7 @@ def iter_files(store: Store, name: str, image: str | None, pictures: Sequence[Pi
     """
     where = f"{store.url}/{name}"
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
-        records = _iter_records(file, name, where)
+        records = iter_flat(_iter_records(file, name, where), where)
         first = list(itertools.islice(records, _ROWS_AT_ONCE))
         names = list(dict.fromkeys(itertools.chain.from_iterable(first)))
         columns = TableColumns(where, names, image, "none", None, pictures).files
@@ -287,9 +287,9 @@ def iter_head(store: Store, name: str) -> Iterator[Record]:
         if not name.lower().endswith(".parquet"):
             head = file.read(_BYTES_AT_ONCE)
             whole = head if len(head) < _BYTES_AT_ONCE else head[: head.rfind(b"\n") + 1]
-            yield from _iter_records(io.BytesIO(whole), name, where)
+            yield from iter_flat(_iter_records(io.BytesIO(whole), name, where), where)
         else:
-            yield from _iter_records(file, name, where)
+            yield from iter_flat(_iter_records(file, name, where), where)
 
 
 def has_box(names: Iterable[str]) -> bool:
@@ -298,7 +298,7 @@ def has_box(names: Iterable[str]) -> bool:
     return any(sides <= {name.removeprefix("bbox") for name in bare} for sides in _SIDES) or bool(bare & _BOX_NAMES)
 
 
-def _iter_flat(records: Iterator[Record], where: str) -> Iterator[Record]:
+def iter_flat(records: Iterator[Record], where: str) -> Iterator[Record]:
     """The records, with the fields of a column of objects as columns of their own: `objects.bbox`.
 
     Parquet files with images inside have them so as well. A column stays as it is if it has other values, too, or if
@@ -311,38 +311,30 @@ def _iter_flat(records: Iterator[Record], where: str) -> Iterator[Record]:
     fields, kept = dict[str, set[str]](), set[str]()
     for record in first:
         for name, value in record.items():
-            if _is_object(value):
-                fields.setdefault(name, set()).update(field for field, _ in iter_fields(name, value))
-            elif value is not None and value != []:
+            if isinstance(value, dict):
+                fields.setdefault(name, set()).update(field for field, _ in _iter_fields(name, value))
+            elif value is not None:
                 kept.add(name)
     kept.update(name for name, found in fields.items() if len(found) > _MOST_FIELDS)
     for record in itertools.chain(first, records):
+        if not any(isinstance(value, dict) or name in fields for name, value in record.items()):
+            yield record
+            continue
         flat: dict[str, Any] = {}
         for name, value in record.items():
-            is_flat = name not in kept and (_is_object(value) or (name in fields and (value is None or value == [])))
-            for field, item in iter_fields(name, value) if is_flat else ((name, value),):
+            is_flat = name not in kept and (isinstance(value, dict) or (value is None and name in fields))
+            for field, item in _iter_fields(name, value) if is_flat else [(name, value)]:
                 if field in flat:
                     raise SourceError(f"{where}: two columns have the same name: {field}")
                 flat[field] = item
         yield flat
 
 
-def _is_object(value: Any) -> bool:
-    """Return true for an object, and for a list of objects alike, which is read as an object of lists."""
-    if not isinstance(value, list):
-        return isinstance(value, dict)
-    are_objects = bool(value) and all(isinstance(item, dict) for item in value)
-    return are_objects and len(set[str]().union(*value)) <= _MOST_FIELDS
-
-
-def iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, Any]]:
+def _iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the values of an object, of objects in it and so on, by name; of a missing one nothing."""
-    if isinstance(value, list):
-        keys = dict.fromkeys(itertools.chain.from_iterable(value))
-        value = {key: [item.get(key) for item in value] for key in keys}
     for key, item in (value or {}).items():
-        if _is_object(item) and level < _MOST_LEVELS:
-            yield from iter_fields(f"{name}.{key}", item, level + 1)
+        if isinstance(item, dict) and level < _MOST_LEVELS:
+            yield from _iter_fields(f"{name}.{key}", item, level + 1)
         else:
             yield f"{name}.{key}", item
 
@@ -350,12 +342,12 @@ def iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, An
 def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
     suffix = name[name.rindex(".") :].lower()
     if suffix == ".parquet":
-        yield from _iter_flat(_iter_parquet(file, where), where)
+        yield from _iter_parquet(file, where)
         return
     with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         try:
             if suffix in (".jsonl", ".ndjson"):
-                yield from _iter_flat(_iter_json(text, where), where)
+                yield from _iter_json(text, where)
             else:
                 yield from _iter_csv(text, "\t" if suffix == ".tsv" else ",", where)
         except UnicodeDecodeError as error:
