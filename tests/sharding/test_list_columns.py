@@ -65,7 +65,7 @@ def is_batched(manifest):
         lambda n: [n] * (n % 2),
         lambda n: [n],
         lambda n: ["a", str(n)] if n % 4 == 1 else None,
-        lambda n: [{"k": n}, "text"],
+        lambda n: [{"k": n}],
         lambda n: [n] * (n % 3),
         lambda n: [[n, 1], [2, 3]],
         lambda n: [n, 1, 2] if n < 12 else [n] * (n % 3),
