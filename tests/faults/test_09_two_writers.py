@@ -56,6 +56,28 @@ def test_what_a_run_with_overwrite_puts_while_another_looks_is_no_foreign_file(
     assert tpufeed.verify(folder).records == 40
 
 
+@pytest.mark.parametrize("struck", [("os.scandir", 2), ("os.scandir", 3), ("os.link", 1)])
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_prune_goes_on_while_another_is_quicker(struck, kept, photo_folder, fault, tmp_path):
+    """Versions that it has listed are gone when it reads them."""
+    folder, source = tmp_path / "d", tmp_path / "source"
+    photos = sorted(path for path in photo_folder.rglob("*") if path.is_file())
+    for number in range(1, 5):
+        source.mkdir(exist_ok=True)
+        shutil.copy(photos[number], source)
+        if number == 1:
+            tpufeed.shard(source, folder, label="none", workers=1)
+        else:
+            tpufeed.append(source, folder, workers=1)
+
+    call, nth = struck
+    struck_path = "/1.pruned.json" if call == "os.link" else ""
+    with fault(call, rf"^{folder}/_tpufeed/versions{struck_path}$", lambda: tpufeed.prune(folder, keep=kept), nth):
+        assert tpufeed.prune(folder).kept == (4,)
+    assert not [*(folder / "_tpufeed").glob("versions/*")]
+    assert tpufeed.verify(folder).records == 4
+
+
 def test_two_builds_of_other_options_at_once_leave_one_dataset(photo_folder, bytes_of, tmp_path):
     """Whichever it is, it is whole; the other has failed, and nothing of it is there."""
     folder, start, results = tmp_path / "d", threading.Barrier(3), {}

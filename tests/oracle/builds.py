@@ -70,7 +70,6 @@ class Builds(RuleBasedStateMachine):
     """A dataset, its sources and its cache."""
 
     kinds, traits = KINDS, TRAITS
-    prunes_at_once = False  # of two at once one may end in ObjectNotFoundError, where docs/reliability.md promises both
 
     @initialize(data=st.data(), number=SEEDS)
     def begin(self, data, number):
@@ -415,8 +414,7 @@ class Builds(RuleBasedStateMachine):
         dropped = sorted(self.standing)[:-keep]
         between = partial(self.between, dropped)
         outcomes = self.go("prune", lambda: tpufeed.prune(self.dataset, keep=keep).kept, mode, between)
-        assert any(each.done for each in outcomes), outcomes
-        assert all(each.done or not self.prunes_at_once for each in outcomes), outcomes
+        assert all(each.done for each in outcomes), outcomes
         self.absorb(dropped)
         assert not self.standing.keys() & {*dropped}, "versions stand that were to go"
         manifests = [manifest_of(self.dataset, number) for number in self.standing]

@@ -206,6 +206,15 @@ def test_what_was_rejected_is_tried_again_with_other_options(tmp_path):
     assert tpufeed.shard(tmp_path / "old", tmp_path / "d", min_side=5, **options).added == 1
 
 
+@pytest.mark.parametrize("options", [{"classes": ["a"]}, {"shards": 1}, {"hosts": 2}, {"seed": 3}, {"encode": "png"}])
+def test_what_was_rejected_is_not_tried_again_whatever_the_first_build_was_given(options, tmp_path):
+    draw(tmp_path / "old", ["a/1.png", "a/2.png"])
+    (tmp_path / "old/a/3.png").write_bytes(b"no image")
+    tpufeed.shard(tmp_path / "old", tmp_path / "d", workers=1, **options)
+    result = tpufeed.append(tmp_path / "old", tmp_path / "d", workers=1)
+    assert (result.added, result.skipped) == (0, 2)
+
+
 def test_what_was_rejected_is_tried_again_by_another_tpufeed(boxes, tmp_path, monkeypatch):
     monkeypatch.setattr("tpufeed.sharding.inventory.__version__", "99")
     draw(tmp_path / "im", ["6.png"], 5)

@@ -1,6 +1,7 @@
 """`prune`: remove the versions of a dataset that are not kept, and the files that no kept version names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from tpufeed.dataset.commit import find_finished
 from tpufeed.dataset.manifest import Manifest, decode_manifest
 from tpufeed.dataset.naming import MANIFEST, VERSIONS, index_name, is_data_name, is_part_folder, version_name
 from tpufeed.dataset.reader import find_versions, open_dataset
-from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, OptionError
+from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, ObjectNotFoundError, OptionError
 from tpufeed.storage.reading import read_document
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -59,9 +60,11 @@ def prune(url: str | Path, *, keep: int = 1, dry_run: bool = False) -> PruneResu
     versions = find_versions(store, newest)
     kept, dropped = versions[-keep:], versions[:-keep]
     begun = [name for name in (info.name for info in store.iter_objects(VERSIONS)) if name.endswith(_PRUNED)]
-    needed = {name for number in kept for name in _names_of(open_dataset(store.url, number).manifest)}
-    manifests = [open_dataset(store.url, number).manifest for number in dropped]
-    manifests += [decode_manifest(read_document(store, name), f"{store.url}/{name}") for name in begun]
+    needed = {name for manifest in _open_versions(store, kept) for name in _names_of(manifest)}
+    manifests = list(_open_versions(store, dropped))
+    for name in begun:
+        with suppress(ObjectNotFoundError):  # another run is quicker
+            manifests.append(decode_manifest(read_document(store, name), f"{store.url}/{name}"))
     present = {info.name: info for info in store.iter_objects()}
     # What a manifest names may be forged: only what a build can have put is removed.
     named = {name for manifest in manifests for name in _names_of(manifest) if is_data_name(name)}
@@ -75,14 +78,24 @@ def prune(url: str | Path, *, keep: int = 1, dry_run: bool = False) -> PruneResu
         return result
     for number in dropped:  # from here on no reader opens it, and what names its files stays until they are gone
         name = f"{VERSIONS}/{number}{_PRUNED}"
-        _put_new(store, name, read_document(store, version_name(number)))
-        store.delete(version_name(number))
+        with suppress(ObjectNotFoundError):  # another run is quicker
+            data = read_document(store, version_name(number))
+            with suppress(ObjectExistsError):  # of a run that was killed here: it is the same
+                store.put(name, data)
+            store.delete(version_name(number))
         begun.append(name)
     for name in sorted(unneeded):
         store.delete(name, present[name].version if store.conditional else "")
     for name in begun:
         store.delete(name)
     return result
+
+
+def _open_versions(store: Store, numbers: Sequence[int]) -> Iterator[Manifest]:
+    """Yield the manifests of versions, without those that another run of prune has removed meanwhile."""
+    for number in numbers:
+        with suppress(DatasetNotFoundError):
+            yield open_dataset(store.url, number).manifest
 
 
 def _names_of(manifest: Manifest) -> Iterator[str]:
@@ -100,10 +113,3 @@ def _own_names(unneeded: set[str], manifests: list[Manifest]) -> Iterator[str]:
             for name, split in manifest.splits.items():
                 for variant in (None, *range(len(split.variants))):
                     yield f"{folder}/{index_name(name, variant)}"
-
-
-def _put_new(store: Store, name: str, data: bytes) -> None:
-    try:
-        store.put(name, data)
-    except ObjectExistsError:
-        store.put(name, data, store.stat(name))

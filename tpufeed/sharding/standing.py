@@ -28,7 +28,7 @@ _OWN = frozenset({spec.name for spec in record_schema(labelled=True)})
 
 _NO_FATE = frozenset({  # options that do not decide whether an image can be taken
     "append_to", "base_digest", "shard_bytes", "shards", "hosts", "split", "split_by", "split_by_content", "seed",
-    "names", "duplicates", "image", "label", "classes", "flip_pairs",
+    "names", "duplicates", "image", "label", "classes", "keeps_classes", "flip_pairs",
 })  # fmt: skip
 
 
