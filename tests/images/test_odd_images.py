@@ -6,8 +6,6 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-import pytest
-
 from tests.images.odd_images import iter_odd_images
 
 ROOT = Path(__file__).parents[2]
@@ -23,12 +21,6 @@ def test_some_hundred_odd_images_hold_what_is_promised():
     done = try_images("--files", 120, "--seed", 39)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "120 files" in done.stdout
-
-
-@pytest.mark.long
-def test_thousands_of_odd_images_of_a_fresh_seed():
-    done = try_images("--seconds", 600)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_seed_gives_the_same_images():

@@ -442,3 +442,9 @@ def same_path(path):
     """The path of a row of Parquet or Arrow with its number as such: how many digits it has says nothing."""
     match = NUMBERED.fullmatch(path)
     return f"{match[1]}/{match[2]}/{match[3]}" if match else path
+
+
+def place_of(path):
+    """Where damage is known again: a file's path, or for a row, which may move, the Parquet or Arrow file."""
+    match = NUMBERED.fullmatch(path)
+    return match[1] if match else path

@@ -1,6 +1,6 @@
 """`prune`: remove the versions of a dataset that are not kept, and the files that no kept version names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +67,10 @@ def prune(url: str | Path, *, keep: int = 1, dry_run: bool = False) -> PruneResu
             manifests.append(decode_manifest(read_document(store, name), f"{store.url}/{name}"))
     present = {info.name: info for info in store.iter_objects()}
     # What a manifest names may be forged: only what a build can have put is removed.
-    named = {name for manifest in manifests for name in _names_of(manifest) if is_data_name(name)}
-    unneeded = (named - needed) & present.keys()
-    unneeded |= (set(_own_names(unneeded, manifests)) - needed) & present.keys()
+    unneeded = {name for manifest in manifests for name in _names_of(manifest) if is_data_name(name)} - needed
+    folders = _folders(unneeded) & _folders(present)  # of a part that an earlier run has begun with, too
+    unneeded |= set(_own_names(folders, manifests)) - needed
+    unneeded &= present.keys()
     numbers = sorted({*dropped, *(manifest.number for manifest in manifests)})
     result = PruneResult(
         store.url, tuple(kept), tuple(numbers), len(unneeded), sum(present[name].size_bytes for name in unneeded)
@@ -104,9 +105,12 @@ def _names_of(manifest: Manifest) -> Iterator[str]:
             yield from (file.name for file in variant.files)
 
 
-def _own_names(unneeded: set[str], manifests: list[Manifest]) -> Iterator[str]:
+def _folders(names: Iterable[str]) -> set[str]:
+    return {name.partition("/")[0] for name in names if "/" in name}
+
+
+def _own_names(folders: Iterable[str], manifests: list[Manifest]) -> Iterator[str]:
     """Yield the manifests and indexes of parts that lose shards: on their own these are no datasets any more."""
-    folders = {name.partition("/")[0] for name in unneeded if "/" in name}
     for folder in filter(is_part_folder, folders):
         yield f"{folder}/{MANIFEST}"
         for manifest in manifests:
