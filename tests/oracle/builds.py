@@ -114,7 +114,7 @@ class Builds(RuleBasedStateMachine):
     def redraw(self):
         """Options that another build of the same may have."""
         self.options["shard_bytes"] = self.draw.choice([4000, 9000, None])
-        self.unsure = set()  # path and pixels of what may be left out as there already
+        self.unsure = set()  # place and pixels of what may be left out as there already
         self.refused = {}  # by source the path and pixels of rejects, and what is wrong
         self.refused_ever = set()  # place and pixels; a file that is damaged as before is not counted again
         self.options["duplicates"] = self.draw.choice(["report", "report", "drop", "keep"])
@@ -152,7 +152,7 @@ class Builds(RuleBasedStateMachine):
                     sure.add(path)
             elif duplicates != "drop" or sample.pixels not in {*base.contents, *taken}:
                 taken.add(sample.pixels)
-                unsure = (path, sample.pixels) in self.unsure
+                unsure = (place_of(path), sample.pixels) in self.unsure
                 groups.append(([sample], 0 if unsure else 1, 1))
         return groups, sure, maybe
 
@@ -167,7 +167,7 @@ class Builds(RuleBasedStateMachine):
             least = max(0, len(good) - have[content])
             if duplicates == "drop":
                 least, most = (min(1, count) * (not have[content]) for count in (least, most))
-            elif any((sample.path, content) in self.unsure for sample in good):
+            elif any((place_of(sample.path), content) in self.unsure for sample in good):
                 least = 0
             if good:
                 groups.append((good, least, most))
@@ -197,7 +197,7 @@ class Builds(RuleBasedStateMachine):
             if path in rejects or (path, sample.pixels, bad) in before:
                 self.refused.setdefault(str(source.url), set()).add((path, sample.pixels, bad))
             elif duplicates == "drop" and (path, sample.pixels) not in version.known:
-                self.unsure.add((path, sample.pixels))
+                self.unsure.add((place_of(path), sample.pixels))
         for name, samples in version.splits.items():
             assert self.options["shares"] or name == "train"
             for sample in samples:

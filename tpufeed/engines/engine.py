@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tpufeed.cgroups import cpu_quota
-from tpufeed.errors import TaskError, TpufeedError
+from tpufeed.errors import StoreError, TaskError, TpufeedError
 
 DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, three in a row do
 
@@ -178,6 +178,8 @@ def task_name(task: Any) -> str:
 
 def limit_reached(error: BaseException) -> str:
     """Return in words which of the system's limits an error stands for, and what to do; empty where for none."""
+    if isinstance(error, StoreError) and error.__cause__ is not None:  # an index that is opened may be the one too many
+        return limit_reached(error.__cause__)
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         return (
             "the system has no room for one more thread. Take fewer worker processes or threads, or raise the limit: "

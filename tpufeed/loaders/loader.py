@@ -16,7 +16,7 @@ import numpy as np
 from tpufeed.dataset.partition import Remainder, Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.engines.engine import limit_reached
-from tpufeed.errors import LoaderError, OptionError, mask_secrets
+from tpufeed.errors import LoaderError, OptionError, StoreError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
 from tpufeed.keywords import named_options
@@ -486,7 +486,7 @@ class NumpyLoader:
                     f"{self.url}: the loader's workers did not start within {self.options.timeout_seconds:g} s; give a "
                     "larger timeout_seconds="
                 ) from error
-            except OSError as error:
+            except (OSError, StoreError) as error:
                 if limit := limit_reached(error):
                     raise LoaderError(f"{self.url}: the loader's workers cannot start: {limit}") from error
                 raise
