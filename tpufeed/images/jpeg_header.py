@@ -99,9 +99,8 @@ def read_jpeg_header(data: bytes | memoryview, check_scans: bool = True) -> Jpeg
     # Each block has a bit of its DC level at least, and one of its AC levels but in progressive scans. A header that
     # promises more would have the decoder fill an image of grey, or coefficients of a gigabyte.
     room = (len(data) - offset) * (8 if kind in (0xC2, _LOSSLESS) else 4)
-    if (has_scans and check_scans) or components * -(-height // 8) * -(
-        -width // 8
-    ) > room:  # else surely not: counting takes 3 us
+    most_blocks = components * -(-height // 8) * -(-width // 8)  # to count them takes 3 us
+    if (has_scans and check_scans) or most_blocks > room:
         blocks = _count_blocks(header, bytes(data[frame + 10 : frame + 10 + 3 * components]))
         if kind in _HUFFMAN and sum(blocks.values()) > room:
             raise ImageError("truncated", f"{len(data)} bytes cannot hold {width}x{height} pixels: it was cut short")
