@@ -20,6 +20,7 @@ from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.row_groups import PREFIX
 from tpufeed.sharding.rows import file_of_row
+from tpufeed.storage.reading import read_document
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
@@ -167,8 +168,8 @@ def _read_rejects(store: Store) -> set[str]:
     """Return the paths of a build's rejects, of which no digests file tells."""
     paths = set[str]()
     with suppress(ObjectNotFoundError):
-        for line in store.read(REJECTS).splitlines():
-            with suppress(msgspec.DecodeError, UnicodeDecodeError):  # a line that someone has edited
+        for line in read_document(store, REJECTS).splitlines():
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a line that someone has edited
                 paths.add(_REJECT.decode(line).path)
     return paths
 
