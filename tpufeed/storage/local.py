@@ -240,8 +240,8 @@ class LocalStore(Store):
 
 def _link_error(path: str) -> LinkError:
     return LinkError(
-        f"{path} is a symbolic link; below a dataset's folder none is followed, as it may lead anywhere. If you trust it, "
-        "copy the dataset with what its links lead to: cp -RL DATASET COPY. The folder itself may be a link"
+        f"{path} is a symbolic link; below a dataset's folder none is followed, as it may lead anywhere. If you trust "
+        "it, copy the dataset with what its links lead to: cp -RL DATASET COPY. The folder itself may be a link"
     )
 
 
