@@ -5,6 +5,7 @@ runs one command. Whatever it is: nothing outside the dataset is read, written o
 time and memory; and it ends well or with an error of tpufeed, never with a traceback.
 """
 
+import copy
 import io
 import json
 import os
@@ -161,21 +162,21 @@ def forge_value(document: Any, draw: random.Random) -> Any:
     """Replace, remove, double or rename one value of a document."""
     *above, last = draw.choice([path for path in places(document) if path] or [(None,)])
     if last is None:
-        return draw.choice(ODD)
+        return copy.deepcopy(draw.choice(ODD))
     holder = document
     for key in above:
         holder = holder[key]
     action = draw.random()
     if action < 0.7:
-        holder[last] = draw.choice(ODD)
+        holder[last] = copy.deepcopy(draw.choice(ODD))
     elif action < 0.8:
         del holder[last]
     elif action < 0.9 and isinstance(holder[last], int):
         holder[last] += draw.choice([-1, 1])
     elif isinstance(holder, list):
-        holder.append(holder[last])
+        holder.append(copy.deepcopy(holder[last]))
     else:
-        holder[draw.choice(["x", "name", "", "\0", "../x", *holder])] = holder[last]
+        holder[draw.choice(["x", "name", "", "\0", "../x", *holder])] = copy.deepcopy(holder[last])
     return document
 
 

@@ -518,7 +518,7 @@ class Builds(RuleBasedStateMachine):
         """`verify` says so where a shard, an index or a manifest is harmed."""
         shards = sorted(path for path in self.dataset.rglob("*") if path.name.endswith((".tfrecord", ".tfrec")))
         named = json.dumps(manifest_of(self.dataset, None)["splits"])
-        shards = [path for path in shards if f'"{path.relative_to(self.dataset)}"' in named]
+        shards = [path for path in shards if f'"{path.relative_to(self.dataset)}"' in named and path.stat().st_size]
         path = shards[number % len(shards)]
         data, times = path.read_bytes(), path.stat()
         at = number * 7 % len(data)
