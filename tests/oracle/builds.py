@@ -533,9 +533,15 @@ class Builds(RuleBasedStateMachine):
         """A loader gives what the model says, of any version that is kept."""
         number = sorted(self.standing)[number % len(self.standing)]
 
+        wanted = {
+            split: [(sample.pixels, at) for at, sample in enumerate(samples)]
+            for split, samples in self.standing[number].splits.items()
+            if samples  # a loader refuses an empty split
+        }
+
         def work():
             found = {}
-            for split in self.standing[number].splits:
+            for split in wanted:
                 data = tpufeed.open_dataset(self.dataset, version=number)
                 options = {"batch_size": 1, "shuffle": False, "processes": 0, "columns": ["image", "sample"]}
                 options["ops"] = [CenterCrop(SIDE)]
@@ -543,11 +549,6 @@ class Builds(RuleBasedStateMachine):
                     found[split] = [(number_of(image[0]), int(sample[0])) for image, sample in loader]
             return found
 
-        wanted = {
-            split: [(sample.pixels, at) for at, sample in enumerate(samples)]
-            for split, samples in self.standing[number].splits.items()
-            if samples
-        }
         (outcome,) = run(self.temporary, (lambda: None, work))
         assert outcome.done, outcome.error
         assert outcome.value == wanted
