@@ -359,8 +359,8 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
             yield f"{feature.name} cannot be {feature.type_text}"
         elif flip_problem(feature):
             yield f"{feature.name}: {flip_problem(feature)}"
-    if manifest.cache is not None and not _is_image(manifest.cache.shape):
-        yield f"a cache of shape {manifest.cache.shape} holds no images"
+    if manifest.cache is not None:
+        yield from _iter_cache_problems(manifest.cache)
     if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
         yield f"its shards cannot lie at {manifest.data_url!r}"
     for name, split in manifest.splits.items():
@@ -377,6 +377,13 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
     names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
     if len(set(names)) != len(names):
         yield "a file stands for two"
+
+
+def _iter_cache_problems(cache: CacheInfo) -> Iterator[str]:
+    if not _is_image(cache.shape):
+        yield f"a cache of shape {cache.shape} holds no images"
+    if not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.final)):
+        yield "an op of the cache has no name"
 
 
 def _fits_64_bits(manifest: Manifest) -> bool:
