@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 
 from tpufeed.engines.engine import Progress, ProgressMeter, ReportProgress
@@ -35,6 +36,18 @@ def refuse_third(context: str, task: int, report_progress: ReportProgress) -> No
 
 def divide_by_zero(context: str, task: int, report_progress: ReportProgress) -> None:
     report_progress(Progress(1 // 0, 0, 0))
+
+
+def stop_in_a_finalizer(context: str, task: int, report_progress: ReportProgress) -> None:
+    """Task 2 is told to leave while it lets go of memory, the first time that it is run; it would go on for long."""
+    marker = Path(context, "died")
+    if task == 2 and not marker.exists():
+        marker.touch()
+        memory = lambda: None  # noqa: E731  # anything that can be let go of
+        weakref.finalize(memory, os.kill, os.getpid(), signal.SIGTERM)
+        del memory
+        time.sleep(60)
+    note(context, task, report_progress)
 
 
 def die_once(context: str, task: int, report_progress: ReportProgress) -> None:

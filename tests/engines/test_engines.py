@@ -85,6 +85,13 @@ def test_no_more_workers_are_started_than_there_are_tasks(tmp_path):
     assert len({path.read_text() for path in tmp_path.glob("task-*")}) <= 2
 
 
+def test_a_worker_that_is_told_to_leave_in_a_finalizer_leaves_without_a_traceback(tmp_path, capfd):
+    events = list(ProcessEngine(1).run(job("stop_in_a_finalizer", tmp_path), range(4)))
+    assert (tmp_path / "died").exists()
+    assert sorted(event.number for event in events if isinstance(event, Done)) == list(range(4))
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_killed_worker_is_replaced_and_its_progress_taken_back(tmp_path):
     events = list(ProcessEngine(2).run(job("die_once", tmp_path), range(5)))
     assert (tmp_path / "died").exists()

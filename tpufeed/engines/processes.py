@@ -8,10 +8,12 @@ import logging
 import signal
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from types import FrameType
 from typing import Any
 
 from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
@@ -22,6 +24,8 @@ _logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 600.0  # of a worker that has a task; then it counts as dead
 _ENTRY = "tpufeed.engines.processes:run_tasks"
+_FINALIZER = weakref.finalize.__call__.__code__
+_FINALIZER_SECONDS = 0.001  # until it is looked at again
 _LEAVE_SECONDS = 1.0  # for those that are told to go in mid-task, all at once, to remove what is temporary
 _LISTEN_SECONDS = 1.0
 _IDLE = -1
@@ -183,7 +187,13 @@ def run_tasks(job: Job, connection: Connection) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # without a task there is nothing to tidy: it ends at once
 
 
-def _leave(number: int, _: object) -> None:
+def _leave(_: int, frame: FrameType | None) -> None:
     """Leave by an exception, so that temporary folders are removed on the way. A second signal cuts nothing short."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while frame is not None:
+        if frame.f_code is _FINALIZER:  # an exception in it would be printed, and go no further
+            signal.signal(signal.SIGALRM, _leave)
+            signal.setitimer(signal.ITIMER_REAL, _FINALIZER_SECONDS)
+            return
+        frame = frame.f_back
+    sys.exit(128 + signal.SIGTERM)
