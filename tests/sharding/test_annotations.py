@@ -151,6 +151,7 @@ def test_files_that_no_command_takes(kind, where, photos):
     ("name", "text"),
     [
         ("README.txt", "500 photographs\n"),
+        ("numbers.txt", "1 " * 3000 + "x\n"),  # as rows these can be cut in more ways than can be tried
         ("notes.csv", "day,place\n1,here\n"),
         ("table.csv", "path,label\nelsewhere.png,cat\n"),  # of other images
         ("metadata.jsonl", "{"),

@@ -25,7 +25,7 @@ _SHOWN = 3
 _BOX = 4
 _COCO_KEY = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
 _NO_BOXES = re.compile(r"(?:.*/)?(captions|panoptic|image_info)_[^/]*")  # files of COCO's annotations
-_YOLO = re.compile(rb"\s*(\d+(\s+[-+0-9.eE]+){4,}\s*)+")
+_YOLO = re.compile(rb"\s*\d+(\s+[-+0-9.eE]+){4,}\s*")  # a line
 _OWN_NAMES = ("metadata", "_annotations")  # of the Hugging Face imagefolder, of Roboflow
 _OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "category_id", "name")
 _ROW_A_BOX = "a row for each box"
@@ -84,7 +84,7 @@ class AnnotationFiles:
         is_there = {
             ".json": any(b'"shapes"' in head for head in documents.values()),
             ".xml": any(b"<annotation" in _read_head(store, name) for name in self._some(".xml")),
-            ".txt": any(_YOLO.fullmatch(_read_head(store, name)) for name in self._some(".txt")),
+            ".txt": any(_is_yolo(_read_head(store, name)) for name in self._some(".txt")),
         }
         for suffix in (suffix for suffix, found in is_there.items() if found):
             yield (
@@ -155,6 +155,13 @@ def _boxes_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 def _is_coco(head: bytes) -> bool:
     keys = {found[1] for found in _COCO_KEY.finditer(head)}
     return len(keys) > 1 or (len(keys) == 1 and len(head) == _HEAD_BYTES)
+
+
+def _is_yolo(head: bytes) -> bool:
+    # Line by line: one pattern for all of them tried every way to cut a file of numbers into rows, without end.
+    lines = head.splitlines()[: -1 if len(head) == _HEAD_BYTES else None]
+    rows = [line for line in lines if line.strip()]
+    return bool(rows) and all(map(_YOLO.fullmatch, rows))
 
 
 def _read_head(store: Store, name: str) -> bytes:
