@@ -15,7 +15,7 @@ from tpufeed.images.header import ImageHeader, has_unnamed_band, read_header, sn
 from tpufeed.images.jpeg_header import MAX_PIXELS, read_jpeg_header
 from tpufeed.images.orientation import Pixels, turn
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, to_baseline
-from tpufeed.images.unwritten import check_ccitt, check_png_rows, iter_jpegs, load_whole, one_pixel_of
+from tpufeed.images.unwritten import PNG_SCALES, check_ccitt, check_png_rows, iter_jpegs, load_whole, one_pixel_of
 
 __all__ = [
     "MAX_PIXELS",
@@ -31,7 +31,6 @@ __all__ = [
     "make_scratch",
 ]
 _LINE_BYTES = 32  # of AVX2's stores
-_PNG_SCALES = {"L;2": 85, "L;4": 17}  # of samples of 2 and 4 bits to 255
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
 
 
@@ -267,8 +266,8 @@ def _load(image: Image.Image, data: bytes | memoryview) -> Image.Image:
             check_pixels(stream, found)
     load_whole(image, data)
     level = image.info.get("transparency")
-    if samples in _PNG_SCALES and isinstance(level, int):
-        image.info["transparency"] = level % (1 + 255 // _PNG_SCALES[samples]) * _PNG_SCALES[samples]
+    if samples in PNG_SCALES and isinstance(level, int):
+        image.info["transparency"] = level % (1 + 255 // PNG_SCALES[samples]) * PNG_SCALES[samples]
     elif samples == "RGB;16B" and isinstance(level, tuple):
         image = _transparent_where(image, bytes(data), level)
     return image

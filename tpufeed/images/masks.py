@@ -14,14 +14,13 @@ from PIL import Image, UnidentifiedImageError
 from tpufeed.errors import ImageError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import read_header
-from tpufeed.images.unwritten import check_png_rows, load_whole, one_pixel_of
+from tpufeed.images.unwritten import PNG_SCALES, check_png_rows, load_whole, one_pixel_of
 
 MaskKind: TypeAlias = Literal["mask", "depth"]
 Array: TypeAlias = npt.NDArray[Any]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MODES = {"mask": ("1", "L", "P"), "depth": ("1", "L", "P", "I;16", "I")}
-_SCALES = {"L;2": 85, "L;4": 17}  # by which Pillow multiplies samples of 2 and 4 bits
 _NO_CHANGE: dict[str, tuple[str, ...]] = {"mask": ("L", "P"), "depth": ("I;16", "I")}
 
 
@@ -97,7 +96,7 @@ def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
 
 def _scale(image: Image.Image) -> int:
     """Return what Pillow multiplies the samples of an image by that is not loaded yet."""
-    return _SCALES.get(str(image.tile[0][3]), 1) if image.tile else 1  # type: ignore[attr-defined]  # of ImageFile
+    return PNG_SCALES.get(str(image.tile[0][3]), 1) if image.tile else 1  # type: ignore[attr-defined]  # of ImageFile
 
 
 def _pixels(image: Image.Image, kind: MaskKind, data: bytes | memoryview | None = None) -> Array:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from tpufeed.errors import ImageError
 
+PNG_SCALES = {"L;2": 85, "L;4": 17}  # by which Pillow multiplies samples of 2 and 4 bits
 _PART_BYTES = 1 << 20
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
