@@ -22,7 +22,7 @@ from harness import describe, figure, machine, print_table, write_result
 
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.metrics_logger import MetricsLogger
-from tpufeed.profiling.clock import StepClock
+from tpufeed.measure.clock import StepClock
 
 STEP_SECONDS = 0.01
 DELAYS_MS = (0.1, 1.0, 3.0, 10.0, 30.0)

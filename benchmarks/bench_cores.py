@@ -87,7 +87,7 @@ def run(what: str, folder: str, number: int, batches: int) -> dict[str, float]:
 
 def make(folder: Path) -> None:
     """A raw cache of small images: pixels play no part."""
-    from tpufeed.diagnosis import alternatives
+    from tpufeed.measure import alternatives
 
     alternatives._PLENTY_BYTES, alternatives._SHARDS = 1, 64
     random = np.random.default_rng(0)

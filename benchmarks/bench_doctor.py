@@ -162,7 +162,7 @@ def _open(url: str, set_up: SetUp) -> Any:
 
 
 def _diagnose(url: str, set_up: SetUp, rate: float, args: argparse.Namespace) -> Any:
-    from tpufeed.diagnosis.doctor import examine
+    from tpufeed.measure.doctor import examine
 
     return examine(
         url,
@@ -181,8 +181,8 @@ def _feed_seconds(given: float, set_up: SetUp, args: argparse.Namespace) -> floa
 
 def _feed(url: str, set_up: SetUp, rate: float, seconds: float) -> Any:
     """Feed an EMULATED accelerator of that rate, once all of the loader is at work."""
-    from tpufeed.profiling.accelerator import EmulatedAccelerator
-    from tpufeed.profiling.tpu import AcceleratorProfile
+    from tpufeed.measure.accelerator import EmulatedAccelerator
+    from tpufeed.measure.tpu import AcceleratorProfile
 
     device = EmulatedAccelerator(AcceleratorProfile(f"{rate:.0f} images a second", rate), set_up.batch_size)
     with _open(url, set_up) as loader, closing(iter(loader)) as batches:

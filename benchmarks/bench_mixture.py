@@ -31,8 +31,8 @@ from harness import print_table, write_result  # noqa: E402
 
 import tpufeed  # noqa: E402
 from tests.gcs_server import GcsServer  # noqa: E402
-from tpufeed.diagnosis import alternatives  # noqa: E402
 from tpufeed.loaders.mixture import Mixture  # noqa: E402
+from tpufeed.measure import alternatives  # noqa: E402
 
 IMAGES, SHARDS, SIDE, BATCH = 20_000, 100, 64, 128
 COUNTS = (0, 1, 10, 100)  # sources; 0 is the dataset without a mixture

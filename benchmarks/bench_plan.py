@@ -21,8 +21,8 @@ CLASSES = 1000
 
 PLAN = """
 import json, resource, sys, time
-from tpufeed.dataset.commit import join_or_begin
-from tpufeed.dataset.plan import write_plan
+from tpufeed.build.commit import join_or_begin
+from tpufeed.build.plan import write_plan
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import SizeEstimate, plan_shards

@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
 from harness import describe, figure, interleave, machine, medians_of, print_table, write_result  # noqa: E402
 
-from tpufeed.diagnosis import alternatives  # noqa: E402
-from tpufeed.diagnosis.bench import BenchOptions, Measurement, measure_apart  # noqa: E402
+from tpufeed.measure import alternatives  # noqa: E402
+from tpufeed.measure.bench import BenchOptions, Measurement, measure_apart  # noqa: E402
 
 BATCH, SIDE, IMAGES, SHARDS = 1024, 224, 12_288, 24
 DEVICES = ("emulated:tpu-v5e-8-low", "emulated:tpu-v5e-8-high", "emulated:tpu-v6e-8-low", "none")

@@ -171,7 +171,7 @@ def shard(files: list[Path], out: Path, *flags: str) -> None:
 
 def decode(files: list[Path], program: str = DECODE, *arguments: object) -> float:
     """Images a second of all cores together, start and reading left out."""
-    from tpufeed.engines.engine import available_cores
+    from tpufeed.processes.limits import available_cores
 
     cores = available_cores()
     command = [sys.executable, "-c", program, *map(str, arguments)]

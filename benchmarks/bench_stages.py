@@ -40,7 +40,7 @@ def main() -> None:
 
 def examine_stages(url: str, seconds: float) -> Any:
     """The doctor's diagnosis. What JPEGs become is cropped and flipped; a cache comes as it is."""
-    from tpufeed.diagnosis.doctor import examine
+    from tpufeed.measure.doctor import examine
 
     return examine(url, tpu=TPU, model="resnet50", seconds=seconds)
 

@@ -82,8 +82,8 @@ def run(way: str, work: Path, seconds: float) -> dict:
 
 def feed(way: str, work: Path, seconds: float) -> dict[str, float]:
     """Feed the emulated device once."""
-    from tpufeed.profiling.accelerator import EmulatedAccelerator
-    from tpufeed.profiling.tpu import profile
+    from tpufeed.measure.accelerator import EmulatedAccelerator
+    from tpufeed.measure.tpu import profile
 
     report = EmulatedAccelerator(profile(PROFILE), BATCH).run(open_loader(way, work), None, seconds)
     return {"images_per_second": report.images_per_second, "idle_percent": report.idle_percent, "steps": report.steps}

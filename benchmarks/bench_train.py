@@ -17,11 +17,11 @@ from typing import Any
 
 from harness import describe, figure, machine, print_table, write_result
 
-from tpufeed.diagnosis.bench import BenchOptions, Measurement, measure, middle_run
-from tpufeed.diagnosis.feeding import LOADERS, Opened, feed
-from tpufeed.diagnosis.results import Run
 from tpufeed.errors import TpufeedError
-from tpufeed.profiling.accelerator import Expected
+from tpufeed.measure.accelerator import Expected
+from tpufeed.measure.bench import BenchOptions, Measurement, measure, middle_run
+from tpufeed.measure.feeding import LOADERS, Opened, feed
+from tpufeed.measure.results import Run
 
 FROM_PHOTOS = ("pil", "pil-all-cores")
 OTHERS = (*FROM_PHOTOS, "tfdata-guide")

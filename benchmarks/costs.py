@@ -15,7 +15,7 @@ from curves import slope_of
 
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import World, default_lanes
-from tpufeed.profiling.tpu import TPUS
+from tpufeed.measure.tpu import TPUS
 
 # Google's published figures as they stood in November 2026, of Standard storage in a region of North America: check
 # before use. https://cloud.google.com/storage/pricing and https://cloud.google.com/storage/docs/request-rate

@@ -19,7 +19,7 @@ _REPEATED = 100_000  # larger ones are measured once
 PLAN = """
 import json, resource, sys, time
 from pathlib import Path
-from tpufeed.dataset.plan import write_plan
+from tpufeed.build.plan import write_plan
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import SizeEstimate, plan_shards

@@ -22,8 +22,8 @@ from typing import Any
 from harness import describe, figure, machine, print_table, write_result
 from local_gcs import CONNECTION_MB_PER_SECOND, LATENCY_MS, serve
 
-from tpufeed.diagnosis.report import headline
-from tpufeed.diagnosis.results import Run
+from tpufeed.measure.report import headline
+from tpufeed.measure.results import Run
 
 ROOT = Path(__file__).parents[1]
 PROFILE = "tpu-v3-8"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tpufeed.diagnosis.feeding import random_window
-from tpufeed.engines.engine import available_cores
+from tpufeed.measure.feeding import random_window
+from tpufeed.processes.limits import available_cores
 
 SIZE = 224
 _BATCHES_AHEAD = 2  # for each process, as torch's DataLoader has by default

@@ -9,9 +9,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from tpufeed.diagnosis.bench import interleave
-from tpufeed.diagnosis.machine import describe, machine
-from tpufeed.diagnosis.results import Spread, spread
+from tpufeed.measure.bench import interleave
+from tpufeed.measure.machine import describe, machine
+from tpufeed.measure.results import Spread, spread
 
 __all__ = [
     "RESULTS",

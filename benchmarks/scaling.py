@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import RESULTS
 
-from tpufeed.profiling.tpu import TPUS, Tpu
+from tpufeed.measure.tpu import TPUS, Tpu
 
 PAGE = Path(__file__).parent / "scaling.md"
 MARKS = "<!-- from here on: benchmarks/scaling.py --write -->", "<!-- up to here -->"

@@ -66,7 +66,7 @@ def soak(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from tests.gcs_server import GcsServer
-    from tpufeed.diagnosis import alternatives
+    from tpufeed.measure import alternatives
 
     alternatives._PLENTY_BYTES, alternatives._SHARDS = 1, 24
     draw_pixels = np.random.default_rng(0)

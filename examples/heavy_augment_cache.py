@@ -60,8 +60,8 @@ def make_ops(size):
 
 def feed(options, what, url, ops=None):
     """How well `url` keeps a TPU fed that is not there: it takes batches at the rate of a real one, and waits."""
-    from tpufeed.profiling.accelerator import EmulatedAccelerator
-    from tpufeed.profiling.tpu import profile
+    from tpufeed.measure.accelerator import EmulatedAccelerator
+    from tpufeed.measure.tpu import profile
 
     accelerator = EmulatedAccelerator(profile("tpu-v3-8"), options.batch_size)
     with tpufeed.numpy_loader(url, batch_size=options.batch_size, ops=ops, seed=options.seed) as loader:

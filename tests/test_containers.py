@@ -1,6 +1,6 @@
 """A container as Kubernetes runs it: the root is read-only, the user has no name and no HOME, /dev/shm has 64 MB.
 
-Bubblewrap makes one of this machine's files. There is no cgroup in it: tests/test_cgroups.py has those.
+Bubblewrap makes one of this machine's files. There is no cgroup in it: tests/processes/test_limits.py has those.
 """
 
 import os

@@ -20,7 +20,7 @@ def test_each_room_has_its_layer() -> None:
     expected = {(str(height), room) for height, rooms in numbered for room in rooms.split(" | ")}
     assert set(mapped) == expected
     folders = {path.parent.name for path in (ROOT / "tpufeed").glob("*/__init__.py")}
-    assert folders | {"errors", "cgroups", "keywords"} == {room for _, room in mapped}
+    assert folders | {"errors", "options"} == {room for _, room in mapped}
 
 
 def test_each_file_on_the_ways_is_there() -> None:

@@ -15,10 +15,10 @@ if sys.byteorder != "little":
 
 if TYPE_CHECKING:
     from tpufeed import cache, errors, images
+    from tpufeed.build.compact import compact
+    from tpufeed.build.prune import prune
     from tpufeed.dataset.adopt import adopt
-    from tpufeed.dataset.compact import compact
     from tpufeed.dataset.partition import World
-    from tpufeed.dataset.prune import prune
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
     from tpufeed.loaders.cores import count_cores
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tpufeed.loaders.torch.loader import torch_loader
     from tpufeed.loaders.torch.pixels import random_flip, random_shift
     from tpufeed.loaders.xla.loader import xla_loader
-    from tpufeed.profiling.clock import StepClock
+    from tpufeed.measure.clock import StepClock
     from tpufeed.sharding.append import append
     from tpufeed.sharding.build import shard
 
@@ -78,12 +78,12 @@ _ROOM_OF_NAME = {
     "LaneSampler": "loaders.torch.lanesampler",
     "MetricsLogger": "loaders.metrics_logger",
     "Mixture": "loaders.mixture",
-    "StepClock": "profiling.clock",
+    "StepClock": "measure.clock",
     "TFRecordImages": "loaders.torch.host",
     "World": "dataset.partition",
     "adopt": "dataset.adopt",
     "append": "sharding.append",
-    "compact": "dataset.compact",
+    "compact": "build.compact",
     "count_cores": "loaders.cores",
     "device_loader": "loaders.torch.device",
     "grain_source": "loaders.grain.source",
@@ -92,7 +92,7 @@ _ROOM_OF_NAME = {
     "keras_state": "loaders.keras.dataset",
     "numpy_loader": "loaders.loader",
     "open_dataset": "dataset.reader",
-    "prune": "dataset.prune",
+    "prune": "build.prune",
     "random_flip": "loaders.torch.pixels",
     "random_shift": "loaders.torch.pixels",
     "shard": "sharding.build",

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # What building and testing from an sdist takes, and what tells of it.
 NEEDED = (
     *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "PKG-INFO"),
-    *("tests/conftest.py", "tests/gcs_server/__main__.py", "tests/profiling/torch_xla_cpu.xplane.pb"),
+    *("tests/conftest.py", "tests/gcs_server/__main__.py", "tests/measure/torch_xla_cpu.xplane.pb"),
     *("setup.py", "tpufeed/images/_restart.c", "tests/images/restart_fuzz.c"),
     *("scripts/test", "scripts/package-matrix", "scripts/make_photos.py", "benchmarks/harness.py", "docs/format.md"),
 )

@@ -22,7 +22,7 @@ from tpufeed.images import CenterCrop, Resize
 
 PHOTOS, BATCH, SIDE = 60, 8, 64
 BEAM = ("--engine", "beam", "--", "--runner=DirectRunner")
-PROFILE = Path(__file__).parents[2] / "tests/profiling/torch_xla_cpu.xplane.pb"
+PROFILE = Path(__file__).parents[2] / "tests/measure/torch_xla_cpu.xplane.pb"
 
 
 def main(case: str, folder: Path) -> None:
@@ -303,7 +303,7 @@ def check_report(folder: Path) -> None:
 
 
 def convert_profile() -> None:
-    from tpufeed.profiling.xplane import convert
+    from tpufeed.measure.xplane import convert
 
     ((overview, *_),) = convert([PROFILE])
     assert overview

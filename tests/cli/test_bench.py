@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpufeed.cli.bench import _iter_verdicts
-from tpufeed.diagnosis.results import Run
+from tpufeed.measure.results import Run
 
 DEVICE = ("--step-ms", "1", "--batch", "4", "--steps", "24", "--repeats", "1", "--warm-up", "0")
 EVERY_LINE = "EMULATED"

@@ -24,9 +24,9 @@ def complete(*words):
 
 
 def test_names_are_those_that_are_obeyed():
-    from tpufeed.diagnosis import bench, feeding
     from tpufeed.engines import choice
     from tpufeed.images import policy
+    from tpufeed.measure import bench, feeding
 
     assert flags.ENGINES == choice._NAMES
     assert tuple(feeding.LOADERS) == flags.LOADERS

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.profiling.xspaces import encode_xspace, host_plane, step, tensor_core, write_profile
-from tpufeed.profiling.clock import StepReport, StepTimes, save_steps
+from tests.measure.xspaces import encode_xspace, host_plane, step, tensor_core, write_profile
+from tpufeed.measure.clock import StepReport, StepTimes, save_steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 COMMANDS = [

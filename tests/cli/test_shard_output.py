@@ -8,9 +8,9 @@ import shutil
 import pytest
 import typer
 
+from tpufeed.build.plan import read_plan
 from tpufeed.cli.app import app
 from tpufeed.dataset.manifest import Manifest
-from tpufeed.dataset.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.storage.registry import open_store
 

@@ -10,7 +10,6 @@ from PIL import Image, ImageOps
 
 import tpufeed
 from tpufeed import cache
-from tpufeed.diagnosis.contact_sheet import SheetOptions, make_contact_sheet
 from tpufeed.errors import DatasetExistsError, OptionError
 from tpufeed.images import (
     CenterCrop,
@@ -24,6 +23,7 @@ from tpufeed.images import (
 )
 from tpufeed.images.decoding import decode
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.measure.contact_sheet import SheetOptions, make_contact_sheet
 
 WINDOWS = {
     "a window": [RandomCrop((40, 56))],

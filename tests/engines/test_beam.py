@@ -27,7 +27,7 @@ from tests.engines.contract import (
 )
 from tests.faults.remote import QUICK, objects
 from tests.gcs_server import GcsServer
-from tpufeed.dataset.plan import TaskRef
+from tpufeed.build.plan import TaskRef
 from tpufeed.engines import beam, preflight
 from tpufeed.engines.beam import BeamEngine
 from tpufeed.engines.engine import Job

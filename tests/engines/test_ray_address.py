@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from tests.engines.contract import ROOT, job
 from tpufeed.cli.app import app
 from tpufeed.engines.choice import SerialEngine, make_engine
-from tpufeed.engines.engine import available_cores
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.ray import RayEngine
 from tpufeed.errors import OptionError
+from tpufeed.processes.limits import available_cores
 
 pytest.importorskip("ray")
 
@@ -109,7 +109,7 @@ def test_a_store_that_only_this_process_sees(tmp_path):
 
 
 def test_a_number_of_workers_beside_an_engine_that_has_its_own(tmp_path):
-    from tpufeed.dataset.destination import choose_engine
+    from tpufeed.build.destination import choose_engine
 
     engine = RayEngine(workers=3)
     assert choose_engine(engine, None) is choose_engine(engine, 3) is engine

@@ -14,9 +14,9 @@ from pyarrow import parquet
 import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
 from tpufeed import cache
-from tpufeed.dataset.commit import read_report
-from tpufeed.dataset.destination import see_destination
-from tpufeed.dataset.plan import read_plan
+from tpufeed.build.commit import read_report
+from tpufeed.build.destination import see_destination
+from tpufeed.build.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError
 from tpufeed.storage import reading

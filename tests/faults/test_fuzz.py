@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tpufeed
+from tpufeed.build.commit import is_stored, read_report
+from tpufeed.build.plan import read_plan, read_task
 from tpufeed.dataset.adopt_scan import Keys, scan_shard
-from tpufeed.dataset.commit import is_stored, read_report
 from tpufeed.dataset.manifest import decode_manifest
-from tpufeed.dataset.plan import read_plan, read_task
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.schema import record_layout
 from tpufeed.dataset.walk import Walker

@@ -25,8 +25,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
+from tpufeed.build import commit
 from tpufeed.cli.app import app
-from tpufeed.dataset import commit
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.errors import TpufeedError
 from tpufeed.images import CenterCrop, Resize

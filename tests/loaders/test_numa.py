@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.diagnosis.machine import describe, machine
-from tpufeed.engines.numa import Node, describe_nodes, find_nodes, place_workers
 from tpufeed.errors import OptionError
 from tpufeed.loaders.buffers import ArraySpec, BufferPool
+from tpufeed.measure.machine import describe, machine
+from tpufeed.processes.numa import Node, describe_nodes, find_nodes, place_workers
 
 CHIP, CARD = ("0x1ae0", "0x0063"), ("0x1ae0", "0x0042")
 

@@ -21,13 +21,13 @@ import pytest
 
 import tpufeed
 from tests.engines.contract import processes, wait_until
-from tpufeed.engines.channel import Channel
-from tpufeed.engines.numa import Node
 from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError
 from tpufeed.images import CenterCrop, Custom
 from tpufeed.loaders.executor import ThreadExecutor, Workers, plan_workers
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.worker import prepare
+from tpufeed.processes.channel import Channel
+from tpufeed.processes.numa import Node
 
 
 def start_no_thread(manifests):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tpufeed.profiling.tpu import TPUS
+from tpufeed.measure.tpu import TPUS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/check-tpu"

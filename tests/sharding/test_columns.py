@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufeed.dataset.plan import Input
+from tpufeed.build.plan import Input
 from tpufeed.errors import SourceError
 from tpufeed.sharding.columns import ColumnTypes, decode_values, encode_values, flatten, revive, to_json
 from tpufeed.tfrecord.example import encode_entry

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 import tpufeed
 from tests.gcs_server import GcsServer
 from tests.sharding.test_joined import begun, forge
+from tpufeed.build.commit import put_report, read_report
+from tpufeed.build.digests import Crossing, read_digests
+from tpufeed.build.plan import Input, Owner, iter_tasks, read_plan
 from tpufeed.cli.app import app
-from tpufeed.dataset.commit import put_report, read_report
-from tpufeed.dataset.digests import Crossing, read_digests
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, PLAN, report_name
-from tpufeed.dataset.plan import Input, Owner, iter_tasks, read_plan
 from tpufeed.errors import DuplicateWriterError, ManifestError, OptionError, TooManyRejectsError
 from tpufeed.sharding.duplicates import _groups
 from tpufeed.sharding.plan import cut

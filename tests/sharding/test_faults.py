@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tpufeed.dataset.commit import read_report
-from tpufeed.dataset.plan import read_plan
+from tpufeed.build.commit import read_report
+from tpufeed.build.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetNotFoundError, ManifestError
 from tpufeed.storage.registry import open_store

@@ -13,8 +13,8 @@ import tpufeed
 from tests.sharding.other_versions import OtherVersions
 from tests.sharding.previews import preview_shard, preview_warmup
 from tpufeed import cache
-from tpufeed.dataset.commit import put_report, read_report
-from tpufeed.dataset.plan import read_plan
+from tpufeed.build.commit import put_report, read_report
+from tpufeed.build.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError
 from tpufeed.storage.local import LocalStore

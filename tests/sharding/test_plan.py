@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpufeed.build.plan import Input, iter_tasks, read_plan, read_plan_file, read_task, write_plan
 from tpufeed.dataset.naming import PLAN
-from tpufeed.dataset.plan import Input, iter_tasks, read_plan, read_plan_file, read_task, write_plan
 from tpufeed.errors import OptionError
 from tpufeed.sharding.inventory import Inventory, input_digest, split_of
 from tpufeed.sharding.options import ShardOptions

@@ -9,9 +9,9 @@ import pytest
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.diagnosis.files import check_output
 from tpufeed.errors import TpufeedError
-from tpufeed.profiling.xplane import read_profile
+from tpufeed.measure.files import check_output
+from tpufeed.measure.xplane import read_profile
 from tpufeed.storage.local import LocalStore
 
 NOBODY = 65534

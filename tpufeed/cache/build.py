@@ -11,13 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tpufeed.cache.moving import Mover, encode_pixels
-from tpufeed.cache.options import CacheOptions, Encoding, Size, fingerprint
-from tpufeed.cache.plan import KIND, SOURCE_VERSION, Planning, Warmable, count_shards, record_size
-from tpufeed.cache.source import CacheSource, Sample
-from tpufeed.cache.worker import ENTRY, REACH, Augmenter, CacheContext
-from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
-from tpufeed.dataset.commit import (
+from tpufeed.build.commit import (
     check_destination,
     check_names,
     find_finished,
@@ -27,19 +21,26 @@ from tpufeed.dataset.commit import (
     join_or_begin,
     open_part,
 )
-from tpufeed.dataset.destination import check_space, choose_engine, refuse_source
+from tpufeed.build.destination import check_space, choose_engine, refuse_source
+from tpufeed.build.plan import differing_options, read_plan, write_plan
+from tpufeed.build.rejects import RejectBudget, parse_budget
+from tpufeed.build.run import BuildResult, ProgressListener, finished_result, run_build
+from tpufeed.build.versions import publish, put_version
+from tpufeed.cache.moving import Mover, encode_pixels
+from tpufeed.cache.options import CacheOptions, Encoding, Size, fingerprint
+from tpufeed.cache.plan import KIND, SOURCE_VERSION, Planning, Warmable, count_shards, record_size
+from tpufeed.cache.source import CacheSource, Sample
+from tpufeed.cache.worker import ENTRY, REACH, Augmenter, CacheContext
 from tpufeed.dataset.manifest import GROWN_VERSION, Manifest, Part
 from tpufeed.dataset.naming import part_folder
-from tpufeed.dataset.plan import differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.rejects import RejectBudget, parse_budget
-from tpufeed.dataset.versions import publish, put_version
-from tpufeed.engines.engine import Engine, Job, available_cores
+from tpufeed.engines.engine import Engine, Job
 from tpufeed.errors import DamageError, DatasetExistsError, ImageError, ObjectNotFoundError, OpError, mask_secrets
 from tpufeed.images.decoding import MAX_PIXELS, Pixels, decode
 from tpufeed.images.pipeline import Pipeline, check_deterministic
 from tpufeed.images.protocols import Op
-from tpufeed.keywords import named_options
+from tpufeed.options import named_options
+from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.build import RENAMED
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.registry import open_store

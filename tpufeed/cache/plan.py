@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
+from tpufeed.build.plan import Plan, PlanHeader, Task, iter_tasks
+from tpufeed.build.versions import follows
 from tpufeed.cache.moving import cached_spec
 from tpufeed.cache.options import CacheOptions, Size
 from tpufeed.cache.source import CacheSource, DatasetSource, RawSource
 from tpufeed.dataset.naming import PLAN, check_split_name
-from tpufeed.dataset.plan import Plan, PlanHeader, Task, iter_tasks
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
-from tpufeed.dataset.versions import follows
 from tpufeed.errors import DatasetNotFoundError, OptionError
 from tpufeed.images.ops import OPS
 from tpufeed.loaders.columns import iter_flip_warnings

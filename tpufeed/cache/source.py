@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tpufeed.build.commit import Reject
+from tpufeed.build.destination import see_objects
+from tpufeed.build.plan import Input, PlanHeader, Task
 from tpufeed.cache.moving import moves
-from tpufeed.dataset.commit import Reject
-from tpufeed.dataset.destination import see_objects
-from tpufeed.dataset.plan import Input, PlanHeader, Task
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import ImageError

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tpufeed.build.commit import Reject, Report, put_report, put_shard, read_report
+from tpufeed.build.destination import see_destination
+from tpufeed.build.plan import Owner, PlanHeader, TaskRef, read_task
 from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
-from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
-from tpufeed.dataset.destination import see_destination
-from tpufeed.dataset.plan import Owner, PlanHeader, TaskRef, read_task
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 
 from tpufeed.cli.console import INTERRUPTED, TERMINATED, Output, Stopped
-from tpufeed.engines.child import fill_streams
 from tpufeed.errors import StoreError
+from tpufeed.processes.child import fill_streams
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from tpufeed.cli.builds import say_left_out
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.cli.progress import Progress
-from tpufeed.diagnosis.wording import number_of
+from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.dataset.adopt import AdoptProgress, AdoptResult

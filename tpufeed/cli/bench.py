@@ -10,13 +10,13 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.console import echo, echo_error, find_own_modules, print_json, reports_errors
 from tpufeed.cli.tables import print_table
-from tpufeed.diagnosis.wording import between, number_of
-from tpufeed.diagnosis.wording import say as figure
 from tpufeed.errors import mask_secrets
+from tpufeed.measure.wording import between, number_of
+from tpufeed.measure.wording import say as figure
 
 if TYPE_CHECKING:
-    from tpufeed.diagnosis.bench import BenchResult
-    from tpufeed.diagnosis.results import Run
+    from tpufeed.measure.bench import BenchResult
+    from tpufeed.measure.results import Run
 
 _EMULATED = "EMULATED"
 _DEVICES = (
@@ -99,9 +99,9 @@ def bench_command(
     find_own_modules()
     import msgspec
 
-    from tpufeed.diagnosis.bench import BenchOptions, bench
-    from tpufeed.diagnosis.files import check_output, write_file
-    from tpufeed.diagnosis.report import check_report_path, write_report
+    from tpufeed.measure.bench import BenchOptions, bench
+    from tpufeed.measure.files import check_output, write_file
+    from tpufeed.measure.report import check_report_path, write_report
 
     if save is not None:
         check_output(save)
@@ -133,7 +133,7 @@ def bench_command(
 
 def _print(result: "BenchResult") -> None:
     """Print a table, verdicts and problems; each line says EMULATED where the device is."""
-    from tpufeed.diagnosis.machine import describe, describe_place
+    from tpufeed.measure.machine import describe, describe_place
 
     runs = result.runs
     emulated = runs[0].device.startswith(_EMULATED)

@@ -11,12 +11,12 @@ from tpufeed.cli.console import echo, log_event, print_json, warn
 from tpufeed.cli.flags import ENGINES, RUN, one_of
 from tpufeed.cli.progress import Progress
 from tpufeed.cli.tables import print_table
-from tpufeed.diagnosis.wording import between, number_of
 from tpufeed.errors import OptionError
+from tpufeed.measure.wording import between, number_of
 
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
+    from tpufeed.build.run import BuildProgress, BuildResult, ProgressListener
     from tpufeed.cache.build import CachePreview
-    from tpufeed.dataset.build import BuildProgress, BuildResult, ProgressListener
     from tpufeed.engines.engine import Engine
     from tpufeed.sharding.preview import Preview
 

@@ -17,7 +17,7 @@ from tpufeed.cli.builds import (
 )
 from tpufeed.cli.console import echo, find_own_modules, reports_build_errors
 from tpufeed.cli.flags import one_of, ops
-from tpufeed.diagnosis.wording import number_of
+from tpufeed.measure.wording import number_of
 
 _AUGMENTATION = "Augmentation"
 

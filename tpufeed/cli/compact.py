@@ -8,10 +8,10 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, print_json, reports_build_errors, reports_errors
 from tpufeed.cli.progress import Progress
-from tpufeed.diagnosis.wording import number_of
+from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
-    from tpufeed.dataset.build import BuildProgress
+    from tpufeed.build.run import BuildProgress
 
 
 @reports_build_errors
@@ -38,7 +38,7 @@ def compact_command(
       tpufeed compact flowers
       tpufeed compact gs://bucket/flowers --workers 4 --json
     """
-    from tpufeed.dataset.compact import compact
+    from tpufeed.build.compact import compact
 
     with Progress("compacting") as line:
 
@@ -75,7 +75,7 @@ def prune_command(
       tpufeed prune flowers --dry-run
       tpufeed prune gs://bucket/flowers --keep 3
     """
-    from tpufeed.dataset.prune import prune
+    from tpufeed.build.prune import prune
 
     result = prune(url, keep=keep, dry_run=dry_run)
     if as_json:

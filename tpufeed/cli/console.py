@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from tpufeed import errors
-from tpufeed.engines.engine import limit_reached
 from tpufeed.errors import StoreError, TpufeedError
+from tpufeed.processes.limits import limit_reached
 
 P = ParamSpec("P")
 

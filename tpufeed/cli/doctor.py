@@ -12,7 +12,7 @@ from tpufeed.cli.progress import Status
 from tpufeed.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from tpufeed.diagnosis.results import Diagnosis
+    from tpufeed.measure.results import Diagnosis
 
 
 @reports_errors
@@ -89,9 +89,9 @@ def doctor_command(
       tpufeed doctor flowers --clock run.json --profile logs
     """
     find_own_modules()
-    from tpufeed.diagnosis.doctor import examine
-    from tpufeed.diagnosis.report import check_report_path, write_report
     from tpufeed.images.ops import parse_op
+    from tpufeed.measure.doctor import examine
+    from tpufeed.measure.report import check_report_path, write_report
 
     if report is not None:
         check_report_path(report)
@@ -130,8 +130,8 @@ def doctor_command(
 
 def _print(diagnosis: "Diagnosis") -> None:
     """Print the stages as a table, the prediction, and what to do next."""
-    from tpufeed.diagnosis.wording import between
-    from tpufeed.diagnosis.wording import say as figure
+    from tpufeed.measure.wording import between
+    from tpufeed.measure.wording import say as figure
 
     low, high = diagnosis.needed
     rows = []

@@ -48,21 +48,21 @@ def ops(incomplete: str) -> list[str]:
 
 def tpus(incomplete: str) -> list[str]:
     """Complete `--tpu`."""
-    from tpufeed.profiling.tpu import TPUS
+    from tpufeed.measure.tpu import TPUS
 
     return one_of(*TPUS)(incomplete)
 
 
 def models(incomplete: str) -> list[str]:
     """Complete `--model`."""
-    from tpufeed.profiling.tpu import MODELS
+    from tpufeed.measure.tpu import MODELS
 
     return one_of(*MODELS)(incomplete)
 
 
 def devices(incomplete: str) -> list[str]:
     """Complete `--device`."""
-    from tpufeed.profiling.tpu import profiles
+    from tpufeed.measure.tpu import profiles
 
     return one_of(*(f"emulated:{name}" for name in profiles()), "emulated", *REAL_DEVICES, "none")(incomplete)
 

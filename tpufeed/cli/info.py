@@ -8,7 +8,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.tables import print_table
-from tpufeed.diagnosis.wording import number_of
+from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.dataset.reader import Dataset

@@ -21,7 +21,7 @@ from tpufeed.cli.builds import (
 )
 from tpufeed.cli.console import echo, reports_build_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.diagnosis.wording import number_of
+from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.engines.engine import Engine

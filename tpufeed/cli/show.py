@@ -8,7 +8,7 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.console import echo, print_json, reports_errors, warn
-from tpufeed.diagnosis.wording import number_of
+from tpufeed.measure.wording import number_of
 
 _sheet = partial(typer.Option, rich_help_panel="Sheet")
 
@@ -44,7 +44,7 @@ def show_command(
       tpufeed show gs://bucket/flowers --split val --class rose --count 16 --out roses.webp
     """
     from tpufeed.dataset.reader import open_dataset
-    from tpufeed.diagnosis.contact_sheet import SheetOptions, check_sheet_path, make_contact_sheet, write_sheet
+    from tpufeed.measure.contact_sheet import SheetOptions, check_sheet_path, make_contact_sheet, write_sheet
 
     check_sheet_path(out)
     options = SheetOptions(count=count, class_name=class_name, seed=seed, size_px=size)

@@ -9,7 +9,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.console import echo, echo_error, print_json, reports_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.cli.progress import Progress
-from tpufeed.diagnosis.wording import number_of
+from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.dataset.verify import Verified, VerifyProgress

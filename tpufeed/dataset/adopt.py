@@ -19,7 +19,6 @@ from tpufeed import __version__
 from tpufeed.dataset.adopt_keys import NONE, BoxesOf, FirstRecord, choose_keys, glimpse, make_features
 from tpufeed.dataset.adopt_scan import Contents, Keys, ShardScan, iter_records, scan_shard
 from tpufeed.dataset.classes import read_classes
-from tpufeed.dataset.destination import check_writable
 from tpufeed.dataset.index import encode_index, is_index_of
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name
@@ -28,6 +27,7 @@ from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import OBJECT_XMIN, UNMOVED
 from tpufeed.dataset.tfrecord_files import ForeignFiles, sort_files
 from tpufeed.dataset.walk import Walker, map_shards
+from tpufeed.dataset.writer import check_writable
 from tpufeed.errors import (
     DatasetExistsError,
     ManifestError,
@@ -39,7 +39,7 @@ from tpufeed.errors import (
     StoreError,
     mask_secrets,
 )
-from tpufeed.keywords import named_options
+from tpufeed.options import named_options
 from tpufeed.storage.local import is_file
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store

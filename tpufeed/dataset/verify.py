@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpufeed.dataset.commit import stored_crc32c
 from tpufeed.dataset.index import ITEM_BYTES, NPY_HEADER_BYTES, Index
 from tpufeed.dataset.manifest import Manifest, Shard, Variant
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.record_check import Picks, RecordCheck, parse_picks
-from tpufeed.dataset.walk import Ints, Walker, map_shards
+from tpufeed.dataset.walk import Ints, Walker, map_shards, stored_crc32c
 from tpufeed.errors import (
     Damage,
     DatasetDamagedError,

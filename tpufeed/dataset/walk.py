@@ -18,8 +18,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.engines.engine import available_cores
 from tpufeed.errors import RecordError, ShardError, StoreError
+from tpufeed.processes.limits import available_cores
 from tpufeed.storage.reading import open_object, settle
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -40,6 +40,14 @@ R = TypeVar("R")
 LOCAL_CHUNK_BYTES = 1 << 20  # it is in the core's own cache when its CRCs are computed
 REMOTE_CHUNK_BYTES = 8 << 20  # each is a request
 _REMOTE_THREADS = 16  # they wait for the network
+
+
+def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
+    """CRC-32C of an object's first `size_bytes` bytes, read in blocks."""
+    crc = 0
+    for start in range(0, size_bytes, REMOTE_CHUNK_BYTES):
+        crc = crc32c(store.read_range(name, start, min(start + REMOTE_CHUNK_BYTES, size_bytes)), crc)
+    return crc
 
 
 class WalkStopped(Exception):

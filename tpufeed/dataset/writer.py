@@ -1,5 +1,6 @@
 """Writing one shard: framing, CRCs and offsets in a single pass over each record's parts."""
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from typing import Self
 import numpy as np
 
 from tpufeed.dataset.index import Offsets
-from tpufeed.errors import StoreError
+from tpufeed.dataset.naming import PLAN
+from tpufeed.errors import OptionError, StoreError
+from tpufeed.storage.store import Store
 from tpufeed.tfrecord.crc32c import BytesLike, crc32c, mask_crc32c, masked_crc32c
 from tpufeed.tfrecord.framing import encode_footer, encode_header
 from tpufeed.tfrecord.layout import FixedLayout
@@ -29,6 +32,26 @@ class WrittenShard:
     def lengths(self) -> tuple[int, ...]:
         """Bytes of each record, framing included."""
         return tuple(np.diff(self.offsets).tolist())
+
+
+def check_writable(destination: Store) -> None:
+    """Check that a local folder can be made and written to. Changes nothing; other stores say so at the first write.
+
+    Raises:
+        OptionError: it is a file, or in one.
+        StoreError: it cannot be written to.
+    """
+    path = destination.local_path(PLAN)
+    if path is None:
+        return
+    folder = next(folder for folder in path.parents if os.path.lexists(folder))
+    if not folder.is_dir():
+        raise OptionError(
+            f"{destination.url} cannot be a dataset's folder: {folder} is a file; take another destination"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        wrong = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+        raise StoreError(f"{destination.url}/{PLAN} cannot be written: {folder}: {os.strerror(wrong)}")
 
 
 class ShardWriter:

@@ -17,10 +17,10 @@ from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import tpufeed
-from tpufeed.engines.child import Child, ChildDiedError, stop_all
 from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
 from tpufeed.engines.preflight import HostView, view_here
 from tpufeed.errors import BuildError, LoaderError, MissingExtraError, OptionError, TaskError
+from tpufeed.processes.child import Child, ChildDiedError, stop_all
 
 ENTRY = "tpufeed.engines.beampipeline:serve"
 

@@ -28,10 +28,10 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 import tpufeed
 from tpufeed.engines.beam import Ended, Failed, Message, Ready, Work
-from tpufeed.engines.child import Failure
 from tpufeed.engines.engine import NOTHING, Progress
 from tpufeed.engines.preflight import check_hosts, run_pickled, view_here
 from tpufeed.errors import BuildError, OptionError, TpufeedError
+from tpufeed.processes.child import Failure
 
 _NAMESPACE = "tpufeed"
 _BLOCK_TASKS = 1000

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, available_cores, failure_message, task_name
+from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, task_name
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OptionError, TaskError
+from tpufeed.processes.limits import available_cores, failure_message
 
 LOCAL, RAY, BEAM = "local", "ray", "beam"
 _NAMES = (LOCAL, RAY, BEAM)

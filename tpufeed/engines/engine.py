@@ -1,20 +1,14 @@
 """The protocol of engines, and what all of them share."""
 
-import errno
-import importlib
-import math
-import os
-import resource
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from tpufeed.cgroups import cpu_quota
-from tpufeed.errors import StoreError, TaskError, TpufeedError
+from tpufeed.errors import TaskError
+from tpufeed.processes.child import load_function
 
 DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, three in a row do
 
@@ -152,52 +146,9 @@ class Engine(Protocol):
         """
 
 
-def load_function(entry: str) -> Any:
-    """Return the function of "module:function"."""
-    module, _, name = entry.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def available_cores() -> int:
-    """Cores that this process may use: of its affinity, and no more than its container's quota of time, rounded up.
-
-    A task that srun started takes no more than its `--cpus-per-task`, as not every Slurm binds tasks to processors. A
-    batch script, which has no step, has those of all its tasks.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = os.environ.get("SLURM_CPUS_PER_TASK", "") if "SLURM_STEP_NUM_TASKS" in os.environ else ""
-    cores = min(cores, int(share)) if share.isdecimal() else cores
-    quota = cpu_quota()  # neither `os.process_cpu_count` of Python 3.13 nor psutil knows of it
-    return max(1, cores if quota is None else min(cores, math.ceil(quota)))
-
-
 def task_name(task: Any) -> str:
     """Return the name by which messages call a task."""
     return str(getattr(task, "name", task))
-
-
-def limit_reached(error: BaseException) -> str:
-    """Return in words which of the system's limits an error stands for, and what to do; empty where for none."""
-    if isinstance(error, StoreError) and error.__cause__ is not None:  # an index that is opened may be the one too many
-        return limit_reached(error.__cause__)
-    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
-        return (
-            "the system has no room for one more thread. Take fewer worker processes or threads, or raise the limit: "
-            "`ulimit -u`, or pids of the container"
-        )
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"too many files are open, of {most} at most. Raise `ulimit -n`, or take fewer worker processes"
-    return ""
-
-
-def failure_message(error: Exception) -> str:
-    """Return the launcher's message on a task's error; a bug is shown whole, with its traceback."""
-    if isinstance(error, MemoryError):
-        return "there is not enough memory for it. Try fewer --workers"
-    if limit := limit_reached(error):
-        return limit
-    return str(error) if isinstance(error, TpufeedError) else "".join(traceback.format_exception(error))
 
 
 class Deaths:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from tpufeed import __version__
-from tpufeed.engines.engine import Job, ReportProgress, TaskFunction, failure_message
+from tpufeed.engines.engine import Job, ReportProgress, TaskFunction
 from tpufeed.errors import BuildError
+from tpufeed.processes.limits import failure_message
 
 _SHARED_ADVICE = (
     "Is that a folder of one host only? Put source and destination where all hosts see the same: a bucket, or a folder "

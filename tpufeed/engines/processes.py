@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any
 
-from tpufeed.engines.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
 from tpufeed.errors import TaskError, TpufeedError
+from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
 
 _logger = logging.getLogger(__name__)
 

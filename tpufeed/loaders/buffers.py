@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.engines.child import fill_streams
+from tpufeed.processes.child import fill_streams
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -29,9 +29,6 @@ import msgspec
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
-from tpufeed.engines.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
-from tpufeed.engines.engine import available_cores, limit_reached
-from tpufeed.engines.numa import Node, find_nodes, place_workers
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
 from tpufeed.images.validation import shown
@@ -40,6 +37,9 @@ from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, ChunkRes
 from tpufeed.loaders.buffers import Buffer, BufferPool, Memory
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import Source, SourceAddress, check_sources
+from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
+from tpufeed.processes.limits import available_cores, limit_reached
+from tpufeed.processes.numa import Node, find_nodes, place_workers
 from tpufeed.storage.reading import AT_ONCE
 from tpufeed.storage.registry import url_scheme
 from tpufeed.storage.stage import ShardStage, StageOfStore

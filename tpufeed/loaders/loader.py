@@ -15,11 +15,9 @@ import numpy as np
 
 from tpufeed.dataset.partition import Remainder, Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.engines.engine import limit_reached
 from tpufeed.errors import LoaderError, OptionError, StoreError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
-from tpufeed.keywords import named_options
 from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, warn_of_flips
 from tpufeed.loaders.buffers import BufferPool, stride_of
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
@@ -48,6 +46,8 @@ from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, t
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sources import Source, SourceAddress, open_sources
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
+from tpufeed.options import named_options
+from tpufeed.processes.limits import limit_reached
 
 _logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import TypeAlias
 import msgspec
 
 from tpufeed.dataset.manifest import Manifest, pack_manifest
-from tpufeed.engines.child import Failure
 from tpufeed.loaders.batch import BatchDecoder
 from tpufeed.loaders.buffers import MappedBuffers
 from tpufeed.loaders.executor import Cancel, Fetch, Fill, Reply, ThreadExecutor, ThreadFuture, WorkerConfig
+from tpufeed.processes.child import Failure
 
 _BUG = "a worker process failed: "
 _LEAVE_ANYWAY_SECONDS = 10.0

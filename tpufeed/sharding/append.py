@@ -5,16 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
-from tpufeed.dataset.commit import check_destination, find_finished, join_or_begin, open_part
-from tpufeed.dataset.destination import check_space, check_writable, choose_engine, refuse_source
+from tpufeed.build.commit import check_destination, find_finished, join_or_begin, open_part
+from tpufeed.build.destination import check_space, choose_engine, refuse_source
+from tpufeed.build.plan import Plan, differing_options, read_plan, write_plan
+from tpufeed.build.rejects import RejectBudget, parse_budget
+from tpufeed.build.run import BuildResult, ProgressListener, finished_result, run_build
+from tpufeed.build.versions import check_base, check_class_names, publish
 from tpufeed.dataset.manifest import Part
 from tpufeed.dataset.naming import REJECTS, part_folder
-from tpufeed.dataset.plan import Plan, differing_options, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.rejects import RejectBudget, parse_budget
 from tpufeed.dataset.schema import record_schema
-from tpufeed.dataset.versions import check_base, check_class_names, publish
+from tpufeed.dataset.writer import check_writable
 from tpufeed.engines.engine import Engine, Job
 from tpufeed.errors import (
     BuildError,

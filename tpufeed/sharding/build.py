@@ -6,23 +6,23 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from tpufeed.dataset.build import BuildResult, ProgressListener, finished_result, run_build
-from tpufeed.dataset.commit import (
+from tpufeed.build.commit import (
     check_destination,
     find_finished,
     find_lost,
     join_or_begin,
 )
-from tpufeed.dataset.destination import check_space, choose_engine, refuse_source
+from tpufeed.build.destination import check_space, choose_engine, refuse_source
+from tpufeed.build.plan import Plan, check_same_plan, read_plan, write_plan
+from tpufeed.build.rejects import RejectBudget, parse_budget
+from tpufeed.build.run import BuildResult, ProgressListener, finished_result, run_build
 from tpufeed.dataset.naming import PLAN
-from tpufeed.dataset.plan import Plan, check_same_plan, read_plan, write_plan
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.rejects import RejectBudget, parse_budget
 from tpufeed.dataset.schema import record_schema
 from tpufeed.engines.engine import Engine, Job
 from tpufeed.errors import DatasetExistsError, ObjectNotFoundError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS
-from tpufeed.keywords import named_options
+from tpufeed.options import named_options
 from tpufeed.sharding.append import AppendRun
 from tpufeed.sharding.coco import is_coco
 from tpufeed.sharding.duplicates import find_duplicates, report_duplicates

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.plan import ColumnValue
+from tpufeed.build.plan import ColumnValue
 from tpufeed.dataset.schema import DType, FeatureSpec, Kind, record_schema
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.tfrecord.example import Feature

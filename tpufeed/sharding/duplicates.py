@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.commit import put_made
-from tpufeed.dataset.digests import DIGEST_BYTES, REJECTED, Crossing, Duplicates, InputDigests, read_digests
+from tpufeed.build.commit import put_made
+from tpufeed.build.digests import DIGEST_BYTES, REJECTED, Crossing, Duplicates, InputDigests, read_digests
+from tpufeed.build.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.naming import DUPLICATES
-from tpufeed.dataset.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ObjectNotFoundError, mask_secrets
 from tpufeed.sharding.rows import splits_mentioned

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
-from tpufeed.dataset.plan import ImageRef
+from tpufeed.build.plan import ImageRef
 from tpufeed.errors import NoInputsError, OptionError, SourceError, url_identity
 from tpufeed.images.header import sniff
 from tpufeed.sharding.inputs import Files

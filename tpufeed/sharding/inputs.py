@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import TypeVar
 
-from tpufeed.dataset.plan import ImageRef, Input
+from tpufeed.build.plan import ImageRef, Input
 from tpufeed.dataset.schema import FILENAME, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import (
     AccessError,

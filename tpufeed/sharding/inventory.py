@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed import __version__
-from tpufeed.dataset.commit import Reject
-from tpufeed.dataset.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
+from tpufeed.build.commit import Reject
+from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
+from tpufeed.build.plan import DUPLICATE, ImageRef, Input
+from tpufeed.build.versions import join_features
 from tpufeed.dataset.naming import DUPLICATES, check_split_name
-from tpufeed.dataset.plan import DUPLICATE, ImageRef, Input
 from tpufeed.dataset.schema import kaggle_keys, record_schema, several_labels
-from tpufeed.dataset.versions import join_features
 from tpufeed.errors import BuildError, ImageError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, encode_values, revive, to_json

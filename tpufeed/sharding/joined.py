@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tpufeed.build.plan import ImageRef, Input, Plan, iter_tasks
 from tpufeed.dataset.naming import PLAN
-from tpufeed.dataset.plan import ImageRef, Input, Plan, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schema
 from tpufeed.errors import ManifestError, OptionError, mask_secrets, url_identity
 from tpufeed.sharding import coco, huggingface, tables, tars

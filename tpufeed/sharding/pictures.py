@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
+from tpufeed.build.plan import ImageRef
 from tpufeed.dataset.naming import count_ending
-from tpufeed.dataset.plan import ImageRef
 from tpufeed.dataset.schema import DType, FeatureSpec
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.rows import Found, is_image_name, listing

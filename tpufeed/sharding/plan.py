@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tpufeed import __version__
-from tpufeed.dataset.commit import Reject
-from tpufeed.dataset.plan import Input, PlanHeader, Task
+from tpufeed.build.commit import Reject
+from tpufeed.build.plan import Input, PlanHeader, Task
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.policy import ImagePolicy

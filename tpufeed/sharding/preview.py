@@ -4,15 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpufeed.build.commit import check_names, foreign_names
+from tpufeed.build.destination import check_space
+from tpufeed.build.plan import Plan
+from tpufeed.build.rejects import RejectBudget, too_many
 from tpufeed.dataset.advice import iter_warnings
-from tpufeed.dataset.commit import check_names, foreign_names
-from tpufeed.dataset.destination import check_space
-from tpufeed.dataset.plan import Plan
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.rejects import RejectBudget, too_many
 from tpufeed.dataset.schema import further_columns
-from tpufeed.engines.engine import available_cores
 from tpufeed.errors import BuildError, mask_secrets
+from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.coco import is_coco
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tpufeed.dataset.plan import ImageRef
+from tpufeed.build.plan import ImageRef
 from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableError, url_identity
 from tpufeed.storage.registry import url_scheme
 

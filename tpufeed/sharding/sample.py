@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tpufeed.dataset.plan import Input
+from tpufeed.build.plan import Input
 from tpufeed.dataset.schema import FORMAT, FeatureSpec
 from tpufeed.errors import ImageError
 from tpufeed.images.geometry import Geometry

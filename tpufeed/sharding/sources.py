@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from tpufeed.build.plan import ImageRef
 from tpufeed.dataset.advice import unpack_beside
 from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
-from tpufeed.dataset.plan import ImageRef
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding import coco, huggingface, tables, tars

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tpufeed.dataset.commit import Reject
-from tpufeed.dataset.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, read_digests
+from tpufeed.build.commit import Reject
+from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, read_digests
+from tpufeed.build.plan import Input, iter_tasks, read_plan
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import REJECTS
-from tpufeed.dataset.plan import Input, iter_tasks, read_plan
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import FeatureSpec, record_schema
 from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity

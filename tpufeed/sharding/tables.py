@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from tpufeed.build.plan import ImageRef
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.dataset.plan import ImageRef
 from tpufeed.errors import (
     AccessError,
     ImageError,

@@ -8,9 +8,9 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
+from tpufeed.build.plan import ImageRef
 from tpufeed.dataset.advice import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.dataset.naming import count_ending
-from tpufeed.dataset.plan import ImageRef
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.pictures import Picture
 from tpufeed.sharding.rows import HIDDEN_FOLDERS, IMAGE_SUFFIXES, Found, Row, listing

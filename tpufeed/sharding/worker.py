@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tpufeed.dataset.commit import Reject, Report, put_report, put_shard, read_report
-from tpufeed.dataset.destination import see_destination
-from tpufeed.dataset.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
+from tpufeed.build.commit import Reject, Report, put_report, put_shard, read_report
+from tpufeed.build.destination import see_destination
+from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
+from tpufeed.build.plan import Input, Owner, PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.naming import counted
-from tpufeed.dataset.plan import Input, Owner, PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.schema import LABEL, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines import engine

@@ -26,8 +26,8 @@ from types import MappingProxyType
 
 from crc32c import crc32c
 
-from tpufeed.cgroups import memory_left
 from tpufeed.errors import OptionError, url_identity
+from tpufeed.processes.limits import memory_left
 from tpufeed.storage.local import find_mount
 
 STAGE_DIR = "TPUFEED_STAGE_DIR"  # an environment variable: where copies go when no folder is given

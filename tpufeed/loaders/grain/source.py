@@ -8,13 +8,13 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
-from tpufeed.keywords import named_options
 from tpufeed.loaders.loader import DatasetLike
 from tpufeed.loaders.options import LabelFormat, LoaderOptions, check_bool
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
+from tpufeed.options import named_options
+from tpufeed.processes.limits import available_cores
 
 try:
     import grain

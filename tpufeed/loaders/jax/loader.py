@@ -13,12 +13,12 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.images.validation import shown
-from tpufeed.keywords import named_options
 from tpufeed.loaders.device import DeviceIterator, Exchange, StatefulDeviceLoader, Transfer
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
 from tpufeed.loaders.loader import DatasetLike, NumpyLoader, open_feed
 from tpufeed.loaders.options import RENAMED, LabelFormat, Numa, take_options
 from tpufeed.loaders.world import WorldLike
+from tpufeed.options import named_options
 
 try:
     import jax

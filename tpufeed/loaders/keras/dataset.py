@@ -12,12 +12,12 @@ import numpy.typing as npt
 from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
-from tpufeed.keywords import named_options
 from tpufeed.loaders.batch import Array
 from tpufeed.loaders.loader import Adapter, DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.world import WorldLike
+from tpufeed.options import named_options
 
 if TYPE_CHECKING:
     from tpufeed.loaders.keras.state import KerasState

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from tpufeed.dataset.partition import Remainder, World
-from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
 from tpufeed.images.protocols import Op
-from tpufeed.keywords import named_options
 from tpufeed.loaders.loader import DatasetLike, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, check_bool, take_options
 from tpufeed.loaders.world import WorldLike, find_tf_world
+from tpufeed.options import named_options
+from tpufeed.processes.limits import available_cores
 
 if TYPE_CHECKING:
     import tensorflow as tf

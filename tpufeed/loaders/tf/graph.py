@@ -16,13 +16,13 @@ from tpufeed import images
 from tpufeed.dataset.index import Index
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.partition import Share, World
-from tpufeed.engines.engine import available_cores
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.images.resizing import MOST_ENLARGED_PIXELS
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Scalar
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.tf.stream import ENDLESS, OTHER_CHECKPOINT, HandedEpoch, place_identity
+from tpufeed.processes.limits import available_cores
 from tpufeed.storage.registry import url_scheme
 
 try:

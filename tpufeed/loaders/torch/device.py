@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.keywords import named_options
 from tpufeed.loaders.device import DeviceLoader, StatefulDeviceLoader, Transfer
 from tpufeed.loaders.torch.loader import EpochSampler, map_leaves, refuse_item
+from tpufeed.options import named_options
 
 try:
     import torch

@@ -14,11 +14,11 @@ from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
-from tpufeed.keywords import named_options
 from tpufeed.loaders.loader import DatasetLike
 from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
+from tpufeed.options import named_options
 
 try:
     import torch

@@ -14,7 +14,6 @@ import numpy as np
 from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
-from tpufeed.keywords import named_options
 from tpufeed.loaders.columns import Batch
 from tpufeed.loaders.loader import Adapter, DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
@@ -22,6 +21,7 @@ from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, t
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import WorldLike
+from tpufeed.options import named_options
 
 try:
     import torch

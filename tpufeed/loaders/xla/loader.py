@@ -7,11 +7,11 @@ from typing import Any
 from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.protocols import Op
-from tpufeed.keywords import named_options
 from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.world import WorldLike
 from tpufeed.loaders.xla import runtime
 from tpufeed.loaders.xla.runtime import Shardings
+from tpufeed.options import named_options
 
 # Not before: without torch it is the extra "xla" that is missing.
 # isort: split

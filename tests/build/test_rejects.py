@@ -1,0 +1,90 @@
+import json
+
+import pytest
+
+from tpufeed.build.commit import Reject, Report
+from tpufeed.build.plan import Owner
+from tpufeed.build.rejects import RejectBudget, Rejects, parse_budget
+from tpufeed.dataset.naming import PLAN
+from tpufeed.errors import OptionError, TooManyRejectsError
+from tpufeed.storage.memory import MemoryStore
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "allowed"),
+    [
+        (None, 0, 10),
+        (None, 1000, 10),
+        (None, 1_000_000, 10_000),
+        (0, 1000, 0),
+        ("0", 1000, 0),
+        (20, 5, 20),
+        (" 20 ", 5, 20),
+        ("1%", 1000, 10),
+        ("1%", 99, 0),
+        ("0.5 %", 1000, 5),
+        ("100%", 7, 7),
+        ("0%", 7, 0),
+        *((f"{percent}%", 100, percent) for percent in (7, 28, 29, 55, 57, 58)),  # 0.29 * 100 < 29
+    ],
+)
+def test_what_a_budget_allows(text, inputs, allowed):
+    assert parse_budget(text).allowed(inputs) == allowed
+
+
+@pytest.mark.parametrize(
+    "text", ["", "%", "-1", "-1%", "101%", "1.5", "one", "1%%", "1e3", "nan%", "٣", pytest.param("9" * 5000, id="9s")]
+)
+def test_what_is_no_budget(text):
+    with pytest.raises(OptionError, match="is no budget for rejects; write it like 1% or 20"):
+        parse_budget(text)
+
+
+def own(store):
+    """The store belongs to a run from here on."""
+    return Owner("run", store.put(PLAN, b"", store.stat(PLAN)).version)
+
+
+def report(task, *reasons):
+    rejects = tuple(Reject(f"{task}/{n}.jpg", reason, f"because {n}") for n, reason in enumerate(reasons))
+    return Report(task, (), (), {}, rejects)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return MemoryStore(f"memory://{tmp_path.name}")
+
+
+def test_rejects_stand_in_the_order_of_the_tasks(store):
+    rejects = Rejects(store, RejectBudget(), 100, own(store))
+    for done in (report(2, "truncated"), report(0, "unreadable", "truncated"), report(1)):
+        rejects.add(done)
+    rejects.check()
+    rejects.put()
+    lines = [json.loads(line) for line in store.read("rejects.jsonl").splitlines()]
+    assert [line["path"] for line in lines] == ["0/0.jpg", "0/1.jpg", "2/0.jpg"]
+    assert lines[0] == {"path": "0/0.jpg", "reason": "unreadable", "message": "because 0"}
+    assert rejects.by_reason() == {"truncated": 2, "unreadable": 1}
+    assert rejects.count == 3
+
+
+def test_one_reject_more_than_allowed_is_too_many(store):
+    rejects = Rejects(store, RejectBudget(2), 1000, own(store))
+    rejects.add(report(5, "truncated", "truncated"))
+    rejects.check()
+    assert store.stat("rejects.jsonl") is None
+    rejects.add(report(4, "zero_bytes", "zero_bytes"))
+    message = (
+        r"4 of 1,000 inputs cannot be taken so far \(2 truncated, 2 zero_bytes\); 2 are allowed. The first: "
+        r"4/0.jpg: because 0; 4/1.jpg: because 1; 5/0.jpg: because 0. .*rejects.jsonl names each.*higher --max-rejects"
+    )
+    with pytest.raises(TooManyRejectsError, match=message) as raised:
+        rejects.check()
+    assert raised.value.exit_code == 1
+    assert len(store.read("rejects.jsonl").splitlines()) == 4
+
+
+def test_an_earlier_list_is_replaced(store):
+    store.put("rejects.jsonl", b"old\n")
+    Rejects(store, RejectBudget(0), 5, own(store)).put()
+    assert store.read("rejects.jsonl") == b""

@@ -1,0 +1,219 @@
+"""Pixels of a sheet: the right thumbnail at its place, labels, classes, variants, and what damage looks like."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image, ImageChops
+
+from tests.tfrecords import records_of
+from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.errors import ImageError, OptionError, ShardError
+from tpufeed.images.decoding import decode
+from tpufeed.measure import contact_sheet
+from tpufeed.measure.contact_sheet import SheetOptions, make_contact_sheet, write_sheet
+from tpufeed.measure.sampling import draw_evenly, draw_of_class, find_class
+from tpufeed.tfrecord.example import decode_example
+
+SIZE = 60
+
+
+def middles(made, size=SIZE):
+    """The colour in the middle of each image."""
+    return [made.image.getpixel((left + size // 2, top + size // 2)) for left, top in made.corners]
+
+
+def stored(dataset, split, place, variant=0):
+    reader = dataset.reader(split, variant)
+    return decode_example(reader.read(*place))
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_each_thumbnail_is_its_samples(split, dataset_url):
+    dataset = open_dataset(dataset_url)
+    made = make_contact_sheet(dataset, split, SheetOptions(count=7, size_px=SIZE, seed=3))
+    places = draw_evenly(dataset, split, 7, 3)
+    pixels = [decode(stored(dataset, split, place)["image/encoded"].values[0]) for place in places]
+    assert middles(made) == [tuple(map(int, image[0, 0])) for image in pixels]
+    assert (len(made.corners), made.problems) == (7, ())
+
+
+def test_the_first_split_is_the_default(dataset_url):
+    dataset = open_dataset(dataset_url)
+    one, other = make_contact_sheet(dataset), make_contact_sheet(dataset, "train")
+    assert not ImageChops.difference(one.image, other.image).getbbox()
+    with pytest.raises(OptionError, match="has no split 'test'; it has train, val"):
+        make_contact_sheet(dataset, "test")
+
+
+def test_samples_are_spread_over_the_split_and_seeded(dataset_url):
+    dataset = open_dataset(dataset_url)
+    shards = dataset.split("train").variants[0].shards
+    starts = np.cumsum([0, *(shard.records for shard in shards)])
+    for count in (1, 4, 9, 1000):
+        places = draw_evenly(dataset, "train", count, 0)
+        samples = [int(starts[shard]) + record for shard, record in places]
+        total = int(starts[-1])
+        assert len(samples) == min(count, total)
+        assert all(total * n // len(samples) <= s < total * (n + 1) // len(samples) for n, s in enumerate(samples))
+    assert (
+        draw_evenly(dataset, "train", 9, 1)
+        == draw_evenly(dataset, "train", 9, 1)
+        != draw_evenly(dataset, "train", 9, 2)
+    )
+
+
+@pytest.mark.parametrize("name", ["blue", "0"])
+def test_one_class(name, dataset_url):
+    dataset = open_dataset(dataset_url)
+    made = make_contact_sheet(dataset, "train", SheetOptions(count=5, class_name=name, size_px=SIZE))
+    assert all(blue > 200 and red < 60 for red, _, blue in middles(made))
+    everything = make_contact_sheet(dataset, "train", SheetOptions(count=100, class_name=name, size_px=SIZE))
+    assert len(everything.corners) == dataset.split("train").class_counts[0]
+
+
+def test_a_class_is_read_no_further_than_needed(dataset_url, monkeypatch):
+    dataset, read = open_dataset(dataset_url), []
+    original = contact_sheet.Reader.read_many
+    monkeypatch.setattr(
+        contact_sheet.Reader, "read_many", lambda self, places: read.extend(places) or original(self, places)
+    )
+    places, _ = draw_of_class(dataset, "train", 2, 1, 0)
+    assert places[0] in read
+    assert len(read) < dataset.split("train").records
+    assert draw_of_class(dataset, "train", 2, 3, 5) == draw_of_class(dataset, "train", 2, 3, 5)
+
+
+def test_classes_that_are_none(dataset_url, flat_url):
+    dataset = open_dataset(dataset_url)
+    with pytest.raises(OptionError, match=r"no class 'Gren' among 4; near it: green"):
+        make_contact_sheet(dataset, "train", SheetOptions(class_name="Gren"))
+    with pytest.raises(OptionError, match=r"no class '4' among 4; the first: blue, green"):
+        make_contact_sheet(dataset, "train", SheetOptions(class_name="4"))
+    with pytest.raises(OptionError, match="have no labels"):
+        make_contact_sheet(open_dataset(flat_url), "train", SheetOptions(class_name="red"))
+    assert find_class(dataset.manifest, "größe猫") == 2
+
+
+def test_a_class_without_a_sample_in_the_split(dataset_url):
+    dataset = open_dataset(dataset_url)
+    classes = (*dataset.manifest.class_names, "none")
+    manifest = msgspec.structs.replace(dataset.manifest, class_names=classes)
+    with pytest.raises(OptionError, match=r"split 'train' of .* holds no samples of class 'none'"):
+        make_contact_sheet(Dataset(dataset.store, manifest), "train", SheetOptions(class_name="none"))
+
+
+def test_variants_stand_side_by_side(cache_url):
+    dataset = open_dataset(cache_url)
+    made = make_contact_sheet(dataset, "train", SheetOptions(count=14, size_px=32))
+    places = draw_evenly(dataset, "train", 4, 0)
+    expected = []
+    for place in places:
+        for variant in range(3):
+            image = np.frombuffer(stored(dataset, "train", place, variant)["image/tensor"].values[0], np.uint8)
+            expected.append(tuple(map(int, image.reshape(32, 32, 3)[16, 16])))
+    assert middles(made, 32) == expected
+    assert len(made.corners) == 12
+    assert len(make_contact_sheet(dataset, "train", SheetOptions(count=1)).corners) == 3
+
+
+def test_an_image_that_does_not_decode_is_marked_under_its_own_name(dataset_url, monkeypatch):
+    def fail(_):
+        raise ImageError("unreadable", "rotten")
+
+    monkeypatch.setattr(contact_sheet, "decode", fail)
+    made = make_contact_sheet(open_dataset(dataset_url), "train", SheetOptions(count=2, size_px=SIZE))
+    assert middles(made) == [contact_sheet._FAULT_INK] * 2  # where the lines of the cross meet
+    assert len(made.problems) == 2
+    assert all(re.search(r"tfrecord, record \d+.*: rotten$", problem) for problem in made.problems)
+
+
+def test_a_missing_shard(copy):
+    for path in copy.glob("train-*.tfrecord"):
+        path.unlink()
+    with pytest.raises(ShardError, match="Is the dataset complete"):
+        make_contact_sheet(open_dataset(copy))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".PNG"])
+def test_a_sheet_replaces_what_was_there(suffix, tmp_path):
+    path = tmp_path / f"sheet{suffix}"
+    path.write_text("old")
+    write_sheet(Image.new("RGB", (30, 20), "red"), path)
+    assert Image.open(path).size == (30, 20)
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask():
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"Umask:\s+(\d+)", status)[1], 8)
+
+
+def test_where_no_sheet_can_go(tmp_path):
+    image = Image.new("RGB", (20_000, 1))
+    for name, message in (
+        ("sheet.gif", r"ends in \.png, \.jpg or \.webp"),
+        ("sheet", "ends in"),
+        ("none/sheet.png", "there is no folder .*none; make it first"),
+        ("sheet.webp", "too many for WEBP"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            write_sheet(image, tmp_path / name)
+    (tmp_path / "x.png").mkdir()
+    with pytest.raises(OptionError, match="is a folder"):
+        write_sheet(image, tmp_path / "x.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+
+
+def test_a_sheet_too_large_for_memory(dataset_url, monkeypatch):
+    monkeypatch.setattr(contact_sheet, "_MOST_PIXELS", 10_000)
+    with pytest.raises(OptionError, match="too large; take a smaller count or size"):
+        make_contact_sheet(open_dataset(dataset_url))
+
+
+def test_damage_is_marked_and_told(copy):
+    dataset = open_dataset(copy)
+    places = draw_evenly(dataset, "train", 6, 0)
+    shard = dataset.split("train").variants[0].shards[places[2][0]]
+    data = bytearray((copy / shard.name).read_bytes())
+    offset, _ = records_of(data)[places[2][1]]
+    data[offset + 100] ^= 1
+    (copy / shard.name).write_bytes(data)
+    made = make_contact_sheet(open_dataset(copy), "train", SheetOptions(count=6, size_px=SIZE))
+    (problem,) = made.problems
+    assert re.match(rf"{re.escape(str(copy / shard.name))}, record {places[2][1]}, byte {offset}: the CRC", problem)
+    left, top = made.corners[2]
+    assert made.image.getpixel((left + SIZE // 2, top + 2)) == contact_sheet._FAULT
+    assert len({colour for number, colour in enumerate(middles(made)) if number != 2}) == 5
+    of_class = make_contact_sheet(open_dataset(copy), "train", SheetOptions(class_name="red"))
+    assert of_class.problems in ((problem,), ())
+
+
+@pytest.mark.parametrize(("count", "variants"), [(1, 1), (63, 1), (14, 3)])
+def test_sheets_are_about_square(count, variants, dataset_url, cache_url):
+    made = make_contact_sheet(open_dataset(dataset_url if variants == 1 else cache_url), None, SheetOptions(count))
+    columns = len({left for left, _ in made.corners}) // variants
+    rows = len({top for _, top in made.corners})
+    assert columns == 1 or rows == 1 or 0.5 < made.image.width / made.image.height < 2
+    assert (rows - 1) * columns < len(made.corners) // variants <= rows * columns
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "77", "größe", "Жук", "猫", "قطة", "👩‍🚀", "a\tb\n", "\x00", "\udcff", "\U0010fffd", "long" * 40, "猫" * 60],
+)
+def test_the_label_is_drawn_under_its_image_whatever_it_is(text, dataset_url, flat_url, monkeypatch):
+    """And only there: another label changes no pixel elsewhere."""
+    dataset, options = open_dataset(dataset_url), SheetOptions(count=1, size_px=SIZE)
+    plain = make_contact_sheet(dataset, "train", options)
+    monkeypatch.setattr(contact_sheet, "read_labels", lambda *_: [text] if text else [])
+    box = ImageChops.difference(plain.image, make_contact_sheet(dataset, "train", options).image).getbbox()
+    left, top = plain.corners[0]
+    assert box is not None
+    assert left - 1 <= box[0] < box[2] <= left + SIZE + 1  # a glyph may begin a pixel before its place
+    assert top + SIZE <= box[1] < box[3] <= top + SIZE + 32
+    monkeypatch.undo()
+    assert make_contact_sheet(open_dataset(flat_url), "train", options).problems == ()

@@ -1,0 +1,344 @@
+"""The doctor on small datasets: what it measures is real, and short."""
+
+import json
+import os
+import shlex
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import tpufeed
+from tpufeed.cache import warmup
+from tpufeed.errors import DamageError, DatasetNotFoundError, OptionError
+from tpufeed.images import Custom, HorizontalFlip
+from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
+from tpufeed.measure import alternatives, stages
+from tpufeed.measure.alternatives import Sample, take_sample, try_alternatives, write_sample
+from tpufeed.measure.clock import StepReport, StepTimes, save_steps
+from tpufeed.measure.doctor import examine
+from tpufeed.measure.rawfiles import measure_files, measure_pillow
+from tpufeed.measure.stages import LoaderRates, measure_loader
+
+OPS = [RandomResizedCrop(32), HorizontalFlip()]
+SHORT: dict = {"seconds": 1.0, "ops": OPS, "batch_size": 8}
+STAGES = ["storage", "reading", "decoding", "ops", "assembly", "transfer"]
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No TPU, no worker processes but where a test wants them, and copies of shards in a folder of the test's own."""
+    monkeypatch.setenv("TPUFEED_PROCESSES", "0")
+    monkeypatch.setenv("TPUFEED_STAGE_DIR", str(tmp_path / "copies"))
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
+    monkeypatch.setattr(stages, "_DEVICES", ("/nonexistent/accel*",))
+
+
+def stages_of(diagnosis) -> dict:
+    assert [stage.name for stage in diagnosis.stages] == STAGES
+    return {stage.name: stage for stage in diagnosis.stages}
+
+
+def test_every_stage_of_a_dataset_is_measured(dataset_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPUFEED_PROCESSES", "2")
+    said: list[str] = []
+    found = examine(dataset_url, **SHORT, listener=said.append)
+    stages = stages_of(found)
+    for name in ("storage", "reading", "decoding", "assembly"):
+        assert stages[name].images_per_second > 0, stages[name].why_not
+    assert "later epochs read the page cache" in stages["storage"].detail
+    assert "2 processes x 1 thread" in stages["assembly"].detail
+    assert stages["transfer"].images_per_second is None
+    assert "there is no TPU on this host" in stages["transfer"].why_not
+    assert found.fed == stages["assembly"].images_per_second
+    assert found.idle_percent is not None
+    assert "no TPU was named or found: v3-8 is assumed (--tpu)" in found.notes
+    assert {"storage", "assembly", "other ways of storing the images"} <= set(said)
+    assert json.loads(msgspec.json.encode(found))["split"] == "train"
+
+
+def test_a_raw_cache_has_nothing_to_decode(cache_url: str) -> None:
+    stages = stages_of(examine(cache_url, seconds=1.0, batch_size=8))
+    assert stages["reading"].images_per_second > 0
+    assert stages["reading"].detail.startswith("CRCs verified, pixels copied")
+    assert stages["decoding"].why_not == "raw pixels need none"
+    assert stages["ops"].why_not == "there are none"
+    assert stages["assembly"].images_per_second > 0
+
+
+def test_live_ops_of_a_raw_cache_are_measured(cache_url: str) -> None:
+    stages = stages_of(examine(cache_url, seconds=1.0, batch_size=8, ops=[HorizontalFlip()]))
+    assert stages["ops"].images_per_second > 0
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.75, True), (1.5, False)])
+def test_ops_are_told_from_decoding_where_they_do_not_make_it_cheaper(
+    share: float, told: bool, dataset_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "time_decoding", lambda *_: share)
+    found = stages_of(examine(dataset_url, **SHORT))
+    if told:
+        assert found["ops"].images_per_second == pytest.approx(3 * found["decoding"].images_per_second)
+    else:
+        assert found["decoding"].images_per_second > 0
+        assert "which they make cheaper" in found["ops"].why_not
+
+
+def test_fewer_samples_than_a_batch_are_measured_and_said(dataset_url: str) -> None:
+    found = examine(dataset_url, seconds=1.0, ops=OPS, split="val")
+    assert found.fed
+    assert any("fewer than a batch of 128" in note for note in found.notes)
+
+
+@pytest.fixture(scope="module")
+def memory_url(colour_folder: Path) -> str:
+    tpufeed.shard(colour_folder, "memory://doctor", shard_bytes="3KB", workers=1)
+    return "memory://doctor"
+
+
+def test_a_remote_dataset_is_measured_from_local_copies(memory_url: str, tmp_path: Path) -> None:
+    found = examine(memory_url, **SHORT)
+    stages = stages_of(found)
+    assert f"over 16 connections; later epochs read copies in {tmp_path / 'copies'}" in stages["storage"].detail
+    assert "from local copies" in stages["assembly"].detail
+    assert found.fed == stages["assembly"].images_per_second
+
+
+def test_a_remote_dataset_that_no_copies_hold_is_limited_by_its_storage(
+    memory_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "free_bytes", lambda _: 0)
+    found = examine(memory_url, **SHORT)
+    stages_found = stages_of(found)
+    assert "all of it does not fit copies in" in stages_found["storage"].detail
+    assert found.fed == min(stages_found[name].images_per_second for name in ("storage", "assembly"))
+
+
+def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_faster(*args: Any, **options: Any) -> LoaderRates:  # what a second measures on a busy host varies
+        found = measure_loader(*args, **options)
+        return replace(found, whole=1000 * found.whole)
+
+    monkeypatch.setattr(alternatives, "measure_loader", measure_faster)
+    found = examine(str(colour_folder), **(SHORT | {"tpu": "v6e-8"}))
+    stages = stages_of(found)
+    assert stages["reading"].images_per_second > 0
+    assert "Pillow" in stages["decoding"].detail
+    assert any("there is no dataset here yet, but images: 40" in note for note in found.notes)
+    assert found.fed == stages["assembly"].images_per_second
+    assert any(f"tpufeed cache warmup {colour_folder} CACHE --size 32" in action.do for action in found.actions)
+    assert not [note for note in found.notes if "could not be tried" in note]
+
+
+def test_the_columns_of_a_table_are_asked_for(colour_folder: Path, tmp_path: Path) -> None:
+    paths = sorted(colour_folder.glob("red/*"))
+    (tmp_path / "t.csv").write_text("\n".join(["path,kind,subset", *(f"{path},red,val" for path in paths)]))
+    assert [note for note in measure_files(str(tmp_path / "t.csv"), 32, 0.01).notes if "--label COLUMN" in note]
+    assert not [note for note in measure_files(str(colour_folder), 32, 0.01).notes if "COLUMN" in note]
+
+
+def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
+    shard = sorted(copy.glob("train-*.tfrecord"))[0]
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    found = examine(str(copy), **SHORT)
+    assert any("records looked at is damaged" in note and "tpufeed verify" in note for note in found.notes)
+    assert found.fed, stages_of(found)["assembly"].why_not
+
+
+def test_where_nothing_can_be_read_there_is_no_prediction(copy: Path, tmp_path: Path) -> None:
+    for shard in copy.glob("train-*.tfrecord"):
+        shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
+    assert examine(str(copy), **SHORT).verdict == "no prediction: none of the records that were looked at can be read"
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    found = examine(str(tmp_path / "raw"), **SHORT)
+    assert found.verdict == "no prediction: none of the files can be read"
+    assert any("gone.jpg" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_op_that_fails_leaves_no_prediction(
+    processes: int, dataset_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TPUFEED_PROCESSES", str(processes))
+    name = "fail" if processes == 0 else "die"
+    ops = [*OPS, Custom(f"tests.measure.test_doctor:{name}")]
+    found = examine(dataset_url, seconds=1.0, ops=ops, batch_size=8)
+    assert found.verdict.startswith("no prediction: ")
+    stages_found = stages_of(found)
+    assert stages_found["assembly"].images_per_second is None
+    assert ("out of ideas" if name == "fail" else "exit code 3") in stages_found["assembly"].why_not
+    assert stages_found["storage"].images_per_second > 0
+
+
+def fail(image, rng):
+    raise ValueError("out of ideas")
+
+
+def die(image, rng):
+    os._exit(3)
+
+
+def sleep(image, rng):
+    time.sleep(0.01)
+    return image
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"split": "test"}, OptionError, "has no split 'test'; it has"),
+        ({"tpu": "v5e8"}, OptionError, "did you mean v5e-8"),
+        ({"model": "resnet5"}, OptionError, "did you mean resnet50"),
+        ({"ops": [HorizontalFlip()]}, OptionError, "differ in size"),
+        ({"steps": Path("/nowhere/steps.json")}, OptionError, "cannot be read"),
+        ({"profile": Path("/nowhere/logs")}, OptionError, "no folder /nowhere/logs"),
+        ({"seconds": 0.0}, OptionError, "seconds are between 1 and 600"),
+        ({"model": "resnet50", "flops_per_sample": 1e9}, OptionError, "not both"),
+        ({"batch_size": 0}, OptionError, "batch_size is a whole number, at least 1"),
+    ],
+)
+def test_what_cannot_be_asked(dataset_url: str, options: dict, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        examine(dataset_url, **options)
+
+
+def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(DatasetNotFoundError, match=r"neither a dataset.*nor images"):
+            examine(str(folder), **SHORT)
+    with pytest.raises(OptionError, match="images of several sizes"):
+        examine(str(colour_folder), **(SHORT | {"ops": [HorizontalFlip()]}))
+
+
+def test_an_empty_split(colour_folder: Path, tmp_path: Path) -> None:
+    url = str(tmp_path / "lopsided")
+    tpufeed.shard(colour_folder, url, shares="train=0.999999,val=0.000001", workers=1)
+    with pytest.raises(OptionError, match="split 'val' is empty, so there is nothing to measure"):
+        examine(url, split="val")
+
+
+def test_a_saved_run_that_waits_on_tracing_is_believed(cache_url: str, tmp_path: Path) -> None:
+    report = StepReport(steps=50, idle_percent=1.0, tracing_percent=40.0, wall_seconds=9.0)
+    save_steps(tmp_path / "run.json", report, StepTimes())
+    found = examine(cache_url, seconds=1.0, batch_size=8, steps=tmp_path / "run.json")
+    assert found.actions[0].do.startswith("your step waits on tracing, not on data")
+    assert any(note.startswith(f"{tmp_path / 'run.json'}: ") for note in found.notes)
+
+
+def test_a_file_that_is_no_profile(cache_url: str, tmp_path: Path) -> None:
+    (tmp_path / "host.xplane.pb").write_bytes(b"no protobuf at all" * 9)
+    with pytest.raises((OptionError, DamageError)):
+        examine(cache_url, profile=tmp_path)
+
+
+def test_a_sample_dataset_holds_the_samples(dataset_url: str, tmp_path: Path) -> None:
+    images, damaged = take_sample(tpufeed.open_dataset(dataset_url), "train", 10.0)
+    assert len(set(images)) == tpufeed.open_dataset(dataset_url).split("train").records
+    assert not damaged
+    made = tpufeed.open_dataset(write_sample(tmp_path / "sample", images[:12]))
+    assert set(take_sample(made, "train", 10.0)[0]) == set(images[:12])
+
+
+def test_a_raw_sample_holds_the_pixels(tmp_path: Path) -> None:
+    pixels = [bytes([shade]) * (8 * 8 * 3) for shade in range(6)]
+    url = write_sample(tmp_path / "raw", pixels, (8, 8, 3))
+    with tpufeed.numpy_loader(url, batch_size=2, shuffle=False, threads=1) as loader:
+        assert {image.tobytes() for batch in loader for image in batch} == set(pixels)
+
+
+def test_a_transfer_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    (tmp_path / "accel0").touch()
+    monkeypatch.setattr(stages, "_DEVICES", (f"{tmp_path}/accel*",))
+    monkeypatch.setattr(stages.importlib.util, "find_spec", lambda name: None if name == "torch_xla" else object())
+    found = stages.measure_transfer((8, 8, 3), 4, 0.01)
+    assert found.images_per_second is None
+    assert "the TPU does not answer" in found.why_not
+    devices = jax.devices("cpu")[:2]
+    monkeypatch.setattr(jax, "devices", lambda _: devices)
+    found = stages.measure_transfer((8, 8, 3), 4, 0.01)
+    assert found.images_per_second > 0
+    monkeypatch.setattr(stages.importlib.util, "find_spec", lambda _: None)
+    assert "neither torch_xla nor jax" in stages.measure_transfer((8, 8, 3), 4, 0.01).why_not
+
+
+def sample_of(dataset_url: str, **more) -> Sample:
+    images, _ = take_sample(tpufeed.open_dataset(dataset_url), "train", 10.0)
+    return Sample(
+        **{"url": dataset_url, "images": images[:16], "records": 1_000_000, "ops": OPS, "batch_size": 8, **more}
+    )
+
+
+def test_a_raw_cache_is_tried_with_its_bytes_and_its_command(dataset_url: str, tmp_path: Path) -> None:
+    (raw,), notes = try_alternatives(sample_of(dataset_url), tmp_path, 0.02)
+    assert not notes  # images of 60 pixels are not presized
+    assert raw.record_bytes == 32 * 32 * 3 + 400
+    assert raw.cost.startswith("13.9 GB for 4 variants, about ")
+    assert raw.do == f"warm a raw cache: tpufeed cache warmup {dataset_url} CACHE --size 32 --variants 4"
+
+
+def test_commands_can_be_pasted_into_a_shell(dataset_url: str, tmp_path: Path) -> None:
+    sample = replace(sample_of(dataset_url), url="my flowers", ops=(CenterCrop(32),))
+    ((raw,), _) = try_alternatives(sample, tmp_path, 0.02)
+    assert shlex.split(raw.do.partition(": ")[2])[3:7] == ["my flowers", "CACHE", "--op", repr(CenterCrop(32))]
+
+
+def test_photographs_are_presized_as_sharding_does(photos: dict[str, bytes], tmp_path: Path, dataset_url: str) -> None:
+    large = [photos["china.jpg"], photos["flower.jpg"]]
+    sample = sample_of(dataset_url, images=[*large * 4, b"no image"], are_files=True, url="photos/")
+    (shard, presized, _), _ = try_alternatives(sample, tmp_path, 0.02)
+    assert shard.do == "make shards of the files: tpufeed shard photos/ DATASET"
+    assert presized.do == "presize to 37: tpufeed shard photos/ DATASET-37 --presize 37"
+    assert presized.record_bytes < len(min(large, key=len)) / 10
+
+
+def test_an_encoded_cache_is_measured_with_its_live_ops(dataset_url: str, tmp_path: Path) -> None:
+    url = str(tmp_path / "cache")
+    warmup(dataset_url, url, ops=[Resize(48), CenterCrop(40)], final=OPS, encode="jpeg", workers=1)
+    found = examine(url, seconds=1.0, batch_size=8)
+    assert found.fed
+    assert stages_of(found)["decoding"].images_per_second > 0
+
+
+def test_what_cannot_be_tried_is_said(dataset_url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found, notes = try_alternatives(sample_of(dataset_url, are_files=True), tmp_path / "file", 0.02)
+    assert not found
+    assert len(notes) == 2
+    assert all("could not be tried" in note and "Not a directory" in note for note in notes)
+    bad = sample_of(dataset_url, images=[b"no image", b"none either"], are_files=True)
+    assert try_alternatives(bad, tmp_path, 0.02) == ((), [])  # no build would take them
+
+
+def test_slow_images_come_in_smaller_batches(dataset_url: str) -> None:
+    ops = [*OPS, Custom("tests.measure.test_doctor:sleep")]
+    rates = stages.measure_loader(dataset_url, "train", 32, 0.2, ops=ops)
+    assert rates.batch_size < 32
+    assert 0 < rates.whole <= 1.1 * rates.decoding
+    assert rates.reading > rates.whole
+
+
+def test_images_that_do_not_decode_take_no_part_in_timing(photos: dict[str, bytes]) -> None:
+    assert stages.time_decoding([b"no image", photos["china.jpg"]], OPS, 0.05) > 0
+    assert stages.time_decoding([b"no image"], OPS, 0.01) == 1.0
+
+
+def test_pillow_is_measured_over_what_it_can_decode(photos: dict[str, bytes]) -> None:
+    assert measure_pillow([b"no image", photos["china.jpg"]], 32, 1, 0.05) > 0
+    assert measure_pillow([b"no image"], 32, 1, 0.01) == 0
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, bytes]) -> None:
+    (tmp_path / "good.jpg").write_bytes(photos["rocket.jpg"])
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    found = measure_files(str(tmp_path), 32, 0.01)
+    assert found.count == 2
+    assert len(found.images) == 1
+    assert any("cannot be read, the first: " in note and "gone.jpg" in note for note in found.notes)

@@ -1,0 +1,284 @@
+"""The report: what it says, that it is whole, that texts stay texts, and what it refuses."""
+
+import re
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.measure.report_example import NASTY, make_diagnosis, make_run, make_runs, make_xla_run
+from tpufeed.errors import MissingExtraError, OptionError, StoreError
+from tpufeed.measure.report import check_report_path, headline, write_report
+from tpufeed.measure.results import Action, Run, Timeline
+from tpufeed.measure.wording import say
+
+_VOID = {"meta", "link", "br"}
+
+
+class Page(HTMLParser):
+    """Elements and texts of a page; every element that opens must close."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text = ""
+        self.captions: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in _VOID:
+            self._open.append(tag)
+        if tag == "figcaption":
+            self.captions.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._open and self._open[-1] == "figcaption":
+            self.captions[-1] += data
+
+    def values(self, attribute: str) -> list[str]:
+        return [value for _, name, value in self.attributes if name == attribute]
+
+
+def write(folder: Path, *of: Any) -> Page:
+    path = folder / "out.html"
+    write_report(path, *of)
+    return Page(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return write(tmp_path_factory.mktemp("report"), make_diagnosis(), [*make_runs(50), make_xla_run(150)])
+
+
+def test_verdict_actions_figures_and_tables_are_there(full: Page) -> None:
+    text = full.text
+    assert text.index(make_diagnosis().verdict) < text.index("What to do next") < text.index("Warm a raw cache")
+    for part in ("41,300 images a second", "9.2 GB, about 12 minutes", "no TPU on this host"):
+        assert part in text
+    for part in ("AMD EPYC 9B14", "Page cache warm", "predicted", "recompilations", "Predicted from what was"):
+        assert part in text
+    assert full.tags["svg"] == full.tags["figcaption"] == full.tags["desc"] == 2 + 4
+    assert {value for tag, name, value in full.attributes if (tag, name) == ("svg", "role")} == {"img"}
+    ids = full.values("id")
+    labels = [value.split() for value in full.values("aria-labelledby")]
+    assert len(labels) == 6
+    assert all(set(pair) <= set(ids) for pair in labels)
+
+
+def test_what_is_emulated_or_predicted_says_so_at_its_picture(full: Page) -> None:
+    assert ["EMULATED" in caption for caption in full.captions] == [True] * 5 + [False]  # the last run has a device
+    assert ["Hatched is predicted" in caption for caption in full.captions] == [True] * 2 + [False] * 4
+    assert "(predicted)" in full.text
+
+
+def test_ids_are_unique_and_all_references_are_to_them(full: Page) -> None:
+    ids = full.values("id")
+    assert len(ids) == len(set(ids)) > 12
+    referred = [value[1:] for name in ("href", "xlink:href") for value in full.values(name) if value.startswith("#")]
+    referred += re.findall(r"url\(#([^)]+)\)", " ".join(value for _, _, value in full.attributes))
+    assert referred
+    assert set(referred) <= set(ids)
+
+
+def test_nothing_is_loaded_and_nothing_runs(full: Page) -> None:
+    assert not full.tags.keys() & {"script", "img", "iframe", "object", "image", "foreignobject"}
+    assert full.tags["style"] == 1  # matplotlib's own would be for the whole page
+    links = [value for name in ("href", "src", "xlink:href") for value in full.values(name)]
+    assert {link for link in links if not link.startswith("#")} == {"data:,"}
+    assert not [name for _, name, _ in full.attributes if name.startswith("on")]
+    assert "default-src 'none'" in " ".join(full.values("content"))
+
+
+def test_the_headline_names_what_improved_among_runs_that_have_a_verdict() -> None:
+    naive, shards, cache = make_runs(40)
+    improved = headline([naive, shards, cache])
+    assert improved.startswith("EMULATED: idle falls from ")
+    assert f"with {naive.label} to " in improved
+    assert f"with {cache.label}: " in improved
+    assert headline([naive, cache, shards]) == improved  # it is not the last one that is named
+    doubted = make_run(cache.label, 0.4, 40, problems=("it drops samples",))
+    assert doubted.label not in headline([naive, shards, doubted])
+    unsure = make_run(naive.label, 88.0, 40, problems=("3 steps were measured",))
+    said = headline([unsure, cache])
+    assert said.endswith(f"with {cache.label}. {naive.label} has no verdict to compare it with.")
+    assert "times" not in said
+    assert headline([unsure, doubted]) == "No verdict for any run: 3 steps were measured"
+    assert headline([cache, naive]).endswith(f"with {cache.label}; no other run improves that.")
+    assert headline([make_run("a, numpy", 30.0, 40, device="none", idle_percent=None)]).startswith("a, numpy: ")
+
+
+def test_texts_stay_texts(tmp_path: Path) -> None:
+    action = Action(do=f"Do {NASTY}", idle_percent=(1, 2), images_per_second=5000.0, cost=NASTY)
+    diagnosis = replace(
+        make_diagnosis(),
+        url=NASTY,
+        verdict=NASTY,
+        notes=(NASTY,),
+        actions=(action,),
+        machine={"cpu": NASTY},
+        binding=NASTY,
+    )
+    run = make_run(NASTY, 30.0, 12, url=NASTY, loader=NASTY, verdict=NASTY, problems=(NASTY,))
+    page = write(tmp_path, diagnosis, [run, make_run("$a_1$ <b> &amp;", 9.0, 3)])
+    assert "script" not in page.tags
+    assert "after: $a_1$ <b> &amp; (EMULATED)" in page.text  # in a picture
+    assert page.text.count(NASTY.replace("\0", "\ufffd")) >= 10
+    assert "p1" not in page.values("id")
+
+
+def test_what_is_not_known_is_never_nought(tmp_path: Path) -> None:
+    run = Run(label="a", url="u", loader="numpy", source="shards", device="none", batch_size=8, steps=1, images=8)
+    page = write(tmp_path, None, [run])
+    assert page.tags["svg"] == 0
+    rows = dict(re.findall(r"<th scope=row>([^<]+)</th><td>([^<]+)</td>", (tmp_path / "out.html").read_text()))
+    assert rows["images"] == "8"
+    unknown = set(rows) - {"dataset", "loader", "device", "batch", "steps", "images"}
+    assert len(unknown) == 19
+    assert {rows[name] for name in unknown} == {"n/a"}
+    assert say(float("nan")) == say(None) == "n/a"
+
+
+def test_a_run_with_problems_has_no_verdict(tmp_path: Path) -> None:
+    run = make_run("b, numpy", 1.0, 5, problems=("It dropped 3 images.", "It slept too long."))
+    page = write(tmp_path, None, [run], {"cpu": "EPYC", "turbo": False})
+    for part in ("EPYC", "No verdict for any run: It dropped 3 images.", "It slept too long.", ", no verdict"):
+        assert part in page.text
+    assert run.verdict not in page.text
+    assert "card verdict " in page.values("class")  # of no colour
+
+
+def test_thousands_of_steps_are_drawn_as_means(tmp_path: Path) -> None:
+    page = write(tmp_path, make_diagnosis(), [make_run(f"{n}, numpy", 20.0, 20_000) for n in range(9)])
+    assert (tmp_path / "out.html").stat().st_size < 600_000
+    assert page.tags["svg"] == 2 + 8
+    assert "20,000 steps: " in page.captions[2]
+    assert "drawn as 100 means" in page.captions[2]
+    assert "Run 9: " in page.text
+    assert "9 runs: figures show the first 4 and the last 4." in page.text
+
+
+def test_captions_tell_what_the_figures_show(tmp_path: Path) -> None:
+    timeline = Timeline(
+        wait_seconds=(2.0, *[0.01] * 9, 0.91), compute_seconds=(3.0, *[0.09] * 10), ready=(0, 0, *[1] * 9)
+    )
+    page = write(tmp_path, None, [make_run("u, numpy", 9.0, 11, timeline=timeline, device="xla-cpu")])
+    told = page.captions[-1]
+    for part in (
+        "11 steps: wait 52.6 %, compute 47.4 %",
+        "it took 5 s, 2 s waiting",
+        "at most 10 ms",
+        "longest 910 ms",
+    ):
+        assert part in told
+    assert "The highest, of 1 s, is cut off." in told
+    assert "On average 0.8 batches were ready" in told
+
+
+@pytest.mark.parametrize(
+    "timeline",
+    [
+        Timeline(wait_seconds=(0.0,)),
+        Timeline(wait_seconds=(1.0, 5e-9, 1e3), ready=(1, 1)),
+        Timeline(wait_seconds=(float("nan"), -1.0, 2.0), sync_seconds=(1.0, 1.0, float("inf"))),
+        Timeline(wait_seconds=(float("nan"),)),
+    ],
+)
+def test_odd_timelines_are_drawn_or_left_out(timeline: Timeline, tmp_path: Path) -> None:
+    page = write(tmp_path, None, [make_run("u, numpy", 9.0, 3, timeline=timeline)])
+    assert page.tags["svg"] >= 2
+    assert not re.search(r"\bnan\b|\binf\b", " ".join(value for _, name, value in page.attributes if name == "d"))
+
+
+def test_needs_are_those_of_the_model(tmp_path: Path) -> None:
+    diagnosis = make_diagnosis()
+    text = write(tmp_path, replace(diagnosis, needed=(2_050.0, 3_750.0)), []).text
+    assert "2.05k to 3.75k" in text  # of its own TPU
+    assert "750 to 1.37k" in text  # of v2-8, in the same proportion
+    other = write(tmp_path, replace(diagnosis, tpu="v9-1", needed=(2_050.0, 3_750.0)), []).text
+    assert "2.05k to 3.75k" in other
+    assert "1.5k to 2.74k" in other  # v2-8's own rate, for ResNet-50
+
+
+def test_paths_that_cannot_be_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "folder.html").mkdir()
+    for name, said in (
+        ("out.htm", "ends in .html"),
+        ("none/out.html", "there is no folder"),
+        ("folder.html", "is a folder"),
+    ):
+        for refuse in (check_report_path, lambda path: write_report(path, make_diagnosis(), [])):
+            with pytest.raises(OptionError, match=said):
+                refuse(tmp_path / name)
+    with pytest.raises(OptionError, match="nothing to report"):
+        write_report(tmp_path / "out.html", None, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for refuse in (check_report_path, lambda path: write_report(path, make_diagnosis(), [])):
+        with pytest.raises(MissingExtraError, match=r"tpufeed\[report\]"):
+            refuse(tmp_path / "out.html")
+
+
+def test_the_same_bytes_whatever_the_users_settings_in_the_colours_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib
+
+    write(tmp_path, make_diagnosis(), make_runs(20))
+    page = (tmp_path / "out.html").read_text()
+    figures = page[page.index("<svg") :]
+    assert {"--ink", "--wait", "--compute", "--band"} <= set(re.findall(r"var\((--\w+)\)", figures))
+    assert not re.findall(r"(?:fill|stroke): #(?!none)\w+", figures)  # or it would vanish by night, or by day
+    dark = page[page.index("prefers-color-scheme:dark") :]
+    for name in set(re.findall(r"var\((--\w+)\)", page)):
+        assert f"{name}:#" in page
+        assert f"{name}:#" in dark
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # whoever imported it would fail
+    with matplotlib.rc_context({"text.usetex": True, "svg.fonttype": "path", "font.size": 30, "axes.grid": True}):
+        settings = matplotlib.rcParams.copy()
+        write(tmp_path, make_diagnosis(), make_runs(20))
+        assert matplotlib.rcParams.copy() == settings
+    assert (tmp_path / "out.html").read_text() == page
+
+
+def test_a_report_that_cannot_be_written_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [make_run("a", 9.0, 3)]
+    write_report(str(tmp_path / "out.html"), None, runs)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    real = tempfile.NamedTemporaryFile
+
+    def full(**how: Any) -> Any:
+        file = real(**how)
+        file.write = lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))  # type: ignore[assignment]
+        return file
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    with pytest.raises(StoreError, match=r"out\.html: No space left on device"):
+        write_report(tmp_path / "out.html", None, runs)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match=r"^/proc/out\.html: "):
+        write_report("/proc/out.html", None, runs)

@@ -1,0 +1,540 @@
+"""Putting results in place so that a build killed anywhere ends, when run again, with the same bytes.
+
+The plan is put first, each task's shards before its report, the manifest last.
+
+A destination belongs to the run whose plan stands there. A run with --overwrite takes it over in one step: it puts its
+plan in the place of the version that it has seen. Only then it removes what it has noted before, see `removals_name`. A
+run that has lost the destination publishes nothing.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tpufeed.build.plan import (
+    Owner,
+    Plan,
+    PlanHeader,
+    TaskRef,
+    check_same_plan,
+    read_plan,
+    read_plan_file,
+    read_run_id,
+    with_access,
+)
+from tpufeed.dataset.manifest import Manifest, Markers
+from tpufeed.dataset.naming import (
+    DIGESTS,
+    DUPLICATES,
+    MANIFEST,
+    PLAN,
+    REJECTS,
+    REMOVALS,
+    REPORTS,
+    VERSIONS,
+    is_build_name,
+    parse_version_index,
+    part_folder,
+    removals_name,
+    report_name,
+    uncounted,
+)
+from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.walk import stored_crc32c
+from tpufeed.dataset.writer import WrittenShard, check_writable
+from tpufeed.errors import (
+    BuildError,
+    DamageError,
+    DatasetExistsError,
+    DuplicateWriterError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    SourceError,
+    mask_secrets,
+)
+from tpufeed.storage.reading import READS, read_document
+from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.tfrecord.crc32c import crc32c
+
+_logger = logging.getLogger(__name__)
+
+_REPLACED = "{}: another run with --overwrite has replaced this build; nothing of it was published"
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """An input not taken."""
+
+    path: str
+    reason: str
+    message: str
+
+
+class ShardReport(msgspec.Struct, frozen=True):
+    """A shard that stands at the destination.
+
+    `lengths` are its records' sizes, framing included; `generation` is the object's where the store gives them out.
+    """
+
+    name: str
+    bytes: int
+    crc32c: int
+    lengths: tuple[int, ...]
+    generation: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Result of a task: a shard for each variant, and what was not taken.
+
+    `images` counts how images were stored, `odd` the odd cases that a policy dealt with, `markers` the restart markers
+    of kept JPEGs, `retries` the requests to stores that were made again, `run_id` is the plan's, `digests` those of the
+    task's source images, see `dataset.digests`. `checksum` is the
+    CRC-32C of the encoded report with none; only a stored report has one.
+    """
+
+    task: int
+    shards: tuple[ShardReport, ...]
+    class_counts: tuple[int, ...]
+    images: dict[str, int]
+    rejects: tuple[Reject, ...]
+    odd: dict[str, int] = {}
+    retries: int = 0
+    run_id: str = ""
+    checksum: int = 0
+    markers: Markers | msgspec.UnsetType = msgspec.UNSET
+    digests: bytes | msgspec.UnsetType = msgspec.UNSET
+
+
+_REPORT = msgspec.json.Decoder(Report)
+_REMOVALS = msgspec.json.Decoder(dict[str, str])
+
+
+def join_or_begin(
+    store: Store,
+    kind: str,
+    source: str,
+    options: dict[str, Any],
+    make_plan: Callable[[Path, int], None],
+    overwrite: bool = False,
+) -> tuple[Plan, bool]:
+    """The plan of this build at `store`, and whether an earlier run had stored it already.
+
+    `make_plan` is called only where there is none yet, or none that counts; it writes the plan to a new file, and is
+    told how many bytes will be removed before there are shards.
+
+    Args:
+        overwrite: once there is a new plan in the place of the old one, remove what stands at `store`, see
+            `find_build`. A source that cannot be planned costs nothing.
+
+    Raises:
+        DuplicateWriterError, DatasetExistsError, SourceError, StoreError: as `check_destination` does.
+        BuildError: another run with `overwrite` and other options was quicker.
+    """
+    plan, old = check_destination(store, kind, source, options, overwrite)
+    joined = plan is not None
+    if plan is None:
+        plan = _begin(store, make_plan, old)
+        joined = plan is None
+    if plan is None:
+        plan = _read_current_plan(store)
+        try:
+            check_same_plan(store, plan.header, kind, source, options)
+        except DuplicateWriterError as error:
+            if not overwrite:
+                raise
+            raise BuildError(_REPLACED.format(store.url)) from error
+    remove_old(store, plan.header)
+    return with_access(plan, source), joined
+
+
+def check_destination(
+    store: Store, kind: str, source: str, options: dict[str, Any], overwrite: bool
+) -> tuple[Plan | None, list[ObjectInfo]]:
+    """Check that a build can begin or go on at `store`. Changes nothing.
+
+    Returns:
+        The plan that an earlier run of this build has stored, if any; and what `overwrite` removes, see `find_build`.
+
+    Raises:
+        DuplicateWriterError: the destination belongs to a build with another source or other options.
+        DatasetExistsError: as `find_build` does.
+        SourceError: a source whose path is not UTF-8 cannot stand in a plan.
+        StoreError: the folder cannot be made, or not be written to.
+    """
+    if source.encode("utf-8", "replace").decode() != source:
+        raise SourceError(f"the path of the source, {source!r}, is not UTF-8; rename it")
+    old = find_build(store) if overwrite else []
+    plan = None if overwrite or store.stat(PLAN) is None else _read_current_plan(store)
+    if plan is not None:
+        check_same_plan(store, plan.header, kind, source, options)
+    check_writable(store)
+    return plan, old
+
+
+def find_build(store: Store) -> list[ObjectInfo]:
+    """List what stands at `store` of a dataset or of a build, in the order in which to remove it: plan last.
+
+    Shards that were adopted are not among it, nor is any file that no build of tpufeed has named.
+
+    Raises:
+        DatasetExistsError: a manifest that cannot be read, and no plan to say what it is.
+    """
+    while True:
+        plan = store.stat(PLAN)
+        found = _find_build(store)
+        if store.stat(PLAN) == plan:
+            return found
+        # Another run with --overwrite has taken the place over meanwhile: a listing of before fits no plan of after.
+
+
+def _find_build(store: Store) -> list[ObjectInfo]:
+    present = {info.name: info for info in store.iter_objects()}
+    noted = _noted_names(store, present).items()
+    names = [name for name, version in noted if not version or (name in present and present[name].version == version)]
+    try:
+        dataset = find_dataset(store)
+    except DamageError as error:
+        if not names:
+            raise DatasetExistsError(
+                f"{error}. Nothing was changed; if it is no longer needed, remove {store.url} by hand"
+            ) from error
+        _logger.warning("a manifest that cannot be read will be removed: %s", error)
+        dataset = None
+    if dataset is not None:
+        adopted = dataset.manifest.options.get("command") == "adopt"
+        variants = [variant for split in dataset.manifest.splits.values() for variant in split.variants]
+        names += [file.name for variant in variants for file in ([variant.index] if adopted else variant.files)]
+        names += _names_of_growth(store, dataset, present)
+    names = [MANIFEST, *filter(is_build_name, names), REJECTS, DIGESTS, DUPLICATES] if names else []
+    reports = [name for name in present if name.startswith((f"{REPORTS}/", f"{REMOVALS}-", f"{VERSIONS}/"))]
+    return [present[name] for name in dict.fromkeys((*names, *reports, PLAN)) if name in present]
+
+
+def _names_of_growth(store: Store, dataset: Dataset, present: Mapping[str, ObjectInfo]) -> list[str]:
+    """Return what the versions of a dataset have put, and what an append that was interrupted has left."""
+    numbers, splits = range(2, dataset.number + 2), dataset.manifest.splits
+    indexes = [
+        name
+        for name in present
+        if (found := parse_version_index(name)) is not None and found[0] in splits and found[1] in numbers
+    ]
+    folders = {name.partition("/")[0] for name in present}
+    parts = [
+        name
+        for number in numbers
+        if part_folder(number) in folders
+        for name in (f"{part_folder(number)}/{info.name}" for info in find_build(open_part(store, number)))
+    ]
+    return [name for name in (*indexes, *parts) if name in present]
+
+
+def find_finished(store: Store) -> Dataset | None:
+    """The dataset that `store` holds; None where an --overwrite that was cut off has still to remove it.
+
+    Raises:
+        ManifestError: it cannot be understood.
+    """
+    if store.stat(MANIFEST) is None:
+        return None
+    with suppress(ObjectNotFoundError, DamageError):
+        if store.stat(removals_name(read_run_id(store))) is not None:
+            return None
+    return find_dataset(store)
+
+
+def _noted_names(store: Store, present: Mapping[str, ObjectInfo]) -> dict[str, str]:
+    """Return what plan and notes of removals name at `store`, with the versions to remove; "" stands for any."""
+    noted: dict[str, str] = {}
+    with suppress(ObjectNotFoundError, DamageError):
+        outputs = read_plan(store).header.output_names
+        noted |= dict.fromkeys([*sorted(outputs), *(name for name in present if uncounted(name) in outputs)], "")
+    for name in present:
+        if name.startswith(f"{REMOVALS}-"):
+            noted = {**(_read_removals(store, name) or {}), **noted}
+    return noted
+
+
+def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[ObjectInfo]) -> Plan | None:
+    """Put a new plan in the place of the one among `old`. None where another run of the same command was quicker.
+
+    What is to be removed is noted before: the old plan, which names it, will be gone. Outputs of that plan that are not
+    there yet are noted as well, as the run that it belongs to may still be at work.
+    """
+    foreign = foreign_names(store, old)
+    with store.temporary_folder() as folder:
+        make_plan(folder / "plan", sum(info.size_bytes for info in old))
+        plan = read_plan_file(folder / "plan")
+        check_names(store, plan.header, foreign, old)
+        seen = {info.name: info for info in old}
+        # The version that was seen: a plan that another run has put meanwhile is not replaced.
+        standing, removals = seen.pop(PLAN, None), removals_name(plan.header.run_id)
+        if not store.conditional:  # a listing may spell a version otherwise
+            standing = store.stat(PLAN)
+        if old:
+            noted = _noted_names(store, seen) | {name: info.version for name, info in seen.items()}
+            store.put(removals, msgspec.json.encode(noted))
+        try:
+            put = store.put_file(PLAN, folder / "plan", standing)
+        except ObjectExistsError:  # the same command was started twice
+            store.delete(removals)
+            return None
+    return replace(plan, version=put.version)
+
+
+def _read_current_plan(store: Store) -> Plan:
+    """The plan with its version. Raises as `read_plan` does."""
+    while True:
+        found = store.stat(PLAN)
+        try:
+            plan = read_plan(store)
+        except DamageError:
+            if found == store.stat(PLAN):
+                raise
+            continue  # it was replaced while it was read
+        if found is not None and found == store.stat(PLAN):
+            return replace(plan, version=found.version)
+
+
+def check_owner(store: Store, owner: Owner) -> None:
+    """Raises BuildError where the destination belongs to another run by now."""
+    found = store.stat(PLAN)
+    if found is not None and found.version == owner.version:
+        return
+    try:  # other hosts may see other times of files
+        run_id = read_run_id(store)
+    except (ObjectNotFoundError, DamageError):
+        raise BuildError(
+            f"{store.url}/{PLAN}, the plan of this build, is gone or damaged; nothing of it was published. Run the "
+            "same command again, with --overwrite where it says that files are in the way"
+        ) from None
+    if run_id != owner.run_id:
+        raise BuildError(_REPLACED.format(store.url))
+
+
+def remove_old(store: Store, header: PlanHeader) -> None:
+    """Remove what the run of `header` has noted: manifest first, and of what it makes itself no later version.
+
+    Each run of the same command does so before its work, as another may have been cut off at it, and once more at its
+    end: a run that has lost the destination may have put something since. Not where the store is not conditional: its
+    versions may follow from the content, or be none, so what the build makes itself could not be told from the old.
+    """
+    noted = _read_removals(store, removals_name(header.run_id))
+    if noted is None:
+        return
+    tasks = range(sum(header.splits.values()))
+    ours = {*header.output_names, REJECTS, DIGESTS, DUPLICATES, *map(report_name, tasks)}
+    present = {info.name: info for info in store.iter_objects()}
+    manifest = present.pop(MANIFEST, None)
+    if manifest is not None:
+        try:  # a twin of this run may have put its manifest
+            of_twin = _RUN_ID.decode(read_document(store, MANIFEST, manifest.version)).run_id == header.run_id
+        except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            of_twin = False
+        if not of_twin:
+            store.delete(MANIFEST, manifest.version if store.conditional else "")
+    for name, info in present.items():
+        if name not in noted and uncounted(name) not in noted and not name.startswith(f"{REPORTS}/"):
+            continue
+        if not is_build_name(name):  # the note was forged
+            continue
+        if not store.conditional:
+            store.delete(name)
+        elif noted.get(name) == info.version or uncounted(name) not in ours:
+            store.delete(name, info.version)
+    if not store.conditional:
+        store.delete(removals_name(header.run_id))
+
+
+def _read_removals(store: Store, name: str) -> dict[str, str] | None:
+    try:
+        return _REMOVALS.decode(read_document(store, name))
+    except ObjectNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def remove_orphans(store: Store, header: PlanHeader, manifest: Manifest) -> None:
+    """Remove shards of tasks that were cut off before their report, where other counts gave them other names.
+
+    All other names are replaced by the task's next run. A glob would find such a shard beside the right one.
+    """
+    if not header.are_counted:
+        return
+    outputs = header.output_names
+    made = {file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files}
+    for info in list(store.iter_objects()):
+        if info.name not in made and uncounted(info.name) in outputs:
+            store.delete(info.name, info.version if store.conditional else "")
+
+
+def open_part(store: Store, version: int) -> Store:
+    """Return the store below a dataset in which this version is built."""
+    return open_store(f"{store.url.rstrip('/')}/{part_folder(version)}", follow=False)
+
+
+def foreign_names(store: Store, old: Sequence[ObjectInfo]) -> set[str]:
+    """Names of all objects at `store` but those of `old`, which a build will remove."""
+    return {info.name for info in store.iter_objects()} - {info.name for info in old}
+
+
+def check_names(store: Store, header: PlanHeader, foreign: set[str], old: Sequence[ObjectInfo]) -> None:
+    """Raises DuplicateWriterError where one of the `foreign` files has a name that the plan needs."""
+    outputs = header.output_names
+    taken = sorted(name for name in foreign if uncounted(name) in outputs)
+    if taken and old:
+        # The build that stands may be at work: what it has put since `old` was listed is no foreign file.
+        known = {info.name for info in find_build(store)}
+        taken = [name for name in taken if name not in known and store.stat(name) is not None]
+    if taken and (old or store.stat(PLAN) is None):
+        raise DuplicateWriterError(
+            f"{store.url} holds {taken[0]} ({len(taken)} such files) of no build that is known here; take another "
+            "destination or remove them"
+        )
+
+
+def put_shard(store: Store, name: str, path: Path, written: WrittenShard, owner: Owner) -> ShardReport:
+    """Put a task's shard from a local file. One that is there already with the same bytes is the same shard.
+
+    Other bytes under the name are an orphan: a task of this plan that was cut off before its report, under another
+    version of a decoder perhaps. It is replaced.
+    """
+
+    def put(replaces: ObjectInfo | None) -> ObjectInfo:
+        if replaces is not None:
+            _logger.warning("replacing %s/%s, which no report vouches for", mask_secrets(store.url), name)
+        return store.put_file(name, path, replaces)
+
+    stored = _put(store, name, written.bytes, written.crc32c, owner, put)
+    generation = stored.version if store.generations else None
+    return ShardReport(name, written.bytes, written.crc32c, written.lengths, generation)
+
+
+def put_made(store: Store, name: str, path: Path, size_bytes: int, crc: int, owner: Owner) -> None:
+    """Put a file that follows from the reports; what is there under its name is the same, or replaced."""
+    _put(store, name, size_bytes, crc, owner, lambda replaces: store.put_file(name, path, replaces))
+
+
+def put_data(store: Store, name: str, data: bytes, owner: Owner) -> None:
+    """Put a small object; what is there under its name is the same, or replaced."""
+    _put(store, name, len(data), crc32c(data), owner, lambda replaces: store.put(name, data, replaces))
+
+
+def _put(
+    store: Store, name: str, size_bytes: int, crc: int, owner: Owner, put: Callable[[ObjectInfo | None], ObjectInfo]
+) -> ObjectInfo:
+    """Put what belongs to the owner's build, and take it back where the destination is another's by then.
+
+    Raises:
+        BuildError: as `check_owner` does.
+    """
+    replaces = None
+    while True:
+        try:
+            stored = put(replaces)
+            break
+        except ObjectExistsError:
+            found = store.stat(name)
+            if found is not None and _holds(store, found, size_bytes, crc):
+                check_owner(store, owner)
+                return found
+            check_owner(store, owner)  # after that look: so what it has seen is not of a later owner
+            replaces = found  # the same build's other run may be quicker, and then this is asked again
+    # Another run may have taken the destination over between the look and the put.
+    try:
+        check_owner(store, owner)
+    except BuildError:
+        store.delete(name, stored.version)
+        raise
+    return stored
+
+
+def put_report(store: Store, report: Report, owner: Owner) -> None:
+    """Put a task's report: from here on the task is done."""
+    report = msgspec.structs.replace(report, run_id=owner.run_id)
+    sealed = msgspec.structs.replace(report, checksum=_checksum(report))
+    put_data(store, report_name(report.task), msgspec.json.encode(sealed), owner)
+
+
+def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
+    """The report of a task of the plan `run_id`; None where there is none that can be read, however often."""
+    name, data = report_name(task.number), b""
+    for _ in range(READS):
+        try:
+            data = read_document(store, name)
+            report = _REPORT.decode(data)
+        except ObjectNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if report.checksum == _checksum(report):
+            return report if report.run_id in (run_id, "") else None  # else of a build that this one has replaced
+    _logger.warning("%s/%s is damaged; its task runs again", mask_secrets(store.url), name)
+    _discard(store, name, data)
+    return None
+
+
+def discard_report(store: Store, report: Report) -> None:
+    """Remove a report that does not hold, so that its task runs again."""
+    _discard(store, report_name(report.task), msgspec.json.encode(report))
+
+
+def _discard(store: Store, name: str, data: bytes) -> None:
+    """Remove an object that holds `data`; what another run has put in its place since stays."""
+    found = store.stat(name)
+    with suppress(ObjectNotFoundError, ObjectChangedError):
+        if found is not None and store.read(name, found.version) == data:
+            store.delete(name, found.version)
+
+
+def find_lost(store: Store, manifest: Manifest) -> str | None:
+    """The first file of a manifest that is not there with its size and, where the store knows one, its CRC.
+
+    One listing tells; nothing is read.
+    """
+    present = {info.name: info for info in store.iter_objects()}
+    for split in manifest.splits.values():
+        for file in (file for variant in split.variants for file in variant.files):
+            found = present.get(file.name)
+            if found is None or found.size_bytes != file.bytes or found.crc32c not in (None, file.crc32c):
+                return file.name
+    return None
+
+
+def is_stored(store: Store, name: str, size_bytes: int, crc: int) -> bool:
+    """Return true where the object `name` has this size and CRC-32C."""
+    found = store.stat(name)
+    return found is not None and _holds(store, found, size_bytes, crc)
+
+
+def _holds(store: Store, found: ObjectInfo, size_bytes: int, crc: int) -> bool:
+    if found.size_bytes != size_bytes:
+        return False
+    if found.crc32c is not None:
+        return found.crc32c == crc
+    try:
+        return stored_crc32c(store, found.name, size_bytes) == crc
+    except ObjectNotFoundError:  # replaced at this moment by another run of the same build
+        return False
+
+
+class _RunId(msgspec.Struct):
+    run_id: str = ""
+
+
+_RUN_ID = msgspec.json.Decoder(_RunId)
+
+
+def _checksum(report: Report) -> int:
+    unsealed = msgspec.structs.replace(report, checksum=0)
+    if report.run_id:
+        return crc32c(msgspec.json.encode(unsealed))
+    fields = msgspec.structs.asdict(unsealed)  # of a tpufeed that did not know the field
+    known = {name: value for name, value in fields.items() if name != "run_id" and value is not msgspec.UNSET}
+    return crc32c(msgspec.json.encode(known))

@@ -1,0 +1,134 @@
+"""Digests of source images: by content a build can tell which images are the same.
+
+`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first says what became of it: 0 if
+it was rejected, 1 if it was taken, 2 if it was left out as a duplicate. The others are the BLAKE2b of its image's file
+as it was read, or zeros if it was not. Records do not hold them.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.build.commit import put_made
+from tpufeed.build.plan import Owner
+from tpufeed.dataset.naming import DIGESTS
+from tpufeed.errors import ManifestError
+from tpufeed.storage.store import Store
+from tpufeed.tfrecord.crc32c import crc32c
+
+DIGEST_BYTES = 16
+UNREAD = bytes(DIGEST_BYTES)
+REJECTED, TAKEN, LEFT_OUT = b"\0", b"\1", b"\2"
+_ENTRY_BYTES = 1 + DIGEST_BYTES
+
+
+def image_digest(data: bytes) -> bytes:
+    """Return the digest of a file's bytes."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Images of one split that lie in other splits as well.
+
+    Attributes:
+        images: how many.
+        total: all images of the split.
+        others: the splits in which they lie as well.
+    """
+
+    images: int
+    total: int
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """Images of a dataset whose files are the same bytes.
+
+    Attributes:
+        groups: of equal images.
+        images: in the dataset, besides the first of each group.
+        dropped: left out of the dataset.
+        crossing: by split, but for the one that is trained on, where images of it lie in another split as well.
+        labels: groups whose images have different labels.
+        report: URL of the lines that name all of them.
+    """
+
+    groups: int
+    images: int
+    dropped: int
+    crossing: dict[str, Crossing]
+    labels: int
+    report: str
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on what spoils a training or its validation."""
+        said = [
+            f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
+            f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is "
+            "too good. --duplicates drop keeps one of each; --shares with --split-by-content keeps equal images in one "
+            "split"
+            for split, found in self.crossing.items()
+        ]
+        if self.labels:
+            kept = ". Where some were left out, the label of the first by path stays" if self.dropped else ""
+            said.append(f"equal images that have different labels: {self.labels:,}; see {self.report}{kept}")
+        if self.images:
+            said.append(
+                f"images with the same bytes as another one of the dataset: {self.images:,}; see {self.report}"
+                + ("" if self.crossing else "; --duplicates drop keeps one of each")
+            )
+        return tuple(said)
+
+
+class DigestWriter:
+    """Collects the digests of all tasks in turn. One task without them, of an older tpufeed, and none are put."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._crc, self._size, self._complete = path, 0, 0, True
+        self._file = path.open("wb")
+
+    def add(self, digests: object) -> None:
+        """Append those of a task."""
+        if not isinstance(digests, bytes):
+            self._complete = False
+            return
+        self._file.write(digests)
+        self._crc, self._size = crc32c(digests, self._crc), self._size + len(digests)
+
+    def put(self, store: Store, owner: Owner) -> None:
+        """Put the file, where all tasks have told theirs."""
+        self._file.close()
+        if self._complete and self._size:
+            put_made(store, DIGESTS, self._path, self._size, self._crc, owner)
+
+
+class InputDigests(NamedTuple):
+    """What became of each input of a build, uint8 (inputs,), and the digests of their images, uint8 (inputs, 16)."""
+
+    fates: npt.NDArray[np.uint8]
+    digests: npt.NDArray[np.uint8]
+
+
+def read_digests(store: Store, inputs: int) -> InputDigests | None:
+    """Return the digests of a build; None where it has stored none.
+
+    Raises:
+        ManifestError: they are not those of so many inputs.
+    """
+    found = store.stat(DIGESTS)
+    if found is None:
+        return None
+    if found.size_bytes != inputs * _ENTRY_BYTES:  # before it is read: a file may be a hole of terabytes
+        raise ManifestError(
+            f"{store.url}/{DIGESTS} has {found.size_bytes} bytes; {inputs:,} inputs take {inputs * _ENTRY_BYTES}. The "
+            "file was damaged: remove it, and images are compared by path and size"
+        )
+    entries = np.frombuffer(store.read(DIGESTS, found.version), np.uint8).reshape(inputs, _ENTRY_BYTES)
+    return InputDigests(entries[:, 0], entries[:, 1:])

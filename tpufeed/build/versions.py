@@ -1,0 +1,418 @@
+"""Datasets that grow: a version is the one before and a part, which is built below it like a dataset of its own.
+
+The part's build ends with its own manifest. Then it is published: the manifest that stands is kept as
+`_tpufeed/versions/N.json`, an index over all shards of each split is put under a new name, and manifest.json is
+replaced in one step, if it is still the one that the part was built for. Nothing that stands is moved or written again.
+"""
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tpufeed.build.commit import check_owner, find_lost, is_stored
+from tpufeed.build.plan import Owner
+from tpufeed.dataset.index import ITEM_BYTES, IndexWriter, Offsets
+from tpufeed.dataset.manifest import (
+    GROWN_VERSION,
+    IndexFile,
+    Manifest,
+    Markers,
+    Part,
+    Shard,
+    Split,
+    Variant,
+    decode_manifest,
+    encode_manifest,
+)
+from tpufeed.dataset.naming import MANIFEST, version_index_name, version_name
+from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
+from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
+from tpufeed.storage.reading import read_document
+from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.tfrecord.crc32c import crc32c
+
+COMPACT = "compact"  # the kind of a part whose shards take the place of others, and hold their records
+PART_OPTIONS = frozenset({"append_to", "base_digest"})  # by which a part's plan says which version it follows
+_BLOCK_ITEMS = 1 << 19
+_LOOKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Shards `[start, stop)` of a split: of the part, or of the version that it follows."""
+
+    of_part: bool
+    start: int
+    stop: int
+
+
+Layout = Mapping[str, Sequence[Piece]]
+
+
+def append_layout(base: Manifest, part: Manifest) -> Layout:
+    """Return the shards of each split of a version that grows: those of the base, and the part's behind them."""
+    layout = dict[str, list[Piece]]()
+    for name in dict.fromkeys((*base.splits, *part.splits)):
+        layout[name] = [
+            Piece(bool(of_part), 0, len(manifest.splits[name].variants[0].shards))
+            for of_part, manifest in enumerate((base, part))
+            if name in manifest.splits
+        ]
+    return layout
+
+
+def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) -> tuple[FeatureSpec, ...]:
+    """Return the features of records of both.
+
+    The type of an item never changes, and the number of items only widens: one value in each sample, lists of one
+    length, lists of several lengths.
+
+    Raises:
+        OptionError: a column is missing in one of them, or has another type; it names both sides.
+    """
+    there, here = {spec.name: spec for spec in base}, {spec.name: spec for spec in part}
+    for name in (*there, *here):
+        if name in there and name not in here and _is_optional(there[name]):
+            continue
+        if name not in there or name not in here:
+            has, lacks = ("the dataset has", "the new images do not")
+            if name in here:
+                has, lacks = ("the new images have", "the dataset does not")
+            raise OptionError(
+                f"{has} the column {name!r} and {lacks}; nothing was changed. Append what has the "
+                "same columns, or shard it as a dataset of its own and mix both with tpufeed.Mixture"
+            )
+    return tuple(_join_feature(spec, here[spec.name]) if spec.name in here else spec for spec in base)
+
+
+def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
+    if base.keys != part.keys:
+        raise OptionError(
+            f"the column {base.name!r} has the key {base.key!r} in the records of the dataset, and {part.key!r} in new "
+            "ones; nothing was changed. Give the option names that the dataset was made with (tpufeed append takes it "
+            "by itself)"
+        )
+    if msgspec.structs.replace(base, lengths=part.lengths) == part and base.shape is not None:
+        return base
+    (low, high, each), (own_low, own_high, own_each) = _as_list(base), _as_list(part)
+    typed, other = (base, part) if high else (part, base)
+    if not (high and own_high) and not other.is_raw and (base.kind, base.of) == (part.kind, part.of):
+        # The records of the other side have no item, so that they say no type.
+        most, each = max((high, each), (own_high, own_each))
+        return msgspec.structs.replace(typed, shape=None, lengths=(0, most), item_shape=each or msgspec.UNSET)
+    alike = (base.dtype, base.kind, base.of, each) == (part.dtype, part.kind, part.of, own_each)
+    alike = alike and base.flip_pairs == part.flip_pairs
+    joined = msgspec.structs.replace(
+        base, shape=None, lengths=(min(low, own_low), max(high, own_high)), item_shape=each or msgspec.UNSET
+    )
+    # A label that is one value stands at a fixed place, and single small numbers are stored otherwise than lists.
+    alike = alike and (base.shape == part.shape or base.name != LABEL)
+    if not alike or not base.stored_kind == part.stored_kind == joined.stored_kind:
+        raise OptionError(
+            f"the column {base.name!r} is {base.type_text} in the dataset and {part.type_text} in the new images; "
+            "nothing was changed. Give the new images that type"
+        )
+    if flip_problem(joined):
+        raise OptionError(
+            f"the column {base.name!r} is {base.type_text} in the dataset and {part.type_text} in the new images: "
+            f"{flip_problem(joined)}; nothing was changed"
+        )
+    return joined
+
+
+def _is_optional(spec: FeatureSpec) -> bool:
+    """Return true for a column of which some samples have no item: all of a part may be such."""
+    return (
+        spec.shape is None and not _as_list(spec)[0] and not (spec.kind or spec.of) and spec.name not in (LABEL, TEXT)
+    )
+
+
+def _as_list(spec: FeatureSpec) -> tuple[int, int, tuple[int, ...]]:
+    """Return the least and the largest number of items of a feature, and the shape of one."""
+    if spec.shape is not None:
+        count = spec.shape[0] if spec.shape else 1
+        return count, count, spec.shape[1:]
+    low, high = spec.lengths if isinstance(spec.lengths, tuple) else (0, 1)
+    return low, high, spec.each
+
+
+def join_manifests(
+    base: Manifest,
+    part: Manifest,
+    about: Part,
+    indexes: Mapping[str, tuple[IndexFile, ...]],
+    layout: Layout | None = None,
+) -> Manifest:
+    """Return the manifest of a version: that of the one before, and of the part that was built for it.
+
+    Args:
+        base: the version before.
+        part: the manifest of the part, whose class names begin with those of the base. A cache's says which version of
+            its source it is of, and so do its options.
+        about: what the part is; its folder holds the shards.
+        indexes: for each split that of each variant, over all of its shards.
+        layout: the shards of each split, where they are not those of the base and the part's behind them.
+    """
+    splits = dict[str, Split]()
+    for name, pieces in (append_layout(base, part) if layout is None else layout).items():
+        sides = [manifest.splits.get(name) for manifest in (base, part)]
+        variants = []
+        for number, index in enumerate(indexes[name]):
+            shards = [shard for piece in pieces for shard in _shards_of(piece, sides, number, about.folder)]
+            variants.append(Variant(tuple(shards), index))
+        counts = np.zeros(len(part.class_names), np.int64)
+        for split in sides[:1] if about.kind == COMPACT else sides:
+            if split is not None:
+                counts[: len(split.class_counts)] += np.asarray(split.class_counts, np.int64)
+        splits[name] = Split(
+            sum(shard.records for shard in variants[0].shards), tuple(counts.tolist()), tuple(variants)
+        )
+    joined = msgspec.structs.replace(
+        base,
+        format_version=GROWN_VERSION,
+        run_id=part.run_id,
+        tool_version=part.tool_version,
+        splits=splits,
+        version=base.number + 1,
+        parts=(*base.history, msgspec.structs.replace(about, follows=base.content_digest)),
+    )
+    if about.kind == COMPACT:  # all else is as it was
+        return joined
+    digest = hashlib.blake2b(f"{base.input_digest}\n{part.input_digest}".encode(), digest_size=16).hexdigest()
+    options = {name: value for name, value in part.options.items() if name not in PART_OPTIONS}
+    return msgspec.structs.replace(
+        joined,
+        class_names=part.class_names,
+        features=join_features(base.features, part.features),
+        options=base.options if part.cache is None else options,
+        input_digest=digest if part.cache is None else part.input_digest,
+        rejects=_added(base.rejects, part.rejects),
+        images=_added(base.images, part.images),
+        odd=_added(base.odd, part.odd),
+        cache=part.cache,
+        markers=_joined_markers(base, part),
+    )
+
+
+def check_class_names(base: Dataset, names: Sequence[str]) -> None:
+    """Check that class names of a new version begin with those of its base: labels that stand are places among them.
+
+    Raises:
+        BuildError: they do not, by a fault of tpufeed, or by a plan of an older one.
+    """
+    known = base.manifest.class_names
+    if tuple(names[: len(known)]) == known:
+        return
+    place = next(
+        (place for place, pair in enumerate(zip(known, names, strict=False)) if pair[0] != pair[1]), len(names)
+    )
+    becomes = f"would be {names[place]!r}" if place < len(names) else "would have no name"
+    raise BuildError(
+        f"{base.url}: class {place} of version {base.number} is {known[place]!r}, and in version {base.number + 1} it "
+        f"{becomes}, so that labels which stand would mean other classes. Nothing was published. Run the same command "
+        "again with --overwrite, which plans it anew; if it stays so, this is a fault of tpufeed: please report it"
+    )
+
+
+def follows(base: Dataset) -> dict[str, Any]:
+    """Return the options by which the plan of a part says which version it follows."""
+    return {"append_to": base.number, "base_digest": base.content_digest}
+
+
+def check_base(base: Dataset) -> None:
+    """Check that all files of a version are there, before a part is built that would be published behind them.
+
+    Raises:
+        BuildError: one is missing or has another size; a listing tells.
+        ShardError: an index is not as the manifest says.
+    """
+    lost = find_lost(base.store, base.manifest)
+    if lost is not None:
+        raise BuildError(
+            f"{base.url}/{lost} is missing or damaged, so that the dataset cannot grow. Nothing was changed. Run: "
+            f"tpufeed verify {base.url}"
+        )
+    for split in base.manifest.splits.values():
+        for variant in split.variants:
+            _check_index(base.store, variant.index)
+
+
+def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = None) -> Dataset:
+    """Publish a part that is built as the next version of its dataset.
+
+    A run that is killed here leaves the version before; the same command goes on from here.
+
+    Raises:
+        BuildError: another build was quicker, and what stands is not the version that the part was built for; or the
+            part belongs to another run by now; or a file that the version names is gone; or classes that stand would
+            get other names.
+        ShardError: an index is not as the manifest says.
+        StoreError: the files cannot be written.
+    """
+    store, number, run_id = base.store, base.number + 1, part.manifest.run_id
+    present = find_published(store, run_id)
+    if present is not None:  # another run of the same command was quicker
+        return present
+    check_class_names(base, part.manifest.class_names)
+    owner = Owner(run_id, "")
+    check_owner(part.store, owner)
+    pieces = append_layout(base.manifest, part.manifest) if layout is None else layout
+    count = len(next(iter(base.manifest.splits.values())).variants)
+    checked = set[tuple[str, str]]()
+    with store.temporary_folder() as folder:
+        indexes = {
+            name: tuple(
+                _put_index(folder, (base, part), name, variant, number, pieces[name], checked)
+                for variant in range(count)
+            )
+            for name in pieces
+        }
+    manifest = join_manifests(base.manifest, part.manifest, about, indexes, pieces)
+    lost = find_lost(store, manifest)
+    if lost is not None:
+        raise BuildError(
+            f"{store.url}/{lost} is missing or damaged. Version {number} was not published, and version {base.number} "
+            f"stands as it was. Run: tpufeed verify {store.url}"
+        )
+    return put_version(base, manifest, lambda: check_owner(part.store, owner))
+
+
+def find_published(store: Store, run_id: str) -> Dataset | None:
+    """Return the dataset that stands, where one of its parts was built by the run `run_id`."""
+    present = find_dataset(store)
+    is_there = present is not None and any(part.run_id == run_id for part in present.manifest.history[1:])
+    return present if is_there else None
+
+
+def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = lambda: None) -> Dataset:
+    """Put a manifest in the place of its base's, which is kept beside it. Raises as `publish` does.
+
+    `check` raises BuildError where another run with --overwrite has discarded the part, which may be at any moment.
+    """
+    store = base.store
+    standing = store.stat(MANIFEST)
+    try:
+        data = read_document(store, MANIFEST, "" if standing is None else standing.version)
+        if standing is None or decode_manifest(data, f"{store.url}/{MANIFEST}") != base.manifest:
+            raise ObjectChangedError(MANIFEST)
+        _put_same(store, version_name(base.number), data)
+        check()
+        put = store.put(MANIFEST, encode_manifest(manifest), standing)
+    except (ObjectChangedError, ObjectExistsError) as error:
+        present = find_published(store, manifest.run_id)
+        if present is not None:
+            return present
+        raise BuildError(
+            f"{mask_secrets(store.url)} is another version by now than the one that this build has begun with; nothing "
+            "of it was published. Run the same command again: it goes on from the version that stands"
+        ) from error
+    try:
+        check()
+    except BuildError:  # discarded at this very moment: its shards are about to be removed
+        with suppress(ObjectExistsError):
+            store.put(MANIFEST, data, put)
+        raise
+    return find_dataset(store) or base
+
+
+def _put_index(  # noqa: PLR0913, PLR0917  # of one caller
+    folder: Path,
+    sides: tuple[Dataset, Dataset],
+    split: str,
+    variant: int,
+    number: int,
+    pieces: Sequence[Piece],
+    checked: set[tuple[str, str]],
+) -> IndexFile:
+    """Put the index of a split over the shards of its pieces, and return what the manifest says of it."""
+    base, path = sides[0], folder / f"{split}-{variant}"
+    writer = IndexWriter(path)
+    for piece in pieces:
+        dataset = sides[piece.of_part]
+        entry = dataset.manifest.splits[split].variants[variant]
+        if (dataset.url, entry.index.name) not in checked:
+            _check_index(dataset.store, entry.index)
+            checked.add((dataset.url, entry.index.name))
+        starts = [0, *itertools.accumulate(shard.records + 1 for shard in entry.shards)]
+        header = entry.index.bytes - starts[-1] * ITEM_BYTES
+        for start in range(starts[piece.start], starts[piece.stop], _BLOCK_ITEMS):
+            stop = min(start + _BLOCK_ITEMS, starts[piece.stop])
+            data = dataset.store.read_range(entry.index.name, header + start * ITEM_BYTES, header + stop * ITEM_BYTES)
+            writer.add_offsets(np.frombuffer(data, "<u8"))
+    size, crc = writer.finish()
+    name = version_index_name(split, None if base.manifest.cache is None else variant, number)
+    _put_made(base.store, name, size, crc, lambda found: base.store.put_file(name, path, found))
+    return IndexFile(name, size, crc)
+
+
+def read_offsets(dataset: Dataset, split: str, variant: int) -> list[Offsets]:
+    """Return the offsets of each shard, as they stand in the index.
+
+    Raises:
+        ShardError: the index is not as the manifest says.
+    """
+    entry = dataset.manifest.splits[split].variants[variant]
+    _check_index(dataset.store, entry.index)
+    data = dataset.store.read(entry.index.name)
+    starts = [0, *itertools.accumulate(shard.records + 1 for shard in entry.shards)]
+    offsets = np.frombuffer(data, "<u8", starts[-1], entry.index.bytes - starts[-1] * ITEM_BYTES)
+    return [offsets[start:stop] for start, stop in itertools.pairwise(starts)]
+
+
+def _check_index(store: Store, index: IndexFile) -> None:
+    if not is_stored(store, index.name, index.bytes, index.crc32c):
+        raise ShardError(
+            f"{store.url}/{index.name} is missing, or not as the manifest says: {index.bytes} bytes of CRC-32C "
+            f"{index.crc32c:08x}. Nothing was published. Run: tpufeed verify {store.url}"
+        )
+
+
+def _put_same(store: Store, name: str, data: bytes) -> None:
+    """Put an object; what stands there under its name is the same, or replaced."""
+    _put_made(store, name, len(data), crc32c(data), lambda found: store.put(name, data, found))
+
+
+def _put_made(store: Store, name: str, size: int, crc: int, put: Callable[[ObjectInfo | None], ObjectInfo]) -> None:
+    """Put what follows from the version before and the part; another object of the name is a leftover, and replaced."""
+    for _ in range(_LOOKS):
+        found = store.stat(name)
+        if found is not None and is_stored(store, name, size, crc):
+            return
+        with suppress(ObjectExistsError):  # another run of the same command was quicker
+            put(found)
+            return
+    raise BuildError(f"{store.url}/{name} changes all the time: is another program at work there?")
+
+
+def _shards_of(piece: Piece, sides: Sequence[Split | None], variant: int, folder: str) -> list[Shard]:
+    side = sides[piece.of_part]
+    assert side is not None, "a piece is of a side that has the split"
+    shards = side.variants[variant].shards[piece.start : piece.stop]
+    return [_below(folder, shard) for shard in shards] if piece.of_part else list(shards)
+
+
+def _below(folder: str, shard: Shard) -> Shard:
+    return msgspec.structs.replace(shard, name=f"{folder}/{shard.name}")
+
+
+def _added(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted((Counter(first) + Counter(second)).items()))
+
+
+def _joined_markers(base: Manifest, part: Manifest) -> Any:
+    if isinstance(base.markers, Markers) and isinstance(part.markers, Markers):
+        return Markers(
+            base.markers.rewritten + part.markers.rewritten,
+            base.markers.added_bytes + part.markers.added_bytes,
+            _added(base.markers.unmarked, part.markers.unmarked),
+        )
+    return part.markers if isinstance(part.markers, Markers) else base.markers

@@ -1,0 +1,228 @@
+"""A sample of a dataset, and what its images would give stored otherwise: tried with the real loader.
+
+An alternative is made of the sample, as `tpufeed shard` and `tpufeed cache warmup` would make it, and written as a
+small dataset. The loader then feeds from that for a short time.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+
+import numpy as np
+
+from tpufeed.dataset.index import encode_index
+from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
+from tpufeed.dataset.naming import MANIFEST
+from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
+from tpufeed.dataset.writer import ShardWriter
+from tpufeed.errors import ImageError, RecordError, StoreError, TpufeedError
+from tpufeed.images.affine import HorizontalFlip
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.protocols import Op
+from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.measure.prediction import Alternative
+from tpufeed.measure.sampling import draw_evenly, iter_payloads
+from tpufeed.measure.stages import measure_loader
+from tpufeed.processes.limits import available_cores
+from tpufeed.storage.stage_folder import free_bytes
+from tpufeed.tfrecord.crc32c import crc32c
+
+SAMPLE_SPLIT = "train"
+
+_SAMPLES = 512
+_BLOCK = 16
+_SHARDS = 8
+_PLENTY_BYTES = 128 << 20  # past the processor's cache, or copying would look faster than it is
+_MOST_ROUNDS = 64
+
+_VARIANTS = 4  # of a raw cache
+_MARGIN = 8 / 7  # of 224 that is 256, what people presize to
+_SMALLER = 0.8  # of the bytes: less of a gain is not worth a build
+_FEATURES_BYTES = 400  # of a record, besides the image
+
+
+def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[bytes], list[str]]:
+    """Read images from all over the first variant of a split: as many as come in this time, at least one block.
+
+    Returns:
+        The images as their records hold them, and messages about records that could not be read.
+
+    Raises:
+        StoreError, ShardError: they cannot be read at all.
+    """
+    reader, stop = dataset.reader(split), time.monotonic() + seconds
+    places = draw_evenly(dataset, split, _SAMPLES, seed=0)
+    random.Random(0).shuffle(places)  # time that runs out leaves no part of the split unseen
+    images, damaged = list[bytes](), list[str]()
+    for start in range(0, len(places), _BLOCK):
+        if images and time.monotonic() > stop:
+            break
+        for payload in iter_payloads(reader, places[start : start + _BLOCK]):
+            try:
+                if isinstance(payload, RecordError):
+                    raise payload
+                images.append(bytes(reader.layout.decode(payload)[0]))
+            except RecordError as error:
+                damaged.append(str(error))
+    reader.release()
+    return images, damaged
+
+
+def write_sample(folder: Path, images: Sequence[bytes], shape: tuple[int, int, int] | None = None) -> str:
+    """Write a dataset of these images, of raw pixels where there is a `shape`, and return its URL.
+
+    The images are repeated until there are enough bytes for the processor's cache to be no help.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    from tpufeed import __version__
+
+    features = (FeatureSpec(ENCODED, "bytes") if shape is None else FeatureSpec(TENSOR, "uint8", shape),)
+    shards, offsets = list[Shard](), []
+    try:
+        folder.mkdir(parents=True)
+        rounds = min(_PLENTY_BYTES, free_bytes(folder) // 2) // max(1, sum(map(len, images)))
+        rounds = max(1, min(rounds, _MOST_ROUNDS))
+        for number in range(min(_SHARDS, len(images))):
+            name, part = f"sample-{number}.tfrecord", [*images[number::_SHARDS]] * rounds
+            with ShardWriter(folder / name, record_layout(features)) as writer:
+                for image in part:
+                    writer.add(image, (), b"")
+            written = writer.finish()
+            shards.append(Shard(name, written.bytes, written.crc32c, len(part)))
+            offsets.append(written.offsets)
+        index = encode_index(offsets)
+        (folder / "sample.index.npy").write_bytes(index)
+        variant = Variant(tuple(shards), IndexFile("sample.index.npy", len(index), crc32c(index)))
+        manifest = Manifest(
+            run_id="doctor",
+            tool_version=__version__,
+            splits={SAMPLE_SPLIT: Split(sum(shard.records for shard in shards), (), (variant,))},
+            class_names=(),
+            features=features,
+            options={},
+            input_digest="",
+            rejects={},
+            images={},
+            odd={},
+            cache=None if shape is None else CacheInfo("", (), (), "raw", shape, "uint8", 1, 0, "sample"),
+        )
+        (folder / MANIFEST).write_bytes(encode_manifest(manifest))
+    except OSError as error:
+        raise StoreError(f"{folder}: {error.strerror or error}") from error
+    return str(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Encoded images of a dataset or of files, and how the loader feeds them.
+
+    Attributes:
+        url: where they come from.
+        images: some of them.
+        records: how many there are in all.
+        are_files: there is no dataset yet.
+        ops: of the loader; images come out of them in one size.
+        batch_size: of the loader.
+    """
+
+    url: str
+    images: Sequence[bytes]
+    records: int
+    are_files: bool = False
+    ops: Sequence[Op]
+    batch_size: int
+
+
+def try_alternatives(sample: Sample, folder: Path, seconds: float) -> tuple[tuple[Alternative, ...], list[str]]:
+    """Measure other ways to store a sample; return them, and why some could not be tried.
+
+    Args:
+        sample: what is fed now.
+        folder: for small datasets.
+        seconds: of each measurement.
+    """
+    url, images, ops = quote(sample.url), sample.images, tuple(sample.ops)
+    pipeline = Pipeline(ops, seed=0)
+    size = pipeline.output_size(None)
+    assert size is not None, "the loader takes no ops that leave images of several sizes"
+    side = round(max(size) * _MARGIN)
+    draws = pipeline.draw(0, np.arange(len(images)))
+
+    def store(number: int) -> bytes:
+        return store_image(images[number], ImagePolicy()).data
+
+    def presize(number: int) -> bytes:
+        return store_image(images[number], ImagePolicy(presize_px=side)).data
+
+    def warm(number: int) -> bytes:
+        return pipeline.run_encoded(memoryview(images[number]), [op[number] for op in draws]).tobytes()
+
+    flags = "".join(f" --op {quote(repr(op))}" for op in ops)
+    if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # what warmup does by itself
+        flags = f" --size {size[0]}"
+    command = f"tpufeed shard {url} DATASET-{side} --presize {side}"
+    if not sample.are_files:
+        command = f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
+    cache = f"tpufeed cache warmup {url} CACHE{flags} --variants {_VARIANTS}"
+    # (what to do, how to make an image of it, (height, width, channels) of raw pixels, live ops, variants)
+    ways: list[tuple[str, Callable[[int], bytes], tuple[int, int, int] | None, Sequence[Op] | None, int]] = [
+        (f"presize to {side}: {command}", presize, None, ops, 1),
+        (f"warm a raw cache: {cache}", warm, (*size, 3), None, _VARIANTS),
+    ]
+    if sample.are_files:
+        ways.insert(0, (f"make shards of the files: tpufeed shard {url} DATASET", store, None, ops, 1))
+    found, notes = list[Alternative](), list[str]()
+    for number, (do, change, shape, live, variants) in enumerate(ways):
+        try:
+            start = time.perf_counter()
+            made = _change(change, len(images), seconds)
+            took = time.perf_counter() - start
+            if not made:
+                continue  # no build would take any of them
+            mean_bytes = float(np.mean([len(image) for image in made]))
+            if change is presize and mean_bytes > _SMALLER * float(np.mean([len(image) for image in images])):
+                continue
+            small = write_sample(folder / f"alternative-{number}", made, shape)
+            rate = measure_loader(small, SAMPLE_SPLIT, sample.batch_size, seconds, ops=live).whole
+        except (TpufeedError, OSError, MemoryError) as error:
+            notes.append(f"{do.partition(':')[0]}: could not be tried: {error or type(error).__name__}")
+            continue
+        record_bytes = mean_bytes + _FEATURES_BYTES
+        total, minutes = sample.records * variants * record_bytes, sample.records * variants * took / len(made) / 60
+        cost = f"{total / 1e9:,.1f} GB" if total >= 1e8 else f"{total / 1e6:,.1f} MB"
+        cost += f" for {variants} variants" if variants > 1 else ""
+        cost += f", about {minutes:,.0f} minutes" if minutes >= 2 else f", about {max(1, round(minutes * 60))} s"
+        found.append(
+            Alternative(
+                do=do,
+                images_per_second=rate,
+                record_bytes=record_bytes,
+                total_bytes=total,
+                cost=f"{cost} on this host",
+            )
+        )
+    return tuple(found), notes
+
+
+def _change(change: Callable[[int], bytes], count: int, seconds: float) -> list[bytes]:
+    """Change images on all cores, as many as are done in this time, at least a block; bad ones are left out."""
+    stop = time.monotonic() + seconds
+
+    def run(number: int) -> bytes | None:
+        if number >= _BLOCK and time.monotonic() > stop:
+            return None
+        try:
+            return change(number)
+        except ImageError:
+            return None
+
+    with ThreadPoolExecutor(available_cores(), "tpufeed-doctor") as executor:
+        return [image for image in executor.map(run, range(count)) if image is not None]

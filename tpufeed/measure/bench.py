@@ -1,0 +1,335 @@
+"""The benchmark: datasets times loaders, measured in turns, each measurement in a process of its own."""
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.images.ops import parse_op
+from tpufeed.loaders.loader import open_feed
+from tpufeed.loaders.mixture import Mixture, parse_mixture
+from tpufeed.measure.accelerator import Limits
+from tpufeed.measure.feeding import LOADERS, DeviceChoice, check_split, feed, open_loader
+from tpufeed.measure.machine import machine, place_of
+from tpufeed.measure.results import Run, spread
+from tpufeed.measure.tpu import AcceleratorProfile, find_tpu, nearest, profile
+from tpufeed.measure.wording import number_of
+from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
+
+EMULATED = "emulated"
+DEFAULT_DEVICE = "emulated:tpu-v3-8"
+REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")
+DRAIN = "none"
+_BATCH_SIZE, _SECONDS, _MOST_SECONDS = 128, 8.0, 86_400.0
+_WARM_UP_SECONDS = 2.0
+_LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to stage and to compile
+_ENTRY = "tpufeed.measure.bench:serve"
+
+# What loaders and kinds of devices need: (module, its name for people, extra).
+_PACKAGES = {
+    "torch": ("torch", "torch", "torch"),
+    "tf": ("tensorflow", "TensorFlow", "tf"),
+    "tf-direct": ("tensorflow", "TensorFlow", "tf"),
+    "xla": ("torch_xla", "torch_xla (with torch 2.9)", "xla"),
+    "jax": ("jax", "JAX", "jax"),
+}
+
+Name = TypeVar("Name")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Options of a benchmark.
+
+    Attributes:
+        device: emulated:PROFILE, emulated with `step_ms`, xla-cpu, xla-tpu, jax-cpu, jax-tpu, or none, which only
+            drains the loader. By default emulated:tpu-v3-8, or emulated where `step_ms` is given.
+        batch_size: images of a step; by default the profile's, or 128.
+        step_ms: milliseconds that an emulated accelerator of your own takes for a batch.
+        steps: steps of each measurement.
+        seconds: seconds of each measurement, from its first batch on; by default 8, where no `steps` are given.
+        repeats: measurements of each loader, in turns with the others.
+        warm_up: short rounds before them that count for nothing; they fill the page cache and the stage.
+        split: the dataset's split.
+        ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's `final` ops.
+        threads: threads of the loader, see `numpy_loader`.
+        processes: processes of the loader, see `numpy_loader`.
+        model: the model that an emulated TPU trains; by default ResNet-50, which the profiles are for.
+        tpu: a TPU to emulate at its high rate, short for the device emulated:tpu-NAME.
+        patience_seconds: extra time of a measurement where `seconds` are too few for a verdict.
+    """
+
+    device: str | None = None
+    batch_size: int | None = None
+    step_ms: float | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    repeats: int = 3
+    warm_up: int = 1
+    split: str = "train"
+    ops: tuple[str, ...] | None = None
+    threads: int | None = None
+    processes: int | None = None
+    model: str | None = None
+    tpu: str | None = None
+    patience_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        least = {"batch_size": 1, "steps": 2, "repeats": 1, "warm_up": 0, "threads": 1, "processes": 0}
+        for name, fewest in least.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < fewest):
+                raise OptionError(f"{name} is a whole number, at least {fewest}, not {value!r}")
+        if self.seconds is not None and not 0 < self.seconds <= _MOST_SECONDS:
+            raise OptionError(f"seconds is a number above 0, at most {_MOST_SECONDS:,.0f}, not {self.seconds!r}")
+        for text in self.ops or ():
+            parse_op(text)
+        if self.tpu is not None and (self.device is not None or self.step_ms is not None):
+            raise OptionError(f"tpu {self.tpu!r} is another way to say the device {EMULATED}:tpu-{self.tpu}: give one")
+        self.choice  # noqa: B018  # raises what is wrong with the device
+
+    @property
+    def choice(self) -> DeviceChoice:
+        """The device, with its profile where it is an emulated one."""
+        name = self.device or (DEFAULT_DEVICE if self.step_ms is None else EMULATED)
+        if self.tpu is not None:
+            name = f"{EMULATED}:tpu-{find_tpu(self.tpu).name}"
+        if self.step_ms is not None and name != EMULATED:
+            raise OptionError(f"step_ms is for the device {EMULATED!r}; {name} has steps of its own")
+        kind, _, rest = name.partition(":")
+        if kind != EMULATED:
+            if self.model is not None:
+                raise OptionError(f"a model is for emulated TPUs; the step of the device {name} is a small one")
+            nearest(name, (*REAL_DEVICES, DRAIN, EMULATED, DEFAULT_DEVICE), "device")
+            if name == DRAIN:
+                return DeviceChoice(name, "none")
+            return DeviceChoice(name, "xla" if name.startswith("xla") else "jax", platform=name.partition("-")[2])
+        if name != EMULATED:
+            known = profile(rest)
+        elif self.step_ms is None:
+            raise OptionError(f"a device {EMULATED!r} without a profile needs step_ms: --step-ms 40 --batch 256")
+        elif not 0 < self.step_ms < float("inf"):
+            raise OptionError(f"a step takes more than 0 milliseconds, not {self.step_ms:g}")
+        else:
+            batch_size = self.batch_size or _BATCH_SIZE
+            known = AcceleratorProfile(f"{self.step_ms:g}ms-step", 1e3 * batch_size / self.step_ms, batch_size)
+        return DeviceChoice(name, "emulated", known if self.model is None else known.training(self.model))
+
+    @property
+    def images_a_step(self) -> int:
+        """The batch size, as given or as it follows from the device."""
+        known = self.choice.profile
+        return self.batch_size or (None if known is None else known.batch_size) or _BATCH_SIZE
+
+    @property
+    def limits(self) -> Limits:
+        """The end of a measurement."""
+        seconds = _SECONDS if self.steps is None and self.seconds is None else self.seconds
+        return Limits(self.steps, seconds, self.patience_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measurement; holds everything that another process needs to make it."""
+
+    url: str
+    loader: str
+    options: BenchOptions
+
+    def __str__(self) -> str:
+        return f"{self.url}, {self.loader}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """The result of a benchmark.
+
+    Attributes:
+        machine: see `diagnosis.machine.machine`.
+        places: where the datasets lie, see `diagnosis.machine.place_of`.
+        options: the options, as given.
+        runs: the median run of each dataset and loader, in the order given.
+    """
+
+    machine: dict[str, Any]
+    places: tuple[dict[str, Any], ...]
+    options: BenchOptions
+    runs: tuple[Run, ...]
+
+
+def measure(measurement: Measurement) -> Run:
+    """Make the measurement, in this process.
+
+    Raises:
+        UsageError: a dataset, split, device or package does not exist.
+        Exception: the loader's.
+    """
+    options, choice = measurement.options, measurement.options.choice
+    check_loaders([measurement.loader], options)
+    if choice.kind == "xla" or measurement.loader == "xla":
+        from tpufeed.loaders.xla import runtime  # noqa: F401  # torch_xla cannot be imported after TensorFlow
+    ops = None if options.ops is None else [parse_op(text) for text in options.ops]
+    given = {"ops": ops, "threads": options.threads, "processes": options.processes}
+    data = open_feed(parse_mixture(measurement.url))
+    opened = open_loader(measurement.loader, data, options.split, options.images_a_step, given)
+    try:
+        return feed(choice, replace(opened, url=measurement.url), options.limits)  # the URL as it was given
+    finally:
+        opened.close()
+
+
+def measure_apart(measurement: Measurement) -> Run:
+    """Make the measurement in a new process, which is gone in the end, with all that it has started.
+
+    Raises:
+        TpufeedError: as `measure`.
+        LoaderError: the process died, or takes longer than a quarter of an hour.
+    """
+    choice = measurement.options.choice
+    variables = {} if "TF_CPP_MIN_LOG_LEVEL" in os.environ else {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    if choice.kind == "xla":
+        variables["PJRT_DEVICE"] = choice.platform.upper()
+    if choice.kind == "jax":
+        variables["JAX_PLATFORMS"] = choice.platform
+    elif measurement.loader == "jax":
+        variables["JAX_PLATFORMS"] = "cpu"  # the batches are looked at
+    child = Child(_ENTRY, variables=variables, apart=True, one_thread=False)
+    try:
+        child.begin(_ENTRY, measurement)
+        if not wait([child.fileno()], _LONGEST_SECONDS + (measurement.options.limits.seconds or 0)):
+            raise LoaderError(
+                f"{measurement}: not done after {_LONGEST_SECONDS:.0f} s; the loader hangs, or the steps are too many"
+            )
+        run: Run = child.receive()
+    except ChildDiedError:
+        how, printed = child.ending()[1], child.output().splitlines() or ["it said nothing"]
+        raise LoaderError(f"{measurement}: the measuring process ended {how}: {printed[-1]}") from None
+    finally:
+        stop_all([child], 0.0)
+    return run
+
+
+def serve(measurement: Measurement, connection: Connection) -> None:
+    """Make the measurement in the child process, for as long as its launcher lives."""
+
+    def end_with_launcher() -> None:
+        wait([connection])  # the launcher sends nothing more: this returns when it hangs up
+        # `sys.exit` would end this thread alone, and leave a measurement running that nobody waits for.
+        os._exit(1)
+
+    threading.Thread(target=end_with_launcher, daemon=True).start()
+    try:
+        run = measure(measurement)
+    except Exception as error:  # noqa: BLE001  # the launcher raises it
+        connection.send(Failure.of(error, f"{measurement}: the measuring process failed: "))
+    else:
+        connection.send(run)
+
+
+def bench(
+    urls: Sequence[str],
+    loaders: Sequence[str] = ("numpy",),
+    options: BenchOptions | None = None,
+    measure: Callable[[Measurement], Run] = measure_apart,
+    listen: Callable[[str], None] = lambda _: None,
+) -> BenchResult:
+    """Feed a device from each of the datasets by each of the loaders.
+
+    Args:
+        urls: datasets or caches; "URL=0.7,URL=0.3" is a mixture of several.
+        loaders: numpy, torch, tf, tf-direct, xla, jax, and naive, which is what people write themselves.
+        options: device, batches, and how long.
+        measure: makes one measurement.
+        listen: is told what will be measured next.
+
+    Raises:
+        UsageError: a dataset, loader, device or package does not exist; raised before anything is measured.
+        Exception: a loader's.
+    """
+    options = options or BenchOptions()
+    check_loaders(loaders, options)
+    if not urls:
+        raise OptionError("no dataset is given")
+    places = list[dict[str, Any]]()
+    for url in urls:
+        data = open_feed(parse_mixture(url))
+        if isinstance(data, Mixture):
+            places += [place_of(source.dataset) for source in data.open(options.split)]
+        else:
+            check_split(data, options.split, options.images_a_step)
+            places.append(place_of(data))
+    about = machine()
+    measurements = [Measurement(url=url, loader=loader, options=options) for url in urls for loader in loaders]
+    label = options.choice.label
+
+    def measured(one: Measurement, note: str = "") -> Run:
+        listen(f"{label} from {one.url} by {one.loader}{note}")
+        return measure(one)
+
+    seconds = min(_WARM_UP_SECONDS, options.limits.seconds or _WARM_UP_SECONDS)
+    short = replace(options, seconds=seconds, patience_seconds=0.0)
+    for one in measurements * options.warm_up:
+        measured(replace(one, options=short), " (warm-up)")
+    rounds = interleave({one: partial(measured, one) for one in measurements}, options.repeats, warm_up=0)
+    runs = tuple(map(middle_run, rounds.values()))
+    return BenchResult(machine=about, places=tuple(places), options=options, runs=runs)
+
+
+def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
+    """Raise OptionError for a loader that is unknown or cannot feed the device, or MissingExtraError."""
+    if not loaders:
+        raise OptionError(f"no loader is given; there are {', '.join(LOADERS)}")
+    choice = options.choice
+    for loader in loaders:
+        nearest(loader, LOADERS, "loader")
+        if loader == "xla" and choice.kind not in ("xla", "none"):
+            raise OptionError(
+                f"the loader xla puts batches on a device of torch_xla: give --device xla-cpu or xla-tpu, not "
+                f"{choice.name}. What {choice.name} would wait for is measured by the loader numpy"
+            )
+        if loader == "jax" and choice.kind == "xla":
+            raise OptionError(f"the loader jax cannot feed {choice.name}: give --device jax-cpu or jax-tpu")
+        if loader == "naive" and options.ops is not None:
+            raise OptionError("the loader naive has a random-resized crop and a flip of its own: leave out the ops")
+        for what in (loader, choice.kind):
+            module, name, extra = _PACKAGES.get(what, ("", "", ""))
+            if module and find_spec(module) is None:
+                raise MissingExtraError(name, extra)
+
+
+def middle_run(runs: Sequence[Run]) -> Run:
+    """Return the repeat with the median rate, with the spread of all repeats and the problems of any."""
+    rated = sorted(runs, key=lambda run: run.images_per_second or 0.0)
+    middle = rated[(len(rated) - 1) // 2]
+    problems = list(middle.problems)
+    doubtful = [run for run in runs if run.problems]
+    if doubtful and not problems:
+        problems.append(f"in {len(doubtful)} of {number_of(len(runs), 'repeat')}: {doubtful[0].problems[0]}")
+    return replace(
+        middle,
+        rates=spread([run.images_per_second for run in runs if run.images_per_second is not None]),
+        problems=tuple(problems),
+        verdict="" if problems else middle.verdict,
+    )
+
+
+def interleave(
+    measurements: Mapping[Name, Callable[[], Outcome]], repeats: int, warm_up: int = 1
+) -> dict[Name, list[Outcome]]:
+    """Make each measurement in `repeats` rounds, after `warm_up` rounds whose outcomes are thrown away.
+
+    They take turns, A B A B: a machine that grows slower for a while does so for all alike.
+    """
+    found: dict[Name, list[Outcome]] = {name: [] for name in measurements}
+    for number in range(-warm_up, repeats):
+        for name, measure in measurements.items():
+            outcome = measure()
+            if number >= 0:
+                found[name].append(outcome)
+    return found

@@ -1,0 +1,523 @@
+"""Time how long a training loop waits for its input, step by step, and report it."""
+
+import math
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from tpufeed.errors import OptionError
+from tpufeed.measure.compiling import CompileWatch, WaitSplitter, compile_advice, split_waits, xla_counts
+
+# Idle time in percent: the bands of xprof, TensorBoard's profiler, for input-bound programs.
+MODERATE_PERCENT = 5.0
+HIGH_PERCENT = 20.0
+
+Batch = TypeVar("Batch")
+Blame = Literal["data", "tracing", "accelerator"]
+_UNSEEN: Any = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of each step, from the first one on.
+
+    Attributes:
+        wait_seconds: time that the step waited for its batch.
+        sync_seconds: time of tracing, compiling and launching the step, which torch_xla's loaders do in the `next()`
+            after it. A sync before an epoch's first step counts for that step as well. Empty with other loaders.
+        compute_seconds: time of the step itself.
+    """
+
+    wait_seconds: tuple[float, ...] = ()
+    sync_seconds: tuple[float, ...] = ()
+    compute_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """Figures of a `StepClock`. None means unknown: with fewer than two steps there is no steady state.
+
+    The steady state is every step but the first, which waits for the pipeline to fill and computes while it compiles.
+    All figures are of the steady state, but `steps`, `images`, those that begin with `first_`, and `compile_seconds`.
+
+    Attributes:
+        steps: number of all steps.
+        images: number of all images; None where batches have no shape and no batch size was given.
+        images_per_second: images in a second of `wall_seconds`.
+        bytes_per_second: bytes of the batches' arrays, which cross to the device.
+        step_ms: median of wait + sync + compute.
+        wait_ms_p50: median of the waits for a batch.
+        wait_ms_p95: 95th percentile of the waits.
+        wait_ms_p99: 99th percentile of the waits.
+        idle_percent: waits / wall.
+        sync_percent: syncs / wall. torch_xla's loaders sync before they hand out the next batch: they trace, compile
+            and launch the step, and wait for the device to take it. None with other loaders.
+        tracing_percent: share of the time in which the host traced and compiled: the syncs without their waits for the
+            device, or the compile time, whichever is more. None where no framework counts.
+        wall_seconds: time inside the loop; evaluation between two epochs does not count.
+        first_wait_seconds: time from asking for the first batch until it was there, `iter(loader)` included.
+        first_compute_seconds: time of the first step, with the syncs around it.
+        compile_seconds: compile time within `first_compute_seconds`, as torch_xla and JAX report it.
+        recompilations: number of compilations after the first step.
+        host_syncs: times that the host waited for a value of the device, as torch_xla counts them.
+        short_epochs: (epoch from 1, batches given, batches by `len()`) of each epoch that ended early by itself.
+        notes: further findings, as sentences.
+    """
+
+    steps: int
+    images: int | None = None
+    images_per_second: float | None = None
+    bytes_per_second: float | None = None
+    step_ms: float | None = None
+    wait_ms_p50: float | None = None
+    wait_ms_p95: float | None = None
+    wait_ms_p99: float | None = None
+    idle_percent: float | None = None
+    sync_percent: float | None = None
+    tracing_percent: float | None = None
+    wall_seconds: float | None = None
+    first_wait_seconds: float | None = None
+    first_compute_seconds: float | None = None
+    compile_seconds: float | None = None
+    recompilations: int | None = None
+    host_syncs: int | None = None
+    short_epochs: tuple[tuple[int, int, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def blame(self) -> Blame | None:
+        """The cause of most waiting; the accelerator, where neither data nor tracing takes 5 % of the time."""
+        if self.idle_percent is None:
+            return None
+        tracing = self.tracing_percent or 0.0
+        if max(self.idle_percent, tracing) < MODERATE_PERCENT:
+            return "accelerator"
+        return "data" if self.idle_percent >= tracing else "tracing"
+
+    @property
+    def verdict(self) -> str:
+        """`blame` as a sentence."""
+        if self.idle_percent is None:
+            return "no verdict: there is no steady state to judge"
+        idle = f"{self.idle_percent:.1f} %"
+        if self.blame == "accelerator":
+            return f"fed: {idle} of the time is waiting for data; what is left is the step itself"
+        if self.blame == "tracing":
+            return (
+                f"your step waits on tracing and compiling ({self.tracing_percent:.1f} % of the time), "
+                f"not on data ({idle})"
+            )
+        return f"{idle_band(self.idle_percent)}: {idle} of the time the step waits for its batch"
+
+    def summary(self) -> str:
+        """Return lines for people; n/a stands for unknown."""
+
+        def say(value: float | None, unit: str = "", digits: int = 1) -> str:
+            return "n/a" if value is None else f"{value:,.{digits}f}{unit}"
+
+        megabytes = None if self.bytes_per_second is None else self.bytes_per_second / 1e6
+        lines = [
+            f"{self.steps} steps: idle {say(self.idle_percent, ' %')} of {say(self.wall_seconds, ' s', 2)}, "
+            f"{say(self.images_per_second, '', 0)} images a second, {say(megabytes, ' MB')} a second to the device",
+            f"a step takes {say(self.step_ms, ' ms')}; waits for a batch: p50 {say(self.wait_ms_p50, ' ms')}, "
+            f"p95 {say(self.wait_ms_p95, ' ms')}, p99 {say(self.wait_ms_p99, ' ms')}",
+            f"first step, left out of these: {say(self.first_wait_seconds, ' s', 2)} for its batch, "
+            f"{say(self.first_compute_seconds, ' s', 2)} in the step, of which compiling "
+            f"{say(self.compile_seconds, ' s', 2)}",
+        ]
+        if self.sync_percent is not None or self.tracing_percent is not None:
+            lines.append(
+                f"sync {say(self.sync_percent, ' %')} of the time, tracing and compiling "
+                f"{say(self.tracing_percent, ' %')}; recompilations after step 1: {say(self.recompilations, '', 0)}"
+            )
+        return "\n".join([*lines, self.verdict, *self.notes])
+
+
+class StepClock:
+    """Time each step of `for batch in clock(loader): ...`: the wait inside `next()`, and the compute until the next.
+
+    The steps of all epochs add up, whether the clock is called for each epoch or its result is iterated again. The wait
+    for an epoch's first batch includes `iter(loader)`. The clock costs less than 2 us and 40 bytes a step. It is for
+    one thread.
+
+    With torch_xla's loaders, `next()` also traces, compiles and launches the step before; that is `sync`, not wait.
+
+    Where computing is asynchronous (torch_xla, JAX) the step has to end with something that waits for the device.
+    Otherwise the device's time shows up as a wait of a later step.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        # Arrays of plain numbers: lists would hold an object for each figure, as long as the training lasts.
+        self._waits, self._syncs, self._computes = array("d"), array("d"), array("d")
+        self._images, self._nbytes = array("q"), array("q")  # -1 stands for unknown
+        self._end_wait = 0.0  # the time to learn that an epoch is over is a wait, too, but of no step
+        self._splits = False  # a loader told waits from syncs
+        self._compiling = CompileWatch()
+        self._settled = False  # the first step is over
+        self._shape, self._size = _UNSEEN, (-1, -1)  # of the last batch: its shape, (images, bytes)
+        self._epochs = 0
+        self._iterations = 0  # iterations under way
+        self._short: list[tuple[int, int, int]] = []
+        # The step that runs: (begin, wait, sync, images, bytes). There is one at most, so that time counts once. The
+        # clock has to hold it, not the iterator: a loop that is left must free the iterator, which ends the step.
+        self._step: tuple[float, float, float, int, int] | None = None
+        self._dropped = 0
+
+    def __call__(self, loader: Iterable[Batch]) -> "TimedLoader[Batch]":
+        """Return the loader with its steps timed. It can be iterated as often as the loader, as Lightning's `fit` does.
+
+        Leaving a loop early ends the last step there and closes the loader's iterator. Where the iterator is kept
+        (`batches = iter(clock(loader))`) the clock cannot see when the loop is left: then the last step is left out,
+        unless `batches.close()` ends it. An exception in the loop or in the loader passes through. `len`, state and
+        attributes are the loader's.
+
+        In nested loops of one clock time counts once: a step of the outer loop ends where the inner loop begins.
+        """
+        kind = StatefulTimedLoader if hasattr(loader, "state_dict") else TimedLoader
+        return kind(loader, self)
+
+    def report(self, batch_size: int | None = None) -> StepReport:
+        """Report on the steps that have ended so far.
+
+        Args:
+            batch_size: images of each step; by default they are counted, as the first axis of a batch's first array.
+        """
+        steps, compiled = len(self._waits), self._compiling.result()
+        first, later = compiled or (None, None)
+
+        def total(counts: "array[int]") -> int | None:
+            return sum(counts) if counts and min(counts) >= 0 else None
+
+        images = total(self._images) if batch_size is None else steps * batch_size
+        notes = []
+        if steps < 2:
+            seen = "no step" if steps == 0 else "one step"
+            notes.append(f"{seen} was measured, and the first is left out: let the loop take at least 2, better 100")
+        elif images is None:
+            notes.append("the batches are no arrays, so that images were not counted: give report(batch_size=...)")
+        if self._dropped:
+            notes.append(
+                f"{self._dropped} {'step is' if self._dropped == 1 else 'steps are'} left out, as a loop was left "
+                "there whose iterator was kept: close() the iterator where its loop ends, and the step counts"
+            )
+        if self._short:
+            epoch, batches, expected = self._short[0]
+            more = f", and {len(self._short) - 1} more epochs were short" if len(self._short) > 1 else ""
+            notes.append(
+                f"the loader ended early: epoch {epoch} gave {batches} batches, len() says {expected}{more}. Look for "
+                "errors in its threads or workers; torch_xla's ParallelLoader takes an exception of its source for the "
+                "end"
+            )
+        report = StepReport(
+            steps=steps,
+            images=images,
+            first_wait_seconds=self._waits[0] if steps else None,
+            first_compute_seconds=self._computes[0] + self._syncs[0] if steps else None,
+            compile_seconds=None if first is None else first["compile_ns"] / 1e9,
+            short_epochs=tuple(self._short),
+            notes=tuple(notes),
+        )
+        # The steady state: all steps but the first, and the ends of epochs.
+        waits, syncs, computes = (np.array(part[1:]) for part in (self._waits, self._syncs, self._computes))
+        wait, sync = float(waits.sum()) + self._end_wait, float(syncs.sum())
+        wall = wait + sync + float(computes.sum())
+        if steps < 2 or wall <= 0:
+            return report
+        tracing = None
+        if later is not None or self._splits:
+            counts = later or Counter[str]()
+            # Compiling can be of several threads, and syncs in the loop's body wait for the device as well.
+            tracing = min(wall, max(sync - counts["device_wait_ns"] / 1e9, counts["compile_ns"] / 1e9, 0.0))
+        steady_images = total(self._images[1:]) if batch_size is None else (steps - 1) * batch_size
+        sent = total(self._nbytes[1:])
+        return replace(
+            report,
+            images_per_second=None if steady_images is None else steady_images / wall,
+            bytes_per_second=None if sent is None else sent / wall,
+            step_ms=float(np.median(waits + syncs + computes)) * 1e3,
+            **wait_percentiles(waits),
+            idle_percent=100 * wait / wall,
+            sync_percent=100 * sync / wall if self._splits else None,
+            tracing_percent=None if tracing is None else 100 * tracing / wall,
+            wall_seconds=wall,
+            recompilations=None if later is None else later["compilations"],
+            host_syncs=None if later is None or xla_counts() is None else later["host_syncs"],
+            notes=(*report.notes, *(() if later is None else compile_advice(later, steps - 1))),
+        )
+
+    def timeline(self) -> StepTimes:
+        """Return the seconds of each step so far, from the first."""
+        syncs = tuple(self._syncs) if self._splits else ()
+        return StepTimes(wait_seconds=tuple(self._waits), sync_seconds=syncs, compute_seconds=tuple(self._computes))
+
+    def save(self, path: str | Path, batch_size: int | None = None) -> StepReport:
+        """Write report and timeline as JSON, for `load_steps` and `tpufeed doctor --clock`; return the report."""
+        report = self.report(batch_size)
+        save_steps(path, report, self.timeline())
+        return report
+
+    # The iterators below call these two.
+
+    def _finish(self, now: float) -> int | None:
+        """End the step that runs. Return its number, from 0; None where no step runs."""
+        if self._step is None:
+            return None
+        begin, wait, sync, images, nbytes = self._step
+        self._step = None
+        self._waits.append(wait)
+        self._syncs.append(sync)
+        self._computes.append(now - begin)
+        self._images.append(images)
+        self._nbytes.append(nbytes)
+        return len(self._waits) - 1
+
+    def _settle(self) -> None:
+        """Note that the first step is over, with the sync after it."""
+        if self._waits and not self._settled:
+            self._settled = True
+            self._compiling.settle()
+
+
+class _TimedEpoch(Iterator[Batch]):
+    """The batches of one epoch."""
+
+    def __init__(self, loader: Iterable[Batch], clock: StepClock) -> None:
+        self._loader, self._clock = loader, clock
+        self._iterator: Iterator[Batch] | None = None
+        self._splitter: WaitSplitter | None = None
+        self._step: Any = None  # this epoch's last step; it runs where the clock holds it, too
+        self._number = self._batches = 0
+        self._promised: int | None = None  # batches of the epoch by `len`
+        self._kept = self._closed = False
+
+    def __iter__(self) -> "_TimedEpoch[Batch]":
+        """Return itself: a loop begins over an iterator that its caller keeps."""
+        self._kept = True
+        self._drop()
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch, which ends the step before."""
+        clock = self._clock
+        asked = clock._now()
+        # In nested loops the step that ends here may be the inner loop's: no sync of this loader is a part of it.
+        is_mine = clock._step is self._step
+        ended = clock._finish(asked)
+        before = ended if is_mine else None
+        if self._closed:
+            raise StopIteration
+        try:
+            if self._iterator is None:
+                self._open(asked)
+            batch = next(self._iterator)  # type: ignore[arg-type]  # it is open
+        except BaseException as error:
+            if isinstance(error, StopIteration) and self._iterator is not None:
+                elapsed = clock._now() - asked
+                wait = elapsed if self._splitter is None else self._splitter.wait_of(elapsed)
+                clock._end_wait += wait
+                if before is not None:
+                    clock._syncs[before] += elapsed - wait
+                if self._promised is not None and self._batches < self._promised:
+                    clock._short.append((self._number, self._batches, self._promised))
+            self.close()
+            raise
+        now = clock._now()
+        wait, sync = now - asked, 0.0
+        if self._splitter is not None:
+            wait = self._splitter.wait_of(now - asked)
+            sync = now - asked - wait
+            if before is not None:  # the sync before an epoch's first step belongs to no other step
+                clock._syncs[before] += sync
+                sync = 0.0
+        if not clock._settled:
+            clock._settle()
+        shape = first_shape(batch)
+        if shape != clock._shape:  # batches of one shape are looked into once
+            clock._shape, clock._size = shape, size_of(batch)
+        self._batches += 1
+        self._step = clock._step = (now, wait, sync, *clock._size)
+        return batch
+
+    def close(self) -> None:
+        """End the last step here, and close the loader's iterator."""
+        clock = self._clock
+        if self._step is not None and clock._step is self._step:
+            clock._finish(clock._now())
+        if self._closed:
+            return
+        self._closed = True
+        if self._iterator is not None:
+            clock._settle()
+            clock._iterations -= 1
+            if clock._iterations == 0:
+                clock._compiling.end()
+        if self._splitter is not None:
+            self._splitter.close()
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()
+
+    def __del__(self) -> None:
+        if self._kept:  # the loop was left some time ago
+            self._drop()
+        self.close()
+
+    def _drop(self) -> None:
+        """Leave out the step that runs: its loop was left at an unknown time."""
+        if self._step is not None and self._clock._step is self._step:
+            self._clock._step = None
+            self._clock._dropped += 1
+
+    def _open(self, asked: float) -> None:
+        clock, loader = self._clock, self._loader
+        iterator = iter(loader)
+        clock._epochs += 1
+        self._number = clock._epochs
+        if clock._iterations == 0:
+            clock._compiling.begin()
+        clock._iterations += 1
+        self._iterator = iterator
+        self._splitter = split_waits(loader, iterator, clock._now() - asked, clock._now)
+        clock._splits |= self._splitter is not None
+        # An epoch of a loader with a state may be the rest of an epoch; then only its iterator can know the length.
+        self._promised = None if iterator is loader else length_of(iterator)
+        if self._promised is None and not hasattr(getattr(loader, "source", loader), "load_state_dict"):
+            self._promised = length_of(loader)
+
+
+class TimedLoader(Generic[Batch]):
+    """A loader each of whose iterations a `StepClock` times; see `StepClock.__call__`."""
+
+    def __init__(self, loader: Iterable[Batch], clock: StepClock) -> None:
+        self._loader: Any = loader
+        self._clock = clock
+
+    def __bool__(self) -> bool:
+        return True  # also where the loader has no length
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch. Raises TypeError where the loader has no length."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next epoch, timed."""
+        return _TimedEpoch(self._loader, self._clock)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return any other attribute of the loader."""
+        if name == "_loader":  # a copy that is being made has none yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+class StatefulTimedLoader(TimedLoader[Batch]):
+    """A `TimedLoader` of a loader that has a state: frameworks look for the methods in the class."""
+
+    def state_dict(self) -> Any:
+        """Return the loader's state."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on where `state` says; raises what the loader raises."""
+        self._loader.load_state_dict(state)
+
+
+class _Saved(msgspec.Struct):
+    format: Literal["tpufeed-steps"]
+    version: Literal[1]
+    report: StepReport
+    times: StepTimes
+
+
+_SAVED = msgspec.json.Decoder(_Saved)
+
+
+def save_steps(path: str | Path, report: StepReport, times: StepTimes) -> None:
+    """Write both as JSON, for `load_steps` and `tpufeed doctor --clock`."""
+    Path(path).write_bytes(msgspec.json.encode(_Saved("tpufeed-steps", 1, report, times)) + b"\n")
+
+
+def load_steps(path: str | Path) -> StepReport:
+    """Read what `StepClock.save` wrote. Fields that this release does not know are left out.
+
+    Raises:
+        OptionError: the file cannot be read, or is another file.
+    """
+    try:
+        return _SAVED.decode(Path(path).read_bytes()).report
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}; clock.save(path) writes such a file") from error
+    except msgspec.DecodeError as error:
+        raise OptionError(
+            f"{path} is no file of steps for this tpufeed ({error}); clock.save(path) writes what is wanted here"
+        ) from error
+
+
+def idle_band(idle_percent: float) -> str:
+    """Return xprof's words for so much idle time."""
+    if idle_percent >= HIGH_PERCENT:
+        return "highly input-bound"
+    return "moderately input-bound" if idle_percent >= MODERATE_PERCENT else "not input-bound"
+
+
+def wait_percentiles(waits: "np.typing.NDArray[np.float64]") -> dict[str, Any]:
+    """Return the fields `wait_ms_p50`, `_p95` and `_p99` of a report, from waits in seconds."""
+    percentiles = np.percentile(waits, (50, 95, 99)) * 1e3
+    return dict(zip(("wait_ms_p50", "wait_ms_p95", "wait_ms_p99"), map(float, percentiles), strict=True))
+
+
+def length_of(sized: Any) -> int | None:
+    """Return the batches that a loader promises; None where it does not."""
+    try:
+        return len(sized)
+    except Exception:  # noqa: BLE001  # TypeError where there is none, but loaders raise what they like
+        return None
+
+
+def first_shape(batch: Any) -> Any:
+    """Return the shape of the first array of a batch, as its framework gives it; None where there is none."""
+    while True:
+        if isinstance(batch, tuple | list):
+            if not batch:
+                return None
+            batch = batch[0]
+            continue
+        shape = getattr(batch, "shape", None)
+        if shape is not None or not isinstance(batch, Mapping):
+            return shape
+        batch = next(iter(batch.values()), None)
+
+
+def size_of(batch: Any) -> tuple[int, int]:
+    """Return a batch's images, the first axis of its first array, and the bytes of its arrays; -1 for unknown."""
+    try:
+        shape, sizes = first_shape(batch), list(_iter_nbytes(batch))
+        return (int(shape[0]) if shape is not None and len(shape) else -1), (sum(sizes) if sizes else -1)
+    except Exception:  # noqa: BLE001  # batches can be anything, and a step is worth more than a count
+        return -1, -1
+
+
+def _iter_nbytes(batch: Any) -> Iterator[int]:
+    """Yield the bytes of each array of a batch. Strings stay on the host and have none."""
+    if isinstance(batch, tuple | list | Mapping):
+        for member in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _iter_nbytes(member)
+    elif hasattr(batch, "shape") and hasattr(batch, "dtype"):
+        dtype = batch.dtype
+        shards = getattr(batch, "addressable_shards", None)  # of JAX: the part that is on this process' devices
+        if getattr(dtype, "kind", "") in ("O", "S", "U") or getattr(dtype, "name", "") == "string":
+            yield 0
+        elif shards is not None:
+            yield sum(int(shard.data.nbytes) for shard in shards)
+        elif getattr(batch, "nbytes", None) is not None:
+            yield int(batch.nbytes)
+        else:  # of TensorFlow
+            yield math.prod(int(axis) for axis in batch.shape) * int(dtype.size)

@@ -1,0 +1,297 @@
+"""Draw a labelled contact sheet of a dataset: thumbnails of its records in a grid as square as can be.
+
+A line of text stands above the grid and two lines under each image. Variants of a sample stand side by side.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.records import Reader
+from tpufeed.dataset.schema import FILENAME
+from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
+from tpufeed.images.decoding import Pixels, decode
+from tpufeed.images.geometry import Geometry
+from tpufeed.images.mending import mend, orientation_of
+from tpufeed.images.orientation import turn
+from tpufeed.images.protocols import Window
+from tpufeed.loaders.columns import Sample
+from tpufeed.measure.files import check_output, write_file
+from tpufeed.measure.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_labels
+from tpufeed.measure.wording import number_of
+from tpufeed.tfrecord.example import Feature, decode_arrays
+
+# Format and longest side in pixels, by the ending of the sheet's name.
+_FORMATS = {".png": ("PNG", 1 << 20), ".jpg": ("JPEG", 65535), ".jpeg": ("JPEG", 65535), ".webp": ("WEBP", 16383)}
+_MOST_PIXELS = 300_000_000
+_MOST_TILES = 10_000
+
+_GAP_PX, _TITLE_PX, _LABEL_PX, _NAME_PX = 8, 26, 15, 13
+_TITLE_FONT_PX, _LABEL_FONT_PX, _NAME_FONT_PX = 14, 12, 10
+_LEAST_WIDTH_PX = 320  # or the title is cut short
+_PAPER, _INK, _FAINT = "white", "black", (110, 110, 110)
+# Files of fonts that systems have; Pillow's own font covers little more than ASCII.
+_WIDE_FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "msgothic.ttc")
+_MASK_OPACITY = 0.5
+_BOXES = ("red", "lime", "cyan", "yellow", "magenta", "orange")
+_FAULT, _FAULT_INK = (150, 20, 20), (255, 235, 235)
+
+
+@dataclass(frozen=True, slots=True)
+class SheetOptions:
+    """Options of a contact sheet.
+
+    Attributes:
+        count: at most so many images; of a cache all K variants of count // K samples.
+        class_name: show only samples of this class, by name or id.
+        seed: seed of the choice of samples.
+        size_px: side of the square that each image is fitted into.
+    """
+
+    count: int = 64
+    class_name: str | None = None
+    seed: int = 0
+    size_px: int = 160
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= _MOST_TILES:
+            raise OptionError(f"a sheet shows between 1 and {_MOST_TILES} images, not {self.count}")
+        if not 16 <= self.size_px <= 2048:
+            raise OptionError(f"size is a side in pixels between 16 and 2048, not {self.size_px}")
+
+
+@dataclass(frozen=True, slots=True)
+class ContactSheet:
+    """A sheet.
+
+    Attributes:
+        image: the sheet itself.
+        corners: (left, top) of the square of each image, in the order drawn.
+        problems: what is wrong with the images that could not be shown.
+    """
+
+    image: Image.Image
+    corners: tuple[tuple[int, int], ...]
+    problems: tuple[str, ...]
+
+
+def make_contact_sheet(dataset: Dataset, split: str | None = None, options: SheetOptions | None = None) -> ContactSheet:
+    """Draw thumbnails of samples of a split (its first by default), with label and file name or sample number.
+
+    Only the records shown are read; for a class also those that had to be looked at to find them.
+
+    Raises:
+        OptionError: no such split or class, or none of its samples is in the split.
+        ShardError: a shard is missing, or not the manifest's.
+    """
+    options, manifest = options or SheetOptions(), dataset.manifest
+    split = next(iter(manifest.splits), "") if split is None else split
+    variants, size_px = dataset.split(split).variants, options.size_px
+    count = max(1, options.count // len(variants))
+    if options.class_name is None:
+        places, problems = draw_evenly(dataset, split, count, options.seed), list[str]()
+    else:
+        label = find_class(manifest, options.class_name)
+        places, problems = draw_of_class(dataset, split, label, count, options.seed)
+    if not places:
+        what = "" if options.class_name is None else f" of class {options.class_name!r}"
+        raise OptionError(f"split {split!r} of {dataset.url} holds no samples{what}")
+
+    # As many samples side by side as make the sheet nearly square, wider rather than higher.
+    sample_px, row_px = len(variants) * (size_px + _GAP_PX) + _GAP_PX, size_px + _LABEL_PX + _NAME_PX + _GAP_PX
+    columns = min(len(places), max(1, math.ceil(math.sqrt(len(places) * row_px / sample_px) - 0.25)))
+    width = max(_LEAST_WIDTH_PX, columns * sample_px + _GAP_PX)
+    height = _TITLE_PX + math.ceil(len(places) / columns) * row_px + _GAP_PX
+    if width * height > _MOST_PIXELS:
+        raise OptionError(f"a sheet of {width} x {height} pixels is too large; take a smaller count or size")
+    sheet = Image.new("RGB", (width, height), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    if manifest.tensor_shape is not None:
+        stored = "raw " + "x".join(map(str, manifest.tensor_shape))
+    else:
+        stored = ", ".join(dict.fromkeys(name.partition(",")[0] for name in manifest.images)) or "encoded"
+    number = number_of(dataset.split(split).records, "sample")
+    title = f"{mask_secrets(dataset.url)}   {split}: {len(places)} of {number}   {stored}"
+    _write(draw, (_GAP_PX, 5), title, _TITLE_FONT_PX, width - 2 * _GAP_PX, _INK)
+
+    corners = []
+    starts = np.cumsum([0, *(shard.records for shard in variants[0].shards)])
+    readers = [dataset.reader(split, variant) for variant in range(len(variants))]
+    for sample, place in enumerate(places):
+        row, column = divmod(sample, columns)
+        for variant, reader in enumerate(readers):
+            left = _GAP_PX + column * sample_px + variant * (size_px + _GAP_PX)
+            top = _TITLE_PX + row * row_px
+            corners.append((left, top))
+            label_text, name, image = _read_tile(dataset, reader, place, size_px)
+            if isinstance(image, str):
+                problems.append(image)
+                right, bottom = left + size_px - 1, top + size_px - 1
+                draw.rectangle((left, top, right, bottom), _FAULT)
+                draw.line((left, top, right, bottom), _FAULT_INK)
+                draw.line((left, bottom, right, top), _FAULT_INK)
+            else:
+                sheet.paste(image, (left + (size_px - image.width) // 2, top + (size_px - image.height) // 2))
+            under = top + size_px + 1
+            if label_text:
+                _write(draw, (left, under), label_text, _LABEL_FONT_PX, size_px, _INK)
+                under += _LABEL_PX
+            name = (f"v{variant} " if len(readers) > 1 else "") + (name or f"#{int(starts[place[0]]) + place[1]}")
+            _write(draw, (left, under), name, _NAME_FONT_PX, size_px, _FAINT)
+    return ContactSheet(sheet, tuple(corners), tuple(dict.fromkeys(problems)))
+
+
+def check_sheet_path(path: Path) -> None:
+    """Raise OptionError where no sheet can be written to `path`."""
+    check_output(path, "the sheet's name", tuple(_FORMATS))
+
+
+def write_sheet(image: Image.Image, path: Path) -> None:
+    """Write the sheet in the format that its name says, whole or not at all; what was there is replaced.
+
+    Raises:
+        OptionError: another ending, no such folder, or an image too large for the format.
+        StoreError: it cannot be written.
+    """
+    check_sheet_path(path)
+    name, longest_px = _FORMATS[path.suffix.lower()]
+    if max(image.size) > longest_px:
+        raise OptionError(
+            f"{path}: {image.width} x {image.height} pixels are too many for {name}; take .png or fewer images"
+        )
+    write_file(path, partial(image.save, format=name, quality=90))
+
+
+def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
+    """Return label, file name and thumbnail of a record; a message in place of the thumbnail if it is damaged."""
+    manifest, name = dataset.manifest, ""
+    (payload,) = iter_payloads(reader, [place])
+    if isinstance(payload, RecordError):
+        return "", "", str(payload)
+    names = dict(enumerate(manifest.class_names))
+    found = (
+        names.get(label, label) if isinstance(label, int) else label for label in read_labels(manifest, reader, payload)
+    )
+    label = ", ".join(map(str, dict.fromkeys(found)))
+    try:
+        features = decode_arrays(payload)
+        key = next((spec.key for spec in manifest.features if spec.name == FILENAME), None)
+        feature = None if key is None else features.get(key)
+        if feature is not None and len(feature.values) and isinstance(feature.values[0], memoryview):
+            name = str(feature.values[0], "utf-8", "replace")
+        image = Image.fromarray(np.ascontiguousarray(_read_pixels(dataset, reader.layout.decode(payload)[0])))
+        stored = image.height, image.width
+        scale = size_px / max(image.size)
+        if scale >= 2:  # a tiny image is shown in visible pixels
+            image = image.resize((image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST)
+        image.thumbnail((size_px, size_px), Image.Resampling.LANCZOS)
+        image = _draw_over(image, manifest, features, reader.place(*place), stored)
+    except (ImageError, RecordError) as error:
+        return label, name, f"{reader.place(*place)}: {error}"
+    return label, name, image
+
+
+def _draw_over(
+    image: Image.Image, manifest: Manifest, features: Mapping[str, Feature], where: str, stored: tuple[int, int]
+) -> Image.Image:
+    """Return a thumbnail with the masks, boxes and keypoints of its sample drawn over it.
+
+    Raises:
+        ImageError, RecordError: one of them is damaged.
+    """
+    specs = {spec.name: spec for spec in manifest.features}
+    shown = Window(0, 0, *stored, image.height, image.width)
+    sample = Sample(
+        features, where, specs, lambda: Geometry.identity(*stored).window(shown), 0.0, upright=manifest.upright
+    )
+    for spec in specs.values():
+        if spec.kind in ("mask", "depth"):
+            image = Image.blend(image, Image.fromarray(_colours(sample.mask(spec, 0))), _MASK_OPACITY)
+    draw = ImageDraw.Draw(image)
+    for spec in specs.values():
+        if spec.kind == "boxes":
+            for number, box in enumerate(sample.boxes(spec).tolist()):
+                draw.rectangle(box, outline=_BOXES[number % len(_BOXES)], width=2)
+        elif spec.kind == "keypoints":
+            points, visible = sample.points(spec)
+            for x, y in points[visible][:, :2].tolist():
+                draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=_BOXES[0])
+    return image
+
+
+def _colours(mask: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Pixels:
+    """Return a colour for each value of a mask: far from those of its neighbours, and black for 0; of depth grey."""
+    if mask.dtype != np.uint8:
+        return (mask.astype(np.int64) * 255 // max(1, int(mask.max()))).astype(np.uint8)[..., None].repeat(3, 2)
+    steps = np.arange(256, dtype=np.uint32)[:, None] * np.array([97, 57, 193], np.uint32)
+    table = (64 + steps % 192).astype(np.uint8)
+    table[0] = 0
+    pixels: Pixels = table[mask]
+    return pixels
+
+
+def _read_pixels(dataset: Dataset, image: memoryview) -> Pixels:
+    shape = dataset.manifest.tensor_shape
+    if shape is None:
+        try:
+            pixels = decode(image)
+        except ImageError as error:
+            image = memoryview(mend(image, error))  # as loaders do
+            pixels = decode(image)
+        return turn(pixels, orientation_of(image)) if dataset.manifest.upright else pixels
+    pixels = np.frombuffer(image, np.uint8)
+    if pixels.size != np.prod(shape):
+        raise RecordError(f"the image has {pixels.size} bytes; a tensor of {shape} takes {np.prod(shape)}")
+    return pixels.reshape(shape)
+
+
+def _write(
+    draw: ImageDraw.ImageDraw,
+    corner: tuple[int, int],
+    text: str,
+    font_px: int,
+    width_px: int,
+    ink: str | tuple[int, int, int],
+) -> None:
+    """Write text on one line, without its middle where it is wider than `width_px`.
+
+    The first font is taken that has all its characters. Where none has, they are written as escapes, never as boxes.
+    """
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    fonts = _fonts(font_px)
+    font = next((font for font in fonts if _has_all(font, text)), None)
+    if font is None:
+        text, font = text.encode("ascii", "backslashreplace").decode(), fonts[0]
+    shown = text
+    kept = len(text)
+    while kept and font.getlength(shown) > width_px:
+        # A guess by the width so far, then letter by letter.
+        kept = min(kept - 1, int(kept * width_px / font.getlength(shown)) + 1)
+        head = (kept + 1) // 2
+        shown = f"{text[:head]}...{text[len(text) - (kept - head) :]}"
+    draw.text(corner, shown, ink, font)
+
+
+@functools.lru_cache(maxsize=8)
+def _fonts(font_px: int) -> list[ImageFont.FreeTypeFont | ImageFont.ImageFont]:
+    """Return Pillow's own font, and of `_WIDE_FONTS` those that this system has."""
+    fonts: list[ImageFont.FreeTypeFont | ImageFont.ImageFont] = [ImageFont.load_default(font_px)]
+    for name in _WIDE_FONTS:
+        with contextlib.suppress(OSError):
+            fonts.append(ImageFont.truetype(name, font_px))
+    return fonts
+
+
+def _has_all(font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str) -> bool:
+    """Return True if no character of the text is drawn as the box that stands for missing ones."""
+    missing = bytes(font.getmask("\U0010fffd"))
+    return all(bytes(font.getmask(letter)) != missing for letter in {*text} if not letter.isascii())

@@ -1,0 +1,327 @@
+"""The doctor: measure what feeds a TPU from here, and say what binds and what to do about it.
+
+`examine` opens the dataset or the raw images, takes a sample, measures storage, the loader and the transfer
+(`stages`, `rawfiles`), tries other ways to store the images (`alternatives`), and has the rates judged (`prediction`).
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from typing import TypeVar
+
+import tpufeed
+from tpufeed.dataset.advice import iter_warnings
+from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.errors import DatasetNotFoundError, NoInputsError, OptionError, SourceError, TpufeedError
+from tpufeed.images import HorizontalFlip
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Op
+from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.loaders.mixture import Mixture, parse_mixture
+from tpufeed.measure.alternatives import SAMPLE_SPLIT, Sample, take_sample, try_alternatives, write_sample
+from tpufeed.measure.clock import MODERATE_PERCENT, load_steps
+from tpufeed.measure.machine import busy_notes, machine
+from tpufeed.measure.prediction import (
+    ASSEMBLY,
+    STORAGE,
+    TRANSFER,
+    Alternative,
+    Evidence,
+    Measurements,
+    Storage,
+    find_goal,
+    predict,
+)
+from tpufeed.measure.rawfiles import measure_files
+from tpufeed.measure.results import Diagnosis, Stage
+from tpufeed.measure.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
+from tpufeed.measure.wording import number_of
+from tpufeed.measure.xplane import read_profile
+from tpufeed.storage.local import temporary_folder
+from tpufeed.storage.registry import open_store
+
+Listener = Callable[[str], None]
+T = TypeVar("T")
+
+_LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
+_BATCH_SIZE = 128
+_DEFAULT_OPS = (RandomResizedCrop(224), HorizontalFlip())
+_NOTE_ON_OPS = "ops: RandomResizedCrop(224) and HorizontalFlip(), as none were given (--op)"
+
+_MEASUREMENTS = 14  # share the time among them; starting processes takes the rest
+_SAMPLING, _LOADING = 1.5, 4.0  # times a measurement's seconds: most of the prediction depends on the loader
+
+
+def examine(  # noqa: PLR0913  # each option is a parameter that editors show
+    url: str | Path,
+    *,
+    split: str | None = None,
+    tpu: str | None = None,
+    model: str | None = None,
+    flops_per_sample: float | None = None,
+    batch_size: int | None = None,
+    ops: Sequence[Op] | None = None,
+    seconds: float = 25.0,
+    steps: Path | None = None,
+    profile: Path | None = None,
+    listener: Listener | None = None,
+) -> Diagnosis:
+    """Measure on this host what feeds a TPU from `url`, and judge it.
+
+    A stage that cannot be measured says why, and the others are measured.
+
+    Args:
+        url: a dataset or cache, or raw images as `tpufeed shard` takes them; "URL=0.7,URL=0.3" is a mixture.
+        split: to be measured; None: "train", or else the first one.
+        tpu: that is to be fed; None: the one of this host, else a v3-8.
+        model: that it trains; None: resnet50.
+        flops_per_sample: of a training step, in place of a model.
+        batch_size: of this host; None: 128, and no advice about it.
+        ops: as for loaders; None: the cache's own, or RandomResizedCrop(224) and HorizontalFlip().
+        seconds: that all measurements may take together, about.
+        steps: a report that `StepClock` saved.
+        profile: a folder that a profiler wrote.
+        listener: told what is being measured.
+
+    Raises:
+        DatasetNotFoundError: there is neither a dataset nor are there images.
+        OptionError: an option that cannot be, a split that is not there or is empty, or images that differ in size.
+        StoreError, ManifestError: the dataset cannot be read.
+    """
+    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
+        raise OptionError(f"seconds are between {_LEAST_SECONDS:g} and {_MOST_SECONDS:g}, not {seconds:g}")
+    if model is not None and flops_per_sample is not None:
+        raise OptionError("give either a model or the FLOPs of a sample, not both")
+    if batch_size is not None and batch_size < 1:
+        raise OptionError(f"batch_size is a whole number, at least 1, not {batch_size}")
+    goal, assumed = find_goal(tpu, model, flops_per_sample, batch_size, os.environ)
+    evidence = read_evidence(steps, profile)
+    mixture = parse_mixture(str(url))
+    about = machine()  # before there is any load of ours
+    batch, each, tell = batch_size or _BATCH_SIZE, seconds / _MEASUREMENTS, listener or (lambda _: None)
+    if isinstance(mixture, Mixture):
+        measured = _examine_mixture(mixture, split or "train", ops, batch, each, tell)
+        measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
+        return predict(measured, goal, str(url), about, evidence)
+    store = open_store(url, follow=False)
+    dataset = find_dataset(store)
+    if dataset is None:
+        measured = _examine_files(store.url, ops, batch, each, tell)
+    else:
+        measured = _examine_dataset(dataset, split, ops, batch, each, tell)
+    measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
+    return predict(measured, goal, store.url if dataset is None else dataset.url, about, evidence)
+
+
+def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, ...]:
+    """Return what a training run has shown: steps that a clock saved, and a profile.
+
+    Raises:
+        OptionError: one cannot be read, or is none; it says what writes such a file.
+        DamageError, MissingExtraError: a profile cannot be read.
+    """
+    found = list[Evidence]()
+    if steps is not None:
+        report = load_steps(steps)
+        found.append(Evidence(report.blame, f"{steps}: {report.verdict}"))
+    if profile is not None:
+        read = read_profile(profile)
+        figures = {
+            "idle": read.idle_percent,
+            "MXU": read.mxu_percent,
+            "duty cycle": read.duty_cycle_percent,
+            "MFU": read.mfu_percent,
+        }
+        known = ", ".join(f"{name} {'n/a' if value is None else f'{value:.1f} %'}" for name, value in figures.items())
+        says = "; ".join((f"{profile}: {known}: {read.verdict}", *read.notes))
+        # A profile cannot tell waiting for a batch from waiting for the host to trace: it blames data for both.
+        blames = None if read.input_percent is None else read.input_percent >= MODERATE_PERCENT
+        found.append(Evidence(None if blames is None else "data" if blames else "accelerator", says))
+    return tuple(found)
+
+
+def _examine_files(
+    url: str, given: Sequence[Op] | None, batch_size: int, seconds: float, tell: Listener
+) -> Measurements:
+    """Measure raw images as one trains from them without tpufeed, and what shards of them would give.
+
+    Raises:
+        DatasetNotFoundError: there are no images.
+        OptionError: ops that leave images of several sizes.
+    """
+    tell("the files")
+    ops = tuple(given or _DEFAULT_OPS)
+    size = Pipeline(ops, 0).output_size(None)
+    if size is None:
+        raise OptionError("the ops leave images of several sizes; end with one that fixes it, like CenterCrop(224)")
+    try:
+        files = measure_files(url, size[0], seconds)
+    except (SourceError, NoInputsError) as error:
+        raise DatasetNotFoundError(
+            f"{url} holds neither a dataset (no manifest.json) nor images: {error}. Give the URL of a dataset, or of "
+            "images as `tpufeed shard` takes them"
+        ) from error
+    notes = [*files.notes, *([_NOTE_ON_OPS] if given is None else [])]
+    alternatives: tuple[Alternative, ...] = ()
+    stages = dict(files.stages)
+    if files.images:
+        tell(TRANSFER)
+        stages[TRANSFER] = measure_transfer((*size, 3), batch_size, seconds)
+        tell("what shards and caches of them would give")
+        sample = Sample(
+            url=url, images=files.images, records=files.count, are_files=True, ops=ops, batch_size=batch_size
+        )
+        with temporary_folder() as folder:
+            alternatives, untried = try_alternatives(sample, folder, seconds)
+        notes += untried
+    return Measurements(
+        split="all",
+        record_bytes=files.mean_bytes,
+        total_bytes=files.mean_bytes * files.count,
+        storage=Storage(why_not="files are read one by one; see reading"),
+        stages=stages,
+        alternatives=alternatives,
+        notes=tuple(notes),
+    )
+
+
+def _examine_dataset(
+    dataset: Dataset, name: str | None, given: Sequence[Op] | None, batch_size: int, seconds: float, tell: Listener
+) -> Measurements:
+    """Measure storage, the loader and the transfer of a split, and other ways to store its images.
+
+    Raises:
+        OptionError: options that do not fit it; its images differ in size; the split is empty.
+        StoreError, ShardError: none of it can be read.
+    """
+    tell("a sample of it")
+    manifest = dataset.manifest
+    split = name or ("train" if "train" in manifest.splits else next(iter(manifest.splits), "train"))
+    entry = dataset.split(split)
+    if not entry.records:
+        raise OptionError(
+            f"{dataset.url}: split {split!r} is empty, so there is nothing to measure; choose another one with --split"
+        )
+    default = given is None and manifest.cache is None
+    with tpufeed.numpy_loader(dataset.url, split, ops=_DEFAULT_OPS if default else given, world=(0, 1)) as loader:
+        shape, ops = loader.image_shape, loader.pipeline.ops
+    notes = [_NOTE_ON_OPS] if default else []
+    alternatives: tuple[Alternative, ...] = ()
+    if entry.records < batch_size:
+        notes.append(
+            f"split {split!r} has {number_of(entry.records, 'sample')}, fewer than a batch of {batch_size}: they come "
+            "again and again, in batches of as many"
+        )
+    images, damaged = take_sample(dataset, split, seconds * _SAMPLING)
+    if damaged:
+        looked_at = number_of(len(damaged) + len(images), "record")
+        notes.append(
+            f"{len(damaged)} of {looked_at} looked at {'is' if len(damaged) == 1 else 'are'} damaged, the first: "
+            f"{damaged[0]}. Run: tpufeed verify {quote(dataset.url)}"
+        )
+    storage = Storage()
+    stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the records that were looked at can be read")}
+    shards = [shard for variant in entry.variants for shard in variant.shards]
+    encoded = manifest.tensor_shape is None
+    if images:
+        tell(STORAGE)
+        found, why = _attempt(lambda: measure_storage(dataset, split, seconds))
+        storage = found or Storage(why_not=why)
+        with temporary_folder() as folder:
+            # Loaders keep copies of remote shards: the sample stands for them, on a local disk and in the page cache.
+            near = (dataset.url, split)
+            if dataset.is_remote:
+                near = (write_sample(folder / "as-is", images, manifest.tensor_shape), SAMPLE_SPLIT)
+            tell(ASSEMBLY)
+            rates, why = _attempt(
+                lambda: measure_loader(
+                    *near, batch_size, seconds * _LOADING, ops=ops, max_bad_records=entry.records if damaged else 0
+                )
+            )
+            stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not=why)}
+            if rates is not None:
+                stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
+            if rates is not None and encoded and manifest.cache is None:
+                tell("other ways of storing the images")
+                sample = Sample(
+                    url=dataset.url, images=images, records=entry.records, ops=ops, batch_size=rates.batch_size
+                )
+                alternatives, untried = try_alternatives(sample, folder, seconds)
+                notes += untried
+        if dataset.is_remote and rates is not None:
+            stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
+        tell(TRANSFER)
+        stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
+    size, first = sum(shard.bytes for shard in shards), entry.variants[0].shards
+    hints = list[str]()
+    if manifest.options.get("command") != "adopt":  # the shards of an adopted dataset are another tool's
+        hosts = int(manifest.options.get("hosts", 1))
+        hints += iter_warnings(split, len(first), sum(shard.bytes for shard in first), hosts)
+    return Measurements(
+        split=split,
+        record_bytes=size / sum(shard.records for shard in shards),
+        total_bytes=size,
+        storage=storage,
+        stages=stages,
+        alternatives=alternatives,
+        hints=tuple(f"reshard: {sentence}" for sentence in hints),
+        notes=tuple(notes),
+    )
+
+
+def _examine_mixture(
+    mixture: Mixture, split: str, given: Sequence[Op] | None, batch_size: int, seconds: float, tell: Listener
+) -> Measurements:
+    """Measure the loader and the transfer of a mixture, and the storage of its heaviest source.
+
+    Raises:
+        OptionError, DatasetNotFoundError, ManifestError: sources or options that do not fit.
+        StoreError, ShardError: the heaviest source cannot be read.
+    """
+    tell("a sample of it")
+    sources = mixture.open(split)
+    default = given is None and any(source.dataset.manifest.cache is None for source in sources)
+    with tpufeed.numpy_loader(mixture, split, ops=_DEFAULT_OPS if default else given, world=(0, 1)) as loader:
+        shape, ops, shares = loader.image_shape, loader.pipeline.ops, loader.shares
+    heaviest = sources[max(range(len(sources)), key=shares.__getitem__)]
+    notes = [
+        *([_NOTE_ON_OPS] if default else []),
+        f"storage is that of {heaviest.label}, the heaviest source; other ways to store the images are tried for one "
+        f"dataset: tpufeed doctor {quote(heaviest.label)}",
+    ]
+    images, _ = take_sample(heaviest.dataset, split, seconds * _SAMPLING)
+    tell(STORAGE)
+    found, why = _attempt(lambda: measure_storage(heaviest.dataset, split, seconds))
+    tell(ASSEMBLY)
+    live = None if not default and given is None else ops
+    rates, why_not = _attempt(lambda: measure_loader(mixture, split, batch_size, seconds * _LOADING, ops=live))
+    stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not=why_not)}
+    if rates is not None:
+        encoded = heaviest.dataset.manifest.tensor_shape is None
+        stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
+    tell(TRANSFER)
+    stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
+    # Of a record as the mixture draws it, and of all that it draws from.
+    shards = [[shard for variant in source.entry.variants for shard in variant.shards] for source in sources]
+    sizes = [sum(shard.bytes for shard in each) for each in shards]
+    means = [size / sum(shard.records for shard in each) for size, each in zip(sizes, shards, strict=True)]
+    return Measurements(
+        split=split,
+        record_bytes=sum(share * mean for share, mean in zip(shares, means, strict=True)),
+        total_bytes=sum(sizes),
+        storage=found or Storage(why_not=why),
+        stages=stages,
+        notes=tuple(notes),
+    )
+
+
+def _attempt(measure: Callable[[], T]) -> tuple[T | None, str]:
+    """Return what `measure` gives, or why there is nothing."""
+    try:
+        return measure(), ""
+    except (TpufeedError, OSError) as error:
+        return None, str(error) or type(error).__name__
+    except MemoryError:
+        return None, "there is not enough memory for it"

@@ -1,0 +1,371 @@
+"""Open a loader, and feed a device from it once: emulated, real, or none at all, which drains the loader."""
+
+import io
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+import tpufeed
+from tpufeed.dataset.reader import Dataset
+from tpufeed.errors import OptionError
+from tpufeed.images.affine import HorizontalFlip
+from tpufeed.images.protocols import Op
+from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.loaders.mixture import Mixture
+from tpufeed.measure.accelerator import (
+    AcceleratorReport,
+    EmulatedAccelerator,
+    Expected,
+    Ledger,
+    Limits,
+    RepeatedEpochs,
+    few_steps,
+)
+from tpufeed.measure.clock import StepClock, StepReport
+from tpufeed.measure.results import Run, Timeline
+from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, mfu_percent, read_counters
+from tpufeed.measure.wording import number_of
+from tpufeed.tfrecord.example import Feature, decode_example
+
+# Loader: (function of `tpufeed`, options that it is always given). One iteration of a tf.data.Dataset goes through all
+# epochs, because beginning another one costs up to 0.4 s.
+LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "numpy": ("numpy_loader", {}),
+    "torch": ("torch_loader", {}),
+    "tf": ("tf_dataset", {"repeat": True}),
+    "tf-direct": ("tf_dataset", {"repeat": True, "direct": True}),
+    "xla": ("xla_loader", {}),
+    "jax": ("jax_loader", {}),
+    "naive": ("", {}),
+}
+_IMAGE_PX = 224
+_FEWEST_BATCHES = 3
+_REASON_CHARACTERS = 150
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """The device that is fed.
+
+    Attributes:
+        name: its name, as given.
+        kind: how it is driven.
+        profile: the profile of an emulated device.
+        platform: "cpu" or "tpu" of a real device.
+    """
+
+    name: str
+    kind: Literal["emulated", "xla", "jax", "none"]
+    profile: AcceleratorProfile | None = None
+    platform: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name in tables, with EMULATED where it is so."""
+        return self.name if self.profile is None else f"EMULATED {self.profile.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A loader that is ready to be iterated; `close` ends it.
+
+    Attributes:
+        loader: gives batches of `batch_size`.
+        name: the loader's name.
+        url: URL of what it reads.
+        source: "raw files", "shards" or "cache".
+        expected: images of an honest loader; with None drops and repeats are not looked for.
+    """
+
+    loader: Iterable[Any]
+    name: str
+    url: str
+    source: str
+    batch_size: int
+    expected: Expected | None
+    close: Callable[[], object] = lambda: None
+
+
+def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int, options: dict[str, Any]) -> Opened:
+    """Open one of `LOADERS` on a split of a dataset or mixture. Options that are None are not given to it.
+
+    Raises:
+        OptionError: the split has less than a batch, or options or sources do not fit.
+        MissingExtraError: the loader's framework is not installed.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    function, always = LOADERS[name]
+    loader: Any
+    if isinstance(data, Mixture):
+        if name == "naive":
+            raise OptionError("the loader naive reads one dataset; a mixture is for the other loaders")
+        are_caches = all(source.dataset.manifest.cache is not None for source in data.open(split))
+        given.setdefault("ops", None if are_caches else [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()])
+        loader = getattr(tpufeed, function)(data, split, batch_size=batch_size, **always, **given)
+        close = getattr(loader, "close", lambda: None)
+        return Opened(
+            loader=loader,
+            name=name,
+            url=repr(data),
+            source="mixture",
+            batch_size=batch_size,
+            expected=None,
+            close=close,
+        )
+    dataset = data
+    records, cache = check_split(dataset, split, batch_size), dataset.manifest.cache
+    if name == "naive":
+        loader = NaiveLoader(dataset, split, batch_size)
+        ops: list[Op] | None = [] if dataset.manifest.tensor_shape else [RandomResizedCrop(size=_IMAGE_PX)]
+    else:
+        ops = given.pop("ops", [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()] if cache is None else None)
+        open_: Callable[..., Any] = getattr(tpufeed, function)
+        loader = open_(dataset.url, split, batch_size=batch_size, ops=ops, **always, **given)
+
+    # How often the same pixels may come: only a random-resized crop never draws one window of a photograph twice.
+    crop = RandomResizedCrop.__name__
+    live = [type(op).__name__ for op in ops] if ops is not None else [op["op"] for op in cache.final] if cache else []
+    variants: int | None = 1
+    if crop in live:
+        variants = None
+    elif cache is not None and crop in [op["op"] for op in cache.ops]:
+        variants = cache.variants
+    return Opened(
+        loader=loader,
+        name=name,
+        url=dataset.url,
+        source="shards" if cache is None else "cache",
+        batch_size=batch_size,
+        expected=Expected(records, batch_size, variants, endless="repeat" in always),
+        close=getattr(loader, "close", lambda: None),
+    )
+
+
+def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
+    """Return the samples of a split. Raises OptionError where they are less than a batch."""
+    records = dataset.split(split).records
+    if records < batch_size:
+        raise OptionError(
+            f"split {split!r} of {dataset.url} has {number_of(records, 'sample')}, less than a batch of {batch_size}: "
+            "give a smaller --batch, or a larger dataset"
+        )
+    return records
+
+
+class NaiveLoader:
+    """The loader that people write first: one thread, one sample after the other, with Pillow.
+
+    It reads records in their order, and gives them a random-resized crop to 224 pixels and a flip; tensors of a raw
+    cache stay as they are. Batches are (uint8 (n, height, width, 3), int64 (n,)). An epoch leaves out what is less
+    than a batch.
+    """
+
+    def __init__(self, dataset: Dataset, split: str, batch_size: int, seed: int = 0) -> None:
+        self.dataset, self.split, self.batch_size = dataset, split, batch_size
+        self._entry = dataset.split(split)
+        self._rng = random.Random(seed)
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return self._entry.records // self.batch_size
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        variant = self._epoch % len(self._entry.variants)
+        self._epoch += 1
+        payloads = self.dataset.reader(self.split, variant).iter_payloads(0, len(self) * self.batch_size)
+        for _ in range(len(self)):
+            samples = [decode_example(next(payloads)) for _ in range(self.batch_size)]
+            labels = [sample.get("image/class/label") for sample in samples]
+            yield (
+                np.stack([self._read_image(sample) for sample in samples]),
+                np.array([-1 if label is None else int(label.values[0]) for label in labels], np.int64),
+            )
+
+    def _read_image(self, sample: dict[str, Feature]) -> Any:
+        shape = self.dataset.manifest.tensor_shape
+        data: Any = sample["image/encoded" if shape is None else "image/tensor"].values[0]
+        if shape is not None:
+            return np.frombuffer(bytes(data), np.uint8).reshape(shape)
+        with Image.open(io.BytesIO(data)) as file:
+            image = file.convert("RGB")
+        left, top, width, height = random_window(image.width, image.height, self._rng)
+        image = image.crop((left, top, left + width, top + height))
+        image = image.resize((_IMAGE_PX, _IMAGE_PX), Image.Resampling.BILINEAR)
+        if self._rng.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.asarray(image)
+
+
+def random_window(width: int, height: int, rng: random.Random) -> tuple[int, int, int, int]:
+    """Return (left, top, width, height) as torchvision's RandomResizedCrop draws them."""
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1.0)
+        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        cut_width, cut_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < cut_width <= width and 0 < cut_height <= height:
+            return rng.randint(0, width - cut_width), rng.randint(0, height - cut_height), cut_width, cut_height
+    side = min(width, height)
+    return (width - side) // 2, (height - side) // 2, side, side
+
+
+def feed(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
+    """Feed the device from the loader until a limit is reached.
+
+    Raises:
+        OptionError: the device does not exist here.
+        Exception: the loader's.
+    """
+    run = (_feed_loop if choice.profile is None else _feed_emulated)(choice, opened, limits)
+    expected = opened.expected
+    if expected is not None and expected.batches < _FEWEST_BATCHES:
+        small = (
+            f"an epoch has {number_of(expected.batches, 'batch', 'batches')} of {opened.batch_size}: too few to "
+            "measure anything but the start of epochs; take a larger dataset or a smaller --batch"
+        )
+        run = replace(run, problems=(small, *run.problems))
+    return replace(run, verdict="") if run.problems else run
+
+
+def _feed_emulated(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
+    profile = choice.profile
+    assert profile is not None
+    device = EmulatedAccelerator(profile, opened.batch_size)
+    report = device.run(opened.loader, limits.steps, limits.seconds, opened.expected, limits.patience_seconds)
+    timeline = Timeline(
+        wait_seconds=report.waits, compute_seconds=(device.step_seconds,) * report.steps, ready=report.ready
+    )
+    mfu = mfu_percent(report.images_per_second, profile.flops_per_sample, profile.tpu)
+    return _run_of(choice, opened, report, mfu_percent=mfu, timeline=timeline)
+
+
+def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
+    """Feed a real device or none. Without a device the batches are looked at; on a device they cannot be."""
+    clock, ledger, counters = StepClock(), Ledger(), TpuCounters()
+    step = None if choice.kind == "none" else open_step(choice)
+    epochs = RepeatedEpochs(clock(opened.loader), True)
+    first = 0.0
+    with closing(epochs.batches()) as batches:
+        for given, batch in enumerate(batches, 1):
+            if step is None:
+                ledger.enter(epochs.number, batch)
+            else:
+                step(batch)
+            del batch
+            now = time.perf_counter()
+            first = now if given == 1 else first  # after the first step has compiled
+            if limits.reached(given, now - first):
+                break
+        if step is not None:
+            counters = read_counters()  # they cover the last second
+    report, times = clock.report(opened.batch_size), clock.timeline()
+    repeated, missing, dishonest = ledger.judge(opened.expected, epochs.ended)
+    run = _run_of(
+        choice,
+        opened,
+        report,
+        images=report.steps * opened.batch_size,
+        first_batch_seconds=report.first_wait_seconds,
+        repeated=repeated,
+        missing=missing,
+        problems=(*few_steps(max(0, report.steps - 1)), *epochs.problems(), *dishonest),
+        timeline=Timeline(wait_seconds=times.wait_seconds, sync_seconds=times.sync_seconds),
+    )
+    if step is None:  # it only waits: no figure of a step says anything about a device
+        run = replace(run, step_ms=None, idle_percent=None, bytes_per_second=None)
+        return replace(run, compile_seconds=None, recompilations=None)
+    timeline = replace(run.timeline, compute_seconds=times.compute_seconds)
+    return replace(run, **counters._asdict(), verdict=report.verdict, timeline=timeline)
+
+
+def _run_of(choice: DeviceChoice, opened: Opened, report: AcceleratorReport | StepReport, **figures: Any) -> Run:
+    """Return a run with `figures`, and all others that the report has under the names of `Run`."""
+    names = {field.name for field in fields(Run)} & {field.name for field in fields(report)}
+    known: dict[str, Any] = {name: getattr(report, name) for name in names}
+    about = {"label": f"{opened.url}, {opened.name}", "url": opened.url, "loader": opened.name, "source": opened.source}
+    return Run(**known | about | {"device": choice.label, "batch_size": opened.batch_size} | figures)
+
+
+def open_step(choice: DeviceChoice) -> Callable[[Any], None]:
+    """Return a training step of a real device, which is done when it returns: waits that follow are the loader's.
+
+    The step is small, because what is measured is how it is fed. The framework is imported here: torch_xla has to be
+    imported before a loader imports TensorFlow.
+
+    Raises:
+        OptionError: there is no such device.
+    """
+    try:
+        return _make_xla_step() if choice.kind == "xla" else _make_jax_step(choice.platform)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[-1][:_REASON_CHARACTERS]
+        raise OptionError(
+            f"no {choice.platform.upper()} here that {choice.name} could use ({reason}). Without one: --device "
+            f"emulated:tpu-v3-8 for a TPU's rate, or {choice.kind}-cpu for a real step on the CPU"
+        ) from error
+
+
+def _make_xla_step() -> Callable[[Any], None]:
+    import torch
+    import torch_xla
+    from torch import nn
+
+    device = torch_xla.device()
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 1000)),
+    ).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def on_device(array: Any) -> Any:
+        return (array if isinstance(array, torch.Tensor) else torch.from_numpy(np.asarray(array))).to(device)
+
+    def step(batch: Any) -> None:
+        image, label = (on_device(array) for array in batch[:2])
+        image = image.permute(0, 3, 1, 2).float() / 255
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(image), label.long()).backward()
+        optimizer.step()
+        torch_xla.sync(wait=True)
+
+    return step
+
+
+def _make_jax_step(platform: str) -> Callable[[Any], None]:
+    """Return a step of the same network for JAX. Raises RuntimeError where JAX has no device of that platform."""
+    import jax
+    import jax.numpy as jnp
+
+    from tpufeed.loaders.devicefloat import to_device_float
+
+    jax.devices(platform)
+    shapes = (7, 7, 3, 16), (3, 3, 16, 32)
+    params = [*(0.1 * jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(shapes))]
+    params.append(jnp.zeros((32, 1000)))
+
+    def loss_of(params: Any, image: Any, label: Any) -> Any:
+        values = to_device_float(image, dtype=jnp.float32)
+        names = ("NHWC", "HWIO", "NHWC")
+        for kernel, stride in zip(params, (4, 2), strict=False):
+            values = jax.lax.conv_general_dilated(values, kernel, (stride, stride), "VALID", dimension_numbers=names)
+            values = jax.nn.relu(values)
+        scores = jax.nn.log_softmax(values.mean((1, 2)) @ params[-1])
+        return -jnp.take_along_axis(scores, label[:, None], 1).mean()
+
+    @jax.jit
+    def update(params: Any, image: Any, label: Any) -> Any:
+        gradients = jax.grad(loss_of)(params, image, label)
+        return [param - 0.01 * gradient for param, gradient in zip(params, gradients, strict=True)]
+
+    def step(batch: Any) -> None:
+        nonlocal params
+        params = update(params, *map(jnp.asarray, batch[:2]))
+        jax.block_until_ready(params)  # type: ignore[no-untyped-call]  # JAX leaves it untyped
+
+    return step

@@ -1,0 +1,286 @@
+"""Draw a report's figures with matplotlib, as inline SVG whose colours follow the page, light or dark."""
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tpufeed.errors import MissingExtraError
+from tpufeed.measure.results import Diagnosis, Run
+from tpufeed.measure.tpu import TPUS
+from tpufeed.measure.wording import between, clean, number_of, say
+
+try:
+    import matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+except ImportError as error:
+    raise MissingExtraError("matplotlib", "report") from error
+
+EMULATED = "EMULATED: no accelerator was used; nominal step times stand in for one."
+PREDICTED = "Hatched is predicted, not measured."
+MOST_RUNS = 8  # of more, the first and the last four are drawn
+
+# Figures are drawn in these colours, and the page shows each in its variable of that name.
+_VARIABLES = ("ink", "faint", "grid", "band", "wait", "sync", "compute", "chosen")
+_INK, _FAINT, _GRID, _BAND, _WAIT, _SYNC, _COMPUTE, _CHOSEN = (f"#00f00{number}" for number in range(8))
+_PREDICTED = " (predicted)"
+_WIDTH_PX, _LETTERS = 380, 52  # so many letters of a label fit on a line
+_SETTINGS: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": _FAINT,
+    "axes.facecolor": "none",
+    "axes.labelcolor": _INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "figure.dpi": 72,  # matplotlib's SVG has a unit a point: so a figure's unit is a CSS pixel
+    "figure.facecolor": "none",
+    "font.size": 11,
+    "grid.color": _GRID,
+    "hatch.linewidth": 1.2,
+    "legend.frameon": False,
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",  # text stays text
+    "text.color": _INK,
+    "text.parse_math": False,  # a $ in a label is a $
+    "xtick.color": _FAINT,
+    "xtick.labelcolor": _INK,
+    "ytick.color": _FAINT,
+    "ytick.labelcolor": _INK,
+}
+_PREDICTED_BAR: dict[str, Any] = {"facecolor": "none", "edgecolor": _FAINT, "hatch": "////", "linewidth": 1}
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure: what it shows, what is seen on it in words, and its `<svg>`, whose ids no other figure has."""
+
+    title: str
+    sentence: str
+    svg: str
+
+
+def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> list[Plot]:
+    """Draw idle, rates, and the steps of each run, as far as there is data. The same data give the same SVG.
+
+    The user's own settings of matplotlib neither count nor change.
+    """
+    settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_SETTINGS}
+    del settings["backend"]
+    # Warnings tell of glyphs that our font lacks: the browser's fonts may have them.
+    with warnings.catch_warnings(action="ignore"), matplotlib.rc_context(settings):
+        plots = [_draw_idle(diagnosis, runs), _draw_rates(diagnosis, runs)]
+        plots += [_draw_steps(number, run) for number, run in ends(list(enumerate(runs, 1)), MOST_RUNS)]
+    return [plot for plot in plots if plot is not None]
+
+
+def ends(items: Sequence[Item], most: int) -> Sequence[Item]:
+    """Return all items, or the first and the last where there are more than `most`."""
+    return items if len(items) <= most else [*items[: most // 2], *items[-(most // 2) :]]
+
+
+def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> Plot | None:
+    """Draw a bar for each run, from before to after, and below them what the doctor predicts, hatched."""
+    rows = list[tuple[str, str, tuple[float, ...]]]()  # (label, mark behind it, percents)
+    for number, run in enumerate(runs):
+        when = {0: "before: ", len(runs) - 1: "after: "}.get(number, "") if len(runs) > 1 else ""
+        mark = (" (EMULATED)" if run.emulated else "") + (", no verdict" if run.problems else "")
+        idle = () if say(run.idle_percent) == say(None) else (run.idle_percent or 0.0,)
+        rows.append((f"{when}{run.label}", mark, idle))
+    rows = list(ends(rows, MOST_RUNS))
+    if diagnosis is not None:
+        predicted = [(f"now, on {diagnosis.tpu}", diagnosis.idle_percent)]
+        for number, action in enumerate(diagnosis.actions, 1):
+            predicted.append((f"after action {number}: {action.do}", action.idle_percent))
+        rows += [(label, _PREDICTED, pair) for label, pair in predicted if pair is not None]
+    if not any(percents for *_, percents in rows):
+        return None
+    figure = Figure((_WIDTH_PX / 72, (42 * len(rows) + 50) / 72), layout="constrained")
+    axes = figure.add_subplot(xlim=(0, 118), ylim=(len(rows) - 0.35, -0.75), xlabel="idle, % of the time", yticks=[])
+    axes.set_xticks([0, 5, 20, 40, 60, 80, 100])
+    axes.spines["left"].set_visible(False)
+    sentences = []
+    for place, (label, mark, percents) in enumerate(rows):
+        is_predicted = mark == _PREDICTED
+        value = between(min(percents), max(percents), 0 if is_predicted else 1) + " %" if percents else say(None)
+        axes.text(0, place - 0.42, f"{_short(label, _LETTERS - len(mark))}{mark}", va="center")
+        axes.barh(place, 100, 0.34, color=_BAND)
+        if percents:
+            axes.barh(place, max(percents), 0.34, **(_PREDICTED_BAR if is_predicted else {"color": _WAIT}))
+        if is_predicted:
+            axes.vlines(percents, place - 0.2, place + 0.2, color=_FAINT, linewidth=2)
+        axes.vlines([5, 20], place - 0.17, place + 0.17, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)))
+        axes.text(101, place, value, va="center", weight="bold", size=10)
+        sentences.append(f"{label}{mark}: {value}.")
+    sentences.append("Dashed: 5 %, from which input counts as slow, and 20 %, from which it holds training back.")
+    if any(mark == _PREDICTED for _, mark, _ in rows):
+        sentences.append(f"{PREDICTED} It goes from the TPU's low rate to its high one.")
+    sentences += [EMULATED] * any(run.emulated for run in runs)
+    return _to_plot(figure, "idle", "Idle before and after" if len(rows) > 1 else "Idle", " ".join(sentences))
+
+
+def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> Plot | None:
+    """Draw bars of stages, actions and runs, above what each TPU needs."""
+    rows = list[tuple[str, float | None, str]]()  # (name, rate, colour; without one the rate is predicted)
+    needs = {name: (tpu.low, tpu.high) for name, tpu in TPUS.items()}
+    chosen = ""
+    if diagnosis is not None:
+        for stage in diagnosis.stages:
+            rows.append((stage.name, stage.images_per_second, _WAIT if stage.name == diagnosis.binding else _COMPUTE))
+        rows.append(("all together", diagnosis.fed, _INK))
+        actions = [(f"action {n}", action.images_per_second) for n, action in enumerate(diagnosis.actions, 1)]
+        rows += [(name, rate, "") for name, rate in actions if rate is not None]
+        # The table's rates are for ResNet-50; another model's are in the proportion that its own TPU shows.
+        chosen = diagnosis.tpu.removeprefix("tpu-")
+        low, high = (
+            now / then for now, then in zip(diagnosis.needed, needs.get(chosen, diagnosis.needed), strict=True)
+        )
+        needs = {name: (need[0] * low, need[1] * high) for name, need in needs.items()} | {chosen: diagnosis.needed}
+    rows += [
+        (f"{number}: {run.loader}", run.images_per_second, _SYNC)
+        for number, run in ends(list(enumerate(runs, 1)), MOST_RUNS)
+    ]
+    known = {name: rate for name, rate, _ in rows if rate is not None and np.isfinite(rate) and rate > 0}
+    if not known:
+        return None
+    low = 0.6 * min(*known.values(), *(least for least, _ in needs.values()))
+    high = 4 * max(*known.values(), *(most for _, most in needs.values()))
+    count = len(rows) + len(needs) + 1  # a row between them
+    figure = Figure((_WIDTH_PX / 72, (20 * count + 80) / 72), layout="constrained")
+    axes = figure.add_subplot(xscale="log", xlim=(low, high), ylim=(count - 0.4, -0.6))
+    axes.set(title="this host gives; below: TPUs need, low to high", xlabel="images a second, log scale")
+    axes.grid(axis="x")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(left=False)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(range(count), [*(_short(name, 14) for name, _, _ in rows), "", *needs])
+    if chosen:
+        axes.axvspan(*needs[chosen], color=_BAND, linewidth=0)
+    for place, (name, _, colour) in enumerate(rows):
+        rate = known.get(name)
+        if rate is not None:
+            axes.barh(place, rate - low, 0.6, low, **({"color": colour} if colour else _PREDICTED_BAR))
+        axes.text((rate or low) * 1.06, place, "n/a" if rate is None else _prefixed(rate), va="center")
+    for place, (name, (least, most)) in enumerate(needs.items(), len(rows) + 1):
+        axes.barh(place, most - least, 0.6, least, color=_CHOSEN if name == chosen else _FAINT)
+        weight = "bold" if name == chosen else "normal"
+        axes.text(most * 1.06, place, f"{_prefixed(least)} to {_prefixed(most)}", va="center", weight=weight)
+    if diagnosis is None:
+        best = max(known, key=lambda name: known[name])
+        said = f"The fastest run is {best}, with {say(known[best])} images a second. TPUs need so much for ResNet-50."
+    else:
+        said = (
+            f"This host gives {say(diagnosis.fed)} images a second; {diagnosis.tpu} needs "
+            f"{between(*diagnosis.needed)} for {diagnosis.model}. What binds is {diagnosis.binding}."
+        )
+        said += f" {PREDICTED}" * any(not colour for *_, colour in rows)
+    said += f" Runs are held to the rate of their device. {EMULATED}" * any(run.emulated for run in runs)
+    return _to_plot(figure, "rates", "Rates against what TPUs need", said)
+
+
+def _draw_steps(number: int, run: Run) -> Plot | None:
+    """Draw one run's steps in time, and below how long the waits were. The first step is told and not drawn."""
+    timeline = run.timeline
+    parts = {"compute": timeline.compute_seconds, "sync": timeline.sync_seconds, "wait": timeline.wait_seconds}
+    length = min((len(part) for part in parts.values() if part), default=0)
+    seconds = np.array([part[:length] or (0.0,) * length for part in parts.values()], np.float64)
+    seconds = np.maximum(seconds[:, np.isfinite(seconds).all(axis=0)], 0)
+    count = seconds.shape[1]
+    if not timeline.wait_seconds or not count:
+        return None
+    first = 1 if count > 1 else 0
+    layers = [(name, row) for name, row in zip(parts, seconds, strict=True) if row.any()]
+    figure = Figure((_WIDTH_PX / 72, (380 if first else 200) / 72), layout="constrained")
+    axes, *more = np.ravel(figure.subplots(1 + first, 1))
+    # Thousands of steps are drawn as means: group b is the steps [edges[b], edges[b + 1]).
+    edges = np.linspace(first, count, min(count - first, 100) + 1).astype(int)
+    below = np.zeros(len(edges) - 1)
+    for name, row in layers:
+        above = below + np.add.reduceat(row, edges[:-1])[: len(below)] / np.diff(edges)
+        colour = {"wait": _WAIT, "sync": _SYNC, "compute": _COMPUTE}[name]
+        axes.stairs(above, edges + 0.5, baseline=below, fill=True, color=colour, label=name, linewidth=0)
+        below = above
+    usual, highest = float(np.median(below)), float(below.max())
+    limit = min(highest, 6 * usual) if usual > 0 else highest or 1e-3  # one long step would flatten all others
+    axes.set(xlim=(edges[0] + 0.5, edges[-1] + 0.5), ylim=(0, 1.05 * limit), xlabel="step", title="time a step")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
+    axes.grid(axis="y")
+    if layers:
+        axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.98), ncols=3, handlelength=1, columnspacing=0.8)
+    whole = float(seconds[:, first:].sum()) or 1.0
+    shares = [f"{name} {100 * float(row[first:].sum()) / whole:.1f} %" for name, row in reversed(layers)]
+    sentences = [f"{number_of(count, 'step')}: {', '.join(shares) or 'nothing took time'}."]
+    if count - first > len(below):
+        sentences.append(f"They are drawn as {len(below)} means.")
+    if first:
+        took, waited = (_prefixed(float(value), "s") for value in (seconds[:, 0].sum(), seconds[-1, 0]))
+        sentences.append(f"The first one is not drawn: it took {took}, {waited} waiting.")
+        sentences.append(_draw_waits(more[0], seconds[-1, 1:]))
+    if highest > limit:
+        sentences.append(f"The highest, of {_prefixed(highest, 's')}, is cut off.")
+    if timeline.ready:
+        sentences.append(f"On average {np.mean(timeline.ready):.1f} batches were ready when a step asked for one.")
+    sentences += [EMULATED] * run.emulated
+    return _to_plot(figure, f"run{number}", f"Run {number}: {run.label}", " ".join(sentences))
+
+
+def _draw_waits(axes: Axes, waits: NDArray[np.float64]) -> str:
+    """Draw a histogram on a logarithmic axis, and say what is seen. Waits under a microsecond count as one."""
+    shown = np.maximum(waits, 1e-6)
+    low, high = float(shown.min()) / 1.3, float(shown.max()) * 1.3
+    axes.hist(shown, bins=list(np.geomspace(low, high, 29)), histtype="stepfilled", color=_WAIT)
+    axes.set(xscale="log", xlim=(low, high), xlabel="wait for a batch, log scale")
+    axes.set_title("number of steps; dashed: p50 and p95")
+    ticks = [mantissa * 10.0**power for power in range(-7, 5) for mantissa in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low <= tick <= high] or [float(np.sqrt(low * high))]
+    ticks = ticks[:: -(-len(ticks) // 5)]
+    axes.set_xticks(ticks, [_prefixed(tick, "s") for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.grid(axis="y")
+    p50, p95 = np.percentile(waits, [50, 95])
+    for place in (p50, p95):
+        axes.axvline(max(place, 1e-6), color=_INK, linewidth=1, linestyle=(0, (3, 2)))
+    half, most, longest = (_prefixed(float(value), "s") for value in (p50, p95, waits.max()))
+    return f"Half of the waits were at most {half}, 95 % at most {most}, the longest {longest}."
+
+
+def _prefixed(value: float, unit: str = "") -> str:
+    """Return a figure in a few letters: 950, 1.7k, 1.1M; with a unit 2 ms."""
+    return EngFormatter(unit=unit, sep=" " if unit else "")(float(f"{value:.3g}"))
+
+
+def _short(text: str, letters: int) -> str:
+    """Return the text on one line; of a long one its start and end."""
+    text = clean(" ".join(text.split()))
+    half = (letters - 1) // 2
+    return text if len(text) <= letters else f"{text[:half]}…{text[-half:]}"
+
+
+def _to_plot(figure: Figure, name: str, title: str, sentence: str) -> Plot:
+    """Return the figure with an `<svg>` for a page; `name` makes its ids unique there."""
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = file.getvalue()
+    svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)  # the page has a style
+    svg = re.sub(r"(?<=: )#00f00\d", lambda found: f"var(--{_VARIABLES[int(found[0][-1])]})", svg)
+    referred = set(re.findall(r"[\"(]#([\w-]+)[\")]", svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in referred else "", svg)
+    ids = f"{name}-title", f"{name}-desc"
+    words = f'<title id="{ids[0]}">{escape(clean(title))}</title><desc id="{ids[1]}">{escape(clean(sentence))}</desc>'
+    view, rest = re.findall(r'viewBox="[^"]*"', svg)[0], svg.partition(">")[2]
+    return Plot(title, sentence, f'<svg {view} role="img" aria-labelledby="{ids[0]} {ids[1]}">{words}{rest}')

@@ -1,0 +1,306 @@
+"""Judge measured rates: which stage binds, how long a TPU waits, and what to do next. Pure functions.
+
+Storage, the loader and the transfer to the device work at the same time: together they are as fast as the slowest of
+them. Reading, decoding and ops share the cores of the loader: there the times of an image add up. The steady state is
+judged: where the page cache or the loaders' copies of shards hold the split, storage limits the first epoch only.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from tpufeed.errors import OptionError
+from tpufeed.measure.results import Action, Diagnosis, Stage
+from tpufeed.measure.tpu import TPUS, Tpu, find_model, find_tpu, training_flops
+from tpufeed.measure.wording import between
+
+ACCELERATOR = "accelerator"
+STORAGE, READING, DECODING, OPS, ASSEMBLY, TRANSFER = "storage", "reading", "decoding", "ops", "assembly", "transfer"
+
+# The shares of their peak at which the two published runs of `profiling.tpu` trained ResNet-50.
+LOW_SHARE, HIGH_SHARE = 0.205, 0.375
+LEAST_FACTOR = 1.05  # a smaller gain is within the noise of a few seconds
+
+_ASSUMED_TPU, _DEFAULT_MODEL = "v3-8", "resnet50"
+_ACCELERATOR_TYPE = re.compile(r"(v\d+[a-z]*|tpu7x)-(\d+)")
+_COUNTED_IN_CHIPS = ("v5e", "v6e")  # the names of the others count TensorCores, two a chip
+_AS_SLOW = 1.1  # storage that is hardly faster than the loader that reads from it is what holds the loader up
+_GOOD_BATCH = 128  # of a device: the sides of its matrix unit, and batch norm's statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The device and the model that are to be fed.
+
+    Attributes:
+        tpu: its name.
+        model: what it trains.
+        needed: images a second that it takes, (low, high).
+        devices: cores that take batches of their own.
+        batch_size: of this host, where the user has one.
+    """
+
+    tpu: str
+    model: str
+    needed: tuple[float, float]
+    devices: int
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """The place that records come from.
+
+    Attributes:
+        bytes_per_second: None where it was not measured.
+        room: bytes that memory or local copies can hold for the epochs after the first.
+        detail: how it was measured.
+        why_not: the reason why `bytes_per_second` is None.
+    """
+
+    bytes_per_second: float | None = None
+    room: float = 0
+    detail: str = ""
+    why_not: str = ""
+
+    def limit(self, record_bytes: float, total_bytes: float) -> float | None:
+        """Return images a second in the steady state; None where storage is no limit, or its rate is not known."""
+        if total_bytes <= self.room or self.bytes_per_second is None or record_bytes <= 0:
+            return None
+        return self.bytes_per_second / record_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another way to store the same samples, measured with the real loader from memory.
+
+    Attributes:
+        do: a sentence in the imperative, with the command.
+        images_per_second: of the loader.
+        record_bytes: mean size of a record.
+        total_bytes: size of all records.
+        cost: what it takes.
+    """
+
+    do: str
+    images_per_second: float
+    record_bytes: float
+    total_bytes: float
+    cost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """Measurements of a split, or of raw images.
+
+    Attributes:
+        split: its name.
+        record_bytes: mean size of a record.
+        total_bytes: size of all records.
+        storage: where records come from.
+        stages: reading, decoding, ops, assembly and transfer by name, as far as they were measured. "assembly" is the
+            loader from end to end, from memory where records are remote.
+        alternatives: measured on the same samples.
+        hints: other things to do, whose effect is not known.
+        notes: what was noticed, as sentences.
+    """
+
+    split: str
+    record_bytes: float
+    total_bytes: float
+    storage: Storage
+    stages: Mapping[str, Stage]
+    alternatives: tuple[Alternative, ...] = ()
+    hints: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Evidence(NamedTuple):
+    """Evidence of a training run: what it waited for (None where that is not known), and that as a sentence."""
+
+    blames: Literal["data", "tracing", "accelerator"] | None
+    says: str
+
+
+def predict(
+    measured: Measurements, goal: Goal, url: str, machine: dict[str, Any], evidence: Sequence[Evidence] = ()
+) -> Diagnosis:
+    """Return what binds, for how much of its time the device waits, and what to do about it."""
+    stages = {
+        name: measured.stages.get(name, Stage(name=name)) for name in (READING, DECODING, OPS, ASSEMBLY, TRANSFER)
+    }
+    storage, size = measured.storage, measured.record_bytes
+    loader, transfer = stages[ASSEMBLY].images_per_second, stages[TRANSFER].images_per_second
+    limit = storage.limit(size, measured.total_bytes)
+    at_storage = storage.bytes_per_second / size if storage.bytes_per_second and size else None
+    fed = None if loader is None else compose(loader, limit, transfer)
+    shares = core_shares([stages[name] for name in (READING, DECODING, OPS)], loader)
+    binding, notes = ASSEMBLY, measured.notes
+    if fed is None:
+        idle = None
+        verdict = f"no prediction: {stages[ASSEMBLY].why_not or 'the loader could not be measured'}"
+    else:
+        overlapping = {name: rate for name, rate in ((STORAGE, limit), (TRANSFER, transfer)) if rate is not None}
+        slowest = min(overlapping, key=overlapping.__getitem__, default="")
+        idle, who = predict_band(fed, goal.needed), f"predicted: {goal.tpu} with {goal.model}"
+        if fed >= goal.needed[1]:
+            binding = ACCELERATOR
+            verdict = f"{who} does not wait for data on this host; nothing binds but the accelerator"
+        else:
+            if slowest and overlapping[slowest] <= (loader or 0) * _AS_SLOW:
+                binding = slowest
+            else:
+                binding = max(shares, key=shares.__getitem__, default=ASSEMBLY)
+            waits = between(*idle) if idle[0] else f"up to {idle[1]:.0f}"
+            verdict = f"{who} waits {waits} % of its time for data; what binds is {binding}"
+            if binding in shares:
+                verdict += f", which takes {100 * shares[binding]:.0f} % of an image's time"
+        if transfer is None:
+            verdict += "; the way to the device is not counted (transfer n/a)"
+        if at_storage is not None and at_storage < min(fed, goal.needed[1]):
+            then = between(*predict_band(at_storage, goal.needed))
+            notes += (f"the first epoch waits for storage: {at_storage:,.0f} images a second, predicted idle {then} %",)
+    described = [Stage(name=STORAGE, images_per_second=at_storage, detail=storage.detail, why_not=storage.why_not)]
+    for name, stage in stages.items():
+        said = [stage.detail] if stage.detail else []
+        if name in shares:
+            what = "of an image's time goes to handing over" if name == ASSEMBLY else "of an image's time"
+            said.append(f"{100 * shares[name]:.0f} % {what}")
+        why_not = "" if stage.images_per_second is not None else stage.why_not or "it was not measured"
+        described.append(replace(stage, detail="; ".join(said), why_not=why_not))
+    return Diagnosis(
+        url=url,
+        split=measured.split,
+        machine=machine,
+        stages=tuple(described),
+        fed=fed,
+        tpu=goal.tpu,
+        model=goal.model,
+        needed=goal.needed,
+        idle_percent=idle,
+        binding=binding,
+        verdict=verdict,
+        actions=_advise(measured, goal, fed, transfer, evidence),
+        notes=(*notes, *(one.says for one in evidence)),
+    )
+
+
+def _advise(
+    measured: Measurements, goal: Goal, fed: float | None, transfer: float | None, evidence: Sequence[Evidence]
+) -> tuple[Action, ...]:
+    """Return the advice that applies, the largest gain first; advice whose effect is not known comes last."""
+    gains = list[Action]()
+    for one in measured.alternatives:
+        rate = (
+            compose(one.images_per_second, measured.storage.limit(one.record_bytes, one.total_bytes), transfer) or 0.0
+        )
+        if fed and rate < fed * LEAST_FACTOR:
+            continue
+        cost = one.cost
+        if rate < one.images_per_second / LEAST_FACTOR:
+            holder = "the transfer" if rate == transfer else "storage"
+            cost += f"; {holder} holds it at that, from memory it is {one.images_per_second:,.0f}"
+        gain = rate / fed if fed else None
+        idle = predict_band(rate, goal.needed)
+        gains.append(Action(do=one.do, factor=gain, images_per_second=rate, idle_percent=idle, cost=cost))
+    gains.sort(key=lambda action: (-(action.images_per_second or 0.0), action.do))
+    tracing = (
+        "your step waits on tracing, not on data: keep shapes fixed (remainder='drop' or 'pad'), compile or trace the "
+        "step once, and read no value of the device within it (.item(), print)"
+    )
+    actions = [Action(do=tracing, cost=one.says) for one in evidence if one.blames == "tracing"]
+    if fed is None or fed < goal.needed[1]:
+        actions += [*gains, *(Action(do=hint) for hint in measured.hints)]
+    elif not actions and any(one.blames == "data" for one in evidence):
+        do = (
+            "look at the run rather than at the data: it waited, though this host can feed it. Time its loop with "
+            "StepClock and give --clock, which tells waiting for a batch from tracing; see what else takes its cores"
+        )
+        actions.append(Action(do=do))
+    if goal.batch_size is not None and (each := goal.batch_size / goal.devices) < _GOOD_BATCH / 2:
+        do = f"batch {each:.4g} a core leaves the MXU idle: {_GOOD_BATCH} ({_GOOD_BATCH * goal.devices:,} on this host)"
+        actions.append(Action(do=do, cost="a learning rate that fits, and memory of the device"))
+    return tuple(actions)
+
+
+def core_shares(stages: Sequence[Stage], whole: float | None) -> dict[str, float]:
+    """Return the share of an image's time on the cores that each stage takes; "assembly" is the loader's own share.
+
+    Args:
+        stages: those that cores do, each as fast as all threads would do it alone.
+        whole: images a second of the loader, which does all of them.
+    """
+    seconds = {stage.name: 1 / stage.images_per_second for stage in stages if stage.images_per_second}
+    if whole:
+        seconds[ASSEMBLY] = max(0.0, 1 / whole - sum(seconds.values()))
+    total = sum(seconds.values())
+    return {name: part / total for name, part in seconds.items()} if total else {}
+
+
+def compose(*rates: float | None) -> float | None:
+    """Return the rate of stages that overlap: the least of those that are known; None where none is."""
+    return min((rate for rate in rates if rate is not None), default=None)
+
+
+def predict_band(fed: float, needed: tuple[float, float]) -> tuple[float, float]:
+    """Return the percent of its time that a device waits which gets `fed` images a second, at (low, high) need."""
+    low, high = (100 * max(0.0, 1 - fed / rate) if rate > 0 else 0.0 for rate in needed)
+    return low, high
+
+
+def find_goal(
+    tpu: str | None,
+    model: str | None,
+    flops_per_sample: float | None,
+    batch_size: int | None,
+    environ: Mapping[str, str],
+) -> tuple[Goal, tuple[str, ...]]:
+    """Return what is to be fed, and what had to be assumed. Raises OptionError that names the nearest TPU or model."""
+    notes: tuple[str, ...] = ()
+    found = detect_tpu(environ) if tpu is None else find_tpu(tpu)
+    if found is None:
+        found, notes = find_tpu(_ASSUMED_TPU), (f"no TPU was named or found: {_ASSUMED_TPU} is assumed (--tpu)",)
+    elif tpu is None:
+        notes = (f"{found.name} is the TPU of this host",)
+    name = find_model(model or _DEFAULT_MODEL)
+    if flops_per_sample is not None:
+        name = f"{flops_per_sample / 1e9:,.4g} GFLOPs a sample"
+    elif name != _DEFAULT_MODEL:
+        flops_per_sample = training_flops(name)
+    return Goal(found.name, name, needed_rates(found, flops_per_sample), found.devices, batch_size), notes
+
+
+def needed_rates(tpu: Tpu, flops_per_sample: float | None) -> tuple[float, float]:
+    """Return images a second that a TPU takes, (low, high): from the table for ResNet-50, which None stands for.
+
+    For other models: chips x peak x 20.5 % and 37.5 % / FLOPs, the shares of the peak at which ResNet-50 was trained.
+    """
+    if flops_per_sample is None:
+        return tpu.low, tpu.high
+    if not (math.isfinite(flops_per_sample) and flops_per_sample > 0):
+        raise OptionError(f"FLOPs a sample are a number above 0, like 24.6e9, not {flops_per_sample}")
+    peak = tpu.chips * tpu.peak_tflops * 1e12
+    return peak * LOW_SHARE / flops_per_sample, peak * HIGH_SHARE / flops_per_sample
+
+
+def detect_tpu(environ: Mapping[str, str]) -> Tpu | None:
+    """Return the TPU of this host, as a TPU VM's environment says; of a larger slice this host's part."""
+    for name in ("TPU_ACCELERATOR_TYPE", "ACCELERATOR_TYPE"):
+        found = _ACCELERATOR_TYPE.fullmatch(environ.get(name, "").strip().lower().replace("litepod", "e"))
+        if found is None:
+            continue
+        generation = found[1].replace("tpu7x", "v7x")
+        known = next((tpu for tpu in TPUS.values() if tpu.name.partition("-")[0] == generation), None)
+        if known is None:
+            continue
+        count = int(found[2])
+        chips = min(known.chips, max(1, count if generation in _COUNTED_IN_CHIPS else count // 2))
+        if chips == known.chips:
+            return known
+        part = chips / known.chips
+        devices = max(1, round(known.devices * part))
+        low, high = known.low * part, known.high * part
+        return replace(known, name=f"{generation}-{count}", chips=chips, devices=devices, low=low, high=high)
+    return None

@@ -1,0 +1,136 @@
+"""Raw images that are no dataset yet: how fast one trains from them with plain Python, the "before" of every story."""
+
+import io
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from tpufeed.build.plan import Input
+from tpufeed.errors import ImageError
+from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, compose
+from tpufeed.measure.results import Stage
+from tpufeed.measure.wording import number_of
+from tpufeed.processes.limits import available_cores
+from tpufeed.sharding.inputs import Files, iter_read
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.rows import Found
+from tpufeed.sharding.sources import find_source
+
+_MOST_LISTED = 20_000
+_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RawFiles:
+    """A source of raw images.
+
+    Attributes:
+        count: images; at most the first 20,000.
+        mean_bytes: mean size of a file.
+        images: some of them, encoded.
+        stages: reading, decoding, ops and assembly, by name.
+        notes: what a user has to know of them, as sentences.
+    """
+
+    count: int
+    mean_bytes: float
+    images: list[bytes]
+    stages: dict[str, Stage]
+    notes: tuple[str, ...]
+
+
+def measure_files(url: str, side_px: int, seconds: float) -> RawFiles:
+    """Measure a folder, a table or tars of images as a Dataset of one's own would read and decode them, on all cores.
+
+    No more of a long listing is read than its beginning.
+
+    Args:
+        url: of the images.
+        side_px: of the crop that each of them is cut to.
+        seconds: of each measurement.
+
+    Raises:
+        SourceError, NoInputsError, OptionError: the source cannot be understood.
+    """
+    source = find_source(url, ShardOptions())
+    rows = list(itertools.islice(source.iter_rows(Found()), _MOST_LISTED + 1))
+    drawn = random.Random(0).sample(rows, min(_SAMPLES, len(rows)))
+    inputs = [Input(row.path, row.bytes, row.version, -1, row.file, row.offset, (), row.problem) for row in drawn]
+    images, unreadable = list[bytes](), list[str]()
+    start = time.perf_counter()
+    with closing(iter_read(Files(source.base), inputs)) as read:
+        for item, data in read:
+            if isinstance(data, ImageError):
+                unreadable.append(f"{item.path}: {data}")
+            else:
+                images.append(data[0])
+            if images and time.perf_counter() - start > seconds:
+                break
+    reading = len(images) / (time.perf_counter() - start)
+    count, cores = min(len(rows), _MOST_LISTED), available_cores()
+    notes = [f"there is no dataset here yet, but images: {count:,}{' and more' if len(rows) > count else ''}"]
+    if unreadable:
+        notes.append(f"{len(unreadable):,} of those looked at cannot be read, the first: {unreadable[0]}")
+    if source.kind == "table":  # the printed commands cannot know which of its columns is meant
+        notes.append("add --label COLUMN and --split-by COLUMN to the commands as this table needs them")
+    mean = float(np.mean([row.bytes for row in rows])) if rows else 0.0
+    if not images:
+        stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the files can be read")}
+        return RawFiles(count, mean, images, stages, tuple(notes))
+    decoding = measure_pillow(images, None, cores, seconds)
+    whole = measure_pillow(images, side_px, cores, seconds)
+    crop = 1 / (1 / whole - 1 / decoding) if 0 < whole < decoding else None
+    stages = {
+        READING: Stage(name=READING, images_per_second=reading, detail="file by file, in one thread"),
+        DECODING: Stage(name=DECODING, images_per_second=decoding or None, detail="Pillow"),
+        OPS: Stage(
+            name=OPS,
+            images_per_second=crop,
+            detail="a crop, resized by Pillow" if crop else "",
+            why_not="cannot be told from decoding",
+        ),
+        ASSEMBLY: Stage(
+            name=ASSEMBLY,
+            images_per_second=compose(whole, reading * cores) if whole else None,
+            detail=f"Pillow in {number_of(cores, 'thread')}, as a Dataset of one's own does it; no tpufeed in it",
+            why_not="Pillow decodes none of the images that were looked at",
+        ),
+    }
+    return RawFiles(count, mean, images, stages, tuple(notes))
+
+
+def measure_pillow(images: Sequence[bytes], side_px: int | None, threads: int, seconds: float) -> float:
+    """Return images a second that so many threads of this process decode, and crop to a side where one is given.
+
+    An image that Pillow refuses does not count.
+    """
+
+    def run(number: int) -> float:
+        draw, done = random.Random(number), 0
+        start = now = time.perf_counter()
+        for tried, image in enumerate(itertools.islice(itertools.cycle(images), number, None), 1):
+            try:
+                with Image.open(io.BytesIO(image)) as opened:
+                    picture = opened.convert("RGB")
+                if side_px is not None:
+                    side = max(1, int(min(picture.size) * draw.uniform(0.5, 1.0)))
+                    left, top = draw.randint(0, picture.width - side), draw.randint(0, picture.height - side)
+                    box = (left, top, left + side, top + side)
+                    np.asarray(picture.resize((side_px, side_px), Image.Resampling.BILINEAR, box=box))
+                done += 1
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+                pass
+            now = time.perf_counter()
+            if now - start >= seconds and (done or tried >= len(images)):
+                break
+        return done / (now - start)
+
+    with ThreadPoolExecutor(threads, "tpufeed-doctor") as executor:
+        return sum(executor.map(run, range(threads)))

@@ -1,0 +1,258 @@
+"""Write the report: one page of HTML that needs neither network nor script, readable on a phone, light and dark."""
+
+import importlib.util
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.measure.clock import HIGH_PERCENT, MODERATE_PERCENT
+from tpufeed.measure.files import check_output, write_file
+from tpufeed.measure.results import Diagnosis, Run
+from tpufeed.measure.wording import between, clean, say
+
+# "default-src 'none'": nothing may be loaded, whatever the texts are.
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>tpufeed report: $subject</title>
+<style>
+:root{--page:#f4f5f7;--card:#fff;--ink:#1b2230;--faint:#69758a;--grid:#e3e7ee;--line:#d5dae3;--band:#dfe5ee;
+--wait:#d9480f;--sync:#7048b8;--compute:#1971c2;--chosen:#0b7a53;--good:#0b7a53;--fair:#b77900;--bad:#d9480f}
+@media (prefers-color-scheme:dark){:root{--page:#10141b;--card:#19202b;--ink:#e8ecf3;--faint:#94a0b5;--grid:#2a3341;
+--line:#333d4d;--band:#303b4c;--wait:#ff8a4c;--sync:#b197fc;--compute:#5aa9f2;--chosen:#3ecf96;--good:#3ecf96;
+--fair:#f0b849;--bad:#ff8a4c}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1300px;padding:12px;background:var(--page);color:var(--ink);overflow-wrap:anywhere;
+font:16px/1.45 system-ui,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
+h1{font-size:1rem;color:var(--faint)}h2{font-size:1.15rem;margin:1.6rem 0 .6rem}h3{font-size:1rem;margin:0 0 .3rem}
+.card,figure{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px;margin:0}
+.verdict{border-left:8px solid var(--faint);font-size:1.4rem;line-height:1.25;font-weight:700}
+.good{border-left-color:var(--good)}.fair{border-left-color:var(--fair)}.bad{border-left-color:var(--bad)}
+.mark{border:2px dashed var(--fair);border-radius:6px;padding:2px 8px;width:fit-content}
+ol.card,ul.card{padding-left:2.2rem}li{margin:.35rem 0}.faint{color:var(--faint)}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr));gap:12px;align-items:start}
+figure{min-width:0}figcaption{font-size:.875rem}
+svg{display:block;width:100%;max-width:480px;margin:0 auto}svg *{stroke-linejoin:round;stroke-linecap:butt}
+svg text{font-family:system-ui,"Segoe UI",Roboto,"DejaVu Sans",sans-serif!important}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}
+th,td{text-align:left;vertical-align:top;padding:4px 14px 4px 0;border-bottom:1px solid var(--line)}
+th:first-child{white-space:nowrap}td{min-width:6rem}
+@media print{figure,.card{break-inside:avoid}}
+</style>
+</head>
+<body>
+<h1>tpufeed report: $subject</h1>
+<main>
+$body
+</main>
+</body>
+</html>
+""")
+
+
+# The table of a run: (name, field of `Run`, unit, digits).
+_FIGURES = (
+    ("idle", "idle_percent", "%", 1), ("AU", "au_percent", "%", 1), ("step", "step_ms", "ms", 2),
+    ("wait, p50", "wait_ms_p50", "ms", 2), ("wait, p95", "wait_ms_p95", "ms", 2), ("wait, p99", "wait_ms_p99", "ms", 2),
+    ("first batch", "first_batch_seconds", "s", 2), ("compilation", "compile_seconds", "s", 2),
+    ("recompilations", "recompilations", "", 0), ("MXU", "mxu_percent", "%", 1), ("MFU", "mfu_percent", "%", 1),
+    ("duty cycle", "duty_cycle_percent", "%", 1), ("oversleep", "oversleep_percent", "%", 2),
+    ("repeated images", "repeated", "", 0), ("missing images", "missing", "", 0),
+    ("measured for", "wall_seconds", "s", 1),
+)  # fmt: skip
+
+
+def write_report(
+    path: Path | str, diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, Any] | None = None
+) -> None:
+    """Write the page to `path`, which ends in .html.
+
+    It comes whole or not at all; an earlier report is replaced. The same arguments give the same bytes.
+
+    Args:
+        path: the page's file.
+        diagnosis: the doctor's findings, if any.
+        runs: runs in order: the first is "before", the last is "after".
+        machine: the machine of the measurements, where no diagnosis names it.
+
+    Raises:
+        OptionError: as `check_report_path`; or there is neither a diagnosis nor a run.
+        MissingExtraError: matplotlib is not installed.
+        StoreError: the file cannot be written.
+    """
+    path = Path(path)
+    check_report_path(path)
+    if diagnosis is None and not runs:
+        raise OptionError(f"{path}: there is nothing to report; give a diagnosis or a run")
+    page = _page(diagnosis, runs, machine)
+    write_file(path, lambda file: file.write(page.encode("utf-8", "replace")))
+
+
+def check_report_path(path: Path | str) -> None:
+    """Check that a report can be written to `path`: to be asked before measurements that take minutes.
+
+    Raises:
+        OptionError: another ending than .html, no such folder, or a folder.
+        MissingExtraError: matplotlib is not installed.
+    """
+    check_output(Path(path), "a report's name", (".html",))
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError("matplotlib", "report")
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """Return in a sentence what improved from the first run to the one that idles least.
+
+    Only runs on the first one's device are compared that have a verdict: no problems, and an idle time that is known.
+    """
+    trusted = [run for run in runs if run.device == runs[0].device and has_verdict(run)]
+    if not trusted:
+        doubted = next((run for run in runs if run.problems), None)
+        if doubted is not None:
+            return f"No verdict for any run: {doubted.problems[0]}"
+        fastest = max(runs, key=lambda run: run.images_per_second or 0)
+        return f"{fastest.label}: {say(fastest.images_per_second)} images a second; how long a device waits is n/a."
+    best = min(trusted, key=lambda run: run.idle_percent or 0)
+    mark = "EMULATED: " if best.emulated else ""
+    idle = say(best.idle_percent, "%", 1)
+    if not has_verdict(runs[0]):
+        return f"{mark}idle {idle} with {best.label}. {runs[0].label} has no verdict to compare it with."
+    first, before = runs[0], say(runs[0].idle_percent, "%", 1)
+    if (first.idle_percent or 0) - (best.idle_percent or 0) < 1:
+        return f"{mark}idle {before} with {first.label}" + "; no other run improves that." * (len(runs) > 1)
+    ratio = (best.images_per_second or 0) / (first.images_per_second or float("inf"))
+    times = f": {ratio:.1f} times the images a second" if ratio else ""
+    return f"{mark}idle falls from {before} with {first.label} to {idle} with {best.label}{times}."
+
+
+def has_verdict(run: Run) -> bool:
+    """Return whether a run's idle time is known and to be trusted."""
+    return not run.problems and say(run.idle_percent) != say(None)
+
+
+def _page(diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, Any] | None) -> str:
+    from tpufeed.measure.figures import EMULATED, MOST_RUNS, draw_figures
+
+    if diagnosis is not None:
+        subject, verdict = diagnosis.url, diagnosis.verdict
+        idle = max(diagnosis.idle_percent) if diagnosis.idle_percent else None
+    else:
+        subject, verdict = ", ".join(dict.fromkeys(run.url for run in runs)), headline(runs)
+        idle = min((run.idle_percent or 0.0 for run in runs if has_verdict(run)), default=None)
+    level = "" if idle is None else "good" if idle < MODERATE_PERCENT else "fair" if idle < HIGH_PERCENT else "bad"
+    body = [f'<section class="card verdict {level}">{_text(verdict)}</section>']
+    if diagnosis is not None:
+        body.append('<p class="mark">Predicted from what was measured of each stage on this host.</p>')
+    if any(run.emulated for run in runs):
+        body.append(f'<p class="mark">{EMULATED}</p>')
+    if diagnosis is not None and diagnosis.actions:
+        items = ""
+        for action in diagnosis.actions:
+            parts = [
+                "" if action.factor is None else f"{action.factor:,.1f}x",
+                "" if action.images_per_second is None else f"{say(action.images_per_second)} images a second",
+                "" if action.idle_percent is None else f"idle {_range(action.idle_percent, ' %')}",
+            ]
+            effect = f"predicted: {', '.join(filter(None, parts)) or 'effect not known'}"
+            effect += f"; cost: {action.cost}" if action.cost else ""
+            items += f'<li>{_text(action.do)}<br><span class="faint">{_text(effect)}</span></li>'
+        body.append(f'<h2>What to do next</h2>\n<ol class="card">{items}</ol>')
+    remarks = list[tuple[str, str]]()
+    for number, run in enumerate(runs, 1):
+        sentences = [f"No verdict: {problem}" for problem in run.problems] or [run.verdict]
+        mark = " (EMULATED)" if run.emulated else ""
+        remarks += [(f"Run {number}, {run.label}{mark}", sentence) for sentence in sentences if sentence]
+    if len(runs) > MOST_RUNS:
+        half = MOST_RUNS // 2
+        remarks.append(("Note", f"{len(runs)} runs: figures show the first {half} and the last {half}."))
+    remarks += [("Note", note) for note in (diagnosis.notes if diagnosis is not None else ())]
+    if remarks:
+        items = "\n".join(f"<li><b>{_text(about)}</b>: {_text(sentence)}</li>" for about, sentence in remarks)
+        body.append(f'<h2>Verdicts, problems and notes</h2>\n<ul class="card">{items}</ul>')
+    figures = "\n".join(
+        f"<figure><h3>{_text(plot.title)}</h3>\n{plot.svg}\n<figcaption>{_text(plot.sentence)}</figcaption></figure>"
+        for plot in draw_figures(diagnosis, runs)
+    )
+    body.append(f'<h2>Figures</h2>\n<div class="figures">{figures}</div>' if figures else "")
+    if runs:
+        rows = zip(*(_figures(run).values() for run in runs), strict=True)
+        columns = ["figure", *(f"{number}: {run.label}" for number, run in enumerate(runs, 1))]
+        body.append(_table("Runs", columns, [[name, *row] for name, row in zip(_figures(runs[0]), rows, strict=True)]))
+    if diagnosis is not None:
+        facts = {
+            "split": diagnosis.split,
+            "to be fed": diagnosis.tpu,
+            "it needs": f"{between(*diagnosis.needed)} images a second ({diagnosis.model})",
+            "this host feeds": f"{say(diagnosis.fed)} images a second",
+            "idle (predicted)": _range(diagnosis.idle_percent, " %", 1),
+            "binds": diagnosis.binding,
+        }
+        body.append(_table("Diagnosis", ["what", "figure"], list(facts.items())))
+        stages = [
+            (s.name, say(s.images_per_second), "; ".join(filter(None, (s.detail, s.why_not)))) for s in diagnosis.stages
+        ]
+        body.append(_table("Stages", ["stage", "images a second", "how"], stages))
+        machine = diagnosis.machine or machine
+    body.append(
+        _table("Machine", ["name", "value"], [(str(name), _plain(value)) for name, value in (machine or {}).items()])
+    )
+    return _PAGE.substitute(subject=_text(subject), body="\n".join(filter(None, body)))
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose first column names the row; nothing where there are no rows."""
+    if not rows:
+        return ""
+    head = "".join(f"<th scope=col>{_text(name)}</th>" for name in columns)
+    lines = "\n".join(
+        f"<tr><th scope=row>{_text(name)}</th>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
+        for name, *cells in rows
+    )
+    region = f'<div class="card wide" role="region" aria-label="{title}" tabindex="0">'
+    return f"<h2>{title}</h2>\n{region}<table><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table></div>"
+
+
+def _figures(run: Run) -> dict[str, str]:
+    """Return all figures of a run by name. Every run has the same names."""
+    rates = run.rates
+    sent = None if run.bytes_per_second is None else run.bytes_per_second / 1e6
+    return {
+        "dataset": f"{run.url} ({run.source})",
+        "loader": run.loader,
+        "device": run.device,
+        "batch": f"{run.batch_size:,}",
+        "steps": f"{run.steps:,}",
+        "images": f"{run.images:,}",
+        "images a second": say(run.images_per_second),
+        "of all repeats": "n/a" if rates is None else f"{between(rates.lowest, rates.highest)} ({len(rates.values)})",
+        **{name: say(getattr(run, field), unit, digits) for name, field, unit, digits in _FIGURES},
+        "to the device": say(sent, "MB/s", 1),
+    }
+
+
+def _range(pair: tuple[float, float] | None, unit: str, digits: int = 0) -> str:
+    return say(None) if pair is None else between(min(pair), max(pair), digits) + unit
+
+
+def _plain(value: Any) -> str:
+    """Return a value of the machine's description as text, whatever its type."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(entry)}" for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    if value is None or isinstance(value, bool):
+        return {None: "n/a", True: "yes", False: "no"}[value]
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _text(text: str) -> str:
+    """Escape text, so that no name in a dataset becomes markup."""
+    return escape(clean(text))

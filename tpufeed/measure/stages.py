@@ -1,0 +1,240 @@
+"""Measure single stages: storage, the loader with what its threads do, and the transfer to a TPU."""
+
+import importlib.util
+import itertools
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tpufeed
+from tpufeed.dataset.reader import Dataset
+from tpufeed.errors import ImageError, OpError, TpufeedError
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Op
+from tpufeed.loaders.mixture import Mixture
+from tpufeed.measure.machine import memory_bytes
+from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Storage
+from tpufeed.measure.results import Stage
+from tpufeed.measure.wording import number_of
+from tpufeed.storage.stage_folder import find_folder, free_bytes
+
+_CONNECTIONS = {True: 16, False: 4}  # to a remote store as many as loaders use, or threads that read local files
+_PIECES_A_CONNECTION = 4
+_FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 256 << 10, 8 << 20
+
+_BATCHES_TIMED = 16  # about, or a single one weighs too much
+_LONGEST = 3  # times the seconds that were asked for
+_TICK = 1e-9  # seconds: the least that a clock tells
+
+_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+
+
+def measure_storage(dataset: Dataset, split: str, seconds: float) -> Storage:
+    """Return how fast all variants of a split come from where they lie, and what later epochs can find nearer.
+
+    Raises:
+        StoreError: they cannot be read.
+        OptionError: there is no place for copies of remote shards.
+    """
+    store, shards = dataset.shards, [shard for variant in dataset.split(split).variants for shard in variant.shards]
+    # The first range says how large pieces have to be for each connection to read several.
+    first = min(shards, key=lambda shard: (shard.bytes < _FIRST_BYTES, shard.name))
+    begun = time.perf_counter()
+    size = len(store.read_range(first.name, 0, min(first.bytes, _FIRST_BYTES)))
+    once = size / (time.perf_counter() - begun)
+    piece = int(min(_MOST_BYTES, max(_LEAST_BYTES, once * seconds / _PIECES_A_CONNECTION)))
+    longest, connections = max(shard.bytes for shard in shards), _CONNECTIONS[dataset.is_remote]
+
+    def read(number: int) -> float:
+        """Read every `connections`-th piece, and return bytes a second."""
+        pieces = ((shard, at) for at in range(0, longest, piece) for shard in shards if at < shard.bytes)
+        start = now = time.perf_counter()
+        size = 0
+        for shard, at in itertools.islice(pieces, number, None, connections):
+            size += len(store.read_range(shard.name, at, min(at + piece, shard.bytes)))
+            now = time.perf_counter()
+            if now - start >= seconds:
+                break
+        return size / (now - start) if size else 0.0
+
+    with ThreadPoolExecutor(connections, "tpufeed-doctor") as executor:
+        rate = sum(executor.map(read, range(connections)))
+    if dataset.is_remote:
+        folder = find_folder(None)
+        # Loaders take half of what is free, and copies that are there already.
+        room: float = (sum(path.stat().st_size for path in folder.iterdir()) + free_bytes(folder)) / 2
+        detail, nearer = f"{rate / 1e6:,.0f} MB/s over {connections} connections", f"copies in {folder}"
+    else:
+        room = memory_bytes()  # a container's page cache counts as its memory
+        detail, nearer = f"{rate / 1e9:,.2g} GB/s", "the page cache"
+    fits = sum(shard.bytes for shard in shards) <= room
+    detail += f"; later epochs read {'' if fits else 'from there, too: all of it does not fit '}{nearer}"
+    return Storage(bytes_per_second=rate, room=room, detail=detail)
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderRates:
+    """Rates of a loader in its steady state, in images a second.
+
+    Attributes:
+        whole: of batches as they come.
+        reading: of all its threads, if they did nothing but read records and verify CRCs.
+        decoding: of all its threads, if they did nothing but decode and apply ops.
+        batch_size: that was measured: smaller than asked for where hardly any batch would come.
+        workers: the threads in words.
+    """
+
+    whole: float
+    reading: float
+    decoding: float
+    batch_size: int
+    workers: str
+
+
+def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
+    """Take batches from the real loader as fast as they come, epoch after epoch, once it is under way.
+
+    Args:
+        url: of a dataset; or a mixture of several.
+        split: of it.
+        batch_size: samples in a batch, at most.
+        seconds: how long to take batches.
+        options: of the loader.
+
+    Raises:
+        TpufeedError: the loader's errors.
+    """
+    batch = batch_size
+    if not isinstance(url, Mixture):
+        batch = min(batch_size, tpufeed.open_dataset(url).split(split).records)
+    begun = time.perf_counter()
+    loader = tpufeed.numpy_loader(url, split, batch_size=batch, repeat=True, world=(0, 1), **options)
+    with loader, closing(iter(loader)) as batches:
+        next(batches)
+        first = loader.stats()
+        # Batches so slow that only a few would come are made smaller: what is prepared ahead would weigh too much.
+        each = (first.read_seconds + first.decode_seconds) / first.threads
+        slow = batch > 1 and each > _LONGEST * seconds / _BATCHES_TIMED
+        # What was prepared ahead when the clock starts was not made in its time; as much is left at the end.
+        for _ in range(0 if slow else max(1, first.prefetch)):
+            next(batches)
+            if time.perf_counter() - begun > _LONGEST * seconds:
+                break
+        before, start, elapsed, taken = loader.stats(), time.perf_counter(), 0.0, 0
+        while not slow and elapsed < _LONGEST * seconds and (elapsed < seconds or taken < _BATCHES_TIMED):
+            next(batches)
+            taken += 1
+            elapsed = time.perf_counter() - start
+        after = loader.stats()
+    if slow:
+        smaller = max(1, min(batch // 2, int(batch * seconds / _BATCHES_TIMED / each)))
+        return measure_loader(url, split, smaller, seconds, **options)
+    # Each thread counts the seconds that it reads, and that it decodes. All of them at once give so many times as much.
+    work = taken * batch * after.threads
+    reading, decoding = after.read_seconds - before.read_seconds, after.decode_seconds - before.decode_seconds
+    workers = number_of(after.threads // max(1, after.processes), "thread")
+    if after.processes:
+        placed = " and ".join(f"{count} on NUMA node {node}" for node, count in after.nodes)
+        workers = f"{number_of(after.processes, 'process', 'processes')} x {workers}{placed and f', {placed}'}"
+    return LoaderRates(taken * batch / elapsed, work / max(reading, _TICK), work / max(decoding, _TICK), batch, workers)
+
+
+def tell_stages_apart(
+    rates: LoaderRates, images: Sequence[bytes], ops: Sequence[Op], seconds: float
+) -> dict[str, Stage]:
+    """Return reading, decoding, ops and assembly of a loader; `images` are some encoded ones, none of raw pixels."""
+    share = time_decoding(images, ops, seconds) if images else 1.0
+    none = Stage(name=OPS, why_not="there are none")
+    if not images:
+        decoding = Stage(name=DECODING, why_not="raw pixels need none")
+        live = Stage(name=OPS, images_per_second=rates.decoding) if ops else none
+    elif ops and share >= 1:
+        # A crop lets a JPEG be decoded at a smaller size, so that both together are faster than decoding in full.
+        detail = "with the ops, which let it be done at a smaller size"
+        decoding = Stage(name=DECODING, images_per_second=rates.decoding, detail=detail)
+        live = Stage(name=OPS, why_not="cannot be told from decoding, which they make cheaper")
+    else:
+        decoding = Stage(name=DECODING, images_per_second=rates.decoding / share, detail="at full size")
+        live = Stage(name=OPS, images_per_second=rates.decoding / (1 - share)) if ops else none
+    copied = ", pixels copied" if not images and not ops else ""
+    detail = f"the loader from end to end, {rates.workers}"
+    return {
+        READING: Stage(name=READING, images_per_second=rates.reading, detail=f"CRCs verified{copied}"),
+        DECODING: decoding,
+        OPS: live,
+        ASSEMBLY: Stage(name=ASSEMBLY, images_per_second=rates.whole, detail=detail),
+    }
+
+
+def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) -> float:
+    """Return the CPU time to decode images at full size, as a share of the CPU time to decode them with the ops.
+
+    It is 1 where there are no ops or no image decodes.
+    """
+    # Not wall-clock time: on a host with four times its load that gave shares from 0.80 to 1.37, CPU time 0.82 to 0.85.
+    # The CPU time of all threads of this process, since OpenCV starts some here and none in a loader's workers.
+    plain, pipeline = Pipeline((), seed=0, fast=True), Pipeline(ops, seed=0, fast=True)
+    draws = pipeline.draw(0, np.arange(len(images)))
+    decoding = whole = 0.0
+    stop = time.perf_counter() + seconds
+    for number in itertools.cycle(range(len(images))):
+        data = memoryview(images[number])
+        with suppress(ImageError, OpError):  # the loader names bad records
+            begun = time.process_time()
+            plain.run_encoded(data, ())
+            between = time.process_time()
+            pipeline.run_encoded(data, [op[number] for op in draws])
+            decoding += between - begun
+            whole += time.process_time() - between
+        if time.perf_counter() > stop:
+            return decoding / whole if ops and whole else 1.0
+    raise AssertionError("a cycle does not end")
+
+
+def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) -> Stage:
+    """Measure uint8 batches to the devices of this host; a stage that cannot be measured says why."""
+    where = "run the doctor on the TPU VM, while nothing else holds the TPU"
+    if not any(list(Path("/").glob(pattern[1:])) for pattern in _DEVICES):
+        return Stage(name=TRANSFER, why_not=f"there is no TPU on this host (no /dev/accel*, no /dev/vfio); {where}")
+    batch = np.zeros((batch_size, *shape), np.uint8)
+    try:
+        if importlib.util.find_spec("torch_xla") is not None:
+            import torch
+            import torch_xla
+
+            device, through = torch_xla.device(), "torch_xla"  # the one that a process has by default
+
+            def put() -> None:
+                torch.from_numpy(batch).to(device)
+                torch_xla.sync(wait=True)
+
+        elif importlib.util.find_spec("jax") is not None:
+            import jax
+
+            devices, through = jax.devices("tpu"), "JAX"
+
+            def put() -> None:
+                parts = np.array_split(batch, len(devices))
+                for sent in [*map(jax.device_put, parts, devices)]:
+                    sent.block_until_ready()
+
+        else:
+            why_not = "there is a TPU, but neither torch_xla nor jax can be imported to reach it"
+            return Stage(name=TRANSFER, why_not=why_not)
+        put()  # the first one compiles, and allocates
+        start, done, elapsed = time.perf_counter(), 0, 0.0
+        while elapsed < seconds:
+            put()
+            done += 1
+            elapsed = time.perf_counter() - start
+    except Exception as error:  # noqa: BLE001  # runtimes fail in their own ways, and the other stages are worth having
+        reason = str(error) if isinstance(error, TpufeedError) else f"{type(error).__name__}: {error}"
+        why_not = f"the TPU does not answer ({reason.partition(chr(10))[0]}); {where}"
+        return Stage(name=TRANSFER, why_not=why_not)
+    return Stage(name=TRANSFER, images_per_second=done * batch_size / elapsed, detail=f"uint8, through {through}")

@@ -1,0 +1,287 @@
+"""Read from a profile, through xprof's tables, how long a TPU waits for its host.
+
+torch_xla, JAX and TensorFlow write the same files, `LOGDIR/plugins/profile/RUN/HOST.xplane.pb`. xprof runs in a process
+of its own, `python -m tpufeed.measure.xplane FOLDER...`: it is native code that takes gigabytes for a large profile,
+always logs to stderr, and kills its process when it fails badly. It also leaves its results in the folder that it
+reads, whatever `use_saved_result` says, so it is given links in a temporary folder.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tpufeed.errors import DamageError, MissingExtraError, OptionError
+from tpufeed.measure.clock import MODERATE_PERCENT, idle_band
+
+_SUFFIX = ".xplane.pb"
+_CAPTURE = (
+    "torch_xla.debug.profiler.start_trace, jax.profiler.start_trace or tf.profiler.experimental.start, "
+    "in the process that trains"
+)
+_TOOLS = ("overview_page", "roofline_model")
+_PROFILE, _RESULT = f"host{_SUFFIX}", "tables.json"
+# These columns add up to a step. Transfers that the host takes part in are in "tcIdleTimeMs" already.
+_STEP_COLUMNS = (
+    "tcComputeTimeMs", "tcInfeedTimeMs", "tcOutfeedTimeMs", "tcIdleTimeMs", "scv0ComputeTimeMs", "scv0InfeedTimeMs",
+)  # fmt: skip
+
+# Tables as Google Charts take them: {"cols": [...], "rows": [...], "p": {...}}.
+Tables = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileReport:
+    """Figures of a profile. None means that the profile does not tell.
+
+    Of several hosts, the figures from `steps` on are those of the host whose TPU waits longest: xprof's own sums over
+    hosts pair the longest step with another host's idle time. Of one host's cores, `infeed_percent` is the most of any
+    and `input_percent` that of the core that computes least.
+
+    Attributes:
+        run: name of the capture.
+        hosts: number of hosts that have a TPU in this profile.
+        devices: number of TensorCores of all hosts.
+        device_type: the TPU's own name: "TPU v5e".
+        host: the host of the figures.
+        steps: number of steps measured. The first and the last of a capture may be cut; of three or more they are left
+            out.
+        step_ms: mean length of a step.
+        infeed_percent: share of a step in infeed ops. TensorFlow's TPU loops have them; JAX and torch_xla do not.
+        idle_percent: share of a step without any op on the TensorCore. JAX and torch_xla wait here for a batch, or for
+            the host to trace and dispatch.
+        input_percent: infeed and idle together; the verdict goes by it.
+        duty_cycle_percent: share of the whole capture with a program on the TPU.
+        mxu_percent: how busy the matrix units were. None also where xprof says 0.0 %, as it does without their counter.
+        mfu_percent: FLOPs as XLA counts them / peak, over the whole capture.
+        notes: further remarks of xprof, as sentences.
+        verdict: a sentence.
+    """
+
+    run: str
+    hosts: int
+    devices: int
+    device_type: str | None = None
+    host: str | None = None
+    steps: int = 0
+    step_ms: float | None = None
+    infeed_percent: float | None = None
+    idle_percent: float | None = None
+    input_percent: float | None = None
+    duty_cycle_percent: float | None = None
+    mxu_percent: float | None = None
+    mfu_percent: float | None = None
+    notes: tuple[str, ...] = ()
+    verdict: str = ""
+
+
+def read_profile(logdir: str | Path) -> ProfileReport:
+    """Read the newest profile under `logdir`. Nothing is written there.
+
+    Args:
+        logdir: the folder that a profiler was given, a run's folder, or one `.xplane.pb`.
+
+    Raises:
+        OptionError: there is no profile, it cannot be read, or `logdir` is a URL.
+        DamageError: a profile is empty, cut short, or another file.
+        MissingExtraError: xprof is not installed.
+    """
+    try:
+        run, paths = _find(logdir)
+        for path in paths:
+            if path.stat().st_size == 0:  # xprof would read it like any other
+                raise DamageError(f"{path} is empty: the capture was broken off; capture again")
+    except OSError as error:
+        raise OptionError(f"{error.filename or logdir} cannot be read: {error.strerror or error}") from error
+    reports = [
+        _host_report(run, path.name.removesuffix(_SUFFIX), tables)
+        for path, tables in zip(paths, convert(paths), strict=True)
+    ]
+    hosts = [report for report in reports if report.devices]
+    if not hosts:
+        kinds = ", ".join(sorted({report.device_type or "none" for report in reports}))
+        verdict = f"no TPU in this profile: its devices are {kinds}; capture on the TPU VM with {_CAPTURE}"
+        notes = tuple(note for report in reports for note in report.notes)
+        return ProfileReport(run=run, hosts=0, devices=0, notes=notes, verdict=verdict)
+    worst = max(hosts, key=lambda report: -1.0 if report.input_percent is None else report.input_percent)
+    notes = tuple(f"there is no TPU in {report.host}{_SUFFIX}: left out" for report in reports if not report.devices)
+    known = [(report.input_percent, report.host) for report in hosts if report.input_percent is not None]
+    if len(hosts) > 1 and known:
+        (least, calm), (most, busy) = min(known), max(known)
+        notes += (
+            f"the TPUs of {len(known)} hosts wait from {least:.1f} % ({calm}) to {most:.1f} % ({busy}) of a step",
+        )
+    waits, tpu = worst.input_percent, "the TPU" if len(hosts) == 1 else f"the TPU of {worst.host}"
+    if waits is None:
+        verdict = (
+            f"no whole step in this profile: capture for as long as ten steps, with {_CAPTURE}; "
+            "where no step is marked, mark it (torch_xla: StepTrace, JAX: StepTraceAnnotation, TensorFlow: Trace)"
+        )
+    else:
+        verdict = (
+            f"{idle_band(waits)}: {tpu} waits for its host during {waits:.1f} % of a step of {worst.step_ms:.1f} ms"
+        )
+        verdict += (
+            "; a faster loader would gain no more than that"
+            if waits < MODERATE_PERCENT
+            else ", for a batch or for tracing and dispatch: StepClock tells them apart, and `tpufeed doctor URL` "
+            "names the stage that holds up a batch"
+        )
+    devices = sum(report.devices for report in hosts)
+    return replace(worst, hosts=len(hosts), devices=devices, notes=notes + worst.notes, verdict=verdict)
+
+
+def convert(profiles: Sequence[Path]) -> list[Tables]:
+    """Return the tables of xprof's overview page and roofline model for each profile by itself.
+
+    Raises:
+        MissingExtraError: xprof is not installed.
+        DamageError: xprof cannot read one of the profiles.
+    """
+    if importlib.util.find_spec("xprof") is None:
+        raise MissingExtraError("xprof", "profile")
+    with tempfile.TemporaryDirectory(prefix="tpufeed-profile-") as scratch:
+        folders = [Path(scratch, str(number)) for number in range(len(profiles))]
+        for folder, profile in zip(folders, profiles, strict=True):
+            folder.mkdir()
+            (folder / _PROFILE).symlink_to(profile.resolve())
+        # With -P and PYTHONPATH the child finds the same modules as this process, never those in the working folder.
+        variables = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", __name__, *map(str, folders)],
+            env=os.environ | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        lines = [line.rpartition("] ")[2].strip() for line in done.stderr.decode("utf-8", "replace").splitlines()]
+        results = list[Tables]()
+        for folder, profile in zip(folders, profiles, strict=True):
+            if not (folder / _RESULT).exists():
+                last = next((line for line in reversed(lines) if line), "it ended without a word")
+                last = last.replace(str(folder / _PROFILE), str(profile))
+                raise DamageError(f"{profile}: xprof cannot read this profile ({last}); copy it or capture it again")
+            results.append(json.loads((folder / _RESULT).read_text()))
+        return results
+
+
+def _find(logdir: str | Path) -> tuple[str, list[Path]]:
+    """Return the newest run's name, and its files, one a host."""
+    if "://" in str(logdir):
+        raise OptionError(
+            f"profiles are read from local folders, not from {logdir}: copy the run first, "
+            "for example `gcloud storage cp -r URL/plugins/profile/RUN .`"
+        )
+    root = Path(logdir)
+    try:  # `Path.is_dir` and `rglob` see nothing where they may not look
+        if stat.S_ISREG(root.stat().st_mode):
+            return root.parent.name if root.name.endswith(_SUFFIX) else root.name, [root]
+        os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        raise OptionError(f"there is no folder {root}; expected is the folder that the profiler was given") from None
+    except OSError as error:
+        raise OptionError(f"{root} cannot be read: {error.strerror}; a profile is looked for there") from error
+    runs: dict[Path, list[Path]] = {}
+    for path in sorted(root.rglob(f"*{_SUFFIX}")):
+        runs.setdefault(path.parent, []).append(path)
+    if not runs:
+        raise OptionError(
+            f"there is no profile under {root}: expected is plugins/profile/RUN/HOST{_SUFFIX}; "
+            f"capture one on the TPU VM with {_CAPTURE}"
+        )
+
+    def captured(run: Path) -> float:
+        # Profilers name a run by its time, which copying does not change as it does the files' times.
+        try:
+            return datetime.strptime(run.resolve().name, "%Y_%m_%d_%H_%M_%S").timestamp()
+        except ValueError:
+            return max(path.stat().st_mtime for path in runs[run])
+
+    newest = max(runs, key=captured)
+    return newest.resolve().name, runs[newest]
+
+
+def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
+    """Return the figures of one host's profile; without a TPU only its device type and xprof's messages."""
+    told: dict[str, Any] = {}
+    for table in reversed(tables):  # the first table that has a property is right
+        told |= table.get("p") or {}
+    rows = list[dict[str, Any]]()
+    for table in tables:
+        columns = [column["id"] for column in table.get("cols") or ()]
+        for row in table.get("rows") or ():
+            rows.append(dict(zip(columns, [cell and cell.get("v") for cell in row["c"]], strict=False)))
+    errors = [row["message"] for row in rows if row.get("severity") == "ERROR"]
+    notes = [f"the capture on {host}{_SUFFIX} failed in part: {error}" for error in errors]
+    if told.get("hardware_type") != "TPU":
+        return ProfileReport(
+            run=run, hosts=0, devices=0, device_type=told["device_type"], host=host, notes=tuple(notes)
+        )
+    for name in (
+        "output_conclusion",
+        *(f"{what}_statement_html" for what in ("output", "eager", "outside_compilation")),
+    ):
+        remark = re.sub(r"<[^>]*>", "", told.get(name) or "").strip()
+        notes += [f"xprof: {remark}"] if remark else []
+    steps = [{column: float(row.get(column) or 0) for column in _STEP_COLUMNS} for row in rows if "tcIdleTimeMs" in row]
+    steps = [step for step in steps if sum(step.values()) > 0]
+    steps = steps[1:-1] if len(steps) > 2 else steps  # a capture may begin and end in the middle of one
+
+    def percent(name: str) -> float | None:
+        try:
+            return float(str(told.get(name)).rstrip(" %"))
+        except ValueError:
+            return None
+
+    # Where xprof saw no op it says 0.0 %, too.
+    duty = percent("device_duty_cycle_percent")
+    program = [row for row in rows if (row.get("step"), row.get("category")) == ("Total", "Program")]
+    rate, peak = (float(value or 0) for value in (program and program[0]["model_flop_rate"], told["peak_flop_rate"]))
+    report = ProfileReport(
+        run=run,
+        hosts=1,
+        devices=int(told["device_core_count"]),
+        device_type=told["device_type"] or None,
+        host=host,
+        duty_cycle_percent=duty if duty or steps else None,
+        mxu_percent=percent("mxu_utilization_percent") or None,
+        mfu_percent=100 * rate / peak if rate > 0 and peak > 0 else None,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+    if not steps:
+        return report
+    lengths = [sum(step.values()) for step in steps]
+    infeed = 100 * sum(step["tcInfeedTimeMs"] for step in steps) / sum(lengths)
+    idle = 100 * sum(step["tcIdleTimeMs"] for step in steps) / sum(lengths)
+    return replace(
+        report,
+        steps=len(steps),
+        step_ms=sum(lengths) / len(lengths),
+        infeed_percent=infeed,
+        idle_percent=idle,
+        input_percent=infeed + idle,
+    )
+
+
+if __name__ == "__main__":
+    from xprof.convert import raw_to_tool_data
+
+    for name in sys.argv[1:]:  # leave the tables of the profile in each folder there; end where xprof cannot read one
+        found: Tables = []
+        for tool in _TOOLS:
+            profile = str(Path(name, _PROFILE))
+            text, _ = raw_to_tool_data.xspace_to_tool_data([profile], tool, {"use_saved_result": False})
+            if text is None:
+                sys.exit(1)
+            found += json.loads(text)
+        Path(name, _RESULT).write_text(json.dumps(found))

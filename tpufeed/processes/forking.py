@@ -1,0 +1,167 @@
+"""The process of a `ForkServer`: it forks children, kills them when it is told to, and tells how they end."""
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any
+
+from tpufeed.errors import LoaderError
+from tpufeed.processes.channel import Channel
+from tpufeed.processes.child import Failure, Forked, Signal, load_function, no_room
+
+_WATCH_SECONDS = 1.0
+_LEAVE_SECONDS = 30.0  # for forks to end whose launcher has
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class LauncherWatch:
+    """Whether the process that has launched this one lives: its parent, or what a script starts that is the parent."""
+
+    def __init__(self, launcher: int) -> None:
+        self._launcher = launcher
+        self._parent = os.getppid()
+
+    def lives(self) -> bool:
+        """Return false as soon as the launcher or the parent has ended."""
+        if os.getppid() != self._parent:
+            return False
+        try:
+            os.kill(self._launcher, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+
+def serve_forks(connection: Channel, watch: LauncherWatch) -> Channel | None:
+    """Obey the launcher until it hangs up or ends, and then wait for the forks to end.
+
+    Returns more than once, as `os.fork` does: in each fork with its connection, in the server with None.
+    """
+    server = _Server(connection)
+    try:
+        while watch.lives():
+            forked = server.obey(_WATCH_SECONDS)
+            if forked is not None:
+                return forked
+    except (EOFError, ConnectionError):  # the launcher has hung up
+        pass
+    server.wait_for_forks(_LEAVE_SECONDS)
+    server.close()
+    return None
+
+
+def cannot_import(error: Exception) -> Failure:
+    """Return what a child that could not import the function, or its context, tells the launcher."""
+    return Failure(
+        LoaderError.__name__,
+        f"a worker process cannot import what the job needs: {error}. Move what `__main__` defines into a module that "
+        "can be imported, or take one worker (processes=0 of a loader)",
+    )
+
+
+def _prepare(entry: str, context: Any) -> Failure | None:
+    """Call a function "module:function"; return how it failed, where it did."""
+    try:
+        function = load_function(entry)
+    except (ImportError, AttributeError) as error:
+        return cannot_import(error)
+    try:
+        function(context)
+    except Exception as error:  # noqa: BLE001  # the launcher raises it
+        return Failure.of(error, "worker processes cannot begin: ")
+    return None
+
+
+class _Server:
+    def __init__(self, connection: Channel) -> None:
+        self._connection = connection
+        self._forks: dict[int, int] = {}  # their numbers, by process
+        self._failure: Failure | None = None  # of the preparation
+        self._woken, self._alarm = socket.socketpair()  # a byte comes for each signal: for SIGCHLD, say
+        for end in (self._woken, self._alarm):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def obey(self, seconds: float) -> Channel | None:
+        """Wait that long for an order or the end of a fork. Returns in a fork with its connection, else with None."""
+        if self._connection not in self._hear([self._connection], seconds):
+            return None
+        order = self._connection.recv()
+        if isinstance(order, Signal):
+            for process in (process for process, number in self._forks.items() if number == order.fork):
+                os.kill(process, order.number)  # not waited for yet, so the number is still its own
+        elif isinstance(order, int):
+            return self._fork(order, self._connection.receive_descriptor())
+        else:
+            self._failure = _prepare(*order)
+            gc.collect()
+            gc.freeze()  # a collection writes to all objects: each fork would have pages of its own
+        return None
+
+    def wait_for_forks(self, seconds: float) -> None:
+        """Wait until all have ended, but no longer: the others are killed with this process."""
+        deadline = time.monotonic() + seconds
+        while self._forks and time.monotonic() < deadline:
+            self._hear([], _WATCH_SECONDS)
+
+    def close(self) -> None:
+        """Let go of signals; a byte for one that came later would find no socket."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for end in (self._woken, self._alarm):
+            end.close()
+
+    def _hear(self, connections: list[Channel], seconds: float) -> list[Any]:
+        """Wait for one of these, or for a fork that ends, which is told."""
+        ready = wait([*connections, self._woken], seconds)
+        if self._woken in ready:
+            self._woken.recv(4096)
+        while self._forks:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                break
+            number = self._forks.pop(process, None)
+            if number is not None:  # else a child of what the interpreter has run at its start
+                with suppress(ConnectionError):  # the launcher has gone: the other forks may still leave by themselves
+                    self._connection.send(Forked(number, process, os.waitstatus_to_exitcode(status)))
+        return ready
+
+    def _fork(self, number: int, end: int) -> Channel | None:
+        os.set_inheritable(end, False)
+        server = os.getpid()
+        failure, process = self._failure, 0
+        try:
+            process = os.fork() if failure is None else 0
+        except OSError as error:
+            failure = Failure(LoaderError.__name__, no_room(error))
+        if failure is not None:
+            with Channel(end) as child, suppress(OSError):
+                child.send(failure)
+            self._connection.send(Forked(number, 0, 1))
+            return None
+        if process:
+            os.close(end)
+            self._forks[process] = number
+            self._connection.send(Forked(number, process, None))
+            return None
+        self._become_a_fork(server)
+        return Channel(end)
+
+    def _become_a_fork(self, server: int) -> None:
+        """Be as a new interpreter is."""
+        self.close()
+        self._connection.close()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:  # it has ended meanwhile
+            os._exit(1)
+        if "numpy.random" in sys.modules:  # an op of the user's may draw from it: not the same in each process
+            sys.modules["numpy.random"].seed()
