@@ -21,7 +21,7 @@ from tpufeed.errors import TpufeedError
 from tpufeed.measure.accelerator import Expected
 from tpufeed.measure.bench import BenchOptions, Measurement, measure, middle_run
 from tpufeed.measure.feeding import LOADERS, Opened, feed
-from tpufeed.measure.results import Run
+from tpufeed.measure.results import BenchRun
 
 FROM_PHOTOS = ("pil", "pil-all-cores")
 OTHERS = (*FROM_PHOTOS, "tfdata-guide")
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run_once(args: argparse.Namespace, options: BenchOptions) -> Run:
+def run_once(args: argparse.Namespace, options: BenchOptions) -> BenchRun:
     """Feed the device once, in this process."""
     if args.loader in LOADERS:
         return measure(Measurement(url=args.data, loader=args.loader, options=options))
@@ -98,7 +98,7 @@ def open_other(args: argparse.Namespace, options: BenchOptions) -> Opened:
     )
 
 
-def show(run: Run) -> None:
+def show(run: BenchRun) -> None:
     """The table, and what is to be said of the figures; of an emulated device each line says so."""
     emulated = run.device.startswith("EMULATED")
     mark = "EMULATED " if emulated else ""

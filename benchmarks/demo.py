@@ -23,7 +23,7 @@ from harness import describe, figure, machine, print_table, write_result
 from local_gcs import CONNECTION_MB_PER_SECOND, LATENCY_MS, serve
 
 from tpufeed.measure.report import headline
-from tpufeed.measure.results import Run
+from tpufeed.measure.results import BenchRun
 
 ROOT = Path(__file__).parents[1]
 PROFILE = "tpu-v3-8"
@@ -182,8 +182,8 @@ def show(results: Sequence[dict[str, Any]], batch_size: int) -> None:
 
 def closing_sentences(results: Sequence[dict[str, Any]]) -> list[str]:
     """What improved, of rows that have a verdict, and why the others have none."""
-    names = {field.name for field in fields(Run)}
-    runs = [Run(**{name: value for name, value in row.items() if name in names}) for row in results]
+    names = {field.name for field in fields(BenchRun)}
+    runs = [BenchRun(**{name: value for name, value in row.items() if name in names}) for row in results]
     doubts = [
         f"{_device(row)}, {row['label']}: no verdict: {problem}" for row in results for problem in row["problems"]
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpufeed.cli.bench import _iter_verdicts
-from tpufeed.measure.results import Run
+from tpufeed.measure.results import BenchRun
 
 DEVICE = ("--step-ms", "1", "--batch", "4", "--steps", "24", "--repeats", "1", "--warm-up", "0")
 EVERY_LINE = "EMULATED"
@@ -54,7 +54,7 @@ def test_the_saved_result_is_all_of_it(done, cache_url):
 
 def test_what_all_rows_have_in_common_is_said_once() -> None:
     runs = [
-        Run(label=label, url="u", loader="numpy", source="shards", device="none", batch_size=4, steps=2, images=8,
+        BenchRun(label=label, url="u", loader="numpy", source="shards", device="none", batch_size=4, steps=2, images=8,
             problems=problems)
         for label, problems in (("a", ("few batches",)), ("b", ("few batches", "woken late")))
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 import pytest
 
 from tpufeed.cli import progress
-from tpufeed.cli.progress import Progress, Status
+from tpufeed.cli.progress import ProgressLine, Status
 
 PARTS = ["13,500/30,000 images", "1,234 img/s", "12 MB/s", "2 rejected"]
 
@@ -21,7 +21,7 @@ def clock():
 
 
 def test_time_left_is_not_known_before_anything_is_done(clock, capsys):
-    with Progress("verifying", clock=clock) as line:
+    with ProgressLine("verifying", clock=clock) as line:
         assert line.left is None
         clock.now = 30.0
         line.update(0, 100, ["0 records"])
@@ -29,7 +29,7 @@ def test_time_left_is_not_known_before_anything_is_done(clock, capsys):
 
 
 def test_a_log_gets_a_line_now_and_then(clock, capsys):
-    with Progress("sharding", clock=clock) as line:
+    with ProgressLine("sharding", clock=clock) as line:
         for second in range(100):
             clock.now = float(second)
             line.update(second, 200, [f"{second}/200 images", "1 img/s"])
@@ -44,7 +44,7 @@ def test_a_log_gets_a_line_now_and_then(clock, capsys):
 
 
 def test_nothing_where_it_is_to_be_quiet(clock, capsys):
-    with Progress("sharding", quiet=True, clock=clock) as line:
+    with ProgressLine("sharding", quiet=True, clock=clock) as line:
         clock.now = 1e6
         line.update(1, 2, PARTS)
     with Status("measuring") as status:

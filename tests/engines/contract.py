@@ -71,7 +71,7 @@ def processes():
             command = (folder / "cmdline").read_bytes()
         except OSError:  # gone in between
             continue
-        yield int(folder.name), int(fields[1]), b"tpufeed.processes.worker" in command or fields[0] == "Z"
+        yield int(folder.name), int(fields[1]), b"tpufeed.processes.child_main" in command or fields[0] == "Z"
 
 
 def pids(folder):

@@ -264,7 +264,7 @@ def test_a_worker_whose_launcher_died_before_it_began_leaves(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "tpufeed.processes.worker",
+        "tpufeed.processes.child_main",
         str(theirs.fileno()),
         "engine_tasks:note",
         str(gone.pid),
@@ -316,7 +316,7 @@ def test_ctrl_c_while_workers_start_is_the_launchers_alone_to_answer(tmp_path):
     """A worker that has not come to its first line yet would end with a trace on the terminal."""
     (tmp_path / "sitecustomize.py").write_text(
         "import pathlib, sys, time\n"
-        "if 'tpufeed.processes.worker' in sys.orig_argv:\n"
+        "if 'tpufeed.processes.child_main' in sys.orig_argv:\n"
         f"    pathlib.Path({str(tmp_path)!r}, 'starting').touch()\n"
         "    time.sleep(0.5)\n"
     )

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from tpufeed.measure.results import Action, Diagnosis, Run, Stage, Timeline, spread
+from tpufeed.measure.results import Action, BenchRun, Diagnosis, Stage, Timeline, spread
 
 NASTY = 'gs://bucket/<script>alert("1")</script>&amp;$x_1$|`a`#00f001 id="p1" \x00'
 
 
-def make_run(label: str, idle: float, steps: int, *, seed: int = 0, **changes: object) -> Run:
+def make_run(label: str, idle: float, steps: int, *, seed: int = 0, **changes: object) -> BenchRun:
     """An emulated run of about so much idle, in percent."""
     rng = np.random.default_rng(seed)
     compute = np.full(steps, 0.137)
@@ -45,10 +45,10 @@ def make_run(label: str, idle: float, steps: int, *, seed: int = 0, **changes: o
             wait_seconds=tuple(wait.tolist()), compute_seconds=tuple(compute.tolist()), ready=tuple(ready.tolist())
         ),
     }
-    return Run(**(facts | changes))  # type: ignore[arg-type]
+    return BenchRun(**(facts | changes))  # type: ignore[arg-type]
 
 
-def make_runs(steps: int = 600) -> list[Run]:
+def make_runs(steps: int = 600) -> list[BenchRun]:
     """The naive loader, tpufeed's from shards, and from a cache."""
     return [
         make_run("photos/flowers, naive", 88.0, steps, seed=1, source="raw files"),
@@ -57,7 +57,7 @@ def make_runs(steps: int = 600) -> list[Run]:
     ]
 
 
-def make_xla_run(steps: int = 300) -> Run:
+def make_xla_run(steps: int = 300) -> BenchRun:
     """A run on a real device whose first step compiles and which traces in every step."""
     rng = np.random.default_rng(5)
     compute, sync = rng.normal(0.021, 0.001, steps), rng.normal(0.012, 0.002, steps)

@@ -18,7 +18,7 @@ from tpufeed.measure import feeding
 from tpufeed.measure.bench import BenchOptions, Measurement, bench, interleave, measure, measure_apart, middle_run
 from tpufeed.measure.clock import StepClock
 from tpufeed.measure.feeding import NaiveLoader
-from tpufeed.measure.results import Run
+from tpufeed.measure.results import BenchRun
 
 SAMPLES, BATCH, SIDE = 62, 4, 16
 DEVICE = {"device": "emulated", "step_ms": 0.5, "batch_size": BATCH, "steps": 40, "repeats": 1}
@@ -44,17 +44,17 @@ def cached(shards: str) -> str:
     return f"{shards}-cache"
 
 
-def problems_of(run: Run) -> list[str]:
+def problems_of(run: BenchRun) -> list[str]:
     """But that this machine is busy."""
     return [problem for problem in run.problems if "late" not in problem]
 
 
-def one(url: str, loader: str = "numpy", **options: Any) -> Run:
+def one(url: str, loader: str = "numpy", **options: Any) -> BenchRun:
     return measure(Measurement(url=url, loader=loader, options=BenchOptions(**{**DEVICE, **options})))
 
 
-def made_run(measurement: Measurement, **figures: Any) -> Run:
-    return Run(
+def made_run(measurement: Measurement, **figures: Any) -> BenchRun:
+    return BenchRun(
         label=measurement.loader,
         url=measurement.url,
         loader=measurement.loader,
@@ -125,7 +125,7 @@ def test_measurements_take_turns_after_the_warm_up(cached: str, shards: str) -> 
     asked: list[tuple[str, str]] = []
     told: list[str] = []
 
-    def measure(measurement: Measurement) -> Run:
+    def measure(measurement: Measurement) -> BenchRun:
         asked.append((measurement.url, measurement.loader))
         warm_up = len(asked) <= 4  # which is short
         assert measurement.options.limits == ((None, 2.0, 0.0) if warm_up else (None, 30.0, 60.0))
@@ -207,7 +207,7 @@ def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
 def test_nothing_is_measured_where_something_cannot_be(
     cached: str, loaders: list[str], options: dict[str, Any], said: str
 ) -> None:
-    def never(measurement: Measurement) -> Run:
+    def never(measurement: Measurement) -> BenchRun:
         raise AssertionError("measured")
 
     with pytest.raises(OptionError) as raised:
@@ -234,7 +234,7 @@ def test_a_device_that_is_not_there_says_what_to_do_instead(cached: str, monkeyp
         one(cached, device="jax-tpu", step_ms=None)
 
 
-def apart(url: str, loader: str = "numpy", **options: Any) -> Run:
+def apart(url: str, loader: str = "numpy", **options: Any) -> BenchRun:
     return measure_apart(Measurement(url=url, loader=loader, options=BenchOptions(**{**DEVICE, **options})))
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.measure.report_example import NASTY, make_diagnosis, make_run, make_runs, make_xla_run
 from tpufeed.errors import MissingExtraError, OptionError, StoreError
 from tpufeed.measure.report import check_report_path, headline, write_report
-from tpufeed.measure.results import Action, Run, Timeline
+from tpufeed.measure.results import Action, BenchRun, Timeline
 from tpufeed.measure.wording import say
 
 _VOID = {"meta", "link", "br"}
@@ -146,7 +146,7 @@ def test_texts_stay_texts(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_never_nought(tmp_path: Path) -> None:
-    run = Run(label="a", url="u", loader="numpy", source="shards", device="none", batch_size=8, steps=1, images=8)
+    run = BenchRun(label="a", url="u", loader="numpy", source="shards", device="none", batch_size=8, steps=1, images=8)
     page = write(tmp_path, None, [run])
     assert page.tags["svg"] == 0
     rows = dict(re.findall(r"<th scope=row>([^<]+)</th><td>([^<]+)</td>", (tmp_path / "out.html").read_text()))

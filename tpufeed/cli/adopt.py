@@ -8,7 +8,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import say_left_out
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.cli.progress import Progress
+from tpufeed.cli.progress import ProgressLine
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def adopt_command(
     """
     from tpufeed.dataset.adopt import adopt
 
-    with Progress("adopting") as line:
+    with ProgressLine("adopting") as line:
 
         def listen(progress: "AdoptProgress") -> None:
             rate = f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"

@@ -16,7 +16,7 @@ from tpufeed.measure.wording import say as figure
 
 if TYPE_CHECKING:
     from tpufeed.measure.bench import BenchResult
-    from tpufeed.measure.results import Run
+    from tpufeed.measure.results import BenchRun
 
 _EMULATED = "EMULATED"
 _DEVICES = (
@@ -174,7 +174,7 @@ def _print(result: "BenchResult") -> None:
     echo(f"{mark}on {describe(result.machine)}")
 
 
-def _iter_verdicts(runs: "Sequence[Run]") -> Iterator[str]:
+def _iter_verdicts(runs: "Sequence[BenchRun]") -> Iterator[str]:
     """Yield the verdict of each row, or why there is none; reasons that all rows share come once."""
     shared = [problem for problem in runs[0].problems if len(runs) > 1 and all(problem in run.problems for run in runs)]
     for problem in shared:

@@ -9,7 +9,7 @@ import typer
 
 from tpufeed.cli.console import echo, log_event, print_json, warn
 from tpufeed.cli.flags import ENGINES, RUN, one_of
-from tpufeed.cli.progress import Progress
+from tpufeed.cli.progress import ProgressLine
 from tpufeed.cli.tables import print_table
 from tpufeed.errors import OptionError
 from tpufeed.measure.wording import between, number_of
@@ -107,7 +107,7 @@ def run_build(
     import msgspec
 
     due = 0.0
-    with Progress(verb, quiet=log_json) as line:
+    with ProgressLine(verb, quiet=log_json) as line:
 
         def listen(progress: "BuildProgress") -> None:
             nonlocal due

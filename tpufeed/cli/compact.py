@@ -7,7 +7,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, print_json, reports_build_errors, reports_errors
-from tpufeed.cli.progress import Progress
+from tpufeed.cli.progress import ProgressLine
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def compact_command(
     """
     from tpufeed.build.compact import compact
 
-    with Progress("compacting") as line:
+    with ProgressLine("compacting") as line:
 
         def listen(progress: "BuildProgress") -> None:
             parts = [f"{progress.images:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]

@@ -17,7 +17,7 @@ _BAR_COLUMNS = 12
 _LEAST_COLUMNS = 60  # on a narrower terminal bar and clocks would leave no room for the figures
 
 
-class Progress:
+class ProgressLine:
     """The line of one command, on stderr. Used by one thread, within `with`."""
 
     def __init__(self, verb: str, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:

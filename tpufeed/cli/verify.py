@@ -8,7 +8,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.console import echo, echo_error, print_json, reports_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.cli.progress import Progress
+from tpufeed.cli.progress import ProgressLine
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def verify_command(
     from tpufeed.dataset.verify import verify
     from tpufeed.errors import DatasetDamagedError, DatasetUnreadableError
 
-    line = Progress("verifying")
+    line = ProgressLine("verifying")
 
     def listen(progress: "VerifyProgress") -> None:
         parts = [f"{progress.records:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]

@@ -46,7 +46,7 @@ _STRICT = _LOCAL | {"DataflowRunner", "TestDataflowRunner", "TestDirectRunner"}
 
 def serve(arguments: tuple[str, ...], connection: Connection) -> None:
     """Check the arguments, then run the pipelines that are asked for, until the launcher leaves."""
-    pipeline: Pipeline | None = None
+    pipeline: BeamPipeline | None = None
     try:
         try:
             elsewhere = check_arguments(arguments)
@@ -56,7 +56,7 @@ def serve(arguments: tuple[str, ...], connection: Connection) -> None:
         connection.send(Ready(elsewhere))
         while True:
             work: Work = connection.recv()
-            pipeline = Pipeline(arguments, work, connection)
+            pipeline = BeamPipeline(arguments, work, connection)
             # In a thread, so that this one hears the launcher hang up in mid-pipeline, and cancels it.
             threading.Thread(target=pipeline.run, daemon=True).start()
     except (EOFError, ConnectionError):
@@ -100,7 +100,7 @@ def check_arguments(arguments: Sequence[str]) -> bool:
     return runner not in _LOCAL
 
 
-class Pipeline:
+class BeamPipeline:
     """One run of tasks. What comes of it goes through the connection, as `Message`."""
 
     def __init__(self, arguments: Sequence[str], work: Work, connection: Connection) -> None:

@@ -16,7 +16,7 @@ from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.measure.accelerator import Limits
 from tpufeed.measure.feeding import LOADERS, DeviceChoice, check_split, feed, open_loader
 from tpufeed.measure.machine import machine, place_of
-from tpufeed.measure.results import Run, spread
+from tpufeed.measure.results import BenchRun, spread
 from tpufeed.measure.tpu import AcceleratorProfile, find_tpu, nearest, profile
 from tpufeed.measure.wording import number_of
 from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
@@ -160,10 +160,10 @@ class BenchResult:
     machine: dict[str, Any]
     places: tuple[dict[str, Any], ...]
     options: BenchOptions
-    runs: tuple[Run, ...]
+    runs: tuple[BenchRun, ...]
 
 
-def measure(measurement: Measurement) -> Run:
+def measure(measurement: Measurement) -> BenchRun:
     """Make the measurement, in this process.
 
     Raises:
@@ -184,7 +184,7 @@ def measure(measurement: Measurement) -> Run:
         opened.close()
 
 
-def measure_apart(measurement: Measurement) -> Run:
+def measure_apart(measurement: Measurement) -> BenchRun:
     """Make the measurement in a new process, which is gone in the end, with all that it has started.
 
     Raises:
@@ -206,7 +206,7 @@ def measure_apart(measurement: Measurement) -> Run:
             raise LoaderError(
                 f"{measurement}: not done after {_LONGEST_SECONDS:.0f} s; the loader hangs, or the steps are too many"
             )
-        run: Run = child.receive()
+        run: BenchRun = child.receive()
     except ChildDiedError:
         how, printed = child.ending()[1], child.output().splitlines() or ["it said nothing"]
         raise LoaderError(f"{measurement}: the measuring process ended {how}: {printed[-1]}") from None
@@ -236,7 +236,7 @@ def bench(
     urls: Sequence[str],
     loaders: Sequence[str] = ("numpy",),
     options: BenchOptions | None = None,
-    measure: Callable[[Measurement], Run] = measure_apart,
+    measure: Callable[[Measurement], BenchRun] = measure_apart,
     listen: Callable[[str], None] = lambda _: None,
 ) -> BenchResult:
     """Feed a device from each of the datasets by each of the loaders.
@@ -268,7 +268,7 @@ def bench(
     measurements = [Measurement(url=url, loader=loader, options=options) for url in urls for loader in loaders]
     label = options.choice.label
 
-    def measured(one: Measurement, note: str = "") -> Run:
+    def measured(one: Measurement, note: str = "") -> BenchRun:
         listen(f"{label} from {one.url} by {one.loader}{note}")
         return measure(one)
 
@@ -303,7 +303,7 @@ def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
                 raise MissingExtraError(name, extra)
 
 
-def middle_run(runs: Sequence[Run]) -> Run:
+def middle_run(runs: Sequence[BenchRun]) -> BenchRun:
     """Return the repeat with the median rate, with the spread of all repeats and the problems of any."""
     rated = sorted(runs, key=lambda run: run.images_per_second or 0.0)
     middle = rated[(len(rated) - 1) // 2]

@@ -29,7 +29,7 @@ from tpufeed.measure.accelerator import (
     few_steps,
 )
 from tpufeed.measure.clock import StepClock, StepReport
-from tpufeed.measure.results import Run, Timeline
+from tpufeed.measure.results import BenchRun, Timeline
 from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, mfu_percent, read_counters
 from tpufeed.measure.wording import number_of
 from tpufeed.tfrecord.example import Feature, decode_example
@@ -215,7 +215,7 @@ def random_window(width: int, height: int, rng: random.Random) -> tuple[int, int
     return (width - side) // 2, (height - side) // 2, side, side
 
 
-def feed(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
+def feed(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun:
     """Feed the device from the loader until a limit is reached.
 
     Raises:
@@ -233,7 +233,7 @@ def feed(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
     return replace(run, verdict="") if run.problems else run
 
 
-def _feed_emulated(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
+def _feed_emulated(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun:
     profile = choice.profile
     assert profile is not None
     device = EmulatedAccelerator(profile, opened.batch_size)
@@ -245,7 +245,7 @@ def _feed_emulated(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
     return _run_of(choice, opened, report, mfu_percent=mfu, timeline=timeline)
 
 
-def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
+def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun:
     """Feed a real device or none. Without a device the batches are looked at; on a device they cannot be."""
     clock, ledger, counters = StepClock(), Ledger(), TpuCounters()
     step = None if choice.kind == "none" else open_step(choice)
@@ -284,12 +284,12 @@ def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> Run:
     return replace(run, **counters._asdict(), verdict=report.verdict, timeline=timeline)
 
 
-def _run_of(choice: DeviceChoice, opened: Opened, report: AcceleratorReport | StepReport, **figures: Any) -> Run:
-    """Return a run with `figures`, and all others that the report has under the names of `Run`."""
-    names = {field.name for field in fields(Run)} & {field.name for field in fields(report)}
+def _run_of(choice: DeviceChoice, opened: Opened, report: AcceleratorReport | StepReport, **figures: Any) -> BenchRun:
+    """Return a run with `figures`, and all others that the report has under the names of `BenchRun`."""
+    names = {field.name for field in fields(BenchRun)} & {field.name for field in fields(report)}
     known: dict[str, Any] = {name: getattr(report, name) for name in names}
     about = {"label": f"{opened.url}, {opened.name}", "url": opened.url, "loader": opened.name, "source": opened.source}
-    return Run(**known | about | {"device": choice.label, "batch_size": opened.batch_size} | figures)
+    return BenchRun(**known | about | {"device": choice.label, "batch_size": opened.batch_size} | figures)
 
 
 def open_step(choice: DeviceChoice) -> Callable[[Any], None]:

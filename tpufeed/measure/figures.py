@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpufeed.errors import MissingExtraError
-from tpufeed.measure.results import Diagnosis, Run
+from tpufeed.measure.results import BenchRun, Diagnosis
 from tpufeed.measure.tpu import TPUS
 from tpufeed.measure.wording import between, clean, number_of, say
 
@@ -71,7 +71,7 @@ class Plot:
     svg: str
 
 
-def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> list[Plot]:
+def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> list[Plot]:
     """Draw idle, rates, and the steps of each run, as far as there is data. The same data give the same SVG.
 
     The user's own settings of matplotlib neither count nor change.
@@ -90,7 +90,7 @@ def ends(items: Sequence[Item], most: int) -> Sequence[Item]:
     return items if len(items) <= most else [*items[: most // 2], *items[-(most // 2) :]]
 
 
-def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> Plot | None:
+def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot | None:
     """Draw a bar for each run, from before to after, and below them what the doctor predicts, hatched."""
     rows = list[tuple[str, str, tuple[float, ...]]]()  # (label, mark behind it, percents)
     for number, run in enumerate(runs):
@@ -130,7 +130,7 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> Plot | None:
     return _to_plot(figure, "idle", "Idle before and after" if len(rows) > 1 else "Idle", " ".join(sentences))
 
 
-def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> Plot | None:
+def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot | None:
     """Draw bars of stages, actions and runs, above what each TPU needs."""
     rows = list[tuple[str, float | None, str]]()  # (name, rate, colour; without one the rate is predicted)
     needs = {name: (tpu.low, tpu.high) for name, tpu in TPUS.items()}
@@ -190,7 +190,7 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[Run]) -> Plot | None
     return _to_plot(figure, "rates", "Rates against what TPUs need", said)
 
 
-def _draw_steps(number: int, run: Run) -> Plot | None:
+def _draw_steps(number: int, run: BenchRun) -> Plot | None:
     """Draw one run's steps in time, and below how long the waits were. The first step is told and not drawn."""
     timeline = run.timeline
     parts = {"compute": timeline.compute_seconds, "sync": timeline.sync_seconds, "wait": timeline.wait_seconds}

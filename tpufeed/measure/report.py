@@ -10,7 +10,7 @@ from typing import Any
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.measure.clock import HIGH_PERCENT, MODERATE_PERCENT
 from tpufeed.measure.files import check_output, write_file
-from tpufeed.measure.results import Diagnosis, Run
+from tpufeed.measure.results import BenchRun, Diagnosis
 from tpufeed.measure.wording import between, clean, say
 
 # "default-src 'none'": nothing may be loaded, whatever the texts are.
@@ -58,7 +58,7 @@ $body
 """)
 
 
-# The table of a run: (name, field of `Run`, unit, digits).
+# The table of a run: (name, field of `BenchRun`, unit, digits).
 _FIGURES = (
     ("idle", "idle_percent", "%", 1), ("AU", "au_percent", "%", 1), ("step", "step_ms", "ms", 2),
     ("wait, p50", "wait_ms_p50", "ms", 2), ("wait, p95", "wait_ms_p95", "ms", 2), ("wait, p99", "wait_ms_p99", "ms", 2),
@@ -71,7 +71,7 @@ _FIGURES = (
 
 
 def write_report(
-    path: Path | str, diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, Any] | None = None
+    path: Path | str, diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[str, Any] | None = None
 ) -> None:
     """Write the page to `path`, which ends in .html.
 
@@ -108,7 +108,7 @@ def check_report_path(path: Path | str) -> None:
         raise MissingExtraError("matplotlib", "report")
 
 
-def headline(runs: Sequence[Run]) -> str:
+def headline(runs: Sequence[BenchRun]) -> str:
     """Return in a sentence what improved from the first run to the one that idles least.
 
     Only runs on the first one's device are compared that have a verdict: no problems, and an idle time that is known.
@@ -133,12 +133,12 @@ def headline(runs: Sequence[Run]) -> str:
     return f"{mark}idle falls from {before} with {first.label} to {idle} with {best.label}{times}."
 
 
-def has_verdict(run: Run) -> bool:
+def has_verdict(run: BenchRun) -> bool:
     """Return whether a run's idle time is known and to be trusted."""
     return not run.problems and say(run.idle_percent) != say(None)
 
 
-def _page(diagnosis: Diagnosis | None, runs: Sequence[Run], machine: dict[str, Any] | None) -> str:
+def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[str, Any] | None) -> str:
     from tpufeed.measure.figures import EMULATED, MOST_RUNS, draw_figures
 
     if diagnosis is not None:
@@ -220,7 +220,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     return f"<h2>{title}</h2>\n{region}<table><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table></div>"
 
 
-def _figures(run: Run) -> dict[str, str]:
+def _figures(run: BenchRun) -> dict[str, str]:
     """Return all figures of a run by name. Every run has the same names."""
     rates = run.rates
     sent = None if run.bytes_per_second is None else run.bytes_per_second / 1e6

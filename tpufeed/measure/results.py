@@ -40,7 +40,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BenchRun:
     """One loader feeding one device: of several repeats the one in the middle.
 
     All figures but `steps`, `images`, `first_batch_seconds` and `compile_seconds` are of the steady state: the first

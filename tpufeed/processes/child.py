@@ -26,7 +26,7 @@ from tpufeed.processes.limits import failure_message
 _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # torch_tpu sets this to 1 for its children. A worker that imports torch, for an op of the user, would open the TPU.
 _NO_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-_COMMAND = (sys.executable, "-P", "-m", "tpufeed.processes.worker")
+_COMMAND = (sys.executable, "-P", "-m", "tpufeed.processes.child_main")
 _KILLED_SECONDS = 5.0  # for a child that was killed, or has closed its end, to be gone, dumping its core perhaps
 _OUTPUT_BYTES = 2000
 # Sent to all processes where the launcher is meant: by a machine that shuts down, by Slurm (--signal), by a terminal.

@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ORDERS = json.loads((HERE / "orders.json").read_text())
 PATH_OF = {"open": 0, "os.link": 1, "os.rename": 1, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "subprocess.Popen": 0}
-PLACE = "worker" if "tpufeed.processes.worker" in sys.orig_argv else "launcher"
+PLACE = "worker" if "tpufeed.processes.child_main" in sys.orig_argv else "launcher"
 _busy = threading.local()
 
 

@@ -1,4 +1,4 @@
-"""The entry point of a child process: `python -m tpufeed.processes.worker DESCRIPTOR ENTRY LAUNCHER [forks]`.
+"""The entry point of a child process: `python -m tpufeed.processes.child_main DESCRIPTOR ENTRY LAUNCHER [forks]`.
 
 See `child`; with `forks` it is a fork server, see `forking`.
 """
