@@ -1,8 +1,16 @@
 """`--help`: each option says what it takes, and options that several commands have are the same everywhere."""
 
+import inspect
 import re
 
+import pytest
+
+import tpufeed
 from tests.docs.test_cli_page import all_commands
+from tpufeed.build.compact import compact
+from tpufeed.cache import warmup
+from tpufeed.measure.bench import BenchOptions
+from tpufeed.measure.doctor import examine
 
 COMMANDS = all_commands()
 
@@ -29,3 +37,20 @@ def test_groups_and_version(run):
         )
     assert "warmup" in run("cache", "--help").stdout
     assert re.fullmatch(r"tpufeed \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "own"),
+    [
+        ("shard", tpufeed.shard, {"beam", "ray_address", "dry_run", "log_json"}),
+        ("append", tpufeed.append, {"beam", "ray_address", "dry_run", "log_json"}),
+        ("cache warmup", warmup, {"beam", "ray_address", "dry_run", "log_json"}),
+        ("compact", compact, set()),
+        ("adopt", tpufeed.adopt, set()),
+        ("doctor", examine, {"report"}),
+        ("bench", BenchOptions, {"url", "loader", "save", "report"}),
+    ],
+)
+def test_each_flag_is_a_parameter_of_what_the_command_calls(name, function, own):
+    flags = {option.name for option in COMMANDS[name].command.params}
+    assert flags - set(inspect.signature(function).parameters) == own | {"as_json"}

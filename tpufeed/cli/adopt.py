@@ -1,11 +1,12 @@
 """`tpufeed adopt`."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import say_left_out
+from tpufeed.cli.builds import given, say_left_out
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.cli.progress import ProgressLine
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 _KEY = "its key in the records"
 _LOOKED_UP = "by names and first records"
-_FEATURES = "Features"
+_in_features = partial(typer.Option, rich_help_panel="Features")
 
 
 def _key_option(what: str) -> Any:
-    return typer.Option(metavar="KEY", help=f"{what}.", show_default=_LOOKED_UP, rich_help_panel=_FEATURES)
+    return _in_features(metavar="KEY", help=f"{what}.", show_default=_LOOKED_UP)
 
 
 @reports_errors
@@ -28,23 +29,14 @@ def adopt_command(
     url: Annotated[
         str, typer.Argument(metavar="URL", help="Folder of TFRecord files that another tool wrote: a path or URL.")
     ],
-    to: Annotated[
+    dst: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where manifest and index go; the files stay.",
-            show_default="beside them",
-            rich_help_panel=flags.RUN,
+        flags.in_run(
+            "--to", metavar="URL", help="Where manifest and index go; the files stay.", show_default="beside them"
         ),
     ] = None,
     splits: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Take only these, like train,val.",
-            show_default="all",
-            rich_help_panel=flags.SOURCE,
-        ),
+        str | None, flags.in_source(metavar="NAME,...", help="Take only these, like train,val.", show_default="all")
     ] = None,
     image_key: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
     label_key: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,
@@ -52,30 +44,25 @@ def adopt_command(
     filename_key: Annotated[str | None, _key_option(f"Path, or what names a sample: {_KEY}; or none")] = None,
     classes: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="File with a class's name a line: the line is its id.",
-            show_default="what text tells",
-            rich_help_panel=flags.SOURCE,
+        flags.in_source(
+            metavar="FILE", help="File with a class's name a line: the line is its id.", show_default="what text tells"
         ),
     ] = None,
     exif: Annotated[
         str,
-        typer.Option(
+        _in_features(
             metavar="HOW",
             autocompletion=one_of("ignore", "apply"),
             help="Images with an EXIF orientation: ignore leaves them as they are stored; apply: loaders turn them.",
-            rich_help_panel=_FEATURES,
         ),
     ] = "ignore",
     boxes_of: Annotated[
         str,
-        typer.Option(
+        _in_features(
             metavar="IMAGE",
             autocompletion=one_of("sizes", "stored", "upright"),
             help="Which image boxes are of, if it has an EXIF orientation: stored; upright; sizes: as image/height and "
             "image/width tell.",
-            rich_help_panel=_FEATURES,
         ),
     ] = "sizes",
     as_json: flags.AsJson = False,
@@ -89,6 +76,7 @@ def adopt_command(
       tpufeed adopt /kaggle/input/flowers/tfrecords-jpeg-224x224 --splits train,val --to flowers
       tpufeed adopt gs://bucket/tfrecords --image-key image --label-key class --classes classes.txt
     """
+    values = locals()
     from tpufeed.dataset.adopt import adopt
 
     with ProgressLine("adopting") as line:
@@ -98,19 +86,7 @@ def adopt_command(
             read = f"{progress.bytes / 1e6:,.0f}/{progress.total_bytes / 1e6:,.0f} MB"
             line.update(progress.bytes, progress.total_bytes, [f"{progress.images:,} images", rate, read])
 
-        result = adopt(
-            url,
-            to,
-            image_key=image_key,
-            label_key=label_key,
-            text_key=text_key,
-            filename_key=filename_key,
-            splits=splits,
-            classes=classes,
-            exif=exif,  # type: ignore[arg-type]  # checked there
-            boxes_of=boxes_of,  # type: ignore[arg-type]  # checked there
-            listener=listen,
-        )
+        result = adopt(listener=listen, **given(adopt, values))
     print_json(_facts(result)) if as_json else _print_result(result)
 
 

@@ -1,13 +1,13 @@
 """`tpufeed bench`."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tpufeed.cli import flags
+from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, echo_error, find_own_modules, print_json, reports_errors
 from tpufeed.cli.tables import print_table
 from tpufeed.errors import mask_secrets
@@ -24,9 +24,6 @@ _DEVICES = (
     "jax-cpu, jax-tpu for a small real step; none only drains the loader."
 )
 _LOADERS = "numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pillow. Repeatable."
-_data, _device, _measuring = (
-    partial(typer.Option, rich_help_panel=panel) for panel in (flags.FEEDING, flags.DEVICE, flags.MEASURING)
-)
 
 
 @reports_errors
@@ -37,50 +34,49 @@ def bench_command(
     ],
     loader: Annotated[
         list[str] | None,
-        _data(
-            metavar="NAME",
-            autocompletion=flags.one_of(*flags.LOADERS),
-            help=_LOADERS,
-            show_default="numpy",
-        ),
+        flags.in_data(metavar="NAME", autocompletion=flags.one_of(*flags.LOADERS), help=_LOADERS, show_default="numpy"),
     ] = None,
-    split: Annotated[str, _data(metavar="NAME", help="The split to read.")] = "train",
-    op: flags.LiveOp = None,
+    split: Annotated[str, flags.in_data(metavar="NAME", help="The split to read.")] = "train",
+    ops: flags.LiveOps = None,
     threads: flags.Threads = None,
     processes: flags.Processes = None,
     device: Annotated[
         str | None,
-        _device(metavar="DEVICE", autocompletion=flags.devices, help=_DEVICES, show_default="emulated:tpu-v3-8"),
+        flags.in_device(
+            metavar="DEVICE", autocompletion=flags.devices, help=_DEVICES, show_default="emulated:tpu-v3-8"
+        ),
     ] = None,
     tpu: Annotated[
         str | None,
-        _device(metavar="NAME", autocompletion=flags.tpus, help="v5e-8 is short for --device emulated:tpu-v5e-8."),
+        flags.in_device(
+            metavar="NAME", autocompletion=flags.tpus, help="v5e-8 is short for --device emulated:tpu-v5e-8."
+        ),
     ] = None,
     model: flags.Model = None,
-    batch: Annotated[
-        int | None, _device(metavar="N", help="Images a step.", show_default="128; 400 of MLPerf's profiles")
+    batch_size: Annotated[
+        int | None,
+        flags.in_device("--batch", metavar="N", help="Images a step.", show_default="128; 400 of MLPerf's profiles"),
     ] = None,
     step_ms: Annotated[
-        float | None, _device(metavar="MS", help="Step time of an emulated accelerator of your own.")
+        float | None, flags.in_device(metavar="MS", help="Step time of an emulated accelerator of your own.")
     ] = None,
-    steps: Annotated[int | None, _measuring(metavar="N", help="Steps of each measurement.")] = None,
+    steps: Annotated[int | None, flags.in_measuring(metavar="N", help="Steps of each measurement.")] = None,
     seconds: Annotated[
         float | None,
-        _measuring(metavar="S", help="Seconds of each measurement.", show_default="8, where no --steps are given"),
+        flags.in_measuring(
+            metavar="S", help="Seconds of each measurement.", show_default="8, where no --steps are given"
+        ),
     ] = None,
-    repeats: Annotated[int, _measuring(metavar="N", help="Measurements of each loader, in turns.")] = 3,
+    repeats: Annotated[int, flags.in_measuring(metavar="N", help="Measurements of each loader, in turns.")] = 3,
     warm_up: Annotated[
         int,
-        _measuring(
+        flags.in_measuring(
             metavar="N", help="Short rounds before them that count for nothing; 0 leaves a cold page cache cold."
         ),
     ] = 1,
     as_json: flags.AsJson = False,
     save: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the whole result to this file, as JSON.", rich_help_panel=flags.OUTPUT
-        ),
+        Path | None, flags.in_output(metavar="FILE", help="Write the whole result to this file, as JSON.")
     ] = None,
     report: flags.Report = None,
 ) -> None:
@@ -97,6 +93,7 @@ def bench_command(
       tpufeed bench flowers-224 --device emulated --step-ms 40 --batch 256 --steps 100 --save result.json
     """
     find_own_modules()
+    values: dict[str, Any] = locals() | {"ops": None if ops is None else tuple(ops)}
     import msgspec
 
     from tpufeed.measure.bench import BenchOptions, bench
@@ -107,21 +104,7 @@ def bench_command(
         check_output(save)
     if report is not None:
         check_report_path(report)
-    options = BenchOptions(
-        device=device,
-        batch_size=batch,
-        step_ms=step_ms,
-        steps=steps,
-        seconds=seconds,
-        repeats=repeats,
-        warm_up=warm_up,
-        split=split,
-        ops=None if op is None else tuple(op),
-        threads=threads,
-        processes=processes,
-        model=model,
-        tpu=tpu,
-    )
+    options = BenchOptions(**given(BenchOptions, values))
     result = bench(url, loader or ["numpy"], options, listen=lambda said: echo_error(f"feeding {said} ..."))
     if save is not None:
         text = mask_secrets(msgspec.json.format(msgspec.json.encode(result), indent=1).decode()) + "\n"

@@ -1,14 +1,12 @@
-"""What `shard` and `cache warmup` share: flags of engines, progress, previews, and the summary of a finished build."""
+"""What `shard` and `cache warmup` share: progress, previews, and the summary of a finished build."""
 
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tpufeed.cli.console import echo, log_event, print_json, warn
-from tpufeed.cli.flags import ENGINES, RUN, one_of
 from tpufeed.cli.progress import ProgressLine
 from tpufeed.cli.tables import print_table
 from tpufeed.errors import OptionError
@@ -20,74 +18,25 @@ if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.engines.engine import Engine
     from tpufeed.sharding.preview import Preview
 
-EngineName = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        metavar="NAME",
-        autocompletion=one_of(*ENGINES),
-        help="What runs the work: local, which is processes of this host; ray; beam.",
-        rich_help_panel=RUN,
-    ),
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        autocompletion=one_of("auto", "local"),
-        help="With --engine ray, where the cluster is; auto: the one that this host is in; local: this host alone.",
-        show_default="auto",
-        rich_help_panel=RUN,
-    ),
-]
-BeamArguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[-- BEAM...]", help="With --engine beam, after `--`: Beam's own options, like --runner=DataflowRunner."
-    ),
-]
-
 _LOG_SECONDS = 1.0
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None: of the others the function itself says the default."""
-    return {name: value for name, value in options.items() if value is not None}
+def given(function: Callable[..., Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that are called like parameters of `function`, but None: it says the default itself."""
+    return {name: flags[name] for name in inspect.signature(function).parameters if flags.get(name) is not None}
 
 
-def parse_policies(texts: Sequence[str] | None) -> dict[str, str]:
-    """Choices by name of texts like "alpha=black". Raises OptionError."""
-    chosen = {}
+def parse_pairs(texts: Sequence[str] | None, what: str, example: str) -> dict[str, str]:
+    """Values by name of texts like the example, "alpha=black" or "tags:int64[]". Raises OptionError."""
+    pairs = dict[str, str]()
     for text in texts or []:
-        name, equals, choice = text.partition("=")
-        if not equals:
-            raise OptionError(f"{text!r} is no policy; write it like alpha=black")
-        chosen[name] = choice
-    return chosen
-
-
-def parse_image_columns(texts: Sequence[str] | None) -> dict[str, str] | None:
-    """Columns and kinds by name of texts like "mask=mask_path:mask". Raises OptionError."""
-    chosen = dict[str, str]()
-    for text in texts or []:
-        name, equals, column = text.partition("=")
-        if not equals:
-            raise OptionError(f"{text!r} is no image column; write it like mask=mask_path:mask")
-        if name in chosen:
-            raise OptionError(f"the image column {name} is given twice")
-        chosen[name] = column
-    return chosen or None
-
-
-def parse_columns(texts: Sequence[str] | None) -> dict[str, str]:
-    """Types by name of texts like "embedding:float32[512]". Raises OptionError."""
-    declared = {}
-    for text in texts or []:
-        name, colon, dtype = text.rpartition(":")
-        if not colon or not name:
-            raise OptionError(f"{text!r} declares no column; write it like embedding:float32[512]")
-        declared[name] = dtype
-    return declared
+        name, mark, value = text.partition("=") if "=" in example else text.rpartition(":")
+        if not mark or not name:
+            raise OptionError(f"{text!r} is no {what}; write it like {example}")
+        if name in pairs:
+            raise OptionError(f"the {what} {name} is given twice")
+        pairs[name] = value
+    return pairs
 
 
 def choose_engine(

@@ -1,25 +1,18 @@
 """`tpufeed cache warmup`."""
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import (
-    BeamArguments,
-    EngineName,
-    RayAddress,
-    choose_engine,
-    given,
-    parse_policies,
-    print_preview,
-    run_build,
-)
+from tpufeed.cli.builds import choose_engine, given, parse_pairs, print_preview, run_build
 from tpufeed.cli.console import echo, find_own_modules, reports_build_errors
-from tpufeed.cli.flags import one_of, ops
+from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
 
-_AUGMENTATION = "Augmentation"
+_OF_RAW_IMAGES = ("shares", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
+_in_augmentation = partial(typer.Option, rich_help_panel="Augmentation")
 
 
 @reports_build_errors
@@ -29,7 +22,7 @@ def warmup_command(
         typer.Argument(metavar="SRC", help="A dataset, or raw images as `tpufeed shard` takes them: a path or URL."),
     ],
     dst: Annotated[str, typer.Argument(metavar="DST", help="Where the cache goes: a path or URL.")],
-    beam: BeamArguments = None,
+    beam: flags.BeamArguments = None,
     shares: flags.Shares = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
@@ -37,62 +30,48 @@ def warmup_command(
     classes: flags.Classes = None,
     size: Annotated[
         int | None,
-        typer.Option(
-            metavar="PIXELS",
-            help="Side of the images, where no --op is given.",
-            show_default="224",
-            rich_help_panel=_AUGMENTATION,
-        ),
+        _in_augmentation(metavar="PIXELS", help="Side of the images, where no --op is given.", show_default="224"),
     ] = None,
-    op: Annotated[
+    ops: Annotated[
         list[str] | None,
-        typer.Option(
+        _in_augmentation(
+            "--op",
             metavar="OP",
-            autocompletion=ops,
+            autocompletion=flags.ops,
             help="What is applied, in order, like 'RandomResizedCrop(size=224, scale=(0.3, 1.0))', HorizontalFlip, or "
             "a function of yours: my.augment:heavy@2 is version 2 of `heavy` in my/augment.py, here or wherever Python "
             "finds modules. Repeatable.",
             show_default="RandomResizedCrop and HorizontalFlip",
-            rich_help_panel=_AUGMENTATION,
         ),
     ] = None,
     final: Annotated[
         list[str] | None,
-        typer.Option(
+        _in_augmentation(
             metavar="OP",
-            autocompletion=ops,
+            autocompletion=flags.ops,
             help="Cheap ops that loaders apply live, anew in every epoch, like 'RandomCrop(224)'; no functions of "
             "yours. Repeatable.",
-            rich_help_panel=_AUGMENTATION,
         ),
     ] = None,
     variants: Annotated[
-        int,
-        typer.Option(
-            metavar="K",
-            help="Augmented versions of each sample; epoch e reads variant e mod K.",
-            rich_help_panel=_AUGMENTATION,
-        ),
+        int, _in_augmentation(metavar="K", help="Augmented versions of each sample; epoch e reads variant e mod K.")
     ] = 1,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Of the augmentation's random numbers.", rich_help_panel=_AUGMENTATION)
-    ] = 0,
-    shard_size: Annotated[
+    seed: Annotated[int, _in_augmentation(metavar="N", help="Of the augmentation's random numbers.")] = 0,
+    shard_bytes: Annotated[
         str | None,
-        typer.Option(
+        flags.in_shards(
+            "--shard-size",
             metavar="SIZE",
             help="Aim for shards of this size, like 64MB.",
             show_default="128MB, less for small caches",
-            rich_help_panel=flags.SHARDS,
         ),
     ] = None,
     encode: Annotated[
         str,
-        typer.Option(
+        flags.in_images(
             metavar="FORMAT",
             autocompletion=one_of("raw", "jpeg", "png", "webp"),
             help="raw: uint8 pixels, fastest; jpeg, webp: a tenth of the bytes; png: half of them.",
-            rich_help_panel=flags.IMAGES,
         ),
     ] = "raw",
     quality: flags.Quality = 90,
@@ -101,16 +80,15 @@ def warmup_command(
     policy: flags.Policy = None,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
-    engine: EngineName = "local",
-    ray_address: RayAddress = None,
+    engine: flags.EngineName = "local",
+    ray_address: flags.RayAddress = None,
     overwrite: flags.Overwrite = False,
     fsync: flags.Fsync = False,
     allow_augmented: Annotated[
         bool,
-        typer.Option(
+        _in_augmentation(
             "--allow-augmented",
             help="Take a SRC that is a cache which random ops have augmented; of its variants the first is read.",
-            rich_help_panel=_AUGMENTATION,
         ),
     ] = False,
     dry_run: flags.DryRun = False,
@@ -128,37 +106,21 @@ def warmup_command(
       tpufeed cache warmup photos gs://bucket/photos-224 --shares train=0.9,val=0.1 --encode jpeg --dry-run
     """
     find_own_modules()
+    values: dict[str, Any] = locals() | {
+        "policy": parse_pairs(policy, "policy", "alpha=black") or None,
+        "engine": choose_engine(engine, workers, ray_address, beam),
+    }
     from tpufeed.cache.build import preview_warmup, warmup
     from tpufeed.cache.options import CacheOptions
     from tpufeed.images.ops import parse_op
     from tpufeed.sharding.options import ShardOptions
 
-    options = given(
-        size=size,
-        ops=None if op is None else [parse_op(text) for text in op],
-        final=None if final is None else [parse_op(text) for text in final],
-        variants=variants,
-        encode=encode,
-        quality=quality,
-        seed=seed,
-        shard_bytes=shard_size,
-    )
-    raw = given(
-        shares=shares,
-        split_by=split_by,
-        image=image,
-        label=label,
-        classes=classes,
-        max_pixels=max_pixels,
-        min_side=min_side,
-        policy=parse_policies(policy) or None,
-    )
-    chosen = choose_engine(engine, workers, ray_address, beam)
-    run = given(
-        max_rejects=max_rejects, overwrite=overwrite, allow_augmented=allow_augmented, workers=workers, engine=chosen
-    )
+    for name in ("ops", "final"):
+        values[name] = None if values[name] is None else [parse_op(text) for text in values[name]]
     if dry_run:
-        preview = preview_warmup(src, dst, CacheOptions(**options), ShardOptions(**raw), **run)
+        raw = given(ShardOptions, {name: values[name] for name in _OF_RAW_IMAGES})
+        options: dict[str, Any] = {"options": CacheOptions(**given(CacheOptions, values)), "raw": ShardOptions(**raw)}
+        preview = preview_warmup(**options, **given(preview_warmup, values))
         rows = [
             (name, f"{samples:,}", str(preview.variants), str(preview.shards[name]))
             for name, samples in preview.samples.items()
@@ -170,11 +132,6 @@ def warmup_command(
             echo(f"tried: {number_of(preview.probed, 'sample')}, {each}")
             echo(f"fingerprint: {preview.fingerprint}")
 
-        print_preview(preview, chosen, as_json, ("split", "samples", "variants", "shards"), rows, say_details)
+        print_preview(preview, values["engine"], as_json, ("split", "samples", "variants", "shards"), rows, say_details)
         return
-    run_build(
-        "warming",
-        lambda listen: warmup(src, dst, listener=listen, fsync=fsync, **run, **options, **raw),
-        as_json,
-        log_json,
-    )
+    run_build("warming", lambda listen: warmup(listener=listen, **given(warmup, values)), as_json, log_json)

@@ -19,12 +19,7 @@ def compact_command(
     url: flags.Url,
     workers: flags.Workers = None,
     overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Discard what an interrupted append or compaction has left.",
-            rich_help_panel=flags.RUN,
-        ),
+        bool, flags.in_run("--overwrite", help="Discard what an interrupted append or compaction has left.")
     ] = False,
     fsync: flags.Fsync = False,
     as_json: flags.AsJson = False,
@@ -38,6 +33,7 @@ def compact_command(
       tpufeed compact flowers
       tpufeed compact gs://bucket/flowers --workers 4 --json
     """
+    values = locals()
     from tpufeed.build.compact import compact
 
     with ProgressLine("compacting") as line:
@@ -46,7 +42,7 @@ def compact_command(
             parts = [f"{progress.images:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]
             line.update(progress.images, progress.total_images, parts, progress.earlier_images)
 
-        result = compact(url, overwrite=overwrite, fsync=fsync, listener=listen, **given(workers=workers))
+        result = compact(listener=listen, **given(compact, values))
     if as_json:
         print_json(result)
         return

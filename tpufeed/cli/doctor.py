@@ -2,11 +2,12 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tpufeed.cli import flags
+from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, find_own_modules, print_json, reports_errors
 from tpufeed.cli.progress import Status
 from tpufeed.cli.tables import print_table
@@ -26,54 +27,41 @@ def doctor_command(
         ),
     ],
     split: flags.SplitName = None,
-    op: flags.LiveOp = None,
+    ops: flags.LiveOps = None,
     tpu: Annotated[
         str | None,
-        typer.Option(
+        flags.in_device(
             metavar="NAME",
             autocompletion=flags.tpus,
             help="The TPU to be fed, like v5e-8.",
             show_default="that of this host, else v3-8",
-            rich_help_panel=flags.DEVICE,
         ),
     ] = None,
     model: flags.Model = None,
     flops_per_sample: Annotated[
         float | None,
-        typer.Option(
-            metavar="FLOPS",
-            help="In place of a model: the FLOPs of a training step for one sample, like 24.6e9.",
-            rich_help_panel=flags.DEVICE,
+        flags.in_device(
+            metavar="FLOPS", help="In place of a model: the FLOPs of a training step for one sample, like 24.6e9."
         ),
     ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Samples in a batch of this host.", show_default="128", rich_help_panel=flags.DEVICE
-        ),
+    batch_size: Annotated[
+        int | None, flags.in_device("--batch", metavar="N", help="Samples in a batch of this host.", show_default="128")
     ] = None,
     seconds: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            help="The time that all measurements take together, about.",
-            rich_help_panel=flags.MEASURING,
-        ),
+        float, flags.in_measuring(metavar="S", help="The time that all measurements take together, about.")
     ] = 25.0,
-    clock: Annotated[
+    steps: Annotated[
         Path | None,
-        typer.Option(
+        flags.in_measuring(
+            "--clock",
             metavar="FILE",
             help="A file that a StepClock saved: it tells whether the step waits for data or for tracing.",
-            rich_help_panel=flags.MEASURING,
         ),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="A folder that a profiler wrote: it tells for how much of a step the TPU waited.",
-            rich_help_panel=flags.MEASURING,
+        flags.in_measuring(
+            metavar="FOLDER", help="A folder that a profiler wrote: it tells for how much of a step the TPU waited."
         ),
     ] = None,
     as_json: flags.AsJson = False,
@@ -93,29 +81,16 @@ def doctor_command(
     from tpufeed.measure.doctor import examine
     from tpufeed.measure.report import check_report_path, write_report
 
+    values: dict[str, Any] = locals() | {"ops": None if ops is None else [parse_op(text) for text in ops]}
     if report is not None:
         check_report_path(report)
-    ops = None if op is None else [parse_op(text) for text in op]
     logger = logging.getLogger("tpufeed.loaders")
     level = logger.level
-    logger.setLevel(
-        logging.ERROR
-    )  # or each measurement warns of the same bad records; the diagnosis has a note of them
+    # Or each measurement warns of the same bad records; the diagnosis has a note of them.
+    logger.setLevel(logging.ERROR)
     try:
         with Status("measuring") as line:
-            diagnosis = examine(
-                url,
-                split=split,
-                tpu=tpu,
-                model=model,
-                flops_per_sample=flops_per_sample,
-                batch_size=batch,
-                ops=ops,
-                seconds=seconds,
-                steps=clock,
-                profile=profile,
-                listener=line.say,
-            )
+            diagnosis = examine(listener=line.say, **given(examine, values))
     finally:
         logger.setLevel(level)
     if report is not None:

@@ -1,13 +1,17 @@
 """Options that several commands have, each with the same flag, value and words, and what shells complete in them."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-SOURCE, SHARDS, IMAGES, RUN, OUTPUT = "Source", "Shards", "Images", "Run", "Output"
-FEEDING, DEVICE, MEASURING = "Data", "Device", "Measuring"
+# The panels of --help: an option in each of them.
+in_source, in_shards, in_images, in_run, in_output, in_data, in_device, in_measuring = (
+    partial(typer.Option, rich_help_panel=panel)
+    for panel in ("Source", "Shards", "Images", "Run", "Output", "Data", "Device", "Measuring")
+)
 # The same names stand where they are obeyed, in modules that import numpy and more. A test compares them.
 ENGINES = ("local", "ray", "beam")
 LOADERS = ("numpy", "torch", "tf", "tf-direct", "xla", "jax", "naive")
@@ -77,233 +81,192 @@ Src = Annotated[
         "as on the Hugging Face hub, or a folder of datasets' save_to_disk. A path or URL.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
-LogJson = Annotated[
-    bool,
-    typer.Option(
-        "--log-json", help="Report progress, warnings and errors as JSON lines on stderr.", rich_help_panel=OUTPUT
-    ),
-]
-Report = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a page with plots, as out.html.", rich_help_panel=OUTPUT)
-]
+AsJson = Annotated[bool, in_output("--json", help="Print the result as JSON on stdout.")]
+LogJson = Annotated[bool, in_output("--log-json", help="Report progress, warnings and errors as JSON lines on stderr.")]
+Report = Annotated[Path | None, in_output(metavar="FILE", help="Write a page with plots, as out.html.")]
 Version = Annotated[
     int | None, typer.Option(metavar="N", help="Of a dataset that has grown.", show_default="the newest")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Remove what stands at DST first.", rich_help_panel=RUN)]
+Overwrite = Annotated[bool, in_run("--overwrite", help="Remove what stands at DST first.")]
 Fsync = Annotated[
     bool,
-    typer.Option(
-        "--fsync",
-        help="Bring local shards to the disk before the manifest: a power cut after the build loses nothing.",
-        rich_help_panel=RUN,
+    in_run(
+        "--fsync", help="Bring local shards to the disk before the manifest: a power cut after the build loses nothing."
     ),
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only say what would be done, or why it cannot be.", rich_help_panel=RUN)
+DryRun = Annotated[bool, in_run("--dry-run", help="Only say what would be done, or why it cannot be.")]
+Workers = Annotated[int | None, in_run(metavar="N", help="Tasks at a time.", show_default="all cores")]
+EngineName = Annotated[
+    str,
+    in_run(
+        "--engine",
+        metavar="NAME",
+        autocompletion=one_of(*ENGINES),
+        help="What runs the work: local, which is processes of this host; ray; beam.",
+    ),
 ]
-Workers = Annotated[
-    int | None, typer.Option(metavar="N", help="Tasks at a time.", show_default="all cores", rich_help_panel=RUN)
+RayAddress = Annotated[
+    str | None,
+    in_run(
+        metavar="HOST:PORT",
+        autocompletion=one_of("auto", "local"),
+        help="With --engine ray, where the cluster is; auto: the one that this host is in; local: this host alone.",
+        show_default="auto",
+    ),
+]
+BeamArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- BEAM...]", help="With --engine beam, after `--`: Beam's own options, like --runner=DataflowRunner."
+    ),
 ]
 MaxRejects = Annotated[
     str | None,
-    typer.Option(
+    in_images(
         metavar="BUDGET",
         help="Fail where more images cannot be taken: 2%, or 20.",
         show_default="1%, 10 of however few",
-        rich_help_panel=IMAGES,
     ),
 ]
-MaxPixels = Annotated[
-    int | None, typer.Option(metavar="PIXELS", help="Reject larger images by their header.", rich_help_panel=IMAGES)
-]
-MinSide = Annotated[
-    int | None, typer.Option(metavar="PIXELS", help="Reject images with a shorter side.", rich_help_panel=IMAGES)
-]
+MaxPixels = Annotated[int | None, in_images(metavar="PIXELS", help="Reject larger images by their header.")]
+MinSide = Annotated[int | None, in_images(metavar="PIXELS", help="Reject images with a shorter side.")]
 Policy = Annotated[
     list[str] | None,
-    typer.Option(
+    in_images(
         metavar="CASE=CHOICE",
         autocompletion=policies,
         help="What becomes of odd images, like alpha=black: "
         + ", ".join(f"{case}={'|'.join(choices)}" for case, choices in POLICIES.items())
         + " (the first is the default). Repeatable.",
-        rich_help_panel=IMAGES,
     ),
 ]
-Quality = Annotated[
-    int, typer.Option(metavar="N", help="1 to 100, of JPEG and WebP that are encoded anew.", rich_help_panel=IMAGES)
-]
+Quality = Annotated[int, in_images(metavar="N", help="1 to 100, of JPEG and WebP that are encoded anew.")]
 ShardSize = Annotated[
     str | None,
-    typer.Option(
-        metavar="SIZE", help="Aim for shards of this size, like 64MB.", show_default="128MB", rich_help_panel=SHARDS
-    ),
+    in_shards("--shard-size", metavar="SIZE", help="Aim for shards of this size, like 64MB.", show_default="128MB"),
 ]
 Shares = Annotated[
     str | None,
-    typer.Option(
+    in_source(
         metavar="NAME=SHARE,...",
         help="Of the splits, like train=0.9,val=0.1, dealt by a stable hash of the path.",
         show_default="folders called train, val, ...; else all is train",
-        rich_help_panel=SOURCE,
     ),
 ]
 SplitBy = Annotated[
     str | None,
-    typer.Option(
+    in_source(
         metavar="COLUMN",
         autocompletion=one_of("folder"),
         help="'folder', or the column of a table that says the split.",
-        rich_help_panel=SOURCE,
     ),
 ]
 Image = Annotated[
     str | None,
-    typer.Option(
+    in_source(
         metavar="COLUMN",
         help="A table's column of paths, the extension of a tar's images, or the folder of COCO's images.",
         show_default="by its name",
-        rich_help_panel=SOURCE,
     ),
 ]
 Label = Annotated[
     str | None,
-    typer.Option(
+    in_source(
         metavar="COLUMN",
         autocompletion=one_of("auto", "none"),
         help="auto; none; or the column of a table, or part of a tar's samples, that says the label.",
         show_default="auto",
-        rich_help_panel=SOURCE,
     ),
 ]
 Columns = Annotated[
     list[str] | None,
-    typer.Option(
+    in_source(
         "--column",
         metavar="NAME:DTYPE[SHAPE]",
         help="Type and shape of a further column: embedding:float32[512], tags:int64[] for any number. Repeatable.",
         show_default="as its values are",
-        rich_help_panel=SOURCE,
     ),
 ]
 Classes = Annotated[
     Path | None,
-    typer.Option(
+    in_source(
         metavar="FILE",
         help="File with a class's name a line: the line is its id.",
         show_default="the names found, sorted",
-        rich_help_panel=SOURCE,
     ),
 ]
 ImageColumns = Annotated[
     list[str] | None,
-    typer.Option(
+    in_source(
         "--image-column",
         metavar="NAME=COLUMN:KIND",
         help="Further image of each sample, like mask=mask_path:mask: the column of a table, or the suffix of a tar's "
         "files (mask.png); kind image, mask or depth. Repeatable.",
-        rich_help_panel=SOURCE,
     ),
 ]
 Duplicates = Annotated[
     str | None,
-    typer.Option(
+    in_source(
         metavar="HOW",
         autocompletion=one_of("keep", "report", "drop"),
         help="Of images of the same bytes: report: count and name them; drop: keep one; keep: say nothing.",
         show_default="report",
-        rich_help_panel=SOURCE,
     ),
 ]
 Masks = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder of masks, parallel to a folder of images: the same paths, any suffix.",
-        rich_help_panel=SOURCE,
-    ),
+    in_source(metavar="DIR", help="Folder of masks, parallel to a folder of images: the same paths, any suffix."),
 ]
 Boxes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COLUMN", help="Column with the list of a sample's boxes, each of 4 numbers.", rich_help_panel=SOURCE
-    ),
+    str | None, in_source(metavar="COLUMN", help="Column with the list of a sample's boxes, each of 4 numbers.")
 ]
 BoxFormat = Annotated[
     str | None,
-    typer.Option(
+    in_source(
         metavar="FORMAT",
         autocompletion=one_of(
             *(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative"))
         ),
         help="Numbers of a box: xyxy, xywh or cxcywh; with ',relative' as shares of width and height.",
         show_default="xyxy",
-        rich_help_panel=SOURCE,
     ),
 ]
 Keypoints = Annotated[
     str | None,
-    typer.Option(
+    in_source(
         metavar="COLUMN",
         help="Column with a sample's keypoints (x, y, and maybe visibility), or with those of each box.",
-        rich_help_panel=SOURCE,
     ),
 ]
 FlipPairs = Annotated[
     str | None,
-    typer.Option(
+    in_source(
         metavar="N:N,...",
         help="Keypoints that are the left and right of the same, like 1:2,3:4 (from 0): mirroring swaps them; or none.",
         show_default="as COCO's names say",
-        rich_help_panel=SOURCE,
     ),
 ]
-BoxColumns = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN,...", help="Columns with a value for each box.", rich_help_panel=SOURCE),
-]
+BoxColumns = Annotated[str | None, in_source(metavar="COLUMN,...", help="Columns with a value for each box.")]
 SplitName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="The split to read.", show_default="train, or else the first", rich_help_panel=FEEDING
-    ),
+    str | None, in_data(metavar="NAME", help="The split to read.", show_default="train, or else the first")
 ]
-LiveOp = Annotated[
+LiveOps = Annotated[
     list[str] | None,
-    typer.Option(
+    in_data(
+        "--op",
         metavar="OP",
         autocompletion=ops,
         help="What loaders apply live, as in `tpufeed cache warmup`. Repeatable.",
         show_default="a cache's final ops, else RandomResizedCrop and HorizontalFlip",
-        rich_help_panel=FEEDING,
     ),
 ]
 Threads = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Threads that decode, in each process.",
-        show_default="as loaders choose",
-        rich_help_panel=FEEDING,
-    ),
+    int | None, in_data(metavar="N", help="Threads that decode, in each process.", show_default="as loaders choose")
 ]
 Processes = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Worker processes that decode; 0 for none.",
-        show_default="as loaders choose",
-        rich_help_panel=FEEDING,
-    ),
+    int | None, in_data(metavar="N", help="Worker processes that decode; 0 for none.", show_default="as loaders choose")
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        autocompletion=models,
-        help="The model that a TPU trains.",
-        show_default="resnet50",
-        rich_help_panel=DEVICE,
-    ),
+    in_device(metavar="NAME", autocompletion=models, help="The model that a TPU trains.", show_default="resnet50"),
 ]

@@ -1,24 +1,11 @@
 """`tpufeed shard`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import (
-    BeamArguments,
-    EngineName,
-    RayAddress,
-    choose_engine,
-    given,
-    parse_columns,
-    parse_image_columns,
-    parse_policies,
-    print_preview,
-    run_build,
-    say_columns,
-    say_left_out,
-)
+from tpufeed.cli.builds import choose_engine, given, parse_pairs, print_preview, run_build, say_columns, say_left_out
 from tpufeed.cli.console import echo, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
@@ -32,83 +19,64 @@ if TYPE_CHECKING:
 def shard_command(
     src: flags.Src,
     dst: Annotated[str, typer.Argument(metavar="DST", help="Where the dataset goes: a path or URL.")],
-    beam: BeamArguments = None,
+    beam: flags.BeamArguments = None,
     shares: flags.Shares = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
     label: flags.Label = None,
     classes: flags.Classes = None,
-    column: flags.Columns = None,
-    shard_size: flags.ShardSize = None,
-    shards: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Or aim for so many in the largest split.", rich_help_panel=flags.SHARDS),
-    ] = None,
-    hosts: Annotated[
-        int,
-        typer.Option(metavar="N", help="Make the number of shards a multiple of this.", rich_help_panel=flags.SHARDS),
-    ] = 1,
+    columns: flags.Columns = None,
+    shard_bytes: flags.ShardSize = None,
+    shards: Annotated[int | None, flags.in_shards(metavar="N", help="Or aim for so many in the largest split.")] = None,
+    hosts: Annotated[int, flags.in_shards(metavar="N", help="Make the number of shards a multiple of this.")] = 1,
     names: Annotated[
         str,
-        typer.Option(
+        flags.in_shards(
             metavar="STYLE",
             autocompletion=one_of("tpufeed", "kaggle"),
             help="tpufeed; or kaggle: shards like train00-512.tfrec and keys image, class, id, as its TPU guides read.",
-            rich_help_panel=flags.SHARDS,
         ),
     ] = "tpufeed",
-    seed: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Of the global order in which images go into shards.", rich_help_panel=flags.SHARDS
-        ),
-    ] = 0,
+    seed: Annotated[int, flags.in_shards(metavar="N", help="Of the global order in which images go into shards.")] = 0,
     check: Annotated[
         str,
-        typer.Option(
+        flags.in_images(
             metavar="HOW",
             autocompletion=one_of("full", "header"),
             help="full: decode every image strictly; header: trust what follows a sound header.",
-            rich_help_panel=flags.IMAGES,
         ),
     ] = "full",
     encode: Annotated[
         str,
-        typer.Option(
+        flags.in_images(
             metavar="FORMAT",
             autocompletion=one_of("keep", "exact", "jpeg", "png", "webp"),
             help="keep: the file's own pixels where they need no change, JPEGs with restart markers for fast crops; "
             "exact: its very bytes; or all as jpeg, png, webp.",
-            rich_help_panel=flags.IMAGES,
         ),
     ] = "keep",
     progressive: Annotated[
         str,
-        typer.Option(
+        flags.in_images(
             metavar="HOW",
             autocompletion=one_of("keep", "baseline"),
             help="keep: progressive JPEGs stay so; baseline: make them baseline without loss, to decode faster.",
-            rich_help_panel=flags.IMAGES,
         ),
     ] = "keep",
     quality: flags.Quality = 90,
-    presize: Annotated[
-        int | None,
-        typer.Option(metavar="PIXELS", help="Shrink larger images to this side.", rich_help_panel=flags.IMAGES),
-    ] = None,
+    presize: Annotated[int | None, flags.in_images(metavar="PIXELS", help="Shrink larger images to this side.")] = None,
     presize_mode: Annotated[
         str,
-        typer.Option(
+        flags.in_images(
             metavar="SIDE",
             autocompletion=one_of("short", "long", "fit"),
             help="Which side that is: short; long; fit: short, and the middle square is cut out.",
-            rich_help_panel=flags.IMAGES,
         ),
     ] = "short",
     max_pixels: flags.MaxPixels = None,
     min_side: flags.MinSide = None,
     policy: flags.Policy = None,
-    image_column: flags.ImageColumns = None,
+    image_columns: flags.ImageColumns = None,
     masks: flags.Masks = None,
     boxes: flags.Boxes = None,
     box_format: flags.BoxFormat = None,
@@ -118,29 +86,20 @@ def shard_command(
     duplicates: flags.Duplicates = None,
     split_by_content: Annotated[
         bool,
-        typer.Option(
+        flags.in_source(
             "--split-by-content",
             help="Deal images to splits by their bytes in place of their paths: equal ones are in one split.",
-            rich_help_panel=flags.SOURCE,
         ),
     ] = False,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
-    engine: EngineName = "local",
-    ray_address: RayAddress = None,
+    engine: flags.EngineName = "local",
+    ray_address: flags.RayAddress = None,
     append: Annotated[
-        bool,
-        typer.Option(
-            "--append", help="Add the images to the dataset at DST, as its next version.", rich_help_panel=flags.RUN
-        ),
+        bool, flags.in_run("--append", help="Add the images to the dataset at DST, as its next version.")
     ] = False,
     allow_different: Annotated[
-        bool,
-        typer.Option(
-            "--allow-different",
-            help="Append although options that decide bytes are not the dataset's.",
-            rich_help_panel=flags.RUN,
-        ),
+        bool, flags.in_run("--allow-different", help="Append although options that decide bytes are not the dataset's.")
     ] = False,
     overwrite: flags.Overwrite = False,
     fsync: flags.Fsync = False,
@@ -157,55 +116,28 @@ def shard_command(
       tpufeed shard flowers.csv from-table --image path --label species --dry-run
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
+    values: dict[str, Any] = locals() | {
+        "policy": parse_pairs(policy, "policy", "alpha=black"),
+        "columns": parse_pairs(columns, "type of a column", "embedding:float32[512]"),
+        "image_columns": parse_pairs(image_columns, "image column", "mask=mask_path:mask") or None,
+        "box_columns": None if box_columns is None else box_columns.split(","),
+        "engine": choose_engine(engine, workers, ray_address, beam),
+    }
     from tpufeed.sharding.build import preview_shard, shard
     from tpufeed.sharding.options import ShardOptions
 
-    options = given(
-        shares=shares,
-        split_by=split_by,
-        image=image,
-        label=label,
-        classes=classes,
-        shard_bytes=shard_size,
-        shards=shards,
-        hosts=hosts,
-        names=names,
-        seed=seed,
-        check=check,
-        encode=encode,
-        progressive=progressive,
-        quality=quality,
-        presize=presize,
-        presize_mode=presize_mode,
-        max_pixels=max_pixels,
-        min_side=min_side,
-        policy=parse_policies(policy),
-        columns=parse_columns(column),
-        image_columns=parse_image_columns(image_column),
-        masks=masks,
-        boxes=boxes,
-        box_format=box_format,
-        keypoints=keypoints,
-        flip_pairs=flip_pairs,
-        box_columns=None if box_columns is None else box_columns.split(","),
-        duplicates=duplicates,
-        split_by_content=split_by_content,
-    )
-    chosen = choose_engine(engine, workers, ray_address, beam)
-    run = given(max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)
-    run |= given(append=append, allow_different=allow_different)
     if dry_run:
-        _print_preview(preview_shard(src, dst, ShardOptions(**options), **run), chosen, as_json)
+        preview = preview_shard(options=ShardOptions(**given(ShardOptions, values)), **given(preview_shard, values))
+        _print_preview(preview, values["engine"], as_json)
         return
-    run |= given(fsync=fsync)
-    run_build("sharding", lambda listen: shard(src, dst, listener=listen, **run, **options), as_json, log_json)
+    run_build("sharding", lambda listen: shard(listener=listen, **given(shard, values)), as_json, log_json)
 
 
 @reports_build_errors
 def append_command(  # each option is a flag
     src: flags.Src,
     dst: Annotated[str, typer.Argument(metavar="DST", help="The dataset that grows: a path or URL.")],
-    beam: BeamArguments = None,
+    beam: flags.BeamArguments = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
     label: flags.Label = None,
@@ -213,24 +145,18 @@ def append_command(  # each option is a flag
     duplicates: flags.Duplicates = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(
+        flags.in_source(
             metavar="OPTION",
             help="An option of the dataset's first build that does not hold for these images, like image or columns. "
             "Repeatable.",
-            rich_help_panel=flags.SOURCE,
         ),
     ] = None,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
-    engine: EngineName = "local",
-    ray_address: RayAddress = None,
+    engine: flags.EngineName = "local",
+    ray_address: flags.RayAddress = None,
     overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Discard what an append that was interrupted has left.",
-            rich_help_panel=flags.RUN,
-        ),
+        bool, flags.in_run("--overwrite", help="Discard what an append that was interrupted has left.")
     ] = False,
     fsync: flags.Fsync = False,
     dry_run: flags.DryRun = False,
@@ -246,16 +172,16 @@ def append_command(  # each option is a flag
       tpufeed append photos flowers
       tpufeed append gs://bucket/raw/new gs://bucket/flowers --dry-run
     """
+    values: dict[str, Any] = locals() | {"engine": choose_engine(engine, workers, ray_address, beam)}
     from tpufeed.sharding.append import append, preview_append
 
-    options = given(split_by=split_by, image=image, label=label, masks=masks, duplicates=duplicates)
-    chosen = choose_engine(engine, workers, ray_address, beam)
-    run = given(unset=unset, max_rejects=max_rejects, overwrite=overwrite, workers=workers, engine=chosen)
     if dry_run:
-        _print_preview(preview_append(src, dst, options, **run), chosen, as_json)
+        own = {name: values[name] for name in ("split_by", "image", "label", "masks", "duplicates")}
+        options = {name: value for name, value in own.items() if value is not None}
+        preview = preview_append(given=options, **given(preview_append, values))
+        _print_preview(preview, values["engine"], as_json)
         return
-    run |= given(fsync=fsync)
-    run_build("appending", lambda listen: append(src, dst, listener=listen, **run, **options), as_json, log_json)
+    run_build("appending", lambda listen: append(listener=listen, **given(append, values)), as_json, log_json)
 
 
 def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -> None:

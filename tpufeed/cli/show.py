@@ -18,10 +18,8 @@ def show_command(
     url: flags.Url,
     out: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            help="Where the sheet goes, in a file ending in .png, .jpg or .webp. Required.",
-            rich_help_panel=flags.OUTPUT,
+        flags.in_output(
+            metavar="FILE", help="Where the sheet goes, in a file ending in .png, .jpg or .webp. Required."
         ),
     ],
     split: flags.SplitName = None,
