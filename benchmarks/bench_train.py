@@ -18,7 +18,6 @@ from typing import Any
 from harness import describe, figure, machine, print_table, write_result
 
 from tpufeed.errors import TpufeedError
-from tpufeed.measure.accelerator import Expected
 from tpufeed.measure.bench import BenchOptions, Measurement, measure, middle_run
 from tpufeed.measure.feeding import LOADERS, Opened, feed
 from tpufeed.measure.results import BenchRun
@@ -64,38 +63,36 @@ def run_once(args: argparse.Namespace, options: BenchOptions) -> BenchRun:
     """Feed the device once, in this process."""
     if args.loader in LOADERS:
         return measure(Measurement(url=args.data, loader=args.loader, options=options))
-    opened = open_other(args, options)
-    try:
-        return feed(options.choice, opened, options.limits)
-    finally:
-        opened.close()
-
-
-def open_other(args: argparse.Namespace, options: BenchOptions) -> Opened:
-    """A loader of feeders.py."""
     import feeders
+    from ledger import Ledger
 
     batch_size = options.images_a_step
+    ledger = None
     if args.loader in FROM_PHOTOS:
         folder = feeders.PilFolder if args.loader == "pil" else feeders.PilFolderOnAllCores
         loader = folder(args.photos, batch_size)
-        return Opened(
-            loader=loader,
+        ledger = Ledger(loader, len(loader.samples), batch_size)
+        opened = Opened(
+            loader=ledger,
             name=args.loader,
             url=str(args.photos),
             source="raw files",
             batch_size=batch_size,
-            expected=Expected(len(loader.samples), batch_size),
-            close=loader.close,
+            samples=len(loader.samples),
         )
-    import tpufeed
+    else:
+        # It repeats before it shuffles, so that epochs run into one another: nothing can be said of repeats.
+        import tpufeed
 
-    shards = tpufeed.open_dataset(args.data).split(args.split).variants[0].shards
-    pipeline: Any = feeders.guide_pipeline([f"{args.data}/{shard.name}" for shard in shards], batch_size)
-    # It repeats before it shuffles, so that epochs run into one another: nothing can be said of repeats.
-    return Opened(
-        loader=pipeline, name=args.loader, url=args.data, source="shards", batch_size=batch_size, expected=None
-    )
+        shards = tpufeed.open_dataset(args.data).split(args.split).variants[0].shards
+        pipeline: Any = feeders.guide_pipeline([f"{args.data}/{shard.name}" for shard in shards], batch_size)
+        opened = Opened(loader=pipeline, name=args.loader, url=args.data, source="shards", batch_size=batch_size)
+    try:
+        run = feed(options.choice, opened, options.limits)
+    finally:
+        opened.close()
+    problems = (*run.problems, *(() if ledger is None else ledger.problems()))
+    return dataclasses.replace(run, problems=problems, verdict="" if problems else run.verdict)
 
 
 def show(run: BenchRun) -> None:

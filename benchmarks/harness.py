@@ -1,15 +1,14 @@
 """What all benchmarks share: what machine this is, turns and spread, the result file and the table."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from tpufeed.measure.bench import interleave
 from tpufeed.measure.machine import describe, machine
 from tpufeed.measure.results import Spread, spread
 
@@ -30,6 +29,25 @@ __all__ = [
 RESULTS = Path(__file__).parent / "results"
 
 _TABLE_COLUMNS = 130  # of a pipe, where rich would wrap at 80
+
+Name = TypeVar("Name")
+Outcome = TypeVar("Outcome")
+
+
+def interleave(
+    measurements: Mapping[Name, Callable[[], Outcome]], repeats: int, warm_up: int = 1
+) -> dict[Name, list[Outcome]]:
+    """Make each measurement in `repeats` rounds, after `warm_up` rounds whose outcomes are thrown away.
+
+    They take turns, A B A B: a machine that grows slower for a while does so for all alike.
+    """
+    found: dict[Name, list[Outcome]] = {name: [] for name in measurements}
+    for number in range(-warm_up, repeats):
+        for name, measure in measurements.items():
+            outcome = measure()
+            if number >= 0:
+                found[name].append(outcome)
+    return found
 
 
 def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:

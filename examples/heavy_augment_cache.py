@@ -68,7 +68,7 @@ def feed(options, what, url, ops=None):
         report = accelerator.run(loader, seconds=options.seconds)
     rate, idle = report.images_per_second, report.idle_percent
     known = "too few batches to tell" if rate is None else f"{rate:,.0f} images/s, idle {idle:.1f} %"
-    print(f"EMULATED {report.name}, {what}: {known}", flush=True)
+    print(f"{report.device}, {what}: {known}", flush=True)
 
 
 def warm(options):

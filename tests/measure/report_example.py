@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tpufeed.measure.results import Action, BenchRun, Diagnosis, Stage, Timeline, spread
+from tpufeed.measure.clock import StepTimes
+from tpufeed.measure.results import Action, BenchRun, Diagnosis, Stage, spread
 
 NASTY = 'gs://bucket/<script>alert("1")</script>&amp;$x_1$|`a`#00f001 id="p1" \x00'
 
@@ -38,10 +39,8 @@ def make_run(label: str, idle: float, steps: int, *, seed: int = 0, **changes: o
         "oversleep_percent": 0.12,
         "first_batch_seconds": float(wait[0]),
         "wall_seconds": wall,
-        "repeated": 0,
-        "missing": 0,
         "verdict": f"EMULATED tpu-v3-8-high idles {idle:.1f} %.",
-        "timeline": Timeline(
+        "timeline": StepTimes(
             wait_seconds=tuple(wait.tolist()), compute_seconds=tuple(compute.tolist()), ready=tuple(ready.tolist())
         ),
     }
@@ -63,7 +62,7 @@ def make_xla_run(steps: int = 300) -> BenchRun:
     compute, sync = rng.normal(0.021, 0.001, steps), rng.normal(0.012, 0.002, steps)
     compute[0], sync[120] = 14.2, 6.1
     wait = rng.gamma(1.0, 0.0004, steps)
-    timeline = Timeline(
+    timeline = StepTimes(
         wait_seconds=tuple(wait.tolist()), sync_seconds=tuple(sync.tolist()), compute_seconds=tuple(compute.tolist())
     )
     facts = {

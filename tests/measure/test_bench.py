@@ -1,7 +1,6 @@
 """The bench harness: what is measured, in which turns, and what is said of it."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tpufeed.cache import warmup
 from tpufeed.errors import DatasetNotFoundError, LoaderError, MissingExtraError, OptionError
 from tpufeed.measure import bench as bench_module
 from tpufeed.measure import feeding
-from tpufeed.measure.bench import BenchOptions, Measurement, bench, interleave, measure, measure_apart, middle_run
+from tpufeed.measure.bench import BenchOptions, Measurement, bench, measure, measure_apart, middle_run
 from tpufeed.measure.clock import StepClock
 from tpufeed.measure.feeding import NaiveLoader
 from tpufeed.measure.results import BenchRun
@@ -70,7 +69,6 @@ def made_run(measurement: Measurement, **figures: Any) -> BenchRun:
 def test_an_honest_loader_on_an_emulated_device(cached: str) -> None:
     run = one(cached)
     assert (run.device, run.source, run.batch_size, run.steps) == ("EMULATED 0.5ms-step", "cache", BATCH, 40)
-    assert (run.repeated, run.missing) == (0, 0)
     assert problems_of(run) == []
     assert run.images == 160
     assert run.first_batch_seconds is not None
@@ -84,10 +82,10 @@ def test_an_honest_loader_on_an_emulated_device(cached: str) -> None:
 
 @pytest.mark.parametrize("loader", ["numpy", "naive"])
 @pytest.mark.parametrize("place", ["shards", "cached"])
-def test_drained_loaders_are_looked_at_too(place: str, loader: str, request: pytest.FixtureRequest) -> None:
+def test_drained_loaders_have_no_figures_of_a_step(place: str, loader: str, request: pytest.FixtureRequest) -> None:
     ops = CROP if (place, loader) == ("shards", "numpy") else None
     run = one(request.getfixturevalue(place), loader, device="none", step_ms=None, ops=ops)
-    assert (run.device, run.repeated, run.missing, run.problems) == ("none", 0, 0, ())
+    assert (run.device, run.problems) == ("none", ())
     assert run.images_per_second is not None
     assert (run.step_ms, run.idle_percent, run.au_percent, run.verdict) == (None, None, None, "")
     assert (len(run.timeline.wait_seconds), run.timeline.compute_seconds) == (40, ())
@@ -143,12 +141,6 @@ def test_measurements_take_turns_after_the_warm_up(cached: str, shards: str) -> 
     assert result.runs[0].rates.values == (5.0, 9.0)  # the warm-up's rate was 1
     assert [place["url"] for place in result.places] == [cached, shards]
     assert msgspec.json.decode(msgspec.json.encode(result), type=dict)["machine"]["cores"] >= 1
-    calls: list[str] = []
-    assert interleave({name: lambda name=name: calls.append(name) for name in "ab"}, 2) == {
-        "a": [None] * 2,
-        "b": [None] * 2,
-    }
-    assert calls == ["a", "b"] * 3  # with a warm-up
 
 
 def test_the_middle_run_has_the_spread_of_all_and_what_is_wrong_with_any() -> None:
@@ -240,7 +232,7 @@ def apart(url: str, loader: str = "numpy", **options: Any) -> BenchRun:
 
 def test_another_process_gives_the_run_and_the_error(cached: str, tmp_path: Path) -> None:
     run = apart(cached, steps=25)
-    assert (run.steps, run.repeated) == (25, 0)
+    assert run.steps == 25
     assert len(run.timeline.ready) == 25
     with pytest.raises(DatasetNotFoundError, match="holds no dataset"):
         apart(str(tmp_path))
@@ -281,21 +273,6 @@ def test_a_real_step_is_fed_in_a_process_of_its_own(
     assert run.au_percent is None
 
 
-def test_pixels_that_the_ops_cannot_explain_are_problems(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = NaiveLoader.__iter__
-
-    def same_again(self: NaiveLoader) -> Iterator[Any]:
-        first = next(real(self))
-        yield from [first] * len(self)
-
-    monkeypatch.setattr(NaiveLoader, "__iter__", same_again)
-    run = one(shards, "naive")
-    assert run.repeated is not None
-    assert run.repeated > 100
-    assert any("came again with the very same pixels" in problem for problem in run.problems)
-    assert run.verdict == ""
-
-
 def test_few_steps_or_few_batches_have_no_verdict(cached: str) -> None:
     for device in ({}, {"device": "none", "step_ms": None}):
         run = one(cached, **device, steps=10)
@@ -324,7 +301,7 @@ def test_a_real_device_s_compiling_first_batch_and_steady_state_are_told_apart(
     assert (run.device, run.steps, len(taken)) == ("jax-cpu", 25, 25)
     assert (run.wall_seconds, run.step_ms, run.idle_percent) == (pytest.approx(24), pytest.approx(1000), 0)
     assert run.timeline.compute_seconds[0] == pytest.approx(30)
-    assert (run.repeated, run.missing, run.mxu_percent) == (None, None, None)
+    assert run.mxu_percent is None
     assert run.verdict.startswith("fed: 0.0 %")
 
     real = NaiveLoader.__iter__  # one that ends early

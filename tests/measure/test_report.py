@@ -13,8 +13,9 @@ import pytest
 
 from tests.measure.report_example import NASTY, make_diagnosis, make_run, make_runs, make_xla_run
 from tpufeed.errors import MissingExtraError, OptionError, StoreError
+from tpufeed.measure.clock import StepTimes
 from tpufeed.measure.report import check_report_path, headline, write_report
-from tpufeed.measure.results import Action, BenchRun, Timeline
+from tpufeed.measure.results import Action, BenchRun
 from tpufeed.measure.wording import say
 
 _VOID = {"meta", "link", "br"}
@@ -152,7 +153,7 @@ def test_what_is_not_known_is_never_nought(tmp_path: Path) -> None:
     rows = dict(re.findall(r"<th scope=row>([^<]+)</th><td>([^<]+)</td>", (tmp_path / "out.html").read_text()))
     assert rows["images"] == "8"
     unknown = set(rows) - {"dataset", "loader", "device", "batch", "steps", "images"}
-    assert len(unknown) == 19
+    assert len(unknown) == 17
     assert {rows[name] for name in unknown} == {"n/a"}
     assert say(float("nan")) == say(None) == "n/a"
 
@@ -177,7 +178,7 @@ def test_thousands_of_steps_are_drawn_as_means(tmp_path: Path) -> None:
 
 
 def test_captions_tell_what_the_figures_show(tmp_path: Path) -> None:
-    timeline = Timeline(
+    timeline = StepTimes(
         wait_seconds=(2.0, *[0.01] * 9, 0.91), compute_seconds=(3.0, *[0.09] * 10), ready=(0, 0, *[1] * 9)
     )
     page = write(tmp_path, None, [make_run("u, numpy", 9.0, 11, timeline=timeline, device="xla-cpu")])
@@ -196,13 +197,13 @@ def test_captions_tell_what_the_figures_show(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "timeline",
     [
-        Timeline(wait_seconds=(0.0,)),
-        Timeline(wait_seconds=(1.0, 5e-9, 1e3), ready=(1, 1)),
-        Timeline(wait_seconds=(float("nan"), -1.0, 2.0), sync_seconds=(1.0, 1.0, float("inf"))),
-        Timeline(wait_seconds=(float("nan"),)),
+        StepTimes(wait_seconds=(0.0,)),
+        StepTimes(wait_seconds=(1.0, 5e-9, 1e3), ready=(1, 1)),
+        StepTimes(wait_seconds=(float("nan"), -1.0, 2.0), sync_seconds=(1.0, 1.0, float("inf"))),
+        StepTimes(wait_seconds=(float("nan"),)),
     ],
 )
-def test_odd_timelines_are_drawn_or_left_out(timeline: Timeline, tmp_path: Path) -> None:
+def test_odd_timelines_are_drawn_or_left_out(timeline: StepTimes, tmp_path: Path) -> None:
     page = write(tmp_path, None, [make_run("u, numpy", 9.0, 3, timeline=timeline)])
     assert page.tags["svg"] >= 2
     assert not re.search(r"\bnan\b|\binf\b", " ".join(value for _, name, value in page.attributes if name == "d"))

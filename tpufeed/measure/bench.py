@@ -2,12 +2,11 @@
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any
 
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.ops import parse_op
@@ -38,9 +37,6 @@ _PACKAGES = {
     "xla": ("torch_xla", "torch_xla (with torch 2.9)", "xla"),
     "jax": ("jax", "JAX", "jax"),
 }
-
-Name = TypeVar("Name")
-Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,8 +272,9 @@ def bench(
     short = replace(options, seconds=seconds, patience_seconds=0.0)
     for one in measurements * options.warm_up:
         measured(replace(one, options=short), " (warm-up)")
-    rounds = interleave({one: partial(measured, one) for one in measurements}, options.repeats, warm_up=0)
-    runs = tuple(map(middle_run, rounds.values()))
+    # They take turns, A B A B: a machine that grows slower for a while does so for all alike.
+    rounds = [[measured(one) for one in measurements] for _ in range(options.repeats)]
+    runs = tuple(map(middle_run, zip(*rounds, strict=True)))
     return BenchResult(machine=about, places=tuple(places), options=options, runs=runs)
 
 
@@ -317,19 +314,3 @@ def middle_run(runs: Sequence[BenchRun]) -> BenchRun:
         problems=tuple(problems),
         verdict="" if problems else middle.verdict,
     )
-
-
-def interleave(
-    measurements: Mapping[Name, Callable[[], Outcome]], repeats: int, warm_up: int = 1
-) -> dict[Name, list[Outcome]]:
-    """Make each measurement in `repeats` rounds, after `warm_up` rounds whose outcomes are thrown away.
-
-    They take turns, A B A B: a machine that grows slower for a while does so for all alike.
-    """
-    found: dict[Name, list[Outcome]] = {name: [] for name in measurements}
-    for number in range(-warm_up, repeats):
-        for name, measure in measurements.items():
-            outcome = measure()
-            if number >= 0:
-                found[name].append(outcome)
-    return found

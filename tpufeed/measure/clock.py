@@ -32,12 +32,14 @@ class StepTimes:
         wait_seconds: time that the step waited for its batch.
         sync_seconds: time of tracing, compiling and launching the step, which torch_xla's loaders do in the `next()`
             after it. A sync before an epoch's first step counts for that step as well. Empty with other loaders.
-        compute_seconds: time of the step itself.
+        compute_seconds: time of the step itself; of an emulated accelerator the nominal one.
+        ready: batches that an emulated accelerator had in its queue when the step asked for one; else empty.
     """
 
     wait_seconds: tuple[float, ...] = ()
     sync_seconds: tuple[float, ...] = ()
     compute_seconds: tuple[float, ...] = ()
+    ready: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,20 +16,11 @@ import tpufeed
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
 from tpufeed.images.affine import HorizontalFlip
-from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture
-from tpufeed.measure.accelerator import (
-    AcceleratorReport,
-    EmulatedAccelerator,
-    Expected,
-    Ledger,
-    Limits,
-    RepeatedEpochs,
-    few_steps,
-)
-from tpufeed.measure.clock import StepClock, StepReport
-from tpufeed.measure.results import BenchRun, Timeline
+from tpufeed.measure.accelerator import EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
+from tpufeed.measure.clock import StepClock
+from tpufeed.measure.results import BenchRun
 from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, mfu_percent, read_counters
 from tpufeed.measure.wording import number_of
 from tpufeed.tfrecord.example import Feature, decode_example
@@ -80,8 +71,8 @@ class Opened:
         loader: gives batches of `batch_size`.
         name: the loader's name.
         url: URL of what it reads.
-        source: "raw files", "shards" or "cache".
-        expected: images of an honest loader; with None drops and repeats are not looked for.
+        source: "raw files", "shards", "cache" or "mixture".
+        samples: of an epoch; None if unknown.
     """
 
     loader: Iterable[Any]
@@ -89,8 +80,11 @@ class Opened:
     url: str
     source: str
     batch_size: int
-    expected: Expected | None
-    close: Callable[[], object] = lambda: None
+    samples: int | None = None
+
+    def close(self) -> None:
+        """End the loader, if it can be ended."""
+        getattr(self.loader, "close", lambda: None)()
 
 
 def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int, options: dict[str, Any]) -> Opened:
@@ -100,52 +94,23 @@ def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int,
         OptionError: the split has less than a batch, or options or sources do not fit.
         MissingExtraError: the loader's framework is not installed.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    function, always = LOADERS[name]
+    sources = [source.dataset for source in data.open(split)] if isinstance(data, Mixture) else [data]
+    samples = None if isinstance(data, Mixture) else check_split(data, split, batch_size)
+    are_caches = all(dataset.manifest.cache is not None for dataset in sources)
+    source = "mixture" if isinstance(data, Mixture) else "cache" if are_caches else "shards"
+    url = repr(data) if isinstance(data, Mixture) else data.url
     loader: Any
-    if isinstance(data, Mixture):
-        if name == "naive":
-            raise OptionError("the loader naive reads one dataset; a mixture is for the other loaders")
-        are_caches = all(source.dataset.manifest.cache is not None for source in data.open(split))
-        given.setdefault("ops", None if are_caches else [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()])
-        loader = getattr(tpufeed, function)(data, split, batch_size=batch_size, **always, **given)
-        close = getattr(loader, "close", lambda: None)
-        return Opened(
-            loader=loader,
-            name=name,
-            url=repr(data),
-            source="mixture",
-            batch_size=batch_size,
-            expected=None,
-            close=close,
-        )
-    dataset = data
-    records, cache = check_split(dataset, split, batch_size), dataset.manifest.cache
     if name == "naive":
-        loader = NaiveLoader(dataset, split, batch_size)
-        ops: list[Op] | None = [] if dataset.manifest.tensor_shape else [RandomResizedCrop(size=_IMAGE_PX)]
+        if isinstance(data, Mixture):
+            raise OptionError("the loader naive reads one dataset; a mixture is for the other loaders")
+        loader = NaiveLoader(data, split, batch_size)
     else:
-        ops = given.pop("ops", [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()] if cache is None else None)
-        open_: Callable[..., Any] = getattr(tpufeed, function)
-        loader = open_(dataset.url, split, batch_size=batch_size, ops=ops, **always, **given)
-
-    # How often the same pixels may come: only a random-resized crop never draws one window of a photograph twice.
-    crop = RandomResizedCrop.__name__
-    live = [type(op).__name__ for op in ops] if ops is not None else [op["op"] for op in cache.final] if cache else []
-    variants: int | None = 1
-    if crop in live:
-        variants = None
-    elif cache is not None and crop in [op["op"] for op in cache.ops]:
-        variants = cache.variants
-    return Opened(
-        loader=loader,
-        name=name,
-        url=dataset.url,
-        source="shards" if cache is None else "cache",
-        batch_size=batch_size,
-        expected=Expected(records, batch_size, variants, endless="repeat" in always),
-        close=getattr(loader, "close", lambda: None),
-    )
+        function, always = LOADERS[name]
+        given = {name: value for name, value in options.items() if value is not None}
+        given.setdefault("ops", None if are_caches else [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()])
+        what = data if isinstance(data, Mixture) else data.url
+        loader = getattr(tpufeed, function)(what, split, batch_size=batch_size, **always, **given)
+    return Opened(loader=loader, name=name, url=url, source=source, batch_size=batch_size, samples=samples)
 
 
 def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
@@ -222,40 +187,40 @@ def feed(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun:
         OptionError: the device does not exist here.
         Exception: the loader's.
     """
-    run = (_feed_loop if choice.profile is None else _feed_emulated)(choice, opened, limits)
-    expected = opened.expected
-    if expected is not None and expected.batches < _FEWEST_BATCHES:
+    if choice.profile is None:
+        run = _feed_loop(choice, opened, limits)
+    else:
+        run = EmulatedAccelerator(choice.profile, opened.batch_size).run(opened.loader, *limits)
+        mfu = mfu_percent(run.images_per_second, choice.profile.flops_per_sample, choice.profile.tpu)
+        run = replace(run, mfu_percent=mfu)
+    problems = run.problems
+    batches = None if opened.samples is None else opened.samples // opened.batch_size
+    if batches is not None and batches < _FEWEST_BATCHES:
         small = (
-            f"an epoch has {number_of(expected.batches, 'batch', 'batches')} of {opened.batch_size}: too few to "
+            f"an epoch has {number_of(batches, 'batch', 'batches')} of {opened.batch_size}: too few to "
             "measure anything but the start of epochs; take a larger dataset or a smaller --batch"
         )
-        run = replace(run, problems=(small, *run.problems))
-    return replace(run, verdict="") if run.problems else run
-
-
-def _feed_emulated(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun:
-    profile = choice.profile
-    assert profile is not None
-    device = EmulatedAccelerator(profile, opened.batch_size)
-    report = device.run(opened.loader, limits.steps, limits.seconds, opened.expected, limits.patience_seconds)
-    timeline = Timeline(
-        wait_seconds=report.waits, compute_seconds=(device.step_seconds,) * report.steps, ready=report.ready
+        problems = (small, *problems)
+    return replace(
+        run,
+        label=f"{opened.url}, {opened.name}",
+        url=opened.url,
+        loader=opened.name,
+        source=opened.source,
+        problems=problems,
+        verdict="" if problems else run.verdict,
     )
-    mfu = mfu_percent(report.images_per_second, profile.flops_per_sample, profile.tpu)
-    return _run_of(choice, opened, report, mfu_percent=mfu, timeline=timeline)
 
 
 def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun:
-    """Feed a real device or none. Without a device the batches are looked at; on a device they cannot be."""
-    clock, ledger, counters = StepClock(), Ledger(), TpuCounters()
+    """Feed a real device, or none: then no figure of a step says anything."""
+    clock, counters = StepClock(), TpuCounters()
     step = None if choice.kind == "none" else open_step(choice)
     epochs = RepeatedEpochs(clock(opened.loader), True)
     first = 0.0
     with closing(epochs.batches()) as batches:
         for given, batch in enumerate(batches, 1):
-            if step is None:
-                ledger.enter(epochs.number, batch)
-            else:
+            if step is not None:
                 step(batch)
             del batch
             now = time.perf_counter()
@@ -265,31 +230,23 @@ def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun
         if step is not None:
             counters = read_counters()  # they cover the last second
     report, times = clock.report(opened.batch_size), clock.timeline()
-    repeated, missing, dishonest = ledger.judge(opened.expected, epochs.ended)
-    run = _run_of(
-        choice,
-        opened,
-        report,
+    unknown = {"images", "notes"}
+    if step is None:
+        unknown |= {"step_ms", "idle_percent", "bytes_per_second", "compile_seconds", "recompilations"}
+        times = replace(times, compute_seconds=())
+    names = {field.name for field in fields(BenchRun)} & {field.name for field in fields(report)} - unknown
+    return BenchRun(
+        label=choice.label,
+        device=choice.label,
+        batch_size=opened.batch_size,
         images=report.steps * opened.batch_size,
         first_batch_seconds=report.first_wait_seconds,
-        repeated=repeated,
-        missing=missing,
-        problems=(*few_steps(max(0, report.steps - 1)), *epochs.problems(), *dishonest),
-        timeline=Timeline(wait_seconds=times.wait_seconds, sync_seconds=times.sync_seconds),
+        problems=(*few_steps(max(0, report.steps - 1)), *epochs.problems()),
+        timeline=times,
+        verdict="" if step is None else report.verdict,
+        **{name: getattr(report, name) for name in names},
+        **counters._asdict(),
     )
-    if step is None:  # it only waits: no figure of a step says anything about a device
-        run = replace(run, step_ms=None, idle_percent=None, bytes_per_second=None)
-        return replace(run, compile_seconds=None, recompilations=None)
-    timeline = replace(run.timeline, compute_seconds=times.compute_seconds)
-    return replace(run, **counters._asdict(), verdict=report.verdict, timeline=timeline)
-
-
-def _run_of(choice: DeviceChoice, opened: Opened, report: AcceleratorReport | StepReport, **figures: Any) -> BenchRun:
-    """Return a run with `figures`, and all others that the report has under the names of `BenchRun`."""
-    names = {field.name for field in fields(BenchRun)} & {field.name for field in fields(report)}
-    known: dict[str, Any] = {name: getattr(report, name) for name in names}
-    about = {"label": f"{opened.url}, {opened.name}", "url": opened.url, "loader": opened.name, "source": opened.source}
-    return BenchRun(**known | about | {"device": choice.label, "batch_size": opened.batch_size} | figures)
 
 
 def open_step(choice: DeviceChoice) -> Callable[[Any], None]:

@@ -65,7 +65,6 @@ _FIGURES = (
     ("first batch", "first_batch_seconds", "s", 2), ("compilation", "compile_seconds", "s", 2),
     ("recompilations", "recompilations", "", 0), ("MXU", "mxu_percent", "%", 1), ("MFU", "mfu_percent", "%", 1),
     ("duty cycle", "duty_cycle_percent", "%", 1), ("oversleep", "oversleep_percent", "%", 2),
-    ("repeated images", "repeated", "", 0), ("missing images", "missing", "", 0),
     ("measured for", "wall_seconds", "s", 1),
 )  # fmt: skip
 

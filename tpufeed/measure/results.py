@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpufeed.measure.clock import StepTimes
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -23,23 +25,6 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """The steps of one run, from the first one on; a list each, an entry a step.
-
-    Attributes:
-        wait_seconds: for the step's batch.
-        sync_seconds: of tracing and compiling the step, where torch_xla does; else empty.
-        compute_seconds: of the step; nominal on an emulated accelerator.
-        ready: batches that were ready when the step asked for one; empty where nobody knows.
-    """
-
-    wait_seconds: tuple[float, ...] = ()
-    sync_seconds: tuple[float, ...] = ()
-    compute_seconds: tuple[float, ...] = ()
-    ready: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
     """One loader feeding one device: of several repeats the one in the middle.
 
@@ -48,29 +33,31 @@ class BenchRun:
 
     Attributes:
         label: for people: "gs://bucket/flowers-224, numpy".
+        device: "EMULATED tpu-v3-8-high", "xla-cpu", "none", ...
+        steps: all of them, as `images` counts all.
         url: of the dataset, or the folder of raw files.
         loader: which one.
-        source: "raw files", "shards" or "cache".
-        device: "EMULATED tpu-v3-8-high", "xla-cpu", "none", ...
+        source: "raw files", "shards", "cache" or "mixture".
         rates: images a second of all repeats.
         first_batch_seconds: from asking for the first batch until it was there.
         compile_seconds: of the first step's computing, which traces and compiles.
         idle_percent: waits / wall.
-        au_percent: MLPerf Storage's accelerator utilisation, from nominal step times.
-        repeated: images whose very pixels came more often than the epochs explain.
-        missing: images of complete epochs that did not come, more than the remainder of a batch explains.
+        au_percent: MLPerf Storage's accelerator utilisation, steps / wall, from nominal step times.
+        oversleep_percent: time by which an emulator was woken late while its queue was full / wall. By so much it may
+            have held up the loader; above 2 % there is no verdict.
+        wall_seconds: waits + steps.
         problems: why the figures are not to be trusted, as sentences; where there are any, there is no verdict.
         verdict: a sentence.
     """
 
     label: str
-    url: str
-    loader: str
-    source: str
     device: str
     batch_size: int
     steps: int
     images: int
+    url: str = ""
+    loader: str = ""
+    source: str = ""
     rates: Spread | None = None
     images_per_second: float | None = None
     step_ms: float | None = None
@@ -88,11 +75,9 @@ class BenchRun:
     recompilations: int | None = None
     bytes_per_second: float | None = None
     wall_seconds: float | None = None
-    repeated: int | None = None
-    missing: int | None = None
     problems: tuple[str, ...] = ()
     verdict: str = ""
-    timeline: Timeline = field(default_factory=Timeline)
+    timeline: StepTimes = field(default_factory=StepTimes)
 
     @property
     def emulated(self) -> bool:
