@@ -98,12 +98,12 @@ def make(folder: Path) -> None:
 def answer(_: Any, connection: Connection) -> None:
     """A worker process that fills nothing: it answers with a batch's columns, all but the pixels."""
     from tpufeed.loaders.batch import DecodedBatch
-    from tpufeed.loaders.executor import Fill, Reply
+    from tpufeed.loaders.workers import Decode, Reply
 
     try:
         while True:
             order = connection.recv()
-            if isinstance(order, Fill):
+            if isinstance(order, Decode):
                 request = order.request
                 columns = {"sample": request.places.sample, "mask": request.mask, "label": np.zeros(BATCH, np.int64)}
                 connection.send(Reply(order.number, DecodedBatch(columns, (), 0.0, 0.0, 0, 0)))
@@ -113,9 +113,9 @@ def answer(_: Any, connection: Connection) -> None:
 
 def measure_parent(url: Path, workers: int, batches: int) -> dict[str, float]:
     import tpufeed
-    from tpufeed.loaders import executor
+    from tpufeed.loaders import workers as loader_workers
 
-    executor._ENTRY = "bench_cores:answer"
+    loader_workers._ENTRY = "bench_cores:answer"
     options: dict[str, Any] = {"columns": ["image", "sample"], "batch_size": BATCH, "repeat": True}
     with tpufeed.numpy_loader(url, processes=workers, threads=1, **options) as loader:
         feed = iter(loader)

@@ -102,7 +102,7 @@ def test_the_index_is_fetched_whole_only_where_it_is_little_beside_the_shards(re
         assert [item.name for item in staged[: len(numbers)]] == [variant.shards[number].name for number in numbers]
         assert (variant.index.name in [item.name for item in staged]) == (size <= with_index)
         assert sum(item.size_bytes for item in staged) <= 1.011 * shards_bytes  # and the part that is its own
-        assert RemoteShard(variant.index.name, variant.index.bytes, 0) in dataset.reader("train").due(())
+        assert RemoteShard(variant.index.name, variant.index.bytes, 0, dataset.url) in dataset.reader("train").due(())
 
 
 # Requests

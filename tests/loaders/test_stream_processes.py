@@ -25,7 +25,7 @@ from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError
 from tpufeed.images import CenterCrop, Custom
 from tpufeed.loaders.executor import ThreadExecutor, Workers, plan_workers
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.worker import prepare
+from tpufeed.loaders.workers import prepare
 from tpufeed.processes.channel import Channel
 from tpufeed.processes.numa import Node
 
@@ -187,7 +187,7 @@ def hang(image, rng):
 
 def test_a_start_that_takes_longer_than_the_timeout_is_named(cache_url, monkeypatch):
     monkeypatch.setattr(
-        "tpufeed.loaders.executor._PREPARE", f"{__name__}:{'x' * 10_000_000}"
+        "tpufeed.loaders.workers._PREPARE", f"{__name__}:{'x' * 10_000_000}"
     )  # more than a socket holds
     with (
         make(cache_url, timeout_seconds=0.02) as loader,
@@ -198,14 +198,14 @@ def test_a_start_that_takes_longer_than_the_timeout_is_named(cache_url, monkeypa
 
 
 def test_a_server_that_fails_to_prepare_is_an_error_that_says_why(cache_url, monkeypatch):
-    monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:divide_by_zero")
+    monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:divide_by_zero")
     with make(cache_url) as loader, pytest.raises(LoaderError, match=r"(?s)cannot begin: .*ZeroDivisionError"):
         next(iter(loader))
     assert not children()
 
 
 def test_workers_that_send_half_a_message_are_an_error(cache_url, monkeypatch):
-    monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:send_half_of_what_is_to_be_sent")
+    monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:send_half_of_what_is_to_be_sent")
     with (
         make(cache_url, timeout_seconds=2) as loader,
         pytest.raises(
@@ -226,7 +226,7 @@ def send_half_of_what_is_to_be_sent(manifests):
 
 def test_a_worker_that_neither_answers_nor_ends_may_wait_for_its_disk(cache_url, monkeypatch):
     """As one that reads from an NFS mount whose server has gone."""
-    monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:close_the_socket_and_stay")
+    monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:close_the_socket_and_stay")
     with (
         make(cache_url) as loader,
         pytest.raises(
@@ -463,7 +463,7 @@ def test_ranks_of_a_host_have_nodes_of_their_own(cache_url, monkeypatch, variabl
 def test_a_limit_of_threads_is_named(cache_url, monkeypatch, processes):
     with make(cache_url, processes=processes) as loader:
         if processes:
-            monkeypatch.setattr("tpufeed.loaders.executor._PREPARE", f"{__name__}:start_no_thread")
+            monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:start_no_thread")
         else:
             monkeypatch.setattr(threading.Thread, "start", fail_to_start)
         with pytest.raises(LoaderError, match=r"the system has no room for one more thread\. .*`ulimit -u`"):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.stage import ShardStage, StageOfStore
+from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.crc32c import crc32c
@@ -113,7 +113,7 @@ class Index:
         store: Store,
         variant: Variant,
         reader: SpanReader | None = None,
-        stage: ShardStage | StageOfStore | None = None,
+        stage: ShardStage | None = None,
     ) -> None:
         self._store = store
         self._reader = reader or SpanReader(store)
@@ -164,7 +164,7 @@ class Index:
     def to_stage(self) -> RemoteShard:
         """Return the file as a stage knows it."""
         index = self._variant.index
-        return RemoteShard(index.name, index.bytes, index.crc32c)
+        return RemoteShard(index.name, index.bytes, index.crc32c, self._store.url)
 
     def evict_damaged(self) -> bool:
         """Evict a damaged staged copy, see `ShardStage.evict_damaged`; False where no staged copy is looked at."""

@@ -25,7 +25,7 @@ from tpufeed.images.header import format_of_name
 from tpufeed.storage.local import is_file
 from tpufeed.storage.reading import read_document
 from tpufeed.storage.registry import open_store
-from tpufeed.storage.stage import ShardStage, StageOfStore
+from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import Feature, decode_example
 
@@ -138,7 +138,7 @@ class Dataset:
         self,
         split: str,
         variant: int = 0,
-        stage: ShardStage | StageOfStore | None = None,
+        stage: ShardStage | None = None,
         open_shards: int | None = None,
         threads: ThreadPoolExecutor | None = None,
     ) -> Reader:

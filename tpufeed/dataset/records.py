@@ -17,7 +17,7 @@ from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, OptionError, RecordError, ShardError, StoreError
 from tpufeed.storage.local import map_file
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.stage import ShardStage, StageOfStore
+from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.framing import decode_records
@@ -60,7 +60,7 @@ class Reader:
         dataset: "Dataset",
         split: str,
         variant: int = 0,
-        stage: ShardStage | StageOfStore | None = None,
+        stage: ShardStage | None = None,
         open_shards: int | None = None,
         threads: ThreadPoolExecutor | None = None,
     ) -> None:
@@ -189,12 +189,17 @@ class Reader:
         """
         if self._remote is None:
             return
-        staged = list(self._remote.to_stage(shards))
+        staged = list(map(self.to_stage, shards))
         yield from staged
         index, due_bytes = self._index.to_stage(), sum(shard.size_bytes for shard in staged)
         others_bytes = index.size_bytes * (1 - due_bytes / max(1, sum(shard.bytes for shard in self._shards)))
         if self._dataset.store.url == self._store.url and (not staged or others_bytes <= _INDEX_FOR_OTHERS * due_bytes):
             yield index
+
+    def to_stage(self, shard: int) -> RemoteShard:
+        """Return a shard as a stage knows it."""
+        entry = self._shards[shard]
+        return RemoteShard(entry.name, entry.bytes, entry.crc32c, self._store.url)
 
     def release(self) -> None:
         """Close all shards and connections; those that are asked for again are opened again."""
@@ -210,10 +215,8 @@ class Reader:
 
     def _evict_damaged(self, shard: int, view: memoryview | None) -> bool:
         """Return whether a record is damaged because the staged copy of its shard, or of the index, is; it is gone."""
-        if self._stage is not None and self._remote is not None and view is not None:
-            (staged,) = self._remote.to_stage([shard])
-            if self._stage.evict_damaged(staged, view):
-                return True
+        if self._stage is not None and view is not None and self._stage.evict_damaged(self.to_stage(shard), view):
+            return True
         return self._index.evict_damaged()
 
     def _iter_chunks(self, start: int, stop: int) -> Iterator[list[tuple[int, int]]]:
@@ -257,7 +260,7 @@ class Reader:
         if self._remote is not None:
             # A shard that is damaged where it comes from cannot be staged: reading by ranges finds the record.
             with suppress(ShardError):
-                return None if self._stage is None else self._stage.open(*self._remote.to_stage([shard]))
+                return None if self._stage is None else self._stage.open(self.to_stage(shard))
             return None
         path = self._store.local_path(entry.name)
         if path is None:
@@ -311,12 +314,6 @@ class RemoteShards:
         self._shards = shards
         self._versions: dict[int, str] = {}
         self._pinning = threading.Lock()
-
-    def to_stage(self, numbers: Iterable[int]) -> Iterator[RemoteShard]:
-        """Return the same shards as a stage knows them."""
-        for number in numbers:
-            entry = self._shards[number]
-            yield RemoteShard(entry.name, entry.bytes, entry.crc32c)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         """The bytes of each range; neighbours share a request.

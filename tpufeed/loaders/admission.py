@@ -24,12 +24,11 @@ _STALE_TOUCHES = 64
 _JUDGED_RECORDS = 256  # that were refused, before a warning judges the order
 
 
-def make_stage(datasets: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> ShardStage | None:
+def make_stage(remote: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> ShardStage | None:
     """Return the one stage of remote datasets; None where the options want none. `connections` as in `ShardStage`."""
-    stores = [dataset.shards for dataset in datasets if dataset.is_remote]
-    if options.stage_bytes == 0 or not stores:
+    folder, budget, stores = options.stage_dir, options.stage_bytes, [dataset.shards for dataset in remote]
+    if budget == 0:
         return None
-    folder, budget = options.stage_dir, options.stage_bytes
     return ShardStage(
         stores[0],
         None if folder is None else Path(folder),
@@ -116,8 +115,7 @@ class ShardAdmission:
             self._touches += 1
             missing = dict[RemoteShard, int]()
             for number, records in Counter(numbers).items():
-                entry = self._variants[variant].shards[number]
-                shard = RemoteShard(entry.name, entry.bytes, entry.crc32c)
+                entry, shard = self._variants[variant].shards[number], reader.to_stage(number)
                 staged = False
                 with suppress(ShardError):  # a shard that is damaged at its source never will be
                     staged = self.stage.open(shard) is not None

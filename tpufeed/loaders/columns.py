@@ -1,5 +1,6 @@
 """Columns of a batch: which ones a loader was asked for, their shapes, and how a record fills a row of them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,10 +50,6 @@ class Column(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int, ...] = ()
-
-    def empty(self, rows: int) -> Array:
-        """Return memory for `rows` samples."""
-        return np.empty((rows, *self.shape), self.dtype)
 
 
 class Sample:
@@ -226,8 +223,8 @@ class Field(Protocol):
     def spec(self) -> FeatureSpec | None:
         """The feature that fills it."""
 
-    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        """Fill a row of the field's columns. Raises RecordError."""
+    def put(self, sample: Sample, rows: Rows, row: int) -> None:
+        """Write a sample's values to a row of the field's columns. Raises RecordError."""
 
 
 class Scalar:
@@ -243,7 +240,7 @@ class Scalar:
         self.position, self.spec, self.fill_value = position, spec, fill
         self.columns: tuple[Column, ...] = (Column(name, "O" if spec.dtype in _TEXTS else spec.dtype),)
 
-    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+    def put(self, sample: Sample, rows: Rows, row: int) -> None:
         found, (column,) = sample.values(self.spec), self.columns
         if len(found) != 1:
             if len(found) or self.fill_value is None:
@@ -265,61 +262,61 @@ class Scalar:
 class Items:
     """A tensor, or a list that is padded to a static length, with its own length beside.
 
+    Boxes and points are in pixels of the result: boxes clipped, and dropped with what belongs to them if nothing is
+    left of them; beside points there is which of them the result shows.
+
     Args:
         name: of the column.
         spec: the feature.
         most: the static length of a list; None for a tensor of a fixed shape.
         truncate: longer lists are cut; else they are an error.
-        fill: what stands behind a list's items.
+        padding: what stands behind a list's items.
         counted: a list has a column of its lengths.
     """
 
-    moves = False
-
     def __init__(
-        self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, fill: float, counted: bool
+        self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, padding: float, counted: bool
     ) -> None:
-        self.spec, self._most, self._truncate, self._fill = spec, most, truncate, fill
+        self.spec, self._most, self._truncate, self._padding = spec, most, truncate, padding
         self._counted = counted
+        self.moves = spec.kind in ("boxes", "keypoints") or isinstance(spec.of, str)
         shape = spec.shape or () if most is None else (most, *spec.each)
         lengths = (Column(f"{name}_length", "int32"),) if counted else ()
-        self.columns: tuple[Column, ...] = (Column(name, spec.dtype, shape), *lengths)
+        visible = (Column(f"{name}_visible", "bool", shape[:-1]),) if spec.kind == "keypoints" else ()
+        self.columns: tuple[Column, ...] = (Column(name, spec.dtype, shape), *lengths, *visible)
 
     @property
     def is_padded(self) -> bool:
         """True for a list; false for a tensor."""
         return self._most is not None
 
-    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        self._put(sample.items(self.spec), sample, rows, row)
-
-    def _put(self, items: Array, sample: Sample, rows: Rows, row: int) -> None:
-        """Write a sample's items to their row. Raises RecordError where they do not fit."""
-        column = self.columns[0]
+    def put(self, sample: Sample, rows: Rows, row: int) -> None:
+        column, visible = self.columns[0], None
+        if self.spec.kind == "keypoints":
+            items, visible = sample.points(self.spec)
+        else:
+            items = sample.boxes(self.spec) if self.spec.kind == "boxes" else sample.items(self.spec)
         if self._most is None:
             if items.shape != column.shape:
                 raise RecordError(f"{sample.where}: {self.spec.key} has the shape {items.shape}, not {column.shape}")
             rows[column.name][row] = items.astype(column.dtype, copy=False)
-            return
-        if len(items) > self._most:
-            if not self._truncate:
+        else:
+            if len(items) > self._most and not self._truncate:
                 name = column.name if self._counted else self.spec.of
                 raise RecordError(
                     f"{sample.where}: {column.name} has {len(items)} items, and the batch has room for {self._most}; "
                     f"give pad={{{name!r}: {len(items)}}}, or truncate=[{name!r}]"
                 )
             items = items[: self._most]
-        padded = np.full(column.shape, self._fill, column.dtype)
-        padded[: len(items)] = items
-        rows[column.name][row] = padded
-        if self._counted:
-            rows[self.columns[1].name][row] = len(items)
-
-
-class OwnedItems(Items):
-    """Items that belong to boxes, and go with those that the crop drops."""
-
-    moves = True
+            padded = np.full(column.shape, self._padding, column.dtype)
+            padded[: len(items)] = items
+            rows[column.name][row] = padded
+            if self._counted:
+                rows[self.columns[1].name][row] = len(items)
+        if visible is not None:
+            seen = np.zeros(self.columns[-1].shape, np.bool_)
+            seen[: len(visible)] = visible[: len(seen)]
+            rows[self.columns[-1].name][row] = seen
 
 
 class MultiHot:
@@ -329,41 +326,13 @@ class MultiHot:
         self.spec, self.moves = spec, isinstance(spec.of, str)
         self.columns: tuple[Column, ...] = (Column("label", "float32", (classes,)),)
 
-    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+    def put(self, sample: Sample, rows: Rows, row: int) -> None:
         labels, (column,) = sample.items(self.spec), self.columns
         if len(labels) and not 0 <= labels.min() <= labels.max() < column.shape[0]:
             raise RecordError(f"{sample.where}: a label of {labels.tolist()} is no class; there are {column.shape[0]}")
         hot = np.zeros(column.shape, np.float32)
         hot[labels] = 1
         rows[column.name][row] = hot
-
-
-class Boxes(Items):
-    """Boxes in pixels of the result: moved, clipped, and dropped where nothing of them is left."""
-
-    moves = True
-
-    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        self._put(sample.boxes(self.spec), sample, rows, row)
-
-
-class Keypoints(Items):
-    """Points in pixels of the result, and which of them are visible in it."""
-
-    moves = True
-
-    def __init__(
-        self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, fill: float, counted: bool
-    ) -> None:
-        super().__init__(name, spec, most, truncate, fill, counted)
-        self.columns = (*self.columns, Column(f"{name}_visible", "bool", self.columns[0].shape[:-1]))
-
-    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
-        points, visible = sample.points(self.spec)
-        self._put(points, sample, rows, row)
-        seen = np.zeros(self.columns[-1].shape, np.bool_)
-        seen[: len(visible)] = visible[: len(seen)]
-        rows[self.columns[-1].name][row] = seen
 
 
 class Mask:
@@ -376,7 +345,7 @@ class Mask:
         dtype = "uint8" if spec.kind == "mask" else "int32"
         self.columns: tuple[Column, ...] = (Column(name, dtype, () if size is None else size),)
 
-    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+    def put(self, sample: Sample, rows: Rows, row: int) -> None:
         target = rows[self.columns[0].name]
         if isinstance(target, list):
             target[row] = sample.mask(self.spec, self.fill_value)
@@ -400,7 +369,7 @@ class WindowField:
     moves, spec = True, None
     columns: tuple[Column, ...] = (Column(WINDOW, "float32", (4,)),)
 
-    def fill(self, sample: Sample, rows: Rows, row: int) -> None:
+    def put(self, sample: Sample, rows: Rows, row: int) -> None:
         rows[WINDOW][row] = np.array(sample.window, np.float32)
 
 
@@ -425,6 +394,7 @@ class Columns:
     Attributes:
         own: the number of the source in a mixture, where it is asked for.
         images: those of the views of the image, in the order of the views' sizes; none where no image is asked for.
+        views: of each view of the image the column, and its place there; None for the place of a single one.
         scalars: fields that stand at fixed places: a record need not be parsed for them.
         fields: all others, but images and `sample`.
         names: of all columns, in the order in which they are handed over.
@@ -433,6 +403,7 @@ class Columns:
 
     own: tuple[Column, ...]
     images: tuple[Column, ...]
+    views: tuple[tuple[str, int | None], ...]
     scalars: tuple[Scalar, ...]
     fields: tuple[Field | Picture, ...]
     names: tuple[str, ...]
@@ -474,12 +445,12 @@ def resolve_columns(
     asked: Sequence[str] = options.columns or ()
     if options.columns is None or options.columns == "default":
         asked = (IMAGE, *(("label",) if manifest.labelled else ()), *((SAMPLE,) if options.columns is None else ()))
-    finder = _Finder(manifest, options, asked, sizes)
-    images, names = tuple[Column, ...](), list[str]()
+    finder = _Finder(manifest, options, asked, sizes[0], {spec.name: spec for spec in manifest.features[1:]})
+    images, views, names = list[Column](), list[tuple[str, int | None]](), list[str]()
     scalars, fields = list[Scalar](), list[Field | Picture]()
     for name in asked:
         if name == IMAGE:
-            images = _view_columns(sizes)
+            images, views = _lay_out_views(sizes)
             names += [column.name for column in images]
         elif name == SAMPLE or (name == SOURCE and mixed):
             names.append(name)
@@ -501,32 +472,30 @@ def resolve_columns(
     for name in options.pad or ():
         if not any(isinstance(field, Items) and field.is_padded and field.columns[0].name == name for field in fields):
             raise OptionError(f"pad is for lists, and {name!r} is none: leave it out of pad=")
-    several = len(sizes) > 1
-    if several and any(field.moves or isinstance(field, Picture) for field in fields):
+    if len(sizes) > 1 and any(field.moves or isinstance(field, Picture) for field in fields):
         raise OptionError(
             "views are crops of the image alone: masks, boxes, keypoints, further images and the window of one sample "
             "would be another for each view; leave them out of columns=, or the views"
         )
     mask = "sample_mask" if any(feature.name == "mask" for feature in manifest.features) else "mask"
     own = (Column(SOURCE, "int32"),) if mixed and SOURCE in names else ()
-    return Columns(own, images, tuple(scalars), tuple(fields), tuple(names), mask)
+    return Columns(own, tuple(images), tuple(views), tuple(scalars), tuple(fields), tuple(names), mask)
 
 
-def _view_columns(sizes: Sequence[tuple[int, int] | None]) -> tuple[Column, ...]:
-    """The columns of the image: one for each size that views have."""
+def _lay_out_views(sizes: Sequence[tuple[int, int] | None]) -> tuple[list[Column], list[tuple[str, int | None]]]:
+    """Return the columns of the image, one for each size of the views, and `Columns.views`."""
     if len(sizes) == 1:
-        return (Column(IMAGE, "uint8", () if sizes[0] is None else (*sizes[0], 3)),)
-    found: dict[tuple[int, int], int] = {}
+        return [Column(IMAGE, "uint8", () if sizes[0] is None else (*sizes[0], 3))], [(IMAGE, None)]
+    counts, taken, views = Counter(sizes), Counter[str](), list[tuple[str, int | None]]()
+    columns = list[Column]()
+    for (height, width), count in counts.items():  # type: ignore[misc]  # each view fixes a size
+        name = IMAGE if len(counts) == 1 else f"{IMAGE}_{height}" + (f"x{width}" if width != height else "")
+        columns.append(Column(name, "uint8", (count, height, width, 3)))
+    names = {size: column.name for size, column in zip(counts, columns, strict=True)}
     for size in sizes:
-        if size is not None:
-            found[size] = found.get(size, 0) + 1
-    if len(found) == 1:
-        ((size, count),) = found.items()
-        return (Column(IMAGE, "uint8", (count, *size, 3)),)
-    return tuple(
-        Column(f"{IMAGE}_{height}" + (f"x{width}" if width != height else ""), "uint8", (count, height, width, 3))
-        for (height, width), count in found.items()
-    )
+        views.append((names[size], taken[names[size]]))
+        taken[names[size]] += 1
+    return columns, views
 
 
 def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
@@ -546,34 +515,37 @@ def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
         raise OptionError(f"fill of {name!r} is a value of {held}, not {fill!r}")
 
 
+@dataclass(frozen=True, slots=True)
 class _Finder:
-    def __init__(
-        self,
-        manifest: Manifest,
-        options: "LoaderOptions",
-        asked: Sequence[str],
-        sizes: Sequence[tuple[int, int] | None],
-    ) -> None:
-        self._manifest, self._options, self._asked, self._size = manifest, options, asked, sizes[0]
-        self._features = {feature.name: feature for feature in manifest.features[1:]}
+    """Finds what makes a column that was asked for."""
+
+    manifest: Manifest
+    options: "LoaderOptions"
+    asked: Sequence[str]
+    size: tuple[int, int] | None
+    features: Mapping[str, FeatureSpec]
 
     def find(self, name: str) -> Field | Picture:
         """A feature of exactly this name goes before what it is short for, except for labels. Raises OptionError."""
-        features, manifest, options = self._features, self._manifest, self._options
+        features, manifest, options = self.features, self.manifest, self.options
         short = _FEATURE_OF_NAME.get(name, name)
         wanted = name if name in features and (name != "label" or not manifest.labelled) else short
         if wanted == WINDOW and wanted not in features:
             return WindowField()
         if wanted not in features or wanted in _OWN_NAMES:
-            raise self._unknown(name)
+            shorts = [short for short, feature in _FEATURE_OF_NAME.items() if feature in features]
+            known = dict.fromkeys((IMAGE, SAMPLE, *shorts, *sorted(features.keys() - _OWN_NAMES), WINDOW))
+            renamed = [feature.name for feature in features.values() if feature.key == name]
+            hint = f". What the records call {name!r} is {renamed[0]}" if renamed else ""
+            raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
         spec = features[wanted]
         fill = (options.fill or {}).get(name)
         if fill is not None:
             _check_fill(name, spec, fill)
         if spec.kind in ("mask", "depth"):
-            return Mask(name, spec, self._size, int(fill or 0))
+            return Mask(name, spec, self.size, int(fill or 0))
         if spec.kind == "image":
-            return Picture(name, spec, self._size)
+            return Picture(name, spec, self.size)
         if wanted == schema.LABEL and options.label_format == "multi_hot":
             if spec.shape is not None:
                 raise OptionError(
@@ -587,12 +559,12 @@ class _Finder:
         return self._list(name, spec, fill)
 
     def _list(self, name: str, spec: FeatureSpec, fill: float | str | None) -> Field:
-        options, is_boxes = self._options, spec.kind == "boxes"
-        is_adopted = self._manifest.options.get("command") == "adopt"
+        options, is_boxes = self.options, spec.kind == "boxes"
+        is_adopted = self.manifest.options.get("command") == "adopt"
         owner = spec.of if isinstance(spec.of, str) else None
         pad, counted_by, counting = options.pad or {}, name, spec
-        if owner is not None and owner in self._asked:  # `boxes_length` counts it, so it has the room of the boxes
-            counted_by, counting = owner, self._features[owner]
+        if owner is not None and owner in self.asked:  # `boxes_length` counts it, so it has the room of the boxes
+            counted_by, counting = owner, self.features[owner]
         lengths = None if isinstance(counting.lengths, msgspec.UnsetType) else counting.lengths
         given = pad.get(counted_by)
         room = lengths[1] if given is None and lengths else given
@@ -631,19 +603,8 @@ class _Finder:
             spec = msgspec.structs.replace(spec, shape=(lengths[1], *spec.each), lengths=msgspec.UNSET)  # all are equal
         else:
             most = given if given is not None else max(1, lengths[1] if lengths else 1)
-        filled: float = _NO_CLASS if spec.name == schema.LABEL else 0
+        padding: float = _NO_CLASS if spec.name == schema.LABEL else 0
         if fill is not None and not isinstance(fill, str):  # numpy's numbers, too
-            filled = fill
+            padding = fill
         counted = most is not None and counted_by == name
-        kind: type[Items] = (
-            Boxes if is_boxes else Keypoints if spec.kind == "keypoints" else OwnedItems if owner else Items
-        )
-        return kind(name, spec, most, truncate, filled, counted)
-
-    def _unknown(self, name: str) -> OptionError:
-        features = self._features
-        shorts = [short for short, feature in _FEATURE_OF_NAME.items() if feature in features]
-        known = dict.fromkeys((IMAGE, SAMPLE, *shorts, *sorted(features.keys() - _OWN_NAMES), WINDOW))
-        renamed = [feature.name for feature in features.values() if feature.key == name]
-        hint = f". What the records call {name!r} is {renamed[0]}" if renamed else ""
-        return OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
+        return Items(name, spec, most, truncate, padding, counted)

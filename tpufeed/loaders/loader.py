@@ -30,21 +30,13 @@ from tpufeed.loaders.cursor import (
     check_version,
     state_number,
 )
-from tpufeed.loaders.executor import (
-    CLOSED,
-    BatchFuture,
-    BatchTimeout,
-    Executor,
-    ProcessExecutor,
-    ThreadExecutor,
-    WorkerConfig,
-    plan_workers,
-)
+from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
 from tpufeed.loaders.mixture import Mixture, MixtureCursor, MixtureFeed
 from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sources import Source, SourceAddress, open_sources
+from tpufeed.loaders.workers import BatchFuture, Executor, ProcessExecutor
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
 from tpufeed.options import named_options
 from tpufeed.processes.limits import limit_reached

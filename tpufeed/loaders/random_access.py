@@ -12,10 +12,9 @@ import numpy.typing as npt
 from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import OptionError
-from tpufeed.images.protocols import Draws
 from tpufeed.loaders.admission import ShardAdmission, make_stage
-from tpufeed.loaders.batch import Decoder, decode_samples, warn_of_flips
-from tpufeed.loaders.columns import IMAGE, SAMPLE, Rows
+from tpufeed.loaders.batch import Decoder, warn_of_flips
+from tpufeed.loaders.columns import SAMPLE
 from tpufeed.loaders.loader import DatasetLike
 from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LoaderOptions
@@ -124,7 +123,7 @@ class SplitSamples:
     ) -> None:
         self.dataset = dataset
         source = Source(dataset, split)
-        self.decoder = Decoder(source, options) if decode else _Undecoded(source, options)
+        self.decoder = Decoder(source, options, encoded=not decode)
         self.columns = self.decoder.columns
         self.names = self.columns.names
         self._split = split
@@ -165,8 +164,9 @@ class SplitSamples:
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
         rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns}
-        draws = self.decoder.draw(epoch, samples + numbers * self._starts[-1])  # ids that no other sample has
-        decode_samples(self.decoder, reader, places, draws, rows, range(len(samples)))
+        drawn = samples + numbers * self._starts[-1]  # ids that no other sample has
+        draws = [pipeline.draw(epoch, drawn) for pipeline in self.decoder.pipelines]
+        self.decoder.decode(reader, places, draws, rows, range(len(samples)))
         if self._admission is not None:
             self._admission.touch(reader, variant, shards.tolist())
         for column in self.columns.images:
@@ -188,20 +188,3 @@ class SplitSamples:
                 stage, most_open = self._admission.stage, self._admission.most_open
         found = self._readers[variant] = self.dataset.reader(self._split, variant, stage, most_open)
         return found
-
-
-class _Undecoded(Decoder):
-    """Leaves images encoded."""
-
-    def __init__(self, source: Source, options: LoaderOptions) -> None:
-        dataset = source.dataset
-        if options.ops is not None or options.views is not None:
-            raise OptionError(
-                "decode=False gives images as they are stored, and ops change pixels: give one of the two"
-            )
-        if dataset.manifest.tensor_shape is not None:
-            raise OptionError(f"{dataset.url} holds pixels, and nothing to be decoded later: leave out decode=False")
-        super().__init__(source, replace(options, ops=()))
-
-    def fill_image(self, image: memoryview, draws: Sequence[Sequence[Draws]], rows: Rows, row: int) -> None:
-        rows[IMAGE][row] = bytes(image)

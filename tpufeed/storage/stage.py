@@ -40,7 +40,7 @@ class ShardStage:
         budget_bytes: what all processes together may take of it, or None for half of what is free there.
         connections: ranges to read at once.
         range_bytes: how long they are; each connection has a buffer of this size.
-        others: further stores by their URLs, see `StageOfStore`.
+        others: further stores by their URLs, for shards that name these as their place.
 
     Raises:
         OptionError: no folder for copies, or numbers that are none.
@@ -186,25 +186,6 @@ class ShardStage:
             return None
         self._mapped[shard] = mapping
         return memoryview(mapping)
-
-
-class StageOfStore:
-    """The stage of several stores, for the shards of one of them."""
-
-    def __init__(self, stage: ShardStage, url: str) -> None:
-        self._stage, self._url = stage, url
-
-    def open(self, shard: RemoteShard) -> memoryview | None:
-        """See `ShardStage.open`."""
-        return self._stage.open(self.placed(shard))
-
-    def evict_damaged(self, shard: RemoteShard, view: memoryview) -> bool:
-        """See `ShardStage.evict_damaged`."""
-        return self._stage.evict_damaged(self.placed(shard), view)
-
-    def placed(self, shard: RemoteShard) -> RemoteShard:
-        """Return the shard as the stage of all stores knows it."""
-        return replace(shard, place=self._url)
 
 
 def _after_fork(reference: weakref.ref[ShardStage]) -> None:

@@ -131,7 +131,7 @@ class RemoteShard:
         name: in its store.
         size_bytes: how long it is.
         crc32c: of all its bytes.
-        place: the URL of its store, in a stage of several.
+        place: the URL of its store; empty for the one store of a stage.
     """
 
     name: str

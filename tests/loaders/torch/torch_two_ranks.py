@@ -79,18 +79,18 @@ def validated(rank, url):
     Rank 0 prefetches the next epoch before its validation begins, rank 1 does not. It leaves the loop for good while
     rank 1 is in it.
     """
-    fill = BatchDecoder.fill
+    decode = BatchDecoder.decode
 
     def slow(*arguments):
         time.sleep(0.05)
-        return fill(*arguments)
+        return decode(*arguments)
 
-    BatchDecoder.fill = slow if rank else fill
+    BatchDecoder.decode = slow if rank else decode
     train = tpufeed.device_loader(make(url, repeat=True), "cpu")
     validation = make(url, split="val", shuffle=False)
     found = [(ids(itertools.islice(train, len(train))), ids(validation)) for _ in range(3)]
     train.close()
-    BatchDecoder.fill = fill
+    BatchDecoder.decode = decode
     return found
 
 

@@ -1,0 +1,390 @@
+"""Decode batches in worker processes, each with threads of its own.
+
+Neither they nor the training loop wait for the other's GIL. Their batches are decoded into shared memory without a
+name, which goes when the last process that maps it does; what crosses the sockets is where samples lie, and all columns
+but those of pixels. The loader's end comes first, then the workers' (`prepare` and `serve`).
+"""
+
+import math
+import os
+import platform
+import queue
+import select
+import signal
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from tpufeed.dataset.manifest import Manifest, pack_manifest
+from tpufeed.errors import LoaderError
+from tpufeed.loaders.batch import BatchDecoder, BatchRequest, DecodedBatch
+from tpufeed.loaders.buffers import Buffer, BufferPool, MappedBuffers
+from tpufeed.loaders.executor import (
+    CLOSED,
+    CLOSED_MEANWHILE,
+    BatchTimeout,
+    DueShards,
+    ThreadExecutor,
+    ThreadFuture,
+    WorkerConfig,
+)
+from tpufeed.loaders.sources import Source, check_sources
+from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
+from tpufeed.processes.numa import Node
+
+_ENTRY, _PREPARE = "tpufeed.loaders.workers:serve", "tpufeed.loaders.workers:prepare"
+_LEAVE_SECONDS, _LEAVE_ANYWAY_SECONDS = 2.0, 10.0
+_LONGEST_WAIT_SECONDS = 1e6  # more than that the system's calls do not take
+_TUNABLES, _PAST_THE_CACHE = "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold"
+_BUG = "a worker process failed: "
+_CRASHED, _ENDED = "Did native code of an op of yours crash?", "Did an op of yours end it?"
+# By how a worker process has ended; None lives on, as one that waits for a server of NFS.
+_ADVICE: dict[int | None, str] = {
+    -signal.SIGKILL: "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0",
+    -signal.SIGBUS: "A file that it had mapped was cut, or its disk or mount (NFS, FUSE) is gone",
+    **dict.fromkeys((-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE), _CRASHED),
+    None: "Does its disk or mount (NFS, FUSE) hang, or has an op of yours closed its socket?",
+}
+
+_Begun: TypeAlias = queue.SimpleQueue[tuple[int, ThreadFuture | Exception] | None]
+_MANIFEST = msgspec.msgpack.Decoder(Manifest)
+_manifests: list[Manifest] = []  # of the sources: `prepare` leaves them to the forks
+
+
+class Decode(NamedTuple):
+    """Order to a worker: decode a batch, in buffer number `buffer`."""
+
+    number: int
+    buffer: int
+    request: BatchRequest
+
+
+class Cancel(NamedTuple):
+    """Order to a worker: give a batch up."""
+
+    number: int
+
+
+class Fetch(NamedTuple):
+    """Order to a worker: see `ThreadExecutor.fetch`."""
+
+    due: DueShards
+
+
+class Reply(NamedTuple):
+    """Result of a `Decode`; the pixels are in its buffer."""
+
+    number: int
+    result: DecodedBatch | Failure
+
+
+class ProcessExecutor:
+    """Decodes batches in worker processes; its methods are those of `ThreadExecutor`.
+
+    Args:
+        sources: what to read.
+        config: how each worker decodes batches.
+        processes: how many decode.
+        pool: shared memory for the pixels; the executor closes it.
+        stages: whether one more process stages remote shards.
+        nodes: the NUMA node of each that decodes; none where they may run on all.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        config: WorkerConfig,
+        processes: int,
+        pool: BufferPool,
+        stages: bool,
+        nodes: Sequence[Node] = (),
+    ) -> None:
+        self._closed = False
+        self._hung_up = threading.Event()  # by us
+        self._owner = os.getpid()
+        self._pool = pool
+        # Reentrant, as `listen` runs the finalizer, which takes it again.
+        self._lock = threading.RLock()  # held while replies are waited for, so that no thread closes a socket meanwhile
+        children: list[Child] = []  # the fork server first
+        self._finalizer = weakref.finalize(self, _stop, children, pool, self._owner, self._hung_up, self._lock)
+        self._workers: list[_Worker] = []
+        # No `selectors`: each one is a reference cycle, and would keep the workers' buffers after this has gone.
+        self._poll = select.poll()
+        placed: list[Node | None] = [*nodes] or [None] * processes
+        try:
+            children.append(server := _start_server(sources, config))
+            for node in placed + [None] * stages:
+                worker = _Worker(server, config, node)
+                children.append(worker)
+                self._workers.append(worker)
+                self._poll.register(worker, select.POLLIN)
+        except BaseException:
+            self._finalizer()
+            raise
+        self._by_descriptor = {worker.fileno(): worker for worker in self._workers}
+        self._decoding = tuple(self._workers[:processes])
+        # The first batches' pages: this process makes them while it waits for workers to start. On a host of several
+        # nodes it does not, as pages lie on the node of who makes them.
+        self._pages: deque[Iterator[None]] | None = None if nodes else deque()
+
+    @property
+    def closed(self) -> bool:
+        """True where it decodes nothing any more: also in a fork, as sockets and buffers are its parent's."""
+        return self._closed or os.getpid() != self._owner
+
+    def submit(self, request: BatchRequest) -> "ProcessFuture":
+        """Begin a batch in the worker that has the fewest."""
+        if self.closed:
+            raise LoaderError(CLOSED)
+        worker = min(self._decoding, key=lambda worker: len(worker.futures))
+        buffer = self._pool.take(worker.node)
+        if self._pages is not None:
+            self._pages.append(buffer.memory.make_pages())
+        return worker.submit(request, buffer, self)
+
+    def fetch(self, due: DueShards) -> None:
+        """Have the last worker stage these shards, if any worker does; the others open what is staged."""
+        with suppress(TimeoutError):  # it reads nothing: its socket is closed now, which `listen` finds out
+            self._workers[-1].send(Fetch(due))
+
+    def close(self, wait: bool = True) -> None:
+        """Stop. Batches in work fail, and processes that hang are killed, also with `wait=False`."""
+        if os.getpid() == self._owner:
+            self._closed = True
+            self._hung_up.set()
+            for worker in self._workers:
+                # Before the lock is taken: this wakes the thread that listens, which has it.
+                worker.hang_up()
+            with self._lock:
+                self._finalizer()
+
+    def listen(self, timeout_seconds: float) -> None:
+        """Take in replies, waiting for the first one. After an error the executor is closed.
+
+        Raises:
+            LoaderError: a worker has died, or the executor was closed.
+        """
+        with self._lock:
+            if self.closed:
+                raise LoaderError(CLOSED_MEANWHILE)
+            try:
+                while self._pages and timeout_seconds and not self._poll.poll(0):
+                    if next(self._pages[0], self) is self:  # that buffer has all of its pages
+                        self._pages.popleft()
+                # `poll` takes whole milliseconds. Rounded down, the last part of one would be spent in a busy loop.
+                for descriptor, _ in self._poll.poll(math.ceil(min(timeout_seconds, _LONGEST_WAIT_SECONDS) * 1e3)):
+                    self._by_descriptor[descriptor].take_reply()
+                    self._pages = None
+            except BaseException as error:  # a Ctrl-C may have come within a message
+                by_us = self._hung_up.is_set() and isinstance(error, LoaderError)
+                self._closed = True
+                self._finalizer()
+                if by_us:
+                    raise LoaderError(CLOSED_MEANWHILE) from None
+                raise
+
+
+class ProcessFuture:
+    """A batch that a worker process decodes; its methods are those of `ThreadFuture`.
+
+    The worker refers to it until there is a reply, wanted or not: until then the buffer is the worker's. So it refers
+    to the executor weakly: with a cycle a loader that is dropped would keep its workers.
+    """
+
+    def __init__(self, number: int, buffer: Buffer, unwanted: deque[int], executor: ProcessExecutor) -> None:
+        self.reply: DecodedBatch | Failure | None = None
+        self.buffer = buffer
+        self._number = number
+        self._unwanted = unwanted
+        self._executor = weakref.ref(executor)
+
+    def done(self) -> bool:
+        """Return true where the batch is there, or has failed."""
+        if self.reply is None:
+            self._listen(0.0)
+        return self.reply is not None
+
+    def cancel(self) -> None:
+        """Give the batch up, with the next order to its worker: any thread may come here, and must not write."""
+        self._unwanted.append(self._number)
+
+    def result(self, timeout_seconds: float) -> DecodedBatch:
+        """Return the batch; see `ThreadFuture.result`."""
+        deadline = time.monotonic() + timeout_seconds
+        while self.reply is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise BatchTimeout
+            self._listen(left)
+        reply, self.reply = self.reply, None
+        if isinstance(reply, Failure):
+            raise reply.error()
+        return replace(reply, arrays=reply.arrays | self.buffer.arrays)
+
+    def _listen(self, timeout_seconds: float) -> None:
+        executor = self._executor()
+        assert executor is not None, "the iterator that waits holds it"
+        executor.listen(timeout_seconds)
+
+
+def _start_server(sources: Sequence[Source], config: WorkerConfig) -> ForkServer:
+    """Start the process that forks the workers. Raises ObjectChangedError as `check_sources` does."""
+    check_sources(sources)
+    # Pixels are copied past the cache, as the next to read them is another process. glibc does so from a size on that
+    # is meant for one program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster
+    # (docs/decisions, loaders decode in worker processes).
+    given, variables = os.environ.get(_TUNABLES, ""), dict[str, str]()
+    if platform.machine() in ("x86_64", "AMD64") and _PAST_THE_CACHE not in given:
+        variables = {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}
+    assert config.file is not None, "worker processes share the batches' memory"
+    patience = config.options.timeout_seconds
+    manifests = [msgspec.msgpack.encode(source.dataset.manifest) for source in sources]
+    return ForkServer(
+        _ENTRY, _PREPARE, manifests, descriptors=[config.file], variables=variables, patience_seconds=patience
+    )
+
+
+class _Worker(Fork):
+    """A worker process and the batches that it was asked for. One thread gives orders."""
+
+    def __init__(self, server: ForkServer, config: WorkerConfig, node: Node | None) -> None:
+        super().__init__(server, config.options.timeout_seconds)
+        self.futures: dict[int, ProcessFuture] = {}
+        # Any thread appends, the one that gives orders pops: each is atomic in a deque, so this needs no lock.
+        self._unwanted: deque[int] = deque()
+        self._last = 0
+        self.node = 0 if node is None else node.number
+        self.begin(_ENTRY, config if node is None else replace(config, cores=node.cores))
+
+    def submit(self, request: BatchRequest, buffer: Buffer, executor: ProcessExecutor) -> ProcessFuture:
+        """Ask for a batch."""
+        self._last += 1
+        self.futures[self._last] = future = ProcessFuture(self._last, buffer, self._unwanted, executor)
+        try:
+            while self._unwanted:
+                self.send(Cancel(self._unwanted.popleft()))
+            self.send(Decode(self._last, buffer.memory.number, request))
+        except TimeoutError:
+            raise BatchTimeout from None
+        return future
+
+    def take_reply(self) -> None:
+        """Take in a reply. Raises LoaderError where the worker has died, and what it could not begin for."""
+        try:
+            reply: Reply = self.receive()
+        except ChildDiedError:
+            code, how = self.ending(_LEAVE_SECONDS)
+            pid = self.process.pid
+            advice = _ADVICE.get(code, _ENDED) if pid else "What it has printed says why"
+            raise LoaderError(
+                f"{f'a worker process of the loader (pid {pid})' if pid else 'the process that forks workers'} "
+                f"{'was killed' if code and code < 0 else 'ended'} {how}; iterate the loader again to start new ones. "
+                f"{advice}"
+            ) from None
+        self.futures.pop(reply.number).reply = reply.result
+
+
+def _stop(
+    children: Sequence[Child],
+    pool: BufferPool,
+    owner: int,
+    hung_up: threading.Event,
+    lock: AbstractContextManager[bool],
+) -> None:
+    """End the workers. At the interpreter's end a thread may still wait for a reply: closing would not wake it."""
+    server, workers = children[:1], children[1:]
+    if os.getpid() != owner:  # a fork of it, whose workers these are not
+        pool.close()
+        for child in children:
+            child.close()
+        return
+    hung_up.set()
+    for worker in workers:
+        worker.hang_up()
+    with lock:
+        pool.close()
+        try:
+            stop_all(workers, _LEAVE_SECONDS)
+        finally:  # also where Ctrl-C comes again
+            stop_all(server, _LEAVE_SECONDS)
+
+
+Executor: TypeAlias = ThreadExecutor | ProcessExecutor
+BatchFuture: TypeAlias = ThreadFuture | ProcessFuture
+
+
+def prepare(manifests: Sequence[bytes]) -> None:
+    """Decode the manifests of all sources in the fork server, once for all workers."""
+    _manifests[:] = [pack_manifest(_MANIFEST.decode(data)) for data in manifests]
+
+
+def serve(config: WorkerConfig, connection: Connection) -> None:
+    """Obey the loader's orders until its end of the socket closes."""
+    assert config.file is not None, "the loader shares its batches' memory"
+    if config.cores:
+        with suppress(OSError):  # cores may have been taken from this host, or its container, since they were counted
+            os.sched_setaffinity(0, config.cores)  # the threads that start below keep to them, too
+    try:
+        sources = [address.open(manifest) for address, manifest in zip(config.sources, _manifests, strict=True)]
+        decoder = BatchDecoder(sources, config.options, config.threads)
+        executor = ThreadExecutor(sources, config, decoder)
+        buffers = MappedBuffers(config.file, decoder.pooled)
+        begun: _Begun = queue.SimpleQueue()
+        pending = dict[int, ThreadFuture]()
+        threading.Thread(target=_reply, args=(connection, begun, pending, decoder), daemon=True).start()
+    except Exception as error:  # noqa: BLE001  # the loader raises it
+        connection.send(Failure.of(error, _BUG))
+        return
+    try:
+        while True:
+            order: Decode | Cancel | Fetch = connection.recv()
+            if isinstance(order, Fetch):
+                executor.fetch(order.due)
+            elif isinstance(order, Cancel):
+                future = pending.get(order.number)
+                if future is not None:
+                    future.cancel()
+            else:
+                try:
+                    pending[order.number] = executor.submit(order.request, *buffers.take(order.buffer))
+                    begun.put((order.number, pending[order.number]))
+                except Exception as error:  # noqa: BLE001  # the loader raises it
+                    begun.put((order.number, error))
+    except (EOFError, ConnectionError):
+        return
+    finally:
+        # Leave also when an op of the user's, or a drive, does not return.
+        timer = threading.Timer(_LEAVE_ANYWAY_SECONDS, os._exit, (1,))
+        timer.daemon = True
+        with suppress(RuntimeError):  # no thread is to be had
+            timer.start()
+        begun.put(None)
+        executor.close()
+
+
+def _reply(connection: Connection, begun: _Begun, pending: dict[int, ThreadFuture], decoder: BatchDecoder) -> None:
+    """Send batches as they are done, in the order in which they were asked for; the loader has the pixels."""
+    pooled = {spec.name for spec in decoder.pooled}
+    try:
+        for number, future in iter(begun.get, None):
+            try:
+                if isinstance(future, Exception):
+                    raise future
+                batch = future.result(threading.TIMEOUT_MAX)
+                arrays = {name: array for name, array in batch.arrays.items() if name not in pooled}
+                reply = Reply(number, replace(batch, arrays=arrays))
+            except BaseException as error:  # noqa: BLE001  # the loader raises it, also what sys.exit in an op raises
+                reply = Reply(number, Failure.of(error, _BUG))
+            finally:
+                pending.pop(number, None)
+            connection.send(reply)
+    except OSError:  # the loader has gone
+        return
